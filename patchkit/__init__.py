@@ -1,0 +1,5 @@
+"""patchkit: version-aware source patches for vLLM and NCCL on the DGX Spark GB10."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

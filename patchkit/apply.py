@@ -1,0 +1,282 @@
+"""The whole way: look, plan, prove, commit. What the command line and every build call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from patchkit import __version__
+from patchkit.errors import DriftError, ProofError, SourceError, StorageError
+from patchkit.patching.fix import Request, State, Verdict
+from patchkit.patching.ledger import (
+    Ledger,
+    edited_files,
+    ledger_path,
+    original_path,
+    originals,
+    read_ledger,
+    untouched,
+)
+from patchkit.patching.plan import Plan, check_selection, judge, make_plan
+from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
+from patchkit.recipe import Recipe
+from patchkit.source.detect import detect, dist_info, state_folder
+from patchkit.source.installed import rewrite_record
+from patchkit.source.tree import SourceTree, digest
+
+_PROVABLE = (State.APPLY, State.APPLIED)
+_IN_EFFECT = (*_PROVABLE, State.UPSTREAM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """A tree on disk, with what patchkit already did to it."""
+
+    tree: SourceTree
+    state: Path
+    ledger: Ledger | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an apply did: the verdicts as they now stand, the proofs, and the files written."""
+
+    verdicts: tuple[Verdict, ...]
+    proofs: tuple[str, ...]
+    written: tuple[str, ...]
+    diff: str = ""
+
+
+def open_workspace(path: Path, *, writing: bool = False) -> Workspace:
+    """The tree at ``path``, upstream's texts taken from the ledger where patchkit changed them.
+
+    Raises SourceError if it is no vLLM tree, DriftError if a patched file was edited since,
+    StorageError if an earlier run was cut short and this one must not write.
+    """
+    tree = detect(path)
+    state = state_folder(tree)
+    if interrupted(state) and not writing:
+        raise StorageError(
+            f"{state}: an earlier patchkit run was cut short in mid-commit",
+            hint="patchkit apply or patchkit revert finishes it first",
+        )
+    ledger = read_ledger(state)
+    if ledger is None:
+        return Workspace(tree=tree, state=state, ledger=None)
+    _check_unedited(tree, ledger)
+    pristine = {path: data.decode() for path, data in originals(state, ledger).items()}
+    return Workspace(tree=replace(tree, pristine=pristine), state=state, ledger=ledger)
+
+
+def known_verdicts(
+    workspace: Workspace, recipe: Recipe, request: Request
+) -> tuple[Verdict, ...] | None:
+    """The ledger's verdicts, if nothing that they rest on has changed; no parsing is needed."""
+    ledger = workspace.ledger
+    current = (
+        ledger is not None
+        and (ledger.patchkit, ledger.recipe) == (__version__, recipe.digest)
+        and ledger.version == str(workspace.tree.version)
+        and ledger.request == request_fields(request)
+        and untouched(workspace.tree, ledger)
+    )
+    return _recorded(ledger, recipe) if ledger is not None and current else None
+
+
+def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
+    """The plan for a tree, checked: nothing drifted, results are recognised and parse.
+
+    Raises DriftError with every place that does not fit; nothing has been written then.
+    """
+    plan = make_plan(workspace.tree, recipe, request)
+    if plan.drifted:
+        raise DriftError(
+            f"{len(plan.drifted)} of {len(plan.verdicts)} fixes do not fit; nothing was changed\n"
+            + "\n".join(f"  {verdict.fix.id}: {verdict.reason}" for verdict in plan.drifted)
+        )
+    for verdict in plan.verdicts:
+        if verdict.edits:
+            again = judge(verdict.fix, plan.patched, recipe, request)
+            if again.state is not State.APPLIED:
+                raise ProofError(
+                    f"{verdict.fix.id} does not recognise its own result: {again.reason}",
+                    hint="please report this with the vLLM version",
+                )
+    return plan
+
+
+def prove(plan: Plan) -> tuple[str, ...]:
+    """Check the effect of a plan. Raises ProofError; nothing has been written then."""
+    active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
+    provers = [
+        verdict.fix.prove
+        for verdict in plan.verdicts
+        if verdict.fix.prove is not None
+        and (
+            verdict.state in _PROVABLE
+            or (verdict.state is State.UPSTREAM and verdict.fix.prove_upstream)
+        )
+    ]
+    with ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(p, plan.stock, plan.patched, plan.request, active) for p in provers]
+        return tuple(job.result() for job in jobs)
+
+
+def apply(path: Path, recipe: Recipe, request: Request, *, dry_run: bool = False) -> Outcome:
+    """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before."""
+    if dry_run:
+        return _apply(open_workspace(path), recipe, request, dry_run=True)
+    tree = detect(path)
+    with locked(tree.root):
+        recover(tree.root, state_folder(tree))
+        return _apply(open_workspace(path, writing=True), recipe, request, dry_run=False)
+
+
+def revert(path: Path) -> tuple[str, ...]:
+    """Put back what upstream shipped, byte by byte; the paths that were restored.
+
+    Raises SourceError if patchkit changed nothing here, DriftError if a patched file was edited.
+    """
+    tree = detect(path)
+    with locked(tree.root):
+        recover(tree.root, state_folder(tree))
+        workspace = open_workspace(path, writing=True)
+        if workspace.ledger is None:
+            raise SourceError(
+                f"{path}: patchkit has changed nothing here",
+                hint="`patchkit status` shows what an apply would do",
+            )
+        changes = _changes(workspace, {}, None)
+        commit(tree.root, workspace.state, changes)
+        return tuple(workspace.ledger.files)
+
+
+def request_fields(request: Request) -> dict[str, object]:
+    """A request as the ledger keeps it."""
+    return {
+        "target": request.target.name,
+        "arch": request.arch,
+        "only": sorted(request.only),
+        "skip": sorted(request.skip),
+        "also": sorted(request.also),
+    }
+
+
+def _apply(workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: bool) -> Outcome:
+    check_selection(recipe, request)
+    verdicts = known_verdicts(workspace, recipe, request)
+    if verdicts is not None and workspace.ledger is not None:
+        return Outcome(verdicts=verdicts, proofs=workspace.ledger.proofs, written=())
+    plan = plan_for(workspace, recipe, request)
+    proofs = prove(plan)
+    texts = {path: after.encode() for path, (_before, after) in plan.texts.items()}
+    if dry_run:
+        return Outcome(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
+    ledger = _ledger(workspace.tree, recipe, plan, proofs) if texts else None
+    changes = _changes(workspace, texts, ledger)
+    commit(workspace.tree.root, workspace.state, changes)
+    return Outcome(
+        verdicts=tuple(map(settled, plan.verdicts)),
+        proofs=proofs,
+        written=tuple(change.path for change in changes if change.path in texts),
+        diff=plan.diff(),
+    )
+
+
+def settled(verdict: Verdict) -> Verdict:
+    """A verdict after the commit: what was to be applied is applied."""
+    return replace(verdict, state=State.APPLIED) if verdict.state is State.APPLY else verdict
+
+
+def _ledger(tree: SourceTree, recipe: Recipe, plan: Plan, proofs: tuple[str, ...]) -> Ledger:
+    files = {path: (digest(b), digest(a)) for path, (b, a) in plan.texts.items()}
+    return Ledger(
+        patchkit=__version__,
+        recipe=recipe.digest,
+        project=tree.project,
+        version=str(tree.version),
+        request=request_fields(plan.request),
+        files=files,
+        seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
+        verdicts=tuple(_verdict_fields(verdict) for verdict in plan.verdicts),
+        proofs=proofs,
+    )
+
+
+def _changes(
+    workspace: Workspace, texts: Mapping[str, bytes], ledger: Ledger | None
+) -> list[Change]:
+    """Everything that has to be written or removed, the ledger and the originals included."""
+    tree, state = workspace.tree, workspace.state
+    before = {path: text.encode() for path, text in tree.pristine.items()}
+    before |= {path: tree.read_bytes(path) for path in texts if path not in before}
+    wanted: dict[str, bytes | None] = {**before, **texts}
+    home = state.relative_to(tree.root)
+    kept = {path: data for path, data in before.items() if path in texts}
+    if tree.kind == "installed":
+        record = str((dist_info(tree) / "RECORD").relative_to(tree.root))
+        before.setdefault(record, tree.read_bytes(record))
+        if ledger is not None:
+            kept[record] = before[record]
+        added = [str(home / "ledger.json"), *(str(home / "originals" / path) for path in kept)]
+        text = rewrite_record(before[record].decode(), texts, added) if ledger else None
+        wanted[record] = text.encode() if text is not None else before[record]
+        if ledger is not None and text is not None:
+            pair = (digest(before[record]), digest(text))
+            ledger = replace(ledger, files={**ledger.files, record: pair})
+    place = ledger_path(state).relative_to(tree.root)
+    wanted[str(place)] = ledger.to_json() if ledger else None
+    if tree.kind == "git":
+        wanted[str(home / ".gitignore")] = b"*\n" if ledger else None
+    stale = workspace.ledger.files if workspace.ledger else {}
+    for path in {*stale, *kept}:
+        wanted[str(original_path(state, path).relative_to(tree.root))] = kept.get(path)
+    found = {path: _on_disk(tree.root / path) for path in wanted}
+    return [
+        Change(path, found[path], data)
+        for path, data in sorted(wanted.items())
+        if found[path] != data
+    ]
+
+
+def _on_disk(place: Path) -> bytes | None:
+    return place.read_bytes() if place.is_file() else None
+
+
+def _check_unedited(tree: SourceTree, ledger: Ledger) -> None:
+    if edited := edited_files(tree, ledger):
+        raise DriftError(
+            f"{', '.join(edited)}: edited since patchkit wrote "
+            f"{'it' if len(edited) == 1 else 'them'}; nothing was changed",
+            why="the ledger knows another text, and your edits must not be lost",
+            hint="take your edits out (git diff shows them), then run again",
+        )
+
+
+def _verdict_fields(verdict: Verdict) -> dict[str, str]:
+    verdict = settled(verdict)
+    return {
+        "id": verdict.fix.id,
+        "state": verdict.state.value,
+        "severity": verdict.severity.value if verdict.severity else "",
+        "reason": verdict.reason,
+        "note": verdict.note,
+    }
+
+
+def _recorded(ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
+    from patchkit.patching.fix import Severity
+
+    fixes = {fix.id: fix for fix in recipe.fixes}
+    return tuple(
+        Verdict(
+            fixes[entry["id"]],
+            State(entry["state"]),
+            entry["reason"],
+            severity=Severity(entry["severity"]) if entry["severity"] else None,
+            note=entry["note"],
+        )
+        for entry in ledger.verdicts
+    )

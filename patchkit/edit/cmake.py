@@ -1,0 +1,253 @@
+"""CMake text as tokens, commands and list edits, without losing a character.
+
+The rules are those of CMake's own lexer (Source/LexerParser/cmListFileLexer.in.l). As there,
+only LF and CRLF end a line: a lone CR is blank space, does not end a comment and is not counted.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from patchkit.edit.splice import Edit, line_of
+from patchkit.errors import DriftError
+
+
+class CMakeSyntaxError(DriftError):
+    """The text is not CMake; the message starts with ``path:line``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """``text[start:stop]``, which is ``value``.
+
+    Kinds: space (a BOM too), newline, comment, quoted, bracket, open, close, identifier, unquoted.
+    """
+
+    kind: str
+    start: int
+    stop: int
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument, delimiters included; a paren among the arguments is one too."""
+
+    start: int
+    stop: int
+    text: str
+    line: int
+
+    @property
+    def value(self) -> str:
+        """The text without its quotes or brackets, escapes left as they are."""
+        opening, closing = _delimiters(self.text)
+        return self.text[len(opening) : len(self.text) - len(closing)]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One branch of an if block.
+
+    It is taken when ``condition`` holds and none of ``excluded``, the conditions of the earlier
+    branches, does. ``condition`` is () in an else. The span is that of the whole block.
+    """
+
+    condition: tuple[str, ...]
+    excluded: tuple[tuple[str, ...], ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A call: the lower-cased name, the span from it to the closing paren, the branches around it.
+
+    An if, elseif, else or endif lies outside of the branches that it delimits.
+    """
+
+    name: str
+    line: int
+    start: int
+    stop: int
+    arguments: tuple[Argument, ...]
+    block: tuple[Branch, ...]
+
+
+# A $ is kept out of the runs because $(NAME) is the one way to have parens in an unquoted argument.
+_WORD = r'[^ \0\t\r\n()#"\[=\\$]++|\$(?:\([A-Za-z0-9_]*\))?+|\\(?!\r?\n)[^\0]'
+_QUOTED_PART = rf'"(?:{_WORD}|[ \t\[=])*+"'
+
+_PATTERNS = {
+    "newline": r"\r?\n",
+    "space": r"\A\ufeff|(?:[ \t]|\r(?!\n))++",
+    "comment": r"#\[(?P<fence>=*)\[.*?\](?P=fence)\]|#(?!\[=*\[)(?:[^\0\r\n]++|\r(?!\n))*+",
+    "quoted": r'"(?:[^"\\\0]++|\\[^\0])*+"',
+    "bracket": r"\[(?P<bars>=*)\[.*?\](?P=bars)\]",
+    "open": r"\(",
+    "close": r"\)",
+    "identifier": r"[A-Za-z_][A-Za-z0-9_]*+(?=[ \t\r\n()#]|\Z)",
+    "unquoted": rf"(?!\[=*\[)(?:{_WORD}|[\[=])(?:{_WORD}|[\[=]|{_QUOTED_PART})*+",
+    "invalid": r".",
+}
+_TOKEN = re.compile("|".join(f"(?P<{k}>{p})" for k, p in _PATTERNS.items()), re.DOTALL)
+_BRACKET_OPENING = re.compile(r"(\[=*\[)(?:\r?\n)?")
+_SEPARATOR = re.compile(r"(?<!\\);")
+_TRAILING_SEPARATORS = re.compile(r"(?<!\\);+\Z")
+
+# What it means that no token starts at this character.
+_COMPLAINTS = {
+    '"': "unterminated quoted argument",
+    "[": "unterminated bracket argument",
+    "#": "unterminated bracket comment",
+    "\\": "backslash that escapes nothing",
+}
+_BLANK = frozenset({"space", "newline", "comment"})
+_BLOCKS = frozenset({"if", "function", "macro", "foreach", "while", "block"})
+
+
+def tokenize(text: str, path: str = "<cmake>") -> list[Token]:
+    """Split text into tokens whose values join to the text again. Raises CMakeSyntaxError."""
+    tokens: list[Token] = []
+    for match in _TOKEN.finditer(text):
+        kind = str(match.lastgroup)
+        if kind == "invalid":
+            problem = _COMPLAINTS.get(match.group(), f"invalid character {match.group()!r}")
+            raise _error(path, line_of(text, match.start()), problem)
+        tokens.append(Token(kind, match.start(), match.end(), match.group()))
+    return tokens
+
+
+def commands(text: str, path: str = "<cmake>") -> list[Command]:
+    """All commands, in order. Raises CMakeSyntaxError, for blocks that do not nest as well."""
+    calls = list(_calls(tokenize(text, path), _line_finder(text), path))
+    stops = _block_stops(calls, path)
+    stack: list[Branch] = []
+    placed: list[Command] = []
+    for call in calls:
+        earlier = stack.pop() if call.name in {"elseif", "else", "endif"} else None
+        placed.append(replace(call, block=tuple(stack)))
+        if call.name == "if":
+            stack.append(Branch(_values(call), (), call.start, stops[call.start]))
+        elif earlier and call.name != "endif":
+            stack.append(_next_branch(earlier, call))
+    return placed
+
+
+def list_items(argument: Argument) -> list[str]:
+    r"""The items of a ;-list, empty ones dropped; ``\;`` does not separate."""
+    return [item for item in _SEPARATOR.split(argument.value) if item]
+
+
+def add_list_item(argument: Argument, item: str, *, path: str, note: str) -> Edit:
+    """Append an item to a ;-list, inside its quotes or brackets."""
+    opening, closing = _delimiters(argument.text)
+    if not list_items(argument):
+        return Edit(path, argument.start, argument.stop, f"{opening}{item}{closing}", note)
+    # Replacing a trailing ; instead of inserting after it lets splice see two such edits collide.
+    tail = _TRAILING_SEPARATORS.search(argument.value)
+    stop = argument.stop - len(closing)
+    return Edit(path, stop - len(tail.group() if tail else ""), stop, f";{item}", note)
+
+
+def remove_list_items(
+    argument: Argument, drop: Callable[[str], bool], *, path: str, note: str
+) -> Edit:
+    """Take the items for which ``drop`` holds out of a ;-list, which may leave it empty."""
+    opening, closing = _delimiters(argument.text)
+    items = _SEPARATOR.split(argument.value)
+    kept = ";".join(item for item in items if not item or not drop(item))
+    # An unquoted argument cannot be empty, and without it the later ones would move up.
+    replacement = f"{opening}{kept}{closing}" or '""'
+    return Edit(path, argument.start, argument.stop, replacement, note)
+
+
+def _delimiters(text: str) -> tuple[str, str]:
+    if text.startswith('"'):
+        return '"', '"'
+    opening = _BRACKET_OPENING.match(text)
+    return (opening[0], opening[1].replace("[", "]")) if opening else ("", "")
+
+
+def _calls(tokens: Sequence[Token], line_at: Callable[[int], int], path: str) -> Iterator[Command]:
+    """The commands, each with an empty ``block``."""
+    stream = iter(tokens)
+    fresh_line = True
+    for token in stream:
+        if token.kind in _BLANK:
+            fresh_line = fresh_line or token.kind == "newline"
+            continue
+        if token.kind != "identifier" or not fresh_line:
+            expected = "a command name" if fresh_line else "a newline"
+            problem = f"expected {expected}, found {token.kind} {token.value[:40]!r}"
+            raise _error(path, line_at(token.start), problem)
+        yield _call(token, stream, line_at, path)
+        fresh_line = False
+
+
+def _call(
+    name: Token, stream: Iterator[Token], line_at: Callable[[int], int], path: str
+) -> Command:
+    line = line_at(name.start)
+    opening = next((token for token in stream if token.kind != "space"), None)
+    if opening is None or opening.kind != "open":
+        raise _error(path, line, f'{name.value} is not followed by "("')
+    arguments: list[Argument] = []
+    depth = 1
+    for token in stream:
+        depth += (token.kind == "open") - (token.kind == "close")
+        if depth == 0:
+            return Command(name.value.lower(), line, name.start, token.stop, tuple(arguments), ())
+        if token.kind not in _BLANK:
+            where = line_at(token.start)
+            arguments.append(Argument(token.start, token.stop, token.value, where))
+    raise _error(path, line, f"the parens of {name.value} are never closed")
+
+
+def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:
+    """Where each block stops, by where it starts. Raises like CMake if blocks do not nest."""
+    stops: dict[int, int] = {}
+    opened: list[tuple[Command, str]] = []  # what opened the block, and its latest branch's name
+    for call in calls:
+        opener, latest = opened[-1] if opened else (call, "")
+        if call.name in _BLOCKS:
+            opened.append((call, call.name))
+        elif call.name in {"elseif", "else"}:
+            if latest not in {"if", "elseif"}:
+                raise _error(path, call.line, f"{call.name} without its if")
+            opened[-1] = (opener, call.name)
+        elif call.name.removeprefix("end") in _BLOCKS:
+            if call.name != f"end{opener.name}":
+                raise _error(path, call.line, f"{call.name} without its opening command")
+            stops[opener.start] = call.stop
+            opened.pop()
+    if opened:
+        opener = opened[-1][0]
+        raise _error(path, opener.line, f"{opener.name} without its end{opener.name}")
+    return stops
+
+
+def _next_branch(earlier: Branch, call: Command) -> Branch:
+    condition = _values(call) if call.name == "elseif" else ()
+    return replace(earlier, condition=condition, excluded=(*earlier.excluded, earlier.condition))
+
+
+def _error(path: str, line: int, problem: str) -> CMakeSyntaxError:
+    return CMakeSyntaxError(
+        f"{path}:{line}: {problem}",
+        why="CMake itself would refuse this file",
+        hint="compare it with the one of the release",
+    )
+
+
+def _values(call: Command) -> tuple[str, ...]:
+    return tuple(argument.value for argument in call.arguments)
+
+
+def _line_finder(text: str) -> Callable[[int], int]:
+    """``line_of`` for many offsets of one text."""
+    breaks = [match.start() for match in re.finditer("\n", text)]
+    return lambda offset: bisect_left(breaks, offset) + 1

@@ -1,0 +1,177 @@
+"""Edits of Python files: swap code that is structurally known for code that is structurally known.
+
+``before`` and ``after`` are snippets: one expression, or one or more statements. They are compared
+by syntax tree, so formatting and comments do not matter; only the matched span is replaced.
+A scope names the function to look in, ``function`` or ``Class.method``. The standard parser finds
+it in a large file much sooner than libcst, which then works on that function alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator
+from functools import lru_cache
+
+import libcst as cst
+from libcst.metadata import ByteSpanPositionProvider, CodeSpan, MetadataWrapper
+
+from patchkit.edit.splice import Edit, line_of
+from patchkit.errors import DriftError
+
+_HINT = "restore the file from the release, or leave this fix out with --skip"
+_SHELL = "class _:\n"  # makes an indented function a module of its own
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str) -> list[Edit]:
+    """The edit that turns ``before`` into ``after`` within ``scope``; ``[]`` if it is done already.
+
+    Raises DriftError unless exactly one of the two is found, exactly once.
+    """
+    segment = Segment(path, text, scope)
+    spans, done = segment.matches(before), segment.matches(after)
+    if len(done) == 1 and len(spans) == _kept(before, after):
+        return []
+    if len(spans) == 1 and not done:
+        start, stop = spans[0]
+        return [Edit(path, start, stop, _indented(text, start, after), note)]
+    raise _drift(path, text, scope, before, spans or done)
+
+
+def _kept(before: str, after: str) -> int:
+    # An insertion keeps the code it is put beside, so `after` contains `before`.
+    return len(_matches(_normal(after), before))
+
+
+class Segment:
+    """One function or class of a file, as libcst sees it."""
+
+    def __init__(self, path: str, text: str, scope: str) -> None:
+        node = _definition(path, text, scope)
+        lines = text.split("\n")
+        self._start = sum(len(line) + 1 for line in lines[: node.lineno - 1])
+        self.code = "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
+
+    def matches(self, code: str) -> list[tuple[int, int]]:
+        """Spans of the file (code points) that equal ``code`` structurally."""
+        shell = _SHELL if self.code[:1] in " \t" else ""
+        shift = self._start - len(shell)
+        return [(start + shift, stop + shift) for start, stop in _matches(shell + self.code, code)]
+
+
+def check_syntax(path: str, text: str) -> None:
+    """Raise DriftError, with the line, if a file is no valid Python."""
+    _module(path, text)
+
+
+@lru_cache(maxsize=16)
+def _module(path: str, text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise DriftError(
+            f"{path}:{error.lineno}: not valid Python: {error.msg}",
+            why="the file was edited by hand",
+            hint=_HINT,
+        ) from None
+
+
+def _definition(path: str, text: str, scope: str) -> Definition:
+    body: list[ast.stmt] = _module(path, text).body
+    node: Definition | None = None
+    for name in scope.split("."):
+        named = [n for n in body if isinstance(n, Definition) and n.name == name]
+        if len(named) != 1:
+            raise DriftError(
+                f"{path}: {len(named)} definitions of {scope}, expected 1",
+                why="upstream moved it, or the file was edited by hand",
+                hint=_HINT,
+            )
+        node = named[0]
+        body = node.body
+    assert node is not None
+    return node
+
+
+@lru_cache(maxsize=64)
+def _parse(source: str) -> MetadataWrapper:
+    return MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+
+
+def _matches(source: str, code: str) -> list[tuple[int, int]]:
+    wrapper = _parse(source)
+    pattern = cst.parse_module(_normal(code)).body
+    expression = _expression(pattern[0]) if len(pattern) == 1 else None
+    wanted = _shape(code)
+    runs: Iterator[list[cst.CSTNode]] = (
+        _windows(wrapper.module, len(pattern))
+        if expression is None
+        else ([node] for node in _walk(wrapper.module) if type(node) is type(expression))
+    )
+    spans = wrapper.resolve(ByteSpanPositionProvider)
+    found = [run for run in runs if _shape("".join(map(_code, run))) == wanted]
+    return [_span(source, spans[run[0]], spans[run[-1]]) for run in found]
+
+
+def _code(node: cst.CSTNode) -> str:
+    return cst.Module(body=[]).code_for_node(node)
+
+
+def _span(source: str, first: object, last: object) -> tuple[int, int]:
+    assert isinstance(first, CodeSpan)
+    assert isinstance(last, CodeSpan)
+    start, stop = first.start, last.start + last.length
+    if source.isascii():
+        return start, stop
+    data = source.encode()
+    return len(data[:start].decode()), len(data[:stop].decode())
+
+
+def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for child in node.children:
+        yield from _walk(child)
+
+
+def _windows(module: cst.CSTNode, size: int) -> Iterator[list[cst.CSTNode]]:
+    for node in _walk(module):
+        if isinstance(node, cst.Module | cst.IndentedBlock):
+            for start in range(len(node.body) - size + 1):
+                yield list(node.body[start : start + size])
+
+
+def _expression(statement: cst.CSTNode) -> cst.BaseExpression | None:
+    if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
+        only = statement.body[0]
+        return only.value if isinstance(only, cst.Expr) else None
+    return None
+
+
+def _shape(code: str) -> str | None:
+    try:
+        return ast.dump(ast.parse(_normal(code)))
+    except SyntaxError:
+        return None
+
+
+def _normal(code: str) -> str:
+    return textwrap.dedent(code).strip() + "\n"
+
+
+def _indented(text: str, start: int, after: str) -> str:
+    column = start - (text.rfind("\n", 0, start) + 1)
+    return textwrap.indent(_normal(after), " " * column).strip()
+
+
+def _drift(
+    path: str, text: str, scope: str, before: str, spans: list[tuple[int, int]]
+) -> DriftError:
+    where = f"{path}:{line_of(text, spans[0][0])}" if spans else path
+    first = _normal(before).splitlines()[0]
+    return DriftError(
+        f"{where}: {first!r} found {len(spans)} times in {scope}, expected 1",
+        why="the code was edited by hand, is half patched, or upstream rewrote it",
+        hint=_HINT,
+    )

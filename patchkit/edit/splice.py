@@ -1,0 +1,62 @@
+"""Edits as data: a span of one file and the text that takes its place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from patchkit.errors import DriftError
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace ``text[start:stop]`` of the file ``path`` (POSIX, relative to the tree's root).
+
+    Offsets count code points. ``start == stop`` inserts.
+    """
+
+    path: str
+    start: int
+    stop: int
+    replacement: str
+    note: str
+
+
+def splice(text: str, edits: Iterable[Edit]) -> str:
+    """Apply edits of one file to its text. Raises DriftError if two of them overlap."""
+    ordered = sorted(edits, key=lambda edit: (edit.start, edit.stop))
+    parts: list[str] = []
+    position = 0
+    for edit in ordered:
+        if edit.start < position or edit.stop > len(text):
+            line = line_of(text, edit.start)
+            raise DriftError(
+                f"{edit.path}:{line}: two edits touch the same text ({edit.note})",
+                why="two fixes want to change the same place",
+                hint="leave one of them out with --skip",
+            )
+        parts += [text[position : edit.start], edit.replacement]
+        position = edit.stop
+    return "".join([*parts, text[position:]])
+
+
+def line_of(text: str, offset: int) -> int:
+    """The 1-based line that holds ``offset``."""
+    return text.count("\n", 0, offset) + 1
+
+
+def unified_diff(path: str, before: str, after: str) -> str:
+    """A diff that ``git apply`` takes, missing final newlines included; empty if equal."""
+    lines = difflib.unified_diff(
+        _lines(before), _lines(after), fromfile=f"a/{path}", tofile=f"b/{path}"
+    )
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def _lines(text: str) -> list[str]:
+    # str.splitlines would also split at form feeds and the like, which git does not.
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])

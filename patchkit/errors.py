@@ -1,0 +1,72 @@
+"""Every way patchkit can refuse or fail, each with an exit code of its own.
+
+Scripts may rely on the codes: a code is never reused for another kind.
+0 is success (including "already done"); 1 is left to bugs.
+"""
+
+from __future__ import annotations
+
+
+class PatchkitError(Exception):
+    """Something patchkit can explain.
+
+    ``what`` says what happened and where, ``why`` the likely cause, ``hint`` what to do next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.why:
+            parts.append(f"  why:  {self.why}")
+        if self.hint:
+            parts.append(f"  next: {self.hint}")
+        return "\n".join(parts)
+
+
+class UsageError(PatchkitError):
+    """The request itself makes no sense: unknown fix, bare arch, contradicting options."""
+
+    exit_code = 2
+
+
+class SourceError(PatchkitError):
+    """The tree, archive or package is not one that patchkit recognises or supports."""
+
+    exit_code = 3
+
+
+class DriftError(PatchkitError):
+    """The code is not what a fix expects: an anchor is missing, altered or ambiguous."""
+
+    exit_code = 4
+
+
+class ProofError(PatchkitError):
+    """The edits went in but their effect is not the one promised."""
+
+    exit_code = 5
+
+
+class BusyError(PatchkitError):
+    """Another patchkit process is working on the same tree."""
+
+    exit_code = 6
+
+
+class StorageError(PatchkitError):
+    """Reading, writing or downloading failed: permissions, full disk, network."""
+
+    exit_code = 7
+
+
+class HashMismatchError(PatchkitError):
+    """Bytes are not the ones that the lock or the ledger names."""
+
+    exit_code = 8

@@ -1,0 +1,153 @@
+"""What a fix is: metadata, the releases that need it, and a look at the code."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from patchkit.edit.splice import Edit
+from patchkit.source.tree import SourceTree
+from patchkit.target import Target
+
+
+class State(enum.Enum):
+    """What a fix has to do in a tree."""
+
+    APPLY = "apply"
+    APPLIED = "applied"
+    UPSTREAM = "upstream"
+    NOT_APPLICABLE = "not-applicable"
+    OFF = "off"
+    DRIFTED = "drifted"
+
+
+class Severity(enum.Enum):
+    """How much a release depends on a fix; optional fixes are off unless asked for."""
+
+    REQUIRED = "required"
+    RECOMMENDED = "recommended"
+    OPTIONAL = "optional"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Releases that need a fix (a PEP 440 specifier), and why; ``arch`` limits it to one mode."""
+
+    versions: str
+    severity: Severity
+    reason: str
+    arch: str = ""
+
+    def covers(self, version: Version) -> bool:
+        """Pre-releases and development versions count; those of a boundary belong to it."""
+        return SpecifierSet(self.versions).contains(version, prereleases=True) or SpecifierSet(
+            self.versions
+        ).contains(version.base_version, prereleases=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A claim, where it comes from, and how sure it is."""
+
+    claim: str
+    source: str
+    confidence: str  # "measured" | "compiled" | "read" | "reported" | "inferred"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for."""
+
+    target: Target
+    arch: str = "native"  # or "family"
+    only: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
+    also: frozenset[str] = frozenset()
+
+    @property
+    def arch_list(self) -> str:
+        return self.target.arch_list(self.arch)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a fix sees in the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM."""
+
+    state: State
+    reason: str
+    edits: tuple[Edit, ...] = ()
+
+
+def found(edits: Sequence[Edit], reason: str) -> Finding:
+    """APPLY with these edits, or APPLIED if there is nothing left to edit."""
+    return Finding(State.APPLY if edits else State.APPLIED, reason, tuple(edits))
+
+
+def upstream(reason: str) -> Finding:
+    """The release has it."""
+    return Finding(State.UPSTREAM, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A fixture and a piece of documentation: one file, before and after, in one release."""
+
+    version: str
+    path: str
+    before: str
+    after: str
+    arch: str = "native"
+    beside: Mapping[str, str] = field(default_factory=dict)  # other files the fix looks at
+
+
+Look = Callable[[SourceTree, Request], Finding]
+Proof = Callable[[SourceTree, SourceTree, Request, frozenset[str]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fix:
+    """One version-aware change.
+
+    ``look`` reads the code and decides; ``needs`` only says which releases are candidates.
+    ``prove``, given the tree before and after and the ids of the fixes that are in effect, returns
+    what it established or raises ProofError.
+    """
+
+    id: str
+    title: str
+    symptom: str
+    why: str
+    needs: tuple[Need, ...]
+    upstream: str
+    evidence: tuple[Evidence, ...]
+    look: Look
+    layer: str = "python"  # or "build": only trees that are compiled
+    arches: tuple[str, ...] = ("native", "family")
+    majors: tuple[int, ...] = (12,)
+    requires: tuple[str, ...] = ()
+    prove: Proof | None = None
+    prove_upstream: bool = False  # worth a proof even where upstream has it
+    examples: tuple[Example, ...] = field(default=())
+
+    def need(self, version: Version, arch: str) -> Need | None:
+        """The first need that covers a release in an arch mode."""
+        return next((n for n in self.needs_of(arch) if n.covers(version)), None)
+
+    def needs_of(self, arch: str) -> list[Need]:
+        return [need for need in self.needs if need.arch in ("", arch)]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a fix says of a tree."""
+
+    fix: Fix
+    state: State
+    reason: str
+    edits: tuple[Edit, ...] = ()
+    severity: Severity | None = None
+    note: str = ""

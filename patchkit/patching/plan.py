@@ -1,0 +1,173 @@
+"""From a tree and a request to a plan: ordered verdicts and the resulting texts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from patchkit.edit.splice import Edit, splice, unified_diff
+from patchkit.errors import DriftError, UsageError
+from patchkit.patching.fix import Finding, Fix, Request, Severity, State, Verdict
+from patchkit.recipe import Recipe
+from patchkit.source.tree import SourceTree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Verdicts in order, the tree as it is (``stock``) and as it would be (``patched``)."""
+
+    request: Request
+    stock: SourceTree
+    patched: SourceTree
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def texts(self) -> dict[str, tuple[str, str]]:
+        """path → (before, after) of every file that changes."""
+        pairs = {path: (self.stock.read(path), text) for path, text in self.patched.overlay.items()}
+        return {path: pair for path, pair in sorted(pairs.items()) if pair[0] != pair[1]}
+
+    @property
+    def drifted(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.state is State.DRIFTED]
+
+    def diff(self) -> str:
+        """One unified diff of the whole plan, in git's format."""
+        return "".join(
+            f"diff --git a/{path} b/{path}\n{unified_diff(path, *pair)}"
+            for path, pair in self.texts.items()
+        )
+
+    def steps(self) -> Iterator[tuple[Verdict, dict[str, tuple[str, str]]]]:
+        """Each verdict with edits, and the texts before and after it alone."""
+        tree = self.stock
+        for verdict in self.verdicts:
+            if verdict.edits:
+                after = with_edits(tree, verdict.edits)
+                paths = sorted({edit.path for edit in verdict.edits})
+                yield verdict, {path: (tree.read(path), after.read(path)) for path in paths}
+                tree = after
+
+
+def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
+    """Ask every fix, in order, each one seeing the edits of those before it.
+
+    Raises SourceError for an unsupported version, UsageError for an impossible selection.
+    """
+    recipe.check(tree.version)
+    check_selection(recipe, request)
+    patched, verdicts = tree, []
+    for fix in recipe.fixes:
+        verdict = judge(fix, patched, recipe, request)
+        verdicts.append(verdict)
+        patched = with_edits(patched, verdict.edits)
+    _check_requirements(recipe, request, verdicts, tree)
+    return Plan(request=request, stock=tree, patched=patched, verdicts=tuple(verdicts))
+
+
+def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdict:
+    """What one fix says of a tree: the version selects, the code decides, both must agree."""
+    if reason := _outside(fix, tree, request):
+        return Verdict(fix, State.NOT_APPLICABLE, reason)
+    need, known = fix.need(tree.version, request.arch), recipe.knows(tree.version)
+    if need is None and _before_first_need(fix, tree.version, request.arch):
+        return Verdict(fix, State.NOT_APPLICABLE, f"not needed in {tree.version}")
+    severity = (need or fix.needs[-1]).severity
+    if reason := _switched_off(fix, severity, request):
+        return Verdict(fix, State.OFF, reason, severity=severity)
+    try:
+        finding = fix.look(tree, request)
+    except DriftError as error:
+        return Verdict(fix, State.DRIFTED, str(error), severity=severity)
+    if known and (conflict := _disagreement(finding, need is not None, tree.version, fix)):
+        return Verdict(fix, State.DRIFTED, conflict, severity=severity)
+    note = "" if known else f"{tree.version} is not in the table; decided by the code alone"
+    # Where nobody needs the fix, code that looks fixed is upstream's own.
+    done = State.UPSTREAM if need is None and finding.state is State.APPLIED else finding.state
+    return Verdict(fix, done, finding.reason, finding.edits, severity, note)
+
+
+def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
+    """The tree with edits spliced into its overlay."""
+    ordered = sorted(edits, key=lambda edit: edit.path)
+    return tree.with_texts(
+        {
+            path: splice(tree.read(path), of_path)
+            for path, of_path in groupby(ordered, key=lambda edit: edit.path)
+        }
+    )
+
+
+def check_selection(recipe: Recipe, request: Request) -> None:
+    """Raise UsageError for an id that no fix has, or one that is asked for and left out."""
+    known = [fix.id for fix in recipe.fixes]
+    for fix_id in sorted((request.only | request.skip | request.also) - set(known)):
+        close = difflib.get_close_matches(fix_id, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
+        raise UsageError(f"no fix is called {fix_id!r}", hint=hint)
+    if both := sorted((request.only | request.also) & request.skip):
+        raise UsageError(f"{both[0]} is asked for and left out at once")
+
+
+def _outside(fix: Fix, tree: SourceTree, request: Request) -> str:
+    if request.target.major not in fix.majors:
+        return f"{request.target.name} is not SM{fix.majors[0]}x"
+    if request.arch not in fix.arches:
+        return f"only an --arch {fix.arches[0]} build needs it"
+    if fix.layer == "build" and tree.kind == "installed":
+        return "an installed package is already compiled"
+    return ""
+
+
+def _before_first_need(fix: Fix, version: Version, arch: str) -> bool:
+    bounds = [
+        Version(spec.version)
+        for need in fix.needs_of(arch)
+        for spec in SpecifierSet(need.versions)
+        if spec.operator in (">=", "==")
+    ]
+    return Version(version.base_version) < min(bounds)
+
+
+def _switched_off(fix: Fix, severity: Severity, request: Request) -> str:
+    if fix.id in request.skip:
+        return "left out with --skip"
+    if request.only and fix.id not in request.only | request.also:
+        return "not named with --only"
+    asked = fix.id in request.only | request.also
+    if severity is Severity.OPTIONAL and not asked:
+        return f"optional; --with {fix.id} turns it on"
+    return ""
+
+
+def _disagreement(finding: Finding, needed: bool, version: Version, fix: Fix) -> str:
+    if needed and finding.state is State.UPSTREAM:
+        return f"{version} is known to need this, but the code says: {finding.reason}"
+    if not needed and finding.state is State.APPLY:
+        return (
+            f"{version} is known to be right ({fix.upstream}), but the code says: {finding.reason}"
+        )
+    return ""
+
+
+def _check_requirements(
+    recipe: Recipe, request: Request, verdicts: list[Verdict], tree: SourceTree
+) -> None:
+    """A fix may rest on another: leaving that one out must not pass unnoticed."""
+    active = {v.fix.id for v in verdicts if v.state in (State.APPLY, State.APPLIED)}
+    off = {v.fix.id for v in verdicts if v.state is State.OFF}
+    for fix in recipe.fixes:
+        for required in sorted(off.intersection(fix.requires) if fix.id in active else ()):
+            other = recipe.fix(required)
+            assert other is not None
+            if other.look(tree, request).state is State.APPLY:
+                raise UsageError(
+                    f"{fix.id} without {required} would build kernels that do not work",
+                    why=other.why,
+                    hint=f"add --with {required}, or leave {fix.id} out too",
+                )

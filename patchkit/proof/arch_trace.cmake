@@ -1,0 +1,75 @@
+# Runs a release's own CMakeLists.txt in script mode, far enough to decide every arch list.
+# Nothing is compiled, fetched or written: commands that would do so are replaced by stubs, and the
+# trace of the rest tells which sources get which archs.
+#
+#   PATCHKIT_CUDA     version that the CUDA compiler is said to have
+#   PATCHKIT_GENCODE  the -gencode flags that torch's CMake would put into CMAKE_CUDA_FLAGS
+#   PATCHKIT_SCRATCH  an empty folder for whatever wants a path
+cmake_minimum_required(VERSION 3.26)
+list(PREPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_LIST_DIR}/modules")
+
+foreach(command
+    add_compile_definitions add_compile_options add_custom_command add_custom_target
+    add_definitions add_dependencies add_executable add_library add_link_options add_subdirectory
+    enable_language find_file find_library find_path find_program get_target_property
+    include_directories install link_directories link_libraries project Python_add_library
+    set_property set_source_files_properties set_target_properties target_compile_definitions
+    target_compile_features target_compile_options target_include_directories
+    target_link_directories target_link_libraries target_link_options target_sources)
+  cmake_language(EVAL CODE "function(${command})\nendfunction()")
+endforeach()
+
+# Reading is allowed, writing is not: the tree belongs to the user.
+macro(file operation)
+  if("${operation}" STREQUAL "READ" AND NOT EXISTS "${ARGV1}")
+    set(${ARGV2} "") # a file of an external source
+  elseif("${operation}" MATCHES "^(GLOB|GLOB_RECURSE|READ|STRINGS|MD5|SHA256|REAL_PATH|RELATIVE_PATH|SIZE)$")
+    _file(${operation} ${ARGN})
+  endif()
+endmacro()
+
+function(execute_process)
+  cmake_parse_arguments(P "" "RESULT_VARIABLE;OUTPUT_VARIABLE;ERROR_VARIABLE" "" ${ARGN})
+  foreach(variable IN ITEMS "${P_OUTPUT_VARIABLE}" "${P_ERROR_VARIABLE}")
+    if(variable)
+      set(${variable} "" PARENT_SCOPE)
+    endif()
+  endforeach()
+  if(P_RESULT_VARIABLE)
+    set(${P_RESULT_VARIABLE} 0 PARENT_SCOPE)
+  endif()
+endfunction()
+
+# Only the trace reads these calls: the outcome of one intersection, by the name it is stored under.
+function(patchkit_archs)
+endfunction()
+
+macro(find_package package)
+  if("${package}" STREQUAL "Python")
+    set(Python_FOUND TRUE)
+    set(Python_VERSION_MAJOR 3)
+    set(Python_VERSION_MINOR 12)
+    set(Python_VERSION 3.12)
+  elseif("${package}" STREQUAL "Torch")
+    set(CUDA_FOUND TRUE)
+    set(Torch_VERSION "${TORCH_SUPPORTED_VERSION_CUDA}")
+    set(CUDA_VERSION "${PATCHKIT_CUDA}")
+    set(CMAKE_CUDA_COMPILER_VERSION "${PATCHKIT_CUDA}")
+    set(CMAKE_CUDA_FLAGS "${PATCHKIT_GENCODE}")
+    # By now the release's functions are defined; wrapping keeps them reachable under _name.
+    if(NOT COMMAND cuda_archs_loose_intersection)
+      message(FATAL_ERROR "cuda_archs_loose_intersection is not defined before find_package(Torch)")
+    endif()
+    function(cuda_archs_loose_intersection OUT SRC TGT)
+      _cuda_archs_loose_intersection(${OUT} "${SRC}" "${TGT}")
+      patchkit_archs("${OUT}" "${${OUT}}")
+      set(${OUT} "${${OUT}}" PARENT_SCOPE)
+    endfunction()
+  endif()
+endmacro()
+
+set(VLLM_TARGET_DEVICE cuda)
+set(VLLM_PYTHON_EXECUTABLE "${CMAKE_COMMAND}")
+set(CUTLASS_INCLUDE_DIR "${PATCHKIT_SCRATCH}/include")
+set(FETCHCONTENT_BASE_DIR "${PATCHKIT_SCRATCH}")
+include(CMakeLists.txt)

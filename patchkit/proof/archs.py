@@ -1,0 +1,272 @@
+"""Which kernel group is built for which archs, said by the release's own CMake.
+
+The CMake files are read to find every group; then the release's CMakeLists.txt runs in script mode
+(no compiler, no torch, no GPU) and its trace says what each group gets. A group that was read but
+not reached is not built; a call that was reached but not read is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from patchkit.edit.cmake import Command, commands
+from patchkit.errors import ProofError, StorageError
+from patchkit.source.tree import SourceTree
+from patchkit.target import Target
+
+ROOT_FILE = "CMakeLists.txt"
+EXTERNAL_FILES = "cmake/external_projects/*.cmake"
+HELPER_FILES = "cmake/*.cmake"
+GENCODE = "set_gencode_flags_for_srcs"
+INTERSECTION = "cuda_archs_loose_intersection"
+_DRIVER = Path(__file__).with_name("arch_trace.cmake")
+_RECORD = "patchkit_archs"
+_TIMEOUT_S = 60
+
+Place = tuple[str, int]  # file, ordinal of the call in that file: lines may move, ordinals do not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Sources that are built for one arch list."""
+
+    place: Place
+    line: int
+    name: str
+    variable: str
+    defines: tuple[str, ...]
+    archs: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        return f"{self.place[0]}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    place: Place
+    command: Command
+    name: str
+    variable: str
+    defines: tuple[str, ...]
+
+    @property
+    def where(self) -> tuple[str, int]:
+        return self.place[0], self.command.line
+
+
+def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> list[Group]:
+    """Every kernel group of the tree and the archs it gets.
+
+    ``arch_list`` is TORCH_CUDA_ARCH_LIST, or ``Auto`` for what torch detects on the device;
+    ``cuda`` the compiler's version. Raises ProofError if CMake stops or a group cannot be read.
+    """
+    texts = cmake_texts(tree)
+    sites = [site for path in texts if _is_build_file(path) for site in _sites(path, texts[path])]
+    calls = _run(tree, texts, target.gencode_flags(arch_list), cuda)
+    archs = dict(_archs(calls, {site.where for site in sites}))
+    return [_group(site, archs.get(site.where, ())) for site in sites]
+
+
+def cmake_texts(tree: SourceTree) -> dict[str, str]:
+    """The CMake files that decide arch lists, by path."""
+    paths = [ROOT_FILE, *tree.glob(HELPER_FILES), *tree.glob(EXTERNAL_FILES)]
+    return {path: tree.read(path) for path in paths}
+
+
+@lru_cache(maxsize=64)
+def parsed(path: str, text: str) -> tuple[Command, ...]:
+    """``edit.cmake.commands``, once per text."""
+    return tuple(commands(text, path))
+
+
+def _is_build_file(path: str) -> bool:
+    return path == ROOT_FILE or PurePosixPath(path).match(EXTERNAL_FILES)
+
+
+def _sites(path: str, text: str) -> Iterator[_Site]:
+    """Calls that give sources an arch list, and lists that no such call in the file uses."""
+    calls = parsed(path, text)
+    used = {_keyword(call, "CUDA_ARCHS") for call in calls if call.name == GENCODE}
+    ordinal = 0
+    for index, call in enumerate(calls):
+        if call.name == GENCODE:
+            variable = _keyword(call, "CUDA_ARCHS")
+            name = _first_source(calls[:index], _keyword(call, "SRCS"))
+            defines = tuple(_defines(calls, call))
+            yield _Site((path, ordinal), call, name, variable, defines)
+        elif call.name == INTERSECTION and _names_project(path, call, used):
+            variable = call.arguments[0].value
+            yield _Site((path, ordinal), call, PurePosixPath(path).stem, variable, ())
+        else:
+            continue
+        ordinal += 1
+
+
+def _names_project(path: str, call: Command, used: set[str]) -> bool:
+    # An external project that builds itself only asks whether its list is empty.
+    return path != ROOT_FILE and not used and call.arguments[0].value not in used
+
+
+def _keyword(call: Command, keyword: str) -> str:
+    """The variable behind a keyword: ``CUDA_ARCHS "${X}"`` → ``X``."""
+    values = [argument.value for argument in call.arguments]
+    if keyword not in values[:-1]:
+        return ""
+    return values[values.index(keyword) + 1].removeprefix("${").removesuffix("}")
+
+
+def _first_source(before: tuple[Command, ...], variable: str) -> str:
+    """A name a reader recognises: folder and stem of the first CUDA source of the variable."""
+    for call in reversed(before):
+        values = [argument.value for argument in call.arguments]
+        if call.name in ("set", "file") and variable in values[:2]:
+            sources = [value for value in values if value.endswith((".cu", ".cpp"))]
+            if sources:
+                return _short(next((s for s in sources if s.endswith(".cu")), sources[0]))
+    return _short(variable)
+
+
+def _short(source: str) -> str:
+    parts = [part for part in PurePosixPath(source).with_suffix("").parts if part != "csrc"]
+    return "/".join(part for part in parts[-2:] if not part.startswith("${"))
+
+
+def _defines(calls: tuple[Command, ...], site: Command) -> Iterator[str]:
+    """-D flags that the same branch switches on."""
+    if not site.block:
+        return
+    for call in calls:
+        if call.name == "list" and call.block == site.block:
+            yield from (a.value for a in call.arguments if a.value.startswith("-DENABLE_"))
+
+
+def _group(site: _Site, archs: tuple[str, ...]) -> Group:
+    return Group(
+        place=site.place,
+        line=site.command.line,
+        name=site.name,
+        variable=site.variable,
+        defines=site.defines,
+        archs=archs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One line of CMake's trace, arguments expanded."""
+
+    command: str
+    where: tuple[str, int]
+    arguments: tuple[str, ...]
+
+
+def _archs(
+    calls: Iterable[_Call], known: set[tuple[str, int]]
+) -> Iterator[tuple[tuple[str, int], tuple[str, ...]]]:
+    """The archs of each known site, in the order of the trace."""
+    pending: tuple[str, int] | None = None
+    for call in calls:
+        if call.command == GENCODE:
+            if call.where not in known:
+                raise _unreadable(call)
+            yield call.where, _after(call.arguments, "CUDA_ARCHS")
+        elif call.command == INTERSECTION:
+            pending = call.where if call.where in known else None
+        elif call.command == _RECORD and pending:
+            yield pending, _items(call.arguments[1])
+            pending = None
+
+
+def _after(arguments: tuple[str, ...], keyword: str) -> tuple[str, ...]:
+    return _items(";".join(arguments[arguments.index(keyword) + 1 :]))
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(";")))
+
+
+def _unreadable(call: _Call) -> ProofError:
+    path, line = call.where
+    return ProofError(
+        f"{path}:{line}: CMake builds a kernel group here that patchkit cannot read",
+        why="upstream introduced a form of call that the reader does not know",
+        hint="please report it with the vLLM version",
+    )
+
+
+def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> list[_Call]:
+    """The calls that CMake made in the build files, from a run in a throw-away folder."""
+    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+        root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
+        _mirror(tree, texts, root)
+        (scratch / "include/cutlass").mkdir(parents=True)
+        (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
+        build_files = [path for path in texts if _is_build_file(path)]
+        result = subprocess.run(
+            [
+                _cmake(),
+                "--trace-expand",
+                "--trace-format=json-v1",
+                f"--trace-redirect={log}",
+                *(f"--trace-source={path}" for path in [*build_files, _DRIVER.name]),
+                f"-DPATCHKIT_GENCODE={gencode}",
+                f"-DPATCHKIT_CUDA={cuda}",
+                f"-DPATCHKIT_SCRATCH={scratch}",
+                "-P",
+                str(_DRIVER),
+            ],
+            cwd=root,
+            env={},  # a *_SRC_DIR of the user's would send the script into other trees
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        if result.returncode:
+            raise _stopped(result.stderr, root)
+        return [_call(json.loads(line), root) for line in log.read_text().splitlines()[1:]]
+
+
+def _call(entry: dict[str, Any], root: Path) -> _Call:
+    path = str(entry["file"]).removeprefix(f"{root}/")
+    return _Call(str(entry["cmd"]).lower(), (path, int(entry["line"])), tuple(entry["args"]))
+
+
+def _mirror(tree: SourceTree, texts: dict[str, str], root: Path) -> None:
+    """The CMake files with pending edits, beside links to everything else at the top."""
+    for path, text in texts.items():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    for entry in tree.root.iterdir():
+        if not (root / entry.name).exists():
+            (root / entry.name).symlink_to(entry)
+
+
+def _cmake() -> str:
+    # The script that pip puts on PATH starts a Python first; the binary beside it does not.
+    try:
+        from cmake import CMAKE_BIN_DIR
+    except ImportError:
+        raise StorageError(
+            "cmake is not installed", hint="pip install cmake: patchkit proves arch lists with it"
+        ) from None
+    return str(Path(CMAKE_BIN_DIR) / "cmake")
+
+
+def _stopped(stderr: str, root: Path) -> ProofError:
+    text = stderr.replace(f"{root}/", "").strip()
+    shown = "\n".join(f"    {line}" for line in text.splitlines() if line.strip())
+    return ProofError(
+        f"CMake stopped while it decided the arch lists:\n{shown}",
+        why="the release's own CMake rejects this arch list, or the files were edited by hand",
+        hint="`patchkit archs` shows the tree as it is; DriftError lines above name the place",
+    )

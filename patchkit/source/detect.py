@@ -1,0 +1,126 @@
+"""What lies at a path: an unpacked sdist, a git checkout or an installed package; which version."""
+
+from __future__ import annotations
+
+import email.parser
+import re
+import subprocess
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from patchkit.errors import SourceError
+from patchkit.source.tree import SourceTree
+
+_MARKERS = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
+_DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
+
+
+def detect(path: Path) -> SourceTree:
+    """The vLLM tree at ``path``. Raises SourceError if there is none, or its version is unknown."""
+    root = path.resolve()
+    if root.name == "vllm" and (root / "__init__.py").is_file():
+        return _package(root)
+    if not root.is_dir():
+        raise SourceError(
+            f"{path}: no such directory",
+            hint="name an unpacked sdist, a git checkout, an sdist file, an installed "
+            "site-packages/vllm, or a release such as vllm==0.24.0",
+        )
+    if missing := [marker for marker in _MARKERS if not (root / marker).is_file()]:
+        raise SourceError(
+            f"{path}: not a vLLM source tree: {missing[0]} is missing",
+            why="the path is one level too high or too low, or the tree is incomplete",
+            hint="name the folder that holds setup.py and CMakeLists.txt",
+        )
+    if (root / "PKG-INFO").is_file():
+        return SourceTree(root=root, project="vllm", version=_pkg_info(root), kind="sdist")
+    if (root / ".git").exists():
+        return SourceTree(root=root, project="vllm", version=_git_version(root), kind="git")
+    raise SourceError(
+        f"{path}: neither PKG-INFO nor .git tells the version",
+        why="this is a copy of the files without their history",
+        hint="use the sdist, or a git checkout with its tags",
+    )
+
+
+def state_folder(tree: SourceTree) -> Path:
+    """Where the ledger of a tree lies."""
+    home = tree.root / tree.project if tree.kind == "installed" else tree.root
+    return home / ".patchkit"
+
+
+def dist_info(tree: SourceTree) -> Path:
+    """The .dist-info folder of an installed package. Raises SourceError."""
+    found = sorted(tree.root.glob(f"{tree.project}-*.dist-info"))
+    if len(found) != 1:
+        raise SourceError(
+            f"{tree.root}: {len(found)} folders {tree.project}-*.dist-info, expected 1",
+            why="the package was not installed by pip, or its installation is damaged",
+            hint=f"pip install --force-reinstall --no-deps {tree.project}==<version>",
+        )
+    return found[0]
+
+
+def _package(root: Path) -> SourceTree:
+    if (root.parent / "setup.py").is_file():
+        raise SourceError(
+            f"{root}: is the package inside a source tree", hint=f"name {root.parent} instead"
+        )
+    tree = SourceTree(root=root.parent, project="vllm", version=Version("0"), kind="installed")
+    folder = dist_info(tree)
+    version = _header(folder / "METADATA", "Version")
+    if not (folder / "RECORD").is_file():
+        raise SourceError(
+            f"{folder}: has no RECORD, so pip could not uninstall a patched vllm",
+            why="the package was not installed by pip",
+            hint=f"pip install --force-reinstall --no-deps vllm=={version}",
+        )
+    return SourceTree(root=root.parent, project="vllm", version=version, kind="installed")
+
+
+def _pkg_info(root: Path) -> Version:
+    text = (root / "PKG-INFO").read_text(encoding="utf-8", errors="replace")
+    name = email.parser.HeaderParser().parsestr(text).get("Name", "")
+    if name.lower() != "vllm":
+        raise SourceError(f"{root / 'PKG-INFO'}: describes {name or 'nothing'}, not vllm")
+    return _header(root / "PKG-INFO", "Version")
+
+
+def _header(place: Path, name: str) -> Version:
+    text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+    return _version(str(email.parser.HeaderParser().parsestr(text).get(name, "")), place)
+
+
+def _git_version(root: Path) -> Version:
+    """As setuptools-scm does it: the tag, or the next version's .devN of its commit."""
+    command = ["git", "-C", str(root), "describe", "--tags", "--long", "--match", "v*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise SourceError(f"{root}: git is needed to tell the version of a checkout") from None
+    match = _DESCRIBED.fullmatch(result.stdout.strip())
+    if match is None:
+        raise SourceError(
+            f"{root}: git describe finds no version tag",
+            why=result.stderr.strip() or "the clone is shallow or has no tags",
+            hint="git fetch --tags --unshallow",
+        )
+    tag = _version(match["tag"].removeprefix("v"), root)
+    if match["distance"] == "0":
+        return tag
+    return Version(f"{_next(tag)}.dev{match['distance']}+g{match['commit']}")
+
+
+def _next(tag: Version) -> str:
+    if tag.pre:
+        return f"{tag.base_version}{tag.pre[0]}{tag.pre[1] + 1}"
+    release = (*tag.release[:-1], tag.release[-1] + 1)
+    return ".".join(map(str, release))
+
+
+def _version(text: str, place: Path) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise SourceError(f"{place}: {text!r} is not a version") from None

@@ -1,0 +1,398 @@
+"""Fetching source distributions: from the user's package index, checked against a lock.
+
+The lock is a TOML file of ``[[sdist]]`` tables; what the index says about a file is never trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tomllib
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import platformdirs
+from packaging.version import InvalidVersion, Version
+
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+
+if TYPE_CHECKING:
+    # At run time they are imported where they are used: with requests they take a while.
+    from pypi_simple import DistributionPackage, PyPISimple
+
+Progress = Callable[[int, int], None]
+"""Told the bytes done and the bytes in all."""
+
+_CHUNK = 1 << 18
+_TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+_LOCK_HEADER = """\
+# The source distributions that patchkit knows, with their sizes in bytes.
+#
+# Do not edit by hand. Regenerate with patchkit.source.fetch, which asks the package index:
+#     render_lock(lock_entries(project, versions))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LockEntry:
+    """One sdist: ``sha256`` in lower-case hex, ``size`` in bytes."""
+
+    version: str
+    filename: str
+    sha256: str
+    size: int
+
+
+def read_lock(path: Path) -> dict[str, LockEntry]:
+    """The entries of a lock file by version.
+
+    Raises SourceError, naming the file and the key, if it is not a lock; StorageError if it
+    cannot be read.
+    """
+    with _disk_errors(f"cannot read the lock {path}"):
+        data = path.read_bytes()
+    try:
+        document = tomllib.loads(data.decode())
+        return _by_version(_tables(document))
+    except ValueError as error:
+        raise SourceError(
+            f"{path} is not a valid lock: {error}",
+            why="it was edited by hand, or it is of another patchkit version",
+            hint="restore the file, for example by installing patchkit again",
+        ) from error
+
+
+def _tables(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The ``[[sdist]]`` tables. This and its helpers raise ValueError about a bad lock."""
+    _require_keys(document, {"sdist"}, "the file")
+    tables = document["sdist"]
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError("the key 'sdist' is not an array of tables")
+    return tables
+
+
+def _by_version(tables: list[dict[str, Any]]) -> dict[str, LockEntry]:
+    entries: dict[str, LockEntry] = {}
+    for number, table in enumerate(tables, start=1):
+        entry = _entry(table, f"[[sdist]] number {number}")
+        if entry.version in entries:
+            raise ValueError(f"the version {entry.version!r} is there twice")
+        entries[entry.version] = entry
+    return entries
+
+
+def _entry(table: dict[str, Any], where: str) -> LockEntry:
+    _require_keys(table, {field.name for field in fields(LockEntry)}, where)
+    valid = {
+        "version": isinstance(table["version"], str) and _is_version(table["version"]),
+        # The name becomes part of a path in the cache, so it must not be able to leave it.
+        "filename": _matches(_FILENAME, table["filename"]),
+        "sha256": _matches(_SHA256, table["sha256"]),
+        "size": type(table["size"]) is int and table["size"] > 0,
+    }
+    for key, fine in valid.items():
+        if not fine:
+            raise ValueError(f"{where} has a bad value for the key {key!r}: {table[key]!r}")
+    return LockEntry(**table)
+
+
+def _require_keys(table: dict[str, Any], expected: set[str], where: str) -> None:
+    for key in sorted(expected - table.keys()):
+        raise ValueError(f"{where} lacks the key {key!r}")
+    for key in sorted(table.keys() - expected):
+        raise ValueError(f"{where} has the unknown key {key!r}")
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def cache_dir() -> Path:
+    """Where downloads are kept: ``$PATCHKIT_CACHE_DIR``, else the user's cache directory."""
+    chosen = os.environ.get("PATCHKIT_CACHE_DIR")
+    return Path(chosen) if chosen else platformdirs.user_cache_path("patchkit")
+
+
+def fetch(
+    project: str,
+    version: str,
+    lock: Mapping[str, LockEntry],
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    cache: Path | None = None,
+) -> Path:
+    """The path of the sdist in the cache, downloaded if need be, its sha256 verified either way.
+
+    The index is the one that pip is configured for. Any number of fetches may run at once.
+
+    Raises SourceError if the lock does not know the version, or if the file is needed from the
+    network when ``offline``; HashMismatchError if the bytes are not those of the lock;
+    StorageError if network, index or disk fail.
+    """
+    entry = _locked(project, version, lock)
+    path = (cache or cache_dir()) / "sdists" / entry.filename
+    cached = _digest(path)
+    if cached == entry.sha256:
+        return path
+    if offline:
+        raise _missing(entry, path) if cached is None else _mismatch(str(path), entry, cached)
+    with _disk_errors(f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A corrupt file is replaced, not removed first: another fetch may have just mended it.
+        _download(project, entry, path, progress)
+    return path
+
+
+def _locked(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEntry:
+    if version in lock:
+        return lock[version]
+    raise SourceError(
+        f"{project} {version} is not among the {len(lock)} releases that this patchkit knows",
+        why="it is mistyped, or newer or older than what patchkit covers",
+        hint=f"the nearest known versions: {', '.join(_nearest(version, lock)) or 'none'}",
+    )
+
+
+def _nearest(version: str, known: Iterable[str], count: int = 4) -> list[str]:
+    """The ``count`` known versions around ``version``; the newest if that is no version."""
+    ordered = sorted(known, key=Version)
+    if not _is_version(version):
+        return ordered[-count:]
+    position = bisect_left(ordered, Version(version), key=Version)
+    start = max(0, min(position - count // 2, len(ordered) - count))
+    return ordered[start : start + count]
+
+
+def _digest(path: Path) -> str | None:
+    """The sha256 of a file in hex, None if there is no such file."""
+    with _disk_errors(f"cannot read {path}"):
+        try:
+            with path.open("rb") as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest()
+        except FileNotFoundError:
+            return None
+
+
+def _missing(entry: LockEntry, path: Path) -> PatchkitError:
+    return SourceError(
+        f"{entry.filename} is not in the cache, and offline it cannot be downloaded",
+        why=f"it was never fetched into {path.parent}",
+        hint=f"run once without --offline, or copy the file to {path}",
+    )
+
+
+def _mismatch(where: str, entry: LockEntry, actual: str, size: int | None = None) -> PatchkitError:
+    sizes = "" if size in {None, entry.size} else f" ({size} bytes instead of {entry.size})"
+    return HashMismatchError(
+        f"{where} has the sha256 {actual}, but the lock says {entry.sha256}{sizes}",
+        why="the file is damaged, or it is not the one that was released",
+        hint="fetch it again with the network, if need be from another index (PIP_INDEX_URL)",
+    )
+
+
+def _download(project: str, entry: LockEntry, path: Path, progress: Progress | None) -> None:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as stream, closing(_chunks(project, entry.filename)) as chunks:
+            digest, size = _copy(chunks, stream, entry.size, progress)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if (digest, size) != (entry.sha256, entry.size):
+            raise _mismatch(f"the download of {entry.filename}", entry, digest, size)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copy(
+    chunks: Iterable[bytes], stream: BinaryIO, expected: int, progress: Progress | None
+) -> tuple[str, int]:
+    """Copy until the end, or until there is more than ``expected``; the sha256 and the size."""
+    digest = hashlib.sha256()
+    done = 0
+    for chunk in chunks:
+        stream.write(chunk)
+        digest.update(chunk)
+        done += len(chunk)
+        if progress is not None:
+            progress(min(done, expected), expected)
+        if done > expected:
+            break
+    return digest.hexdigest(), done
+
+
+def _chunks(project: str, filename: str) -> Generator[bytes, None, None]:
+    """The bytes of one file of the project, from the index."""
+    with _index() as client:
+        packages = client.get_project_page(project, timeout=_TIMEOUT).packages
+        package = next((each for each in packages if each.filename == filename), None)
+        if package is None:
+            raise _not_offered(client.endpoint, filename)
+        # The file itself is wanted: a server may else wrap it, or unwrap the .gz on the way.
+        headers = {"Accept-Encoding": "identity"}
+        with client.s.get(package.url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+            response.raise_for_status()
+            yield from response.iter_content(_CHUNK)
+
+
+def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
+    """Lock entries for the sdists of these releases, as the index describes them.
+
+    For the maintainer of a recipe; the digests are the index's word. Raises StorageError if the
+    index fails or lacks an sdist or its sha256.
+    """
+    with _index() as client:
+        packages = client.get_project_page(project, timeout=_TIMEOUT).packages
+        sdists = {each.version: each for each in packages if each.package_type == "sdist"}
+        return [_described(client, version, sdists.get(version)) for version in versions]
+
+
+def _described(client: PyPISimple, version: str, sdist: DistributionPackage | None) -> LockEntry:
+    if sdist is None or "sha256" not in sdist.digests:
+        raise _not_offered(client.endpoint, f"an sdist of {version} with a sha256")
+    size = sdist.size if sdist.size is not None else _remote_size(client, sdist.url)
+    return LockEntry(version, sdist.filename, sdist.digests["sha256"], size)
+
+
+def _remote_size(client: PyPISimple, url: str) -> int:
+    headers = {"Accept-Encoding": "identity"}
+    response = client.s.head(url, allow_redirects=True, timeout=_TIMEOUT, headers=headers)
+    response.raise_for_status()
+    return int(response.headers.get("Content-Length", ""))
+
+
+def render_lock(entries: Iterable[LockEntry]) -> str:
+    """The text of a lock file that ``read_lock`` reads, in the order of the versions."""
+    ordered = sorted(entries, key=lambda entry: Version(entry.version))
+    return "\n".join([_LOCK_HEADER, *map(_render_entry, ordered)])
+
+
+def _render_entry(entry: LockEntry) -> str:
+    lines = [
+        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
+        for key, value in asdict(entry).items()
+    ]
+    return "\n".join(["[[sdist]]", *lines, ""])
+
+
+def _index_url() -> str | None:
+    """The index that pip would use, None if it is pip's default."""
+    return os.environ.get("PIP_INDEX_URL") or _configured_index()
+
+
+def _configured_index() -> str | None:
+    # No single question does for every pip: "get" of older ones looks into one file only, "list"
+    # of newer ones shows the values of all files in an order that is not their precedence.
+    key = "global.index-url"
+    settings = [line.partition("=") for line in _pip_config("list").splitlines()]
+    values = {value.strip("'\"") for name, _, value in settings if name == key}
+    if len(values) > 1:
+        return _pip_config("get", key).strip() or None
+    return next(iter(values), None)
+
+
+def _pip_config(*arguments: str) -> str:
+    """What ``pip config`` prints; nothing if it fails or there is no pip."""
+    command = [sys.executable, "-m", "pip", "config", *arguments]
+    try:
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    return result.stdout if result.returncode == 0 else ""
+
+
+@contextmanager
+def _index() -> Iterator[PyPISimple]:
+    """A client for the index, whose failures become StorageErrors.
+
+    Their text is never passed on: it may hold the index's URL, and that a password.
+    """
+    import pypi_simple
+    import requests
+
+    url = _index_url() or pypi_simple.PYPI_SIMPLE_ENDPOINT
+    try:
+        with pypi_simple.PyPISimple(url) as client:
+            yield client
+    except requests.HTTPError as error:
+        raise _http_failure(url, getattr(error.response, "status_code", None)) from None
+    except OSError as error:  # requests derives its exceptions from it
+        raise _connection_failure(url, error) from None
+    except pypi_simple.NoSuchProjectError as error:
+        raise _not_offered(url, f"the project {error.project}") from None
+    except (ValueError, pypi_simple.UnsupportedRepoVersionError) as error:
+        raise _no_index(url, error) from None
+
+
+def _http_failure(url: str, status: int | None) -> PatchkitError:
+    denied = status in {401, 403, 407}
+    return StorageError(
+        f"the package index at {_host(url)} answered with the HTTP status {status}",
+        why="it denies access" if denied else "it has trouble, or the URL of the index is wrong",
+        hint="check the credentials in PIP_INDEX_URL or pip's configuration"
+        if denied
+        else "try again later, or set PIP_INDEX_URL to another index",
+    )
+
+
+def _connection_failure(url: str, error: OSError) -> PatchkitError:
+    return StorageError(
+        f"the connection to the package index at {_host(url)} failed ({type(error).__name__})",
+        why="there is no network, a proxy or certificate is missing, or the transfer was cut short",
+        hint="try again; check PIP_INDEX_URL, HTTPS_PROXY and REQUESTS_CA_BUNDLE",
+    )
+
+
+def _not_offered(url: str, wanted: str) -> PatchkitError:
+    return StorageError(
+        f"the package index at {_host(url)} does not offer {wanted}",
+        why="it is a mirror that lacks it",
+        hint="set PIP_INDEX_URL to an index that has it",
+    )
+
+
+def _no_index(url: str, error: Exception) -> PatchkitError:
+    return StorageError(
+        f"the answer from {_host(url)} is not one of a package index ({type(error).__name__})",
+        why="the URL is not that of a simple index, or a login page is in between",
+        hint="check PIP_INDEX_URL, or pip's configuration",
+    )
+
+
+def _host(url: str) -> str:
+    """The host of a URL, without user, password or path, also if the URL is malformed."""
+    location = url.rpartition("@")[2].rpartition("://")[2]
+    return re.split(r"[/?#]", location, maxsplit=1)[0]
+
+
+@contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{what}: {error.strerror or error}",
+            why="the disk is full, or the permissions do not allow it",
+            hint="check the folder, or choose another cache with PATCHKIT_CACHE_DIR",
+        ) from error

@@ -1,0 +1,127 @@
+"""An upstream tree to read from, with an overlay of pending texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from packaging.version import Version
+
+from patchkit.errors import DriftError, SourceError, StorageError
+
+Kind = str  # "sdist" | "git" | "installed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTree:
+    """Texts of one upstream tree. Paths are POSIX and relative to ``root``.
+
+    ``pristine`` holds upstream's texts of files that patchkit has changed on disk, ``overlay``
+    texts that are not written yet; ``seen`` collects the digest of every file that was asked for
+    (``""`` if absent), so that a later run knows whether anything relevant moved.
+    """
+
+    root: Path
+    project: str
+    version: Version
+    kind: Kind
+    pristine: Mapping[str, str] = field(default_factory=dict)
+    overlay: Mapping[str, str] = field(default_factory=dict)
+    seen: dict[str, str] = field(default_factory=dict)
+
+    def exists(self, path: str) -> bool:
+        if path in self.overlay or path in self.pristine:
+            return True
+        found = (self.root / path).is_file()
+        if not found:
+            self.seen.setdefault(path, "")
+        return found
+
+    def read(self, path: str) -> str:
+        """The text of a file.
+
+        Raises DriftError if it is missing, not UTF-8 or not LF; SourceError if a link leads out.
+        """
+        if path in self.overlay:
+            return self.overlay[path]
+        if path in self.pristine:
+            self.seen.setdefault(path, digest(self.pristine[path]))
+            return self.pristine[path]
+        data = self.read_bytes(path)
+        self.seen.setdefault(path, digest(data))
+        return _decode(path, data)
+
+    def read_bytes(self, path: str) -> bytes:
+        """What lies on disk. Raises as ``read`` does, StorageError for I/O."""
+        place = inside(self.root, path)
+        try:
+            return place.read_bytes()
+        except FileNotFoundError:
+            raise DriftError(
+                f"{path}: not found in {self.root}",
+                why="the release moved it, or the tree is incomplete",
+                hint="compare the tree with the release; `patchkit fixes --version` shows "
+                "which fixes expect the file",
+            ) from None
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+
+    def glob(self, pattern: str) -> list[str]:
+        """Paths that match, sorted; ``**`` spans folders."""
+        found = (path.relative_to(self.root) for path in self.root.glob(pattern) if path.is_file())
+        return sorted(str(PurePosixPath(path)) for path in found)
+
+    def containing(self, pattern: str, needle: str) -> list[str]:
+        """Paths matching ``pattern`` whose text holds ``needle``."""
+        return [path for path in self.glob(pattern) if needle in self.read(path)]
+
+    def with_texts(self, texts: Mapping[str, str]) -> SourceTree:
+        return replace(self, overlay={**self.overlay, **texts})
+
+
+def digest(data: bytes | str) -> str:
+    """sha256, hex, of bytes or of a text's UTF-8 form."""
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def inside(root: Path, path: str) -> Path:
+    """``root/path``, refusing links: what they point at may belong to somebody else."""
+    place = root / path
+    for parent in [place, *place.parents]:
+        if parent == root:
+            return place
+        if parent.is_symlink():
+            raise SourceError(
+                f"{path}: {parent.relative_to(root)} is a symbolic link to {parent.readlink()}",
+                why="patchkit neither follows nor replaces links: their target may lie outside "
+                "the tree",
+                hint="replace the link by the file itself",
+            )
+    raise SourceError(f"{path}: leads out of {root}")
+
+
+def first_existing(tree: SourceTree, paths: Iterable[str]) -> str | None:
+    """The first of the paths that exists in the tree."""
+    return next((path for path in paths if tree.exists(path)), None)
+
+
+def _decode(path: str, data: bytes) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DriftError(
+            f"{path}:{line}: not UTF-8",
+            why="every release ships UTF-8, so this file was converted",
+            hint="restore the file from the release",
+        ) from None
+    if "\r" in text:
+        line = text.count("\n", 0, text.index("\r")) + 1
+        raise DriftError(
+            f"{path}:{line}: has CR line endings",
+            why="every release ships LF; git's core.autocrlf or an editor changed them",
+            hint="git config core.autocrlf false, then check the file out again",
+        )
+    return text

@@ -1,0 +1,142 @@
+"""Device profiles, arch strings, and which machine code loads on which device."""
+
+from __future__ import annotations
+
+import enum
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+
+from patchkit.errors import UsageError
+from patchkit.paths import RECIPES
+
+_ARCH = re.compile(r"(?P<major>\d+)\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """One entry of an arch list: ``12.1a``, ``12.0f``, ``8.0+PTX``."""
+
+    major: int
+    minor: int
+    suffix: str
+    ptx: bool
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self.major, self.minor
+
+    @property
+    def gencode(self) -> str:
+        """The name nvcc uses behind ``compute_`` and ``sm_``: ``121a``."""
+        return f"{self.major}{self.minor}{self.suffix}"
+
+
+def parse_arch(text: str) -> Arch:
+    """Read ``M.m[a|f][+PTX]``. Raises UsageError for anything else."""
+    match = _ARCH.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"{text!r} is not an arch", hint="write it as TORCH_CUDA_ARCH_LIST does: 12.1a or 12.0f"
+        )
+    return Arch(int(match["major"]), int(match["minor"]), match["suffix"], bool(match["ptx"]))
+
+
+class Load(enum.IntEnum):
+    """How code reaches a device, best first (NVIDIA's binary compatibility rules)."""
+
+    EXACT = 4
+    FAMILY = 3
+    COMPATIBLE = 2
+    JIT = 1
+    NONE = 0
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+def load(arch: Arch, capability: tuple[int, int]) -> Load:
+    """How code built for ``arch`` reaches a device of ``capability``.
+
+    SASS moves forward within a major version only; ``a`` code does not move at all; ``f`` code
+    moves within its major version; PTX without a suffix is compiled on the device.
+    """
+    if arch.capability == capability:
+        return Load.EXACT
+    if arch.suffix != "a" and arch.major == capability[0] and arch.minor < capability[1]:
+        return Load.FAMILY if arch.suffix == "f" else Load.COMPATIBLE
+    if arch.ptx and not arch.suffix and arch.capability < capability:
+        return Load.JIT
+    return Load.NONE
+
+
+def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
+    """The best way any entry of an arch list reaches the device; NONE for an empty list."""
+    return max((load(parse_arch(arch), capability) for arch in archs), default=Load.NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A device profile; the fields are described in ``recipes/targets.toml``."""
+
+    name: str
+    title: str
+    capability: tuple[int, int]
+    native: str
+    family: str
+    stock: str
+    detected: str
+    cpu: str
+    cuda: str
+
+    @property
+    def major(self) -> int:
+        return self.capability[0]
+
+    @property
+    def cuda_tag(self) -> str:
+        return f"cu{self.cuda.replace('.', '')}"
+
+    def arch_list(self, arch: str) -> str:
+        """TORCH_CUDA_ARCH_LIST for a ``native`` or ``family`` build."""
+        return self.native if arch == "native" else self.family
+
+    def gencode_flags(self, arch_list: str) -> str:
+        """What torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto`` asks the device."""
+        if arch_list == "Auto":
+            return self.detected
+        return " ".join(_gencode(parse_arch(entry)) for entry in _entries(arch_list))
+
+    def check_arch_list(self, arch_list: str) -> None:
+        """Raise UsageError for an entry that would lose the device's own instructions."""
+        for arch in map(parse_arch, _entries(arch_list) if arch_list != "Auto" else ()):
+            if arch.capability == self.capability and not arch.suffix:
+                raise UsageError(
+                    f"a bare {arch_list} is refused for {self.title}",
+                    why=f"code for plain sm_{arch.gencode} lacks the arch-specific instructions: "
+                    "the FP4 kernels do not assemble, and CUTLASS falls into empty stubs",
+                    hint=f"use {self.native} (this device exactly) or {self.family} (its family)",
+                )
+
+
+def _entries(arch_list: str) -> list[str]:
+    return re.split(r"[;\s]+", arch_list.strip())
+
+
+def _gencode(arch: Arch) -> str:
+    name = arch.gencode
+    flag = f"-gencode arch=compute_{name},code=sm_{name}"
+    return f"{flag} -gencode arch=compute_{name},code=compute_{name}" if arch.ptx else flag
+
+
+@cache
+def targets() -> dict[str, Target]:
+    """All known targets by name."""
+    table = tomllib.loads((RECIPES / "targets.toml").read_text(encoding="utf-8"))
+    return {
+        name: Target(
+            name=name, **{**entry, "capability": parse_arch(entry["capability"]).capability}
+        )
+        for name, entry in table.items()
+    }

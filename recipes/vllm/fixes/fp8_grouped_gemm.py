@@ -1,0 +1,114 @@
+"""The gate that promises an FP8 grouped GEMM that no SM12x build contains."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from packaging.version import Version
+
+from patchkit.edit.python import swap
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    upstream,
+)
+from patchkit.proof.routing import OTHERS, SM12X, Capability, Platform, check, function
+from patchkit.source.tree import SourceTree
+
+_PATH = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
+_SCOPE = "cutlass_group_gemm_supported"
+_COMPILED = "csrc/**/w8a8/cutlass/scaled_mm_entry.cu"
+_COMPILED_GATE = "bool cutlass_group_gemm_supported("
+_FIXED_IN = Version("0.24.0")  # for installed packages, whose C++ cannot be read
+
+_BEFORE = """\
+def cutlass_group_gemm_supported() -> bool:
+    if not current_platform.is_cuda():
+        return False
+
+    capability_tuple = current_platform.get_device_capability()
+    capability = -1 if capability_tuple is None else capability_tuple.to_int()
+
+    return ops.cutlass_group_gemm_supported(capability)
+"""
+_AFTER = """\
+def cutlass_group_gemm_supported() -> bool:
+    if not current_platform.is_cuda():
+        return False
+
+    capability_tuple = current_platform.get_device_capability()
+    capability = -1 if capability_tuple is None else capability_tuple.to_int()
+
+    # The compiled gate says yes from 10.0 on, but no SM12x grouped GEMM is built.
+    if capability // 10 == 12:
+        return False
+
+    return ops.cutlass_group_gemm_supported(capability)
+"""
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """The compiled gate decides whether the Python one needs help."""
+    if place := _fixed_upstream(tree):
+        return upstream(f"{place} says no to SM12x")
+    edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="no SM12x grouped GEMM")
+    return found(edits, f"{_PATH}: {_SCOPE} says {'yes' if edits else 'no'} to SM12x")
+
+
+def _fixed_upstream(tree: SourceTree) -> str:
+    if tree.kind == "installed":
+        return "the compiled gate" if tree.version >= _FIXED_IN else ""
+    for path in tree.containing(_COMPILED, _COMPILED_GATE):
+        text = tree.read(path)
+        start = text.index(_COMPILED_GATE)
+        if "cuda_device_capability < 120" in text[start : text.index("\n}", start)]:
+            return path
+    return ""
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """12.x must get no; everybody else what they got before."""
+    others = {c: (_decide(patched, c), _decide(stock, c)) for c in OTHERS}
+    check(_PATH, _SCOPE, others)
+    if not _fixed_upstream(patched):
+        check(_PATH, _SCOPE, {c: (_decide(patched, c), False) for c in SM12X})
+    return f"{_SCOPE} is false for 12.x and unchanged for 8.0, 9.0 and 10.0"
+
+
+def _decide(tree: SourceTree, capability: Capability) -> object:
+    names = {
+        "current_platform": Platform(capability),
+        "ops": SimpleNamespace(cutlass_group_gemm_supported=lambda cc: cc >= 90),
+    }
+    return function(_PATH, tree.read(_PATH), _SCOPE, names)()
+
+
+FIX = Fix(
+    id="fp8_grouped_gemm",
+    title="No CUTLASS FP8 grouped GEMM on SM12x",
+    symptom="A compressed-tensors FP8 MoE model stops at the first request with a CUTLASS error: "
+    "no cutlass_moe_mm kernel for the device.",
+    why="cutlass_group_gemm_supported answers yes for every capability from 10.0 on, so the FP8 "
+    "MoE oracle picks VLLM_CUTLASS; the sources have grouped GEMMs for SM90 and SM100 only.",
+    needs=(
+        Need(
+            ">=0.14,<0.24", Severity.REQUIRED, "compressed-tensors FP8 MoE picks a missing kernel"
+        ),
+    ),
+    upstream="0.24.0: the compiled gate answers per compiled arch",
+    evidence=(
+        Evidence(
+            "grouped_mm_c3x is built for no 12.x in any release", "patchkit archs", "measured"
+        ),
+        Evidence("the gate and its callers", "vLLM w8a8_utils.py, scaled_mm_entry.cu", "read"),
+    ),
+    look=look,
+    prove=prove,
+    examples=(Example(version="0.19.1", path=_PATH, before=_BEFORE, after=_AFTER),),
+)

@@ -1,0 +1,70 @@
+"""The Marlin generators, which only write FP8-input kernels for arch 8.9 and 12.0."""
+
+from __future__ import annotations
+
+import ast
+from types import SimpleNamespace
+
+from patchkit.edit.text import swap_text
+from patchkit.errors import DriftError, ProofError
+from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.source.tree import SourceTree
+
+_GENERATORS = "csrc/**/generate_kernels.py"
+_FLAG = "SUPPORT_FP8"
+_BEFORE = "if arch in [89, 120]:"
+_AFTER = "if arch == 89 or arch // 10 == 12:"
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """The gate in each generator."""
+    paths = tree.containing(_GENERATORS, _FLAG)
+    if not paths:
+        raise DriftError(f"{_GENERATORS}: no generator mentions {_FLAG}", why="upstream moved it")
+    edits = [
+        edit
+        for path in paths
+        for edit in swap_text(path, tree.read(path), _BEFORE, _AFTER, note="any SM12x")
+    ]
+    return found(edits, f"{', '.join(paths)}: FP8-input kernels for every SM12x")
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """Run each generator's own loop over the arch list that CMake hands it."""
+    for path in patched.containing(_GENERATORS, _FLAG):
+        text = patched.read(path)
+        for archs, wanted in ((request.arch_list, True), ("8.0", False), ("9.0a", False)):
+            if _supports_fp8(path, text, archs) is not wanted:
+                raise ProofError(f"{path}: {_FLAG} is {not wanted} for {archs}")
+    return f"the generators write FP8-input kernels for {request.arch_list}"
+
+
+def _supports_fp8(path: str, text: str, archs: str) -> bool:
+    """The flag after the statements that decide it: plain assignments, then the loop over argv."""
+    body: list[ast.stmt] = []
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.Assign):
+            body.append(statement)
+        elif isinstance(statement, ast.For):
+            break
+    else:
+        raise DriftError(f"{path}: no loop over the requested archs")
+    names: dict[str, object] = {"sys": SimpleNamespace(argv=[path, archs])}
+    exec(compile(ast.Module([*body, statement], []), path, "exec"), names)  # noqa: S102
+    return bool(names[_FLAG])
+
+
+FIX = Fix(
+    id="marlin_fp8_generator",
+    title="Marlin FP8-input kernels for every SM12x",
+    symptom='"marlin kernel with fp8 activation is not built." on a build for 12.1a.',
+    why="The generators compare the arch with 89 and 120; for 12.1a they see 121 and leave the "
+    "FP8-input kernels out.",
+    needs=(Need(">=0.12,<0.22", Severity.REQUIRED, "a 12.1a build lacks kernels that 12.0 has"),),
+    upstream="0.22.0 asks for arch // 10 == 12",
+    evidence=(Evidence("the generators' own loops, run", "patchkit's proof", "measured"),),
+    look=look,
+    prove=prove,
+    layer="build",
+    arches=("native",),
+)

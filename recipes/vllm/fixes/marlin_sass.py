@@ -1,0 +1,74 @@
+"""Marlin kernels as machine code for the device instead of PTX that it compiles at first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from patchkit.edit.cmake import Argument, add_list_item, list_items
+from patchkit.errors import DriftError
+from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.proof.archs import INTERSECTION, parsed
+from patchkit.source.tree import SourceTree
+
+_PATH = "CMakeLists.txt"
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """Marlin lists that reach the device only through PTX."""
+    lists = list(_marlin_lists(tree, request))
+    if not lists:
+        raise DriftError(
+            f"{_PATH}: no Marlin arch list with PTX",
+            why="upstream renamed the lists, or the file was edited by hand",
+            hint="restore the file from the release, or leave this fix out with --skip",
+        )
+    todo = [argument for argument in lists if not _reaches(argument, request)]
+    edits = [
+        add_list_item(
+            argument, request.arch_list, path=_PATH, note=f"build for {request.arch_list}"
+        )
+        for argument in todo
+    ]
+    where = ",".join(str(argument.line) for argument in todo or lists)
+    return found(edits, f"{_PATH}:{where}: Marlin lists {'end in PTX' if todo else 'have SASS'}")
+
+
+def _marlin_lists(tree: SourceTree, request: Request) -> Iterator[Argument]:
+    for call in parsed(_PATH, tree.read(_PATH)):
+        if call.name != INTERSECTION or len(call.arguments) != 3:
+            continue
+        variable, items = call.arguments[0].value, list_items(call.arguments[1])
+        # Repacking and the like run once, at load time: a family build leaves them to PTX.
+        wanted = request.arch == "native" or "OTHER" not in variable
+        if wanted and "MARLIN" in variable and any(item.endswith("+PTX") for item in items):
+            yield call.arguments[1]
+
+
+def _reaches(argument: Argument, request: Request) -> bool:
+    major = f"{request.target.major}."
+    return any(item.startswith(major) for item in list_items(argument))
+
+
+FIX = Fix(
+    id="marlin_sass",
+    title="Marlin kernels as SASS for the device",
+    symptom="Garbled output from Marlin MoE models; minutes of PTX compilation at the first start.",
+    why="The lists end in 8.0+PTX, so a GB10 compiles compute_80 PTX by itself. Before 0.23 that "
+    "was reported to give wrong results in Marlin MoE; real machine code does not.",
+    needs=(
+        Need(">=0.11.1,<0.23", Severity.REQUIRED, "Marlin MoE from PTX was reported wrong"),
+        Need(
+            ">=0.23",
+            Severity.RECOMMENDED,
+            "repacking kernels still come from PTX",
+            arch="native",
+        ),
+    ),
+    upstream="0.23.0 added 12.0f to the kernel lists (#40923); repacking is PTX in every release",
+    evidence=(
+        Evidence("PTX from 8.0 gave gibberish on 12.x", "vllm#40923", "reported"),
+        Evidence("evaluated lists, every release", "patchkit archs", "measured"),
+    ),
+    look=look,
+    layer="build",
+)

@@ -1,0 +1,82 @@
+"""MXFP4 MoE (gpt-oss) on SM12x before upstream chose Marlin there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from patchkit.edit.python import swap
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    upstream,
+)
+from patchkit.proof.routing import OTHERS, SM12X, Anything, Capability, Platform, check, function
+from patchkit.source.tree import SourceTree
+
+_PATH = "vllm/model_executor/layers/quantization/mxfp4.py"
+_SCOPE = "get_mxfp4_backend"
+_UPSTREAM = "(9, 0) <= current_platform.get_device_capability() < (11, 0)"
+_BEFORE = "current_platform.get_device_capability()[0] < 9"
+_AFTER = "current_platform.get_device_capability()[0] not in (9, 10, 11)"
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """The range of capabilities that Triton's MXFP4 kernels are trusted with."""
+    if not tree.exists(_PATH) or _UPSTREAM in (text := tree.read(_PATH)) or _SCOPE not in text:
+        return upstream(f"{_PATH}: Triton is limited to 9.0 and 10.x")
+    edits = swap(_PATH, text, _SCOPE, _BEFORE, _AFTER, note="Marlin on SM12x")
+    return found(edits, f"{_PATH}: SM12x takes {'Triton' if edits else 'Marlin'}")
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """12.x must take Marlin; everybody else what they took before."""
+    check(_PATH, _SCOPE, {c: (_decide(patched, c), _decide(stock, c)) for c in OTHERS})
+    check(_PATH, _SCOPE, {c: (_decide(patched, c), "MARLIN") for c in SM12X})
+    return "MXFP4 MoE takes Marlin on 12.x and is unchanged on 8.0, 9.0 and 10.0"
+
+
+def _decide(tree: SourceTree, capability: Capability) -> object:
+    names: dict[str, object] = {
+        "current_platform": Platform(capability),
+        "envs": SimpleNamespace(VLLM_MXFP4_USE_MARLIN=False),
+        "has_flashinfer": lambda: False,
+        "has_triton_kernels": lambda: True,
+        "is_torch_equal_or_newer": lambda _version: True,
+        "logger": Anything(),
+        "Mxfp4Backend": SimpleNamespace(MARLIN="MARLIN", TRITON="TRITON", NONE="NONE"),
+    }
+    return function(_PATH, tree.read(_PATH), _SCOPE, names)(False)
+
+
+FIX = Fix(
+    id="mxfp4_moe_marlin",
+    title="MXFP4 MoE (gpt-oss) takes Marlin on SM12x",
+    symptom="gpt-oss fails inside triton_kernels on vLLM 0.11.1 or 0.11.2.",
+    why="Every capability from 9.0 on takes triton_kernels if they are installed; on SM12x they "
+    "lacked what they need.",
+    needs=(
+        Need(">=0.11.1,<0.12", Severity.REQUIRED, "Triton's MXFP4 kernels do not run on SM12x"),
+    ),
+    upstream="0.12.0 limits Triton to 9.0 and 10.x",
+    evidence=(
+        Evidence(
+            "upstream's comment names the SM120 fix Triton lacked", "vLLM 0.12.0 mxfp4.py", "read"
+        ),
+    ),
+    look=look,
+    prove=prove,
+    examples=(
+        Example(
+            version="0.11.2",
+            path=_PATH,
+            before=f"def {_SCOPE}(with_lora_support):\n    return {_BEFORE}\n",
+            after=f"def {_SCOPE}(with_lora_support):\n    return {_AFTER}\n",
+        ),
+    ),
+)

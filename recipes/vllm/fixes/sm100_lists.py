@@ -1,0 +1,67 @@
+"""SM100 groups that stock 0.11.1 builds for SM12x by mistake."""
+
+from __future__ import annotations
+
+from patchkit.edit.cmake import Argument, Command, list_items, remove_list_items
+from patchkit.edit.splice import Edit
+from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.proof.archs import INTERSECTION, parsed
+from patchkit.source.tree import SourceTree
+
+_PATH = "CMakeLists.txt"
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """Lists with a 12.x entry whose block switches an SM100 kernel on."""
+    text = tree.read(_PATH)
+    calls = parsed(_PATH, text)
+    lists = [
+        argument
+        for call, argument in zip(calls, map(_arch_list, calls), strict=True)
+        if argument is not None and _switches_sm100_on(calls, call)
+    ]
+    wrong = [argument for argument in lists if any(map(_is_sm12x, list_items(argument)))]
+    edits = [_without_sm12x(argument) for argument in wrong]
+    where = ", ".join(str(argument.line) for argument in wrong or lists)
+    names = "name" if wrong else "do not name"
+    return found(edits, f"{_PATH}:{where}: SM100 lists {names} SM12x")
+
+
+def _arch_list(call: Command) -> Argument | None:
+    return call.arguments[1] if call.name == INTERSECTION and len(call.arguments) == 3 else None
+
+
+def _switches_sm100_on(calls: tuple[Command, ...], call: Command) -> bool:
+    """Whether the first -DENABLE_… after the call, before the next list, is an SM100 one."""
+    for later in calls[calls.index(call) + 1 :]:
+        if later.name == INTERSECTION and later.arguments[0].value != call.arguments[0].value:
+            return False
+        defines = [a.value for a in later.arguments if a.value.startswith("-DENABLE_")]
+        if defines:
+            return defines[0].endswith("_SM100=1")
+    return False
+
+
+def _is_sm12x(item: str) -> bool:
+    return item.startswith("12.")
+
+
+def _without_sm12x(argument: Argument) -> Edit:
+    return remove_list_items(argument, _is_sm12x, path=_PATH, note="SM100 kernels only")
+
+
+FIX = Fix(
+    id="sm100_lists",
+    title="SM100 kernel lists without SM12x",
+    symptom="vLLM 0.11.1 on a GB10: NVFP4 and FP8 GEMMs fail, although they were built.",
+    why="Three SM100 lists name 12.0f, so the build sets ENABLE_NVFP4_SM100 and "
+    "ENABLE_SCALED_MM_SM100, and the dispatch takes the SM100 kernels at compile time.",
+    needs=(Need("==0.11.1", Severity.REQUIRED, "SM100 kernels are chosen on SM12x"),),
+    upstream="0.11.2 took 12.0f out of the SM100 lists",
+    evidence=(
+        Evidence("evaluated lists of 0.11.1 and 0.11.2", "patchkit archs", "measured"),
+        Evidence("compile-time #if ENABLE_NVFP4_SM100 … #elif", "vLLM 0.11.1 csrc", "read"),
+    ),
+    look=look,
+    layer="build",
+)

@@ -1,0 +1,79 @@
+"""A local version, so that a patched build never looks like upstream's."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from types import SimpleNamespace
+
+from packaging.version import Version
+
+from patchkit.edit.python import swap
+from patchkit.errors import ProofError
+from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.proof.routing import function
+from patchkit.source.tree import SourceTree
+
+_PATH = "setup.py"
+_SCOPE = "get_vllm_version"
+_VARIABLE = "VLLM_VERSION_OVERRIDE"
+_BEFORE = f'os.getenv("{_VARIABLE}")'
+_LABELLED = re.compile(rf'os\.getenv\(\s*"{_VARIABLE}",\s*"([^"]+)"\s*\)')
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """The default of VLLM_VERSION_OVERRIDE, which setup.py hands to setuptools-scm as well."""
+    text = tree.read(_PATH)
+    present = _LABELLED.search(text)
+    prefix = _prefix(tree, request)
+    if present and present[1].startswith(prefix) and not set(tree.overlay) - {_PATH}:
+        return found((), f"{_PATH}: the build is called {present[1]}")
+    label = prefix + _digest(tree.with_texts({_PATH: _LABELLED.sub(_BEFORE, text)}))
+    after = f'os.getenv("{_VARIABLE}", "{label}")'
+    edits = swap(_PATH, text, _SCOPE, _BEFORE, after, note=f"call it {label}")
+    return found(edits, f"{_PATH}: the build {'will be' if edits else 'is'} called {label}")
+
+
+def _prefix(tree: SourceTree, request: Request) -> str:
+    separator = "." if tree.version.local else "+"
+    return f"{tree.version}{separator}{request.target.cuda_tag}.{request.target.name}."
+
+
+def _digest(tree: SourceTree) -> str:
+    """A digest of all pending texts: the same fixes on the same release give the same one.
+
+    The p keeps a digest of digits alone from being read as a number, which would drop its zeros.
+    """
+    parts = (part for item in sorted(tree.overlay.items()) for part in item)
+    return "p" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """Run get_vllm_version without the variable: the label must come out, as a valid version."""
+    environ: dict[str, str] = {}
+    names: dict[str, object] = {
+        "os": SimpleNamespace(environ=environ, getenv=environ.get),
+        "get_version": lambda **_options: environ["SETUPTOOLS_SCM_PRETEND_VERSION"],
+        "print": lambda _text: None,
+        "VLLM_GIT_DESCRIBE_COMMAND": None,
+    }
+    label = str(function(_PATH, patched.read(_PATH), _SCOPE, names)())
+    if str(Version(label)) != label or not label.startswith(_prefix(stock, request)):
+        raise ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
+    return f"the build is called {label}"
+
+
+FIX = Fix(
+    id="version_label",
+    title="A version of its own for a patched build",
+    symptom="pip and `vllm --version` cannot tell a patched build from upstream's.",
+    why="From 0.20 on CUDA 13.0 is upstream's main CUDA, so a build gets no local version at all. "
+    "VLLM_VERSION_OVERRIDE still wins when it is set.",
+    needs=(Need(">=0.11.1", Severity.RECOMMENDED, "a patched build looks like upstream's"),),
+    upstream="never: the label is patchkit's own",
+    evidence=(Evidence("get_vllm_version, run with the label", "patchkit's proof", "measured"),),
+    look=look,
+    prove=prove,
+    layer="build",
+    majors=(11, 12),
+)

@@ -1,0 +1,458 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.edit.cmake import (
+    Argument,
+    Branch,
+    CMakeSyntaxError,
+    Command,
+    add_list_item,
+    commands,
+    list_items,
+    remove_list_items,
+    tokenize,
+)
+from patchkit.edit.splice import Edit, line_of, splice
+from patchkit.errors import DriftError
+
+SAMPLE = """\
+# Top )
+cmake_minimum_required(VERSION 3.26)
+
+function(define target)
+  if(NOT TARGET ${target})
+    foreach (ARCH ${ARGN})
+      if(ARCH STREQUAL "8.0"
+         OR (ARCH STREQUAL "9.0a" AND NOT OLD))
+        list(APPEND FLAGS "-gencode=${ARCH}") # trailing (
+      else()
+        Message(FATAL_ERROR [=[ no "arch" ]] ]=])
+      endif()
+    endforeach()
+  endif()
+endfunction()
+#[[ a comment
+    set(NOT_A_COMMAND 1)
+]]
+if(CUDA GREATER 13.0)
+  set(ARCHS "8.0+PTX;12.0f")
+elseif(CUDA GREATER 12.8)
+  while(A)
+    set(ARCHS "8.0+PTX;12.0a")
+  endwhile()
+else()
+  set(ARCHS "8.0+PTX")
+endif(CUDA)
+define(foo
+  8.0 "9.0a"
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (" \t", [("space", " \t")]),
+        ("\ufeffa", [("space", "\ufeff"), ("identifier", "a")]),
+        ("\n\r\n", [("newline", "\n"), ("newline", "\r\n")]),
+        ("a\rb", [("identifier", "a"), ("space", "\r"), ("identifier", "b")]),
+        ('# a [[ " (\r\n', [("comment", '# a [[ " ('), ("newline", "\r\n")]),
+        ("# a\rb", [("comment", "# a\rb")]),
+        ("#[[ ]=]\n]]a", [("comment", "#[[ ]=]\n]]"), ("identifier", "a")]),
+        ("#[=[ ]]\n]=] ", [("comment", "#[=[ ]]\n]=]"), ("space", " ")]),
+        ("(a)", [("open", "("), ("identifier", "a"), ("close", ")")]),
+        ("a_1 8.0", [("identifier", "a_1"), ("space", " "), ("unquoted", "8.0")]),
+        ("a#b", [("identifier", "a"), ("comment", "#b")]),
+        ("a[[b]]", [("unquoted", "a[[b]]")]),
+        ("[ [a-z]", [("unquoted", "["), ("space", " "), ("unquoted", "[a-z]")]),
+        (r"\(\"\;\ \#", [("unquoted", r"\(\"\;\ \#")]),
+        ('-Da="b c"d', [("unquoted", '-Da="b c"d')]),
+        ('-Da="b\nc"', [("unquoted", "-Da="), ("quoted", '"b\nc"')]),
+        ("$(MAKE)x${A}$", [("unquoted", "$(MAKE)x${A}$")]),
+        ("$(;)", [("unquoted", "$"), ("open", "("), ("unquoted", ";"), ("close", ")")]),
+        ('"a"b', [("quoted", '"a"'), ("identifier", "b")]),
+        (r'"\"(#[["', [("quoted", r'"\"(#[["')]),
+        ('"a\\\nb\\\\"', [("quoted", '"a\\\nb\\\\"')]),
+        ('[[a"\n]]', [("bracket", '[[a"\n]]')]),
+        ("[==[ ]] ]=] ]==]", [("bracket", "[==[ ]] ]=] ]==]")]),
+    ],
+)
+def test_tokens(text: str, expected: list[tuple[str, str]]) -> None:
+    tokens = tokenize(text)
+    assert [(token.kind, token.value) for token in tokens] == expected
+    assert [text[token.start : token.stop] for token in tokens] == [v for _, v in expected]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("", []),
+        (" A\r\n  B#c\n", ["A", "B"]),
+        ("(A) AND ((B)OR C)", ["(", "A", ")", "AND", "(", "(", "B", ")", "OR", "C", ")"]),
+        ('"a b" a"b c"', ["a b", 'a"b c"']),
+        (r'"\"\;${A}" \"\;', [r"\"\;${A}", r"\"\;"]),
+        ("[[a]] [=[\n a]]\n]=] [[\r\n]]", ["a", " a]]\n", ""]),
+        ("A #[[ B ) ]] C # D )\n", ["A", "C"]),
+    ],
+)
+def test_argument_values(source: str, expected: list[str]) -> None:
+    (command,) = commands(f"set({source})")
+    assert [argument.value for argument in command.arguments] == expected
+
+
+def test_commands_carry_their_spans_and_lines() -> None:
+    text = '\ufeff# c\r\nSet \t(A "b\r\nc" [[]] # d\r\n  8.0)\r\n\r\nfoo()'
+    assert commands(text) == [
+        Command(
+            name="set",
+            line=2,
+            start=6,
+            stop=37,
+            arguments=(
+                Argument(12, 13, "A", 2),
+                Argument(14, 20, '"b\r\nc"', 2),
+                Argument(21, 25, "[[]]", 3),
+                Argument(33, 36, "8.0", 4),
+            ),
+            block=(),
+        ),
+        Command("foo", 6, 41, 46, (), ()),
+    ]
+
+
+def test_commands_know_the_branches_around_them() -> None:
+    target = (("NOT", "TARGET", "${target}"), ())
+    sm90 = ("(", "ARCH", "STREQUAL", "9.0a", "AND", "NOT", "OLD", ")")
+    arch = ("ARCH", "STREQUAL", "8.0", "OR", *sm90)
+    new, old = ("CUDA", "GREATER", "13.0"), ("CUDA", "GREATER", "12.8")
+    assert [(command.line, command.name, conditions(command)) for command in commands(SAMPLE)] == [
+        (2, "cmake_minimum_required", ()),
+        (4, "function", ()),
+        (5, "if", ()),
+        (6, "foreach", (target,)),
+        (7, "if", (target,)),
+        (9, "list", (target, (arch, ()))),
+        (10, "else", (target,)),
+        (11, "message", (target, ((), (arch,)))),
+        (12, "endif", (target,)),
+        (13, "endforeach", (target,)),
+        (14, "endif", ()),
+        (15, "endfunction", ()),
+        (19, "if", ()),
+        (20, "set", ((new, ()),)),
+        (21, "elseif", ()),
+        (22, "while", ((old, (new,)),)),
+        (23, "set", ((old, (new,)),)),
+        (24, "endwhile", ((old, (new,)),)),
+        (25, "else", ()),
+        (26, "set", (((), (new, old)),)),
+        (27, "endif", ()),
+        (28, "define", ()),
+    ]
+
+
+def test_a_branch_spans_its_whole_block() -> None:
+    text = "\nif(A)\nif(B)\nendif()\nelse()\n  set(C)\nendif()\n"
+    assert commands(text)[4].block == (Branch((), (("A",),), 1, len(text) - 1),)
+
+
+def test_names_and_lines_equal_those_of_tree_sitter() -> None:
+    tree_sitter = pytest.importorskip("tree_sitter")
+    grammar = pytest.importorskip("tree_sitter_cmake")
+    parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
+    pending = [parser.parse(SAMPLE.encode()).root_node]
+    found: list[tuple[int, str]] = []
+    while pending:
+        node = pending.pop()
+        assert node.type != "ERROR"
+        pending += node.children
+        if node.type.endswith("_command"):
+            found.append((node.start_point[0] + 1, node.children[0].text.decode().lower()))
+    assert [(command.line, command.name) for command in commands(SAMPLE)] == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ('set(A)\nset(\n"b)\n', 3, "unterminated quoted"),
+        ("set(A)\nset([=[ b ]])", 2, "unterminated bracket argument"),
+        ("\n#[[ b ]=]\n", 2, "unterminated bracket comment"),
+        ("set(A\\\nB)", 1, "backslash"),
+        ("set(A\n\0)", 2, r"'\\x00'"),
+        ("\nset(A\nB", 2, "never closed"),
+        ("\nset(A (B)\nset(C)\n", 2, "never closed"),
+        ("set(A))", 1, r"found close '\)'"),
+        ("set(A)\n)\n", 2, r"expected a command name, found close '\)'"),
+        ("\n(A)", 2, "expected a command name"),
+        ('\n"set"(A)', 2, "expected a command name"),
+        ("\n8.0(A)", 2, "expected a command name"),
+        ("\nset", 2, "not followed by"),
+        ("\nset\n(A)", 2, "not followed by"),
+        ("set(A) set(B)", 1, "expected a newline"),
+        ("set(A)\rset(B)", 1, "expected a newline"),
+        ("\nif(A)\nset(B)\n", 2, "if without its endif"),
+        ("if(A)\nforeach(B)\nendif()\n", 3, "endif without its opening"),
+        ("\nendif()", 2, "endif without its opening"),
+        ("\nelse()", 2, "else without its if"),
+        ("\nelseif(A)", 2, "elseif without its if"),
+        ("if(A)\nelse()\nelse()\nendif()", 3, "else without its if"),
+        ("if(A)\nelse()\nelseif(B)\nendif()", 3, "elseif without its if"),
+        ("function(f)\nif(A)\nendfunction()\nendif()", 3, "endfunction without its opening"),
+    ],
+)
+def test_malformed_text_is_refused_with_its_line(text: str, line: int, problem: str) -> None:
+    with pytest.raises(CMakeSyntaxError, match=rf"^cmake/x\.cmake:{line}: .*{problem}"):
+        commands(text, "cmake/x.cmake")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('"8.0+PTX;12.0f"', ["8.0+PTX", "12.0f"]),
+        ('"9.0a;"', ["9.0a"]),
+        ('";9.0a;;8.0"', ["9.0a", "8.0"]),
+        ('""', []),
+        ("8.0;9.0", ["8.0", "9.0"]),
+        ("[=[8.0;9.0]=]", ["8.0", "9.0"]),
+        (r'"a\;b;${C}"', [r"a\;b", "${C}"]),
+    ],
+)
+def test_list_items(source: str, expected: list[str]) -> None:
+    assert list_items(only_argument(source)) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('"8.0+PTX"', '"8.0+PTX;12.0f"'),
+        ('"9.0a;"', '"9.0a;12.0f"'),
+        ('"9.0a;;"', '"9.0a;12.0f"'),
+        (r'"a\;"', r'"a\;;12.0f"'),
+        ('""', '"12.0f"'),
+        ('";"', '"12.0f"'),
+        ("8.0", "8.0;12.0f"),
+        ("${ARCHS}", "${ARCHS};12.0f"),
+        ("[=[8.0;9.0]=]", "[=[8.0;9.0;12.0f]=]"),
+        ("[[\n]]", "[[\n12.0f]]"),
+    ],
+)
+def test_add_list_item(source: str, expected: str) -> None:
+    assert edited(source, lambda a: add_list_item(a, "12.0f", path="x", note="")) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('"8.0;12.0f;12.1f"', '"8.0"'),
+        ('"12.0f;9.0a;"', '"9.0a;"'),
+        ('"12.0f"', '""'),
+        ('"8.0;;9.0;"', '"8.0;;9.0;"'),
+        ("8.0;12.0f", "8.0"),
+        ("12.0f", '""'),
+        ("[=[12.0f;8.0]=]", "[=[8.0]=]"),
+    ],
+)
+def test_remove_list_items(source: str, expected: str) -> None:
+    def edit(argument: Argument) -> Edit:
+        return remove_list_items(argument, is_12, path="x", note="")
+
+    assert edited(source, edit) == expected
+
+
+def test_list_edits_name_their_file_and_reason() -> None:
+    argument = only_argument('"8.0;12.0f"')
+    add = add_list_item(argument, "12.1f", path="CMakeLists.txt", note="sm121")
+    remove = remove_list_items(argument, is_12, path="CMakeLists.txt", note="no sm12x")
+    assert add == Edit("CMakeLists.txt", 14, 14, ";12.1f", "sm121")
+    assert remove == Edit("CMakeLists.txt", 4, 15, '"8.0"', "no sm12x")
+
+
+def test_two_items_can_be_added_to_one_list() -> None:
+    assert splice('set("8.0")', additions('"8.0"')) == 'set("8.0;12.0f;12.1f")'
+
+
+@pytest.mark.parametrize("source", ['"8.0;"', '""'])
+def test_additions_that_would_run_together_collide(source: str) -> None:
+    with pytest.raises(DriftError, match="two edits touch the same text"):
+        splice(f"set({source})", additions(source))
+
+
+Conditions = tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    name: str
+    values: tuple[str, ...]
+    block: Conditions = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Generated CMake text and what ``commands`` must find in it."""
+
+    text: str
+    found: tuple[Found, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The generated text of arguments and their values."""
+
+    text: str
+    values: tuple[str, ...]
+
+
+def conditions(command: Command) -> Conditions:
+    return tuple((branch.condition, branch.excluded) for branch in command.block)
+
+
+def found_in(command: Command) -> Found:
+    values = tuple(argument.value for argument in command.arguments)
+    return Found(command.name, values, conditions(command))
+
+
+def only_argument(source: str) -> Argument:
+    (argument,) = commands(f"set({source})")[0].arguments
+    return argument
+
+
+def edited(source: str, edit: Callable[[Argument], Edit]) -> str:
+    text = splice(f"set({source})", [edit(only_argument(source))])
+    return text.removeprefix("set(").removesuffix(")")
+
+
+def is_12(item: str) -> bool:
+    assert item, "empty items are not offered"
+    return item.startswith("12.")
+
+
+def additions(source: str) -> list[Edit]:
+    argument = only_argument(source)
+    return [add_list_item(argument, item, path="x", note="") for item in ("12.0f", "12.1f")]
+
+
+def fragments(*choices: str) -> st.SearchStrategy[str]:
+    return st.lists(st.sampled_from(choices), max_size=3).map("".join)
+
+
+def quoted(body: str) -> Source:
+    return Source(f'"{body}"', (body,))
+
+
+def bracketed(body: str) -> Source:
+    fences = ("=" * length for length in range(9))
+    fence = next(f for f in fences if f"]{f}]" not in f"{body}]{f}")
+    return Source(f"[{fence}[{body}]{fence}]", (re.sub(r"\A\r?\n", "", body),))
+
+
+def joined(parts: list[tuple[str, Source]]) -> Source:
+    text = "".join(f"{gap}{source.text}" for gap, source in parts)
+    return Source(text, tuple(value for _, source in parts for value in source.values))
+
+
+def nested(inner: Source) -> Source:
+    return Source(f"({inner.text})", ("(", *inner.values, ")"))
+
+
+def call(name: str, source: Source, tail: str) -> Piece:
+    return Piece(f"{name}({source.text}{tail}", (Found(name.strip().lower(), source.values),))
+
+
+def block(word: str, source: Source, body: list[Piece]) -> Piece:
+    """A function, loop or the like around ``body``."""
+    return chain([call(word, source, ")\n"), *body, call(f"end{word}", Source("", ()), ")\n")])
+
+
+def if_block(branches: list[tuple[Source, list[Piece]]], otherwise: list[Piece] | None) -> Piece:
+    pieces: list[Piece] = []
+    seen: tuple[tuple[str, ...], ...] = ()
+    for condition, body in branches:
+        pieces.append(call("elseif" if seen else "if", condition, ")\n"))
+        pieces += [under(condition.values, seen, piece) for piece in body]
+        seen = (*seen, condition.values)
+    if otherwise is not None:
+        pieces.append(call("ELSE", Source("", ()), ")\n"))
+        pieces += [under((), seen, piece) for piece in otherwise]
+    return chain([*pieces, call("endif ", Source("", ()), ")\n")])
+
+
+def under(condition: tuple[str, ...], excluded: tuple[tuple[str, ...], ...], piece: Piece) -> Piece:
+    found = (replace(f, block=((condition, excluded), *f.block)) for f in piece.found)
+    return Piece(piece.text, tuple(found))
+
+
+def chain(pieces: list[Piece]) -> Piece:
+    found = tuple(found for piece in pieces for found in piece.found)
+    return Piece("".join(piece.text for piece in pieces), found)
+
+
+GAPS = st.sampled_from(
+    [" ", "\n  ", "\r\n", "\t", "\r ", ' # ) " [[\r\n', ' #[[ ( ]=] " ]] ', "\n#[=[]]]=]\n"]
+)
+TAILS = st.sampled_from(
+    [")\n", ")\r\n", "\n) \n", ") # (\n", ")#[[\n)]]\n\n", ' # "\n)\r\n', ")\n# if(A)\n"]
+)
+NAMES = st.sampled_from(["set", "  Message", "_x1", "add_library \t", "ENDING"])
+UNQUOTED = fragments("8.0", "${V}", "$(MAKE)", r"\;", r"\"", r"\(", "[[", "=", ";", '"b c"', "$<")
+QUOTED = fragments(
+    "8.0", "${V}", r"\"", r"\\", ";", "(", ")", "#[[", "]]", "[=[", "\n", "\r\n", "\\\n", "é"
+)
+BRACKETED = fragments("a", "]", "]=", "]=]", '"', "\\", "(", "#", "\n", "\r\n")
+SINGLE = st.one_of(
+    UNQUOTED.map(lambda text: Source(f"a{text}", (f"a{text}",))),
+    QUOTED.map(quoted),
+    BRACKETED.map(bracketed),
+)
+SOURCES = st.recursive(
+    st.lists(st.tuples(GAPS, SINGLE), max_size=3).map(joined),
+    lambda inner: st.lists(st.tuples(GAPS, inner.map(nested)), max_size=2).map(joined),
+    max_leaves=3,
+)
+PIECES = st.recursive(
+    st.builds(call, NAMES, SOURCES, TAILS),
+    lambda inner: st.one_of(
+        st.builds(
+            block,
+            st.sampled_from(["function", "macro", "foreach", "while", "block"]),
+            SOURCES,
+            st.lists(inner, max_size=2),
+        ),
+        st.builds(
+            if_block,
+            st.lists(st.tuples(SOURCES, st.lists(inner, max_size=2)), min_size=1, max_size=3),
+            st.none() | st.lists(inner, max_size=2),
+        ),
+    ),
+    max_leaves=4,
+)
+FILES = st.lists(PIECES, max_size=2).map(chain)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(FILES, st.sampled_from(["", "\ufeff"]))
+def test_generated_files_are_read_back(piece: Piece, bom: str) -> None:
+    text = bom + piece.text
+    assert "".join(token.value for token in tokenize(text)) == text
+    read = commands(text)
+    assert [found_in(command) for command in read] == list(piece.found)
+    assert [command.line for command in read] == [line_of(text, c.start) for c in read]
+    for argument in (argument for command in read for argument in command.arguments):
+        assert text[argument.start : argument.stop] == argument.text
+        assert argument.line == line_of(text, argument.start)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.text() | st.text(st.sampled_from('aZ_0 ()[]="#\\\n\r\t$;{}\0\ufeff\x0cé')))
+def test_any_text_is_refused_or_kept_whole(text: str) -> None:
+    with suppress(CMakeSyntaxError):
+        assert "".join(token.value for token in tokenize(text)) == text
+        commands(text)
