@@ -187,7 +187,9 @@ def _apply(workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: b
 
 def settled(verdict: Verdict) -> Verdict:
     """A verdict after the commit: what was to be applied is applied."""
-    return replace(verdict, state=State.APPLIED) if verdict.state is State.APPLY else verdict
+    if verdict.state is not State.APPLY:
+        return verdict
+    return replace(verdict, state=State.APPLIED, reason=verdict.done)
 
 
 def _ledger(tree: SourceTree, recipe: Recipe, plan: Plan, proofs: tuple[str, ...]) -> Ledger:

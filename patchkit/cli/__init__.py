@@ -1,0 +1,94 @@
+"""The command line: the only place that prints, one file per verb."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+
+import click
+
+from patchkit import __version__
+from patchkit.errors import PatchkitError
+
+_VERBS = {
+    "apply": "Patch a tree, prove the effect, keep a way back.",
+    "status": "Every fix and its state; nothing is written.",
+    "diff": "What apply would change, or did.",
+    "revert": "Put back what upstream shipped, byte by byte.",
+    "export": "The fixes as a series that git am takes.",
+    "archs": "Kernel groups and their archs, stock beside patched.",
+    "fixes": "The catalogue of fixes.",
+    "explain": "One fix: symptom, reason, releases, evidence.",
+    "fetch": "Download a release, verified by its locked sha256.",
+    "completion": "Shell completion for bash, zsh or fish.",
+}
+_EPILOG = """\
+\b
+Examples:
+  patchkit apply --vllm-src vllm==0.24.0 --dest build/vllm-0.24.0
+  patchkit status --vllm-src build/vllm-0.24.0
+  patchkit archs --vllm-src build/vllm-0.24.0
+  patchkit explain arch_lists
+
+\b
+Exit codes: 0 done (or already done), 2 usage, 3 source not recognised or not
+supported, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 1 a bug.
+"""
+
+
+class _Verbs(click.Group):
+    """Loads a verb's module when it is called: --help and status stay quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _VERBS:
+            return None
+        command = importlib.import_module(f"patchkit.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.command(
+    cls=_Verbs,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, "-V", "--version", prog_name="patchkit")
+def group() -> None:
+    """Version-aware source patches that make vLLM build and run on a DGX Spark GB10 (sm_121).
+
+    patchkit knows the vLLM releases from 0.11.1 on, decides by looking at the code, proves the
+    effect with the release's own CMake (no GPU, no compiler), and never fails silently.
+    """
+
+
+def main() -> None:
+    """Run the command line; errors become one message and their own exit code."""
+    try:
+        group.main(prog_name="patchkit")
+    except PatchkitError as error:
+        _show(error)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if os.environ.get("PATCHKIT_DEBUG"):
+            raise
+        click.echo(f"patchkit: internal error: {type(error).__name__}: {error}", err=True)
+        click.echo("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
+        sys.exit(1)
+
+
+def _show(error: PatchkitError) -> None:
+    if "--json" in sys.argv:
+        fields = {"what": error.what, "why": error.why, "next": error.hint}
+        click.echo(json.dumps({"error": {**fields, "exit_code": error.exit_code}}, indent=1))
+        return
+    color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True, color=color)

@@ -75,16 +75,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a fix sees in the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM."""
+    """What a fix sees in the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM.
+
+    ``reason`` says how the code is, ``done`` how it is once the edits are in.
+    """
 
     state: State
     reason: str
     edits: tuple[Edit, ...] = ()
+    done: str = ""
 
 
-def found(edits: Sequence[Edit], reason: str) -> Finding:
+def found(edits: Sequence[Edit], *, now: str, done: str) -> Finding:
     """APPLY with these edits, or APPLIED if there is nothing left to edit."""
-    return Finding(State.APPLY if edits else State.APPLIED, reason, tuple(edits))
+    if not edits:
+        return Finding(State.APPLIED, done)
+    return Finding(State.APPLY, now, tuple(edits), done)
 
 
 def upstream(reason: str) -> Finding:
@@ -151,3 +157,4 @@ class Verdict:
     edits: tuple[Edit, ...] = ()
     severity: Severity | None = None
     note: str = ""
+    done: str = ""

@@ -94,9 +94,9 @@ def edited_files(tree: SourceTree, ledger: Ledger) -> list[str]:
 
 def untouched(tree: SourceTree, ledger: Ledger) -> bool:
     """Whether everything a fix looked at is as the ledger says: nothing needs to be parsed."""
-    return all(_now(tree, path) == after for path, (_before, after) in ledger.files.items()) and all(
-        _now(tree, path) == known for path, known in ledger.seen.items()
-    )
+    return all(
+        _now(tree, path) == after for path, (_before, after) in ledger.files.items()
+    ) and all(_now(tree, path) == known for path, known in ledger.seen.items())
 
 
 def _now(tree: SourceTree, path: str) -> str:

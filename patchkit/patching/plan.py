@@ -89,7 +89,7 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     note = "" if known else f"{tree.version} is not in the table; decided by the code alone"
     # Where nobody needs the fix, code that looks fixed is upstream's own.
     done = State.UPSTREAM if need is None and finding.state is State.APPLIED else finding.state
-    return Verdict(fix, done, finding.reason, finding.edits, severity, note)
+    return Verdict(fix, done, finding.reason, finding.edits, severity, note, finding.done)
 
 
 def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
@@ -107,11 +107,15 @@ def check_selection(recipe: Recipe, request: Request) -> None:
     """Raise UsageError for an id that no fix has, or one that is asked for and left out."""
     known = [fix.id for fix in recipe.fixes]
     for fix_id in sorted((request.only | request.skip | request.also) - set(known)):
-        close = difflib.get_close_matches(fix_id, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
-        raise UsageError(f"no fix is called {fix_id!r}", hint=hint)
+        raise UsageError(f"no fix is called {fix_id!r}", hint=close_to(recipe, fix_id))
     if both := sorted((request.only | request.also) & request.skip):
         raise UsageError(f"{both[0]} is asked for and left out at once")
+
+
+def close_to(recipe: Recipe, fix_id: str) -> str:
+    """A hint for an id that no fix has."""
+    close = difflib.get_close_matches(fix_id, [fix.id for fix in recipe.fixes], n=1)
+    return f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
 
 
 def _outside(fix: Fix, tree: SourceTree, request: Request) -> str:

@@ -62,8 +62,7 @@ class SourceTree:
             raise DriftError(
                 f"{path}: not found in {self.root}",
                 why="the release moved it, or the tree is incomplete",
-                hint="compare the tree with the release; `patchkit fixes --version` shows "
-                "which fixes expect the file",
+                hint="compare the tree with the release, or leave the fix out with --skip",
             ) from None
         except OSError as error:
             raise StorageError(f"{path}: cannot be read: {error.strerror}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from patchkit.edit.text import region, swap_text
 from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found, upstream
 from patchkit.proof.archs import evaluate
 from patchkit.source.tree import SourceTree
 from patchkit.target import Load, best_load
@@ -35,7 +35,7 @@ def look(tree: SourceTree, request: Request) -> Finding:
             hint="restore the file from the release, or leave this fix out with --skip",
         )
     if r'"code=sm_\(' in body:
-        return found((), f"{_PATH}: reads code=sm_ first")
+        return upstream(f"{_PATH}: reads code=sm_ first")
     edits = swap_text(
         _PATH,
         text,
@@ -44,7 +44,9 @@ def look(tree: SourceTree, request: Request) -> Finding:
         note="read code=sm_ first",
         within=(start, stop),
     )
-    return found(edits, f"{_PATH}: reads {'arch=compute_ only' if edits else 'code=sm_ first'}")
+    return found(
+        edits, now=f"{_PATH}: reads arch=compute_ only", done=f"{_PATH}: reads code=sm_ first"
+    )
 
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:

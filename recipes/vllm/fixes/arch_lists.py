@@ -64,7 +64,12 @@ def look(tree: SourceTree, request: Request) -> Finding:
             hint="restore the CMake files from the release",
         )
     edits = [edit for _, of_unit in units for edit in of_unit]
-    return found(edits, f"{', '.join(todo or done) or _ROOT}: lists lead to {request.arch_list}")
+    where = ", ".join(todo or done) or _ROOT
+    return found(
+        edits,
+        now=f"{where}: no way to {request.arch_list}",
+        done=f"{where}: lists lead to {request.arch_list}",
+    )
 
 
 def _list_units(texts: dict[str, str], request: Request) -> Iterator[tuple[str, list[Edit]]]:

@@ -44,7 +44,11 @@ def look(tree: SourceTree, request: Request) -> Finding:
     if not _lacks_sm12x(tree):
         return upstream(f"{_PIN_FILE}: the pinned DeepGEMM is another one")
     edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="not on SM12x")
-    return found(edits, f"{_PATH}: DeepGEMM is {'on' if edits else 'off'} for SM12x")
+    return found(
+        edits,
+        now=f"{_PATH}: DeepGEMM is on for SM12x",
+        done=f"{_PATH}: DeepGEMM is off for SM12x",
+    )
 
 
 def _lacks_sm12x(tree: SourceTree) -> bool:

@@ -58,7 +58,11 @@ def look(tree: SourceTree, request: Request) -> Finding:
     if place := _fixed_upstream(tree):
         return upstream(f"{place} says no to SM12x")
     edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="no SM12x grouped GEMM")
-    return found(edits, f"{_PATH}: {_SCOPE} says {'yes' if edits else 'no'} to SM12x")
+    return found(
+        edits,
+        now=f"{_PATH}: {_SCOPE} says yes to SM12x",
+        done=f"{_PATH}: {_SCOPE} says no to SM12x",
+    )
 
 
 def _fixed_upstream(tree: SourceTree) -> str:

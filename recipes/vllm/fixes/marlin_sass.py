@@ -30,7 +30,11 @@ def look(tree: SourceTree, request: Request) -> Finding:
         for argument in todo
     ]
     where = ",".join(str(argument.line) for argument in todo or lists)
-    return found(edits, f"{_PATH}:{where}: Marlin lists {'end in PTX' if todo else 'have SASS'}")
+    return found(
+        edits,
+        now=f"{_PATH}:{where}: Marlin lists end in PTX",
+        done=f"{_PATH}:{where}: Marlin lists lead to {request.arch_list}",
+    )
 
 
 def _marlin_lists(tree: SourceTree, request: Request) -> Iterator[Argument]:

@@ -31,7 +31,11 @@ def look(tree: SourceTree, request: Request) -> Finding:
     for path in sources:
         edits += swap_text(path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
     checked = ", ".join([_PYTHON, *sources])
-    return found(edits, f"{checked}: W4A8-FP8 is {'refused' if edits else 'allowed'} on 12.1")
+    return found(
+        edits,
+        now=f"{checked}: W4A8-FP8 is refused on 12.1",
+        done=f"{checked}: W4A8-FP8 is allowed on 12.1",
+    )
 
 
 FIX = Fix(

@@ -31,7 +31,7 @@ def look(tree: SourceTree, request: Request) -> Finding:
     if not tree.exists(_PATH) or _UPSTREAM in (text := tree.read(_PATH)) or _SCOPE not in text:
         return upstream(f"{_PATH}: Triton is limited to 9.0 and 10.x")
     edits = swap(_PATH, text, _SCOPE, _BEFORE, _AFTER, note="Marlin on SM12x")
-    return found(edits, f"{_PATH}: SM12x takes {'Triton' if edits else 'Marlin'}")
+    return found(edits, now=f"{_PATH}: SM12x takes Triton", done=f"{_PATH}: SM12x takes Marlin")
 
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:

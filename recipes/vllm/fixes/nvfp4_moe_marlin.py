@@ -43,7 +43,7 @@ def look(tree: SourceTree, request: Request) -> Finding:
     if kernels or not tree.exists(_PATH):
         return upstream(f"{kernels[0] if kernels else _PATH}: NVFP4 MoE runs on SM120")
     edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="Marlin on SM12x")
-    return found(edits, f"{_PATH}: SM12x takes {'CUTLASS' if edits else 'Marlin'}")
+    return found(edits, now=f"{_PATH}: SM12x takes CUTLASS", done=f"{_PATH}: SM12x takes Marlin")
 
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:

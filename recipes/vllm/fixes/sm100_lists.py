@@ -23,8 +23,11 @@ def look(tree: SourceTree, request: Request) -> Finding:
     wrong = [argument for argument in lists if any(map(_is_sm12x, list_items(argument)))]
     edits = [_without_sm12x(argument) for argument in wrong]
     where = ", ".join(str(argument.line) for argument in wrong or lists)
-    names = "name" if wrong else "do not name"
-    return found(edits, f"{_PATH}:{where}: SM100 lists {names} SM12x")
+    return found(
+        edits,
+        now=f"{_PATH}:{where}: SM100 lists name SM12x",
+        done=f"{_PATH}:{where}: SM100 lists do not name SM12x",
+    )
 
 
 def _arch_list(call: Command) -> Argument | None:

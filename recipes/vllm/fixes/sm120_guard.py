@@ -38,7 +38,11 @@ def look(tree: SourceTree, request: Request) -> Finding:
     text = tree.read(path)
     span = region(path, text, _STRUCT, "\n};")
     edits = swap_text(path, text, _BEFORE, _AFTER, note="let the whole family through", within=span)
-    return found(edits, f"{path}: wraps kernels of {', '.join(users)}")
+    return found(
+        edits,
+        now=f"{path}: stops the kernels of {', '.join(users)} on 12.1",
+        done=f"{path}: lets the kernels of {', '.join(users)} run on any SM12x",
+    )
 
 
 FIX = Fix(

@@ -27,11 +27,15 @@ def look(tree: SourceTree, request: Request) -> Finding:
     present = _LABELLED.search(text)
     prefix = _prefix(tree, request)
     if present and present[1].startswith(prefix) and not set(tree.overlay) - {_PATH}:
-        return found((), f"{_PATH}: the build is called {present[1]}")
+        return found((), now="", done=f"{_PATH}: the build is called {present[1]}")
     label = prefix + _digest(tree.with_texts({_PATH: _LABELLED.sub(_BEFORE, text)}))
     after = f'os.getenv("{_VARIABLE}", "{label}")'
     edits = swap(_PATH, text, _SCOPE, _BEFORE, after, note=f"call it {label}")
-    return found(edits, f"{_PATH}: the build {'will be' if edits else 'is'} called {label}")
+    return found(
+        edits,
+        now=f"{_PATH}: the build is called {tree.version}, as upstream's",
+        done=f"{_PATH}: the build is called {label}",
+    )
 
 
 def _prefix(tree: SourceTree, request: Request) -> str:

@@ -1,0 +1,90 @@
+"""patchkit apply"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchkit.apply import Outcome, apply, open_workspace
+from patchkit.cli import show
+from patchkit.cli.options import Selection, as_json, progress, request_options, source_options
+from patchkit.patching.fix import Request
+from patchkit.recipe import load_recipe
+from patchkit.source.resolve import Options, resolved
+
+_EPILOG = """\
+\b
+Examples:
+  patchkit apply --vllm-src vllm==0.24.0 --dest build/vllm-0.24.0
+  patchkit apply --vllm-src ~/src/vllm --arch family --dry-run
+  patchkit apply --vllm-src .venv/lib/python3.12/site-packages/vllm
+"""
+
+
+@click.command(epilog=_EPILOG)
+@source_options
+@request_options
+@click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
+@as_json
+def command(
+    source: str,
+    dest: Path | None,
+    *,
+    offline: bool,
+    selection: Selection,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Patch a tree for a device, prove the effect, and keep a way back.
+
+    What is asked for is what the tree becomes, whatever was applied before; asking again changes
+    nothing. Either everything is written or nothing.
+    """
+    recipe, request = load_recipe(), selection.request()
+    with (
+        progress() as report,
+        resolved(
+            source,
+            recipe,
+            Options(dest=dest, offline=offline, report=report),
+            keep=not dry_run,
+        ) as path,
+    ):
+        outcome = apply(path, recipe, request, dry_run=dry_run)
+        _print(path, request, outcome, dry_run=dry_run, as_json=as_json)
+
+
+def _print(path: Path, request: Request, outcome: Outcome, *, dry_run: bool, as_json: bool) -> None:
+    workspace = open_workspace(path)
+    if as_json:
+        fields: dict[str, Any] = {
+            **show.tree_fields(workspace, request),
+            "dry_run": dry_run,
+            "fixes": [show.verdict_fields(verdict) for verdict in outcome.verdicts],
+            "proofs": list(outcome.proofs),
+            "written": list(outcome.written),
+        }
+        show.print_json(fields)
+        return
+    console = show.console()
+    console.print(show.header(workspace, request))
+    console.print(show.verdict_table(outcome.verdicts))
+    for line in show.proof_lines(outcome.proofs):
+        console.print(line)
+    console.print(_summary(path, outcome, dry_run=dry_run))
+    if workspace.tree.kind != "installed" and not dry_run:
+        console.print(f"build with TORCH_CUDA_ARCH_LIST={request.arch_list}", style="bold")
+
+
+def _summary(path: Path, outcome: Outcome, *, dry_run: bool) -> str:
+    if dry_run:
+        files = sum(line.startswith("diff --git") for line in outcome.diff.splitlines())
+        return f"dry run: {files} files would change; patchkit diff shows how"
+    if not outcome.written:
+        return "nothing to do: the tree is as asked for"
+    return (
+        f"{len(outcome.written)} files changed; see them with patchkit diff, "
+        f"undo with patchkit revert --vllm-src {path}"
+    )

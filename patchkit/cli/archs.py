@@ -1,0 +1,101 @@
+"""patchkit archs"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from patchkit.apply import plan_for
+from patchkit.cli import show
+from patchkit.cli.options import Selection, as_json, opened, request_options, source_options
+from patchkit.errors import UsageError
+from patchkit.proof.archs import Group, evaluate
+from patchkit.target import Load, Target, best_load
+
+_STYLES = {
+    Load.EXACT: "green",
+    Load.FAMILY: "green",
+    Load.COMPATIBLE: "cyan",
+    Load.JIT: "yellow",
+    Load.NONE: "dim",
+}
+
+
+@click.command()
+@source_options
+@request_options
+@click.option("--arch-list", help="TORCH_CUDA_ARCH_LIST, or Auto.  [default: the target's]")
+@click.option("--cuda", help="Version of the CUDA compiler.  [default: the target's, 13.0]")
+@as_json
+def command(
+    source: str,
+    dest: Path | None,
+    *,
+    offline: bool,
+    selection: Selection,
+    arch_list: str | None,
+    cuda: str | None,
+    as_json: bool,
+) -> None:
+    """Which kernel group is built for which archs, stock beside patched.
+
+    The release's own CMake decides; no compiler, torch or GPU is needed. The last column says how
+    the patched group reaches the device: exact, family, compatible, jit (from PTX), or none.
+    """
+    with opened(source, dest, offline=offline) as (recipe, workspace):
+        request = selection.request(workspace)
+        if workspace.tree.kind == "installed":
+            raise UsageError(f"{source} is installed: its kernels are compiled already")
+        target = request.target
+        wanted = arch_list or request.arch_list
+        target.check_arch_list(wanted)
+        plan = plan_for(workspace, recipe, request)
+        version = cuda or target.cuda
+        stock = evaluate(plan.stock, target, wanted, version)
+        patched = evaluate(plan.patched, target, wanted, version)
+        if as_json:
+            rows = [_fields(a, b, target) for a, b in zip(stock, patched, strict=True)]
+            fields = {"torch_cuda_arch_list": wanted, "cuda": version, "groups": rows}
+            show.print_json({**show.tree_fields(workspace, request), **fields})
+            return
+        console = show.console()
+        console.print(show.header(workspace, request))
+        console.print(f"TORCH_CUDA_ARCH_LIST={wanted}, CUDA {version}")
+        console.print(_table(stock, patched, target))
+
+
+def _table(stock: list[Group], patched: list[Group], target: Target) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("kernel group", overflow="fold")
+    table.add_column("where", style="dim", no_wrap=True)
+    for column in ("stock", "patched", "loads"):
+        table.add_column(column, no_wrap=True)
+    for old, new in zip(stock, patched, strict=True):
+        load = best_load(new.archs, target.capability)
+        style = _STYLES[load]
+        table.add_row(
+            Text(new.name, "" if new.archs else "dim"),
+            new.where,
+            Text(_list(old), "dim"),
+            Text(_list(new), style),
+            Text(str(load), style),
+        )
+    return table
+
+
+def _list(group: Group) -> str:
+    return ";".join(group.archs) or "-"
+
+
+def _fields(stock: Group, patched: Group, target: Target) -> dict[str, object]:
+    return {
+        "group": patched.name,
+        "where": patched.where,
+        "variable": patched.variable,
+        "stock": list(stock.archs),
+        "patched": list(patched.archs),
+        "loads": str(best_load(patched.archs, target.capability)),
+    }

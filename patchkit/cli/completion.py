@@ -1,0 +1,17 @@
+"""patchkit completion"""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(shell: str) -> None:
+    """Print a completion script: eval "$(patchkit completion bash)"."""
+    from patchkit.cli import group
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(group, {}, "patchkit", "_PATCHKIT_COMPLETE").source())

@@ -1,0 +1,56 @@
+"""patchkit status"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from patchkit.apply import known_verdicts, settled
+from patchkit.cli.options import Selection, as_json, opened, request_options, source_options
+from patchkit.errors import DriftError
+from patchkit.patching.fix import State, Verdict
+from patchkit.patching.plan import Plan, make_plan
+
+
+@click.command()
+@source_options
+@request_options
+@as_json
+def command(
+    source: str, dest: Path | None, *, offline: bool, selection: Selection, as_json: bool
+) -> None:
+    """Every fix and its state; nothing is written.
+
+    Without options, a patched tree is compared with what it was patched for. Exits with 4 if a fix
+    does not fit the code.
+    """
+    with opened(source, dest, offline=offline) as (recipe, workspace):
+        request = selection.request(workspace)
+        verdicts = known_verdicts(workspace, recipe, request)
+        if verdicts is None:
+            verdicts = _as_on_disk(make_plan(workspace.tree, recipe, request))
+        from patchkit.cli import show
+
+        if as_json:
+            fields = [show.verdict_fields(verdict) for verdict in verdicts]
+            show.print_json({**show.tree_fields(workspace, request), "fixes": fields})
+        else:
+            console = show.console()
+            console.print(show.header(workspace, request))
+            console.print(show.verdict_table(verdicts))
+    if any(verdict.state is State.DRIFTED for verdict in verdicts):
+        raise SystemExit(DriftError.exit_code)
+
+
+def _as_on_disk(plan: Plan) -> tuple[Verdict, ...]:
+    """Verdicts are made from upstream's texts; what already lies on disk is applied."""
+    done = {path for path, (_b, after) in plan.texts.items() if _on_disk(plan, path) == after}
+    return tuple(
+        settled(v) if v.edits and {edit.path for edit in v.edits} <= done else v
+        for v in plan.verdicts
+    )
+
+
+def _on_disk(plan: Plan, path: str) -> str:
+    return plan.stock.read_bytes(path).decode()
