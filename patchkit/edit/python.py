@@ -12,12 +12,15 @@ import ast
 import textwrap
 from collections.abc import Iterator
 from functools import lru_cache
-
-import libcst as cst
-from libcst.metadata import ByteSpanPositionProvider, CodeSpan, MetadataWrapper
+from typing import TYPE_CHECKING
 
 from patchkit.edit.splice import Edit, line_of
 from patchkit.errors import DriftError
+
+if TYPE_CHECKING:
+    # libcst takes longer to import than a whole `patchkit status`, which parses nothing.
+    import libcst as cst
+    from libcst.metadata import MetadataWrapper
 
 _HINT = "restore the file from the release, or leave this fix out with --skip"
 _SHELL = "class _:\n"  # makes an indented function a module of its own
@@ -97,10 +100,16 @@ def _definition(path: str, text: str, scope: str) -> Definition:
 
 @lru_cache(maxsize=64)
 def _parse(source: str) -> MetadataWrapper:
+    import libcst as cst
+    from libcst.metadata import MetadataWrapper
+
     return MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
 
 
 def _matches(source: str, code: str) -> list[tuple[int, int]]:
+    import libcst as cst
+    from libcst.metadata import ByteSpanPositionProvider
+
     wrapper = _parse(source)
     pattern = cst.parse_module(_normal(code)).body
     expression = _expression(pattern[0]) if len(pattern) == 1 else None
@@ -116,10 +125,14 @@ def _matches(source: str, code: str) -> list[tuple[int, int]]:
 
 
 def _code(node: cst.CSTNode) -> str:
+    import libcst as cst
+
     return cst.Module(body=[]).code_for_node(node)
 
 
 def _span(source: str, first: object, last: object) -> tuple[int, int]:
+    from libcst.metadata import CodeSpan
+
     assert isinstance(first, CodeSpan)
     assert isinstance(last, CodeSpan)
     start, stop = first.start, last.start + last.length
@@ -136,6 +149,8 @@ def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _windows(module: cst.CSTNode, size: int) -> Iterator[list[cst.CSTNode]]:
+    import libcst as cst
+
     for node in _walk(module):
         if isinstance(node, cst.Module | cst.IndentedBlock):
             for start in range(len(node.body) - size + 1):
@@ -143,6 +158,8 @@ def _windows(module: cst.CSTNode, size: int) -> Iterator[list[cst.CSTNode]]:
 
 
 def _expression(statement: cst.CSTNode) -> cst.BaseExpression | None:
+    import libcst as cst
+
     if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
         only = statement.body[0]
         return only.value if isinstance(only, cst.Expr) else None

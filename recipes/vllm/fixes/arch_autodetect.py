@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from patchkit.edit.text import region, swap_text
 from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found, upstream
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    upstream,
+)
 from patchkit.proof.archs import evaluate
 from patchkit.source.tree import SourceTree
 from patchkit.target import Load, best_load
@@ -81,4 +91,12 @@ FIX = Fix(
     prove=prove,
     prove_upstream=True,
     layer="build",
+    examples=(
+        Example(
+            version="0.19.1",
+            path=_PATH,
+            before=f"{_FUNCTION}OUT FLAGS)\n{_BEFORE.format(_REGEXES[1])}endfunction()\n",
+            after=f"{_FUNCTION}OUT FLAGS)\n{_AFTER.format(_REGEXES[1])}endfunction()\n",
+        ),
+    ),
 )

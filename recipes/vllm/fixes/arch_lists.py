@@ -228,6 +228,9 @@ FIX = Fix(
         Example(
             version="0.33.0",
             path=_ROOT,
+            beside={
+                _UTILS: 'if(_arch MATCHES "a$")\nelseif(_arch MATCHES "f$")\nendif()\n',
+            },
             before="if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)\n"
             '  set(CUDA_SUPPORTED_ARCHS "9.0;10.0;11.0;12.0")\n'
             'else()\n  set(CUDA_SUPPORTED_ARCHS "9.0;12.0")\nendif()\n',

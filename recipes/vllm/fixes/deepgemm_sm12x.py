@@ -95,6 +95,7 @@ FIX = Fix(
         Example(
             version="0.24.0",
             path=_PATH,
+            beside={_PIN_FILE: f"GIT_TAG {_PIN_WITHOUT_SM12X}\n"},
             before=f"class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n        "
             f"{_BEFORE.strip().replace(chr(10), chr(10) + ' ' * 8)}\n",
             after=f"class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n        "

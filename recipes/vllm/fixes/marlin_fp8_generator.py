@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from patchkit.edit.text import swap_text
 from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
 from patchkit.source.tree import SourceTree
 
 _GENERATORS = "csrc/**/generate_kernels.py"
@@ -71,4 +71,12 @@ FIX = Fix(
     prove=prove,
     layer="build",
     arches=("native",),
+    examples=(
+        Example(
+            version="0.19.1",
+            path="csrc/quantization/marlin/generate_kernels.py",
+            before=f"{_FLAG} = False\nfor arch in archs:\n    {_BEFORE}\n        {_FLAG} = True\n",
+            after=f"{_FLAG} = False\nfor arch in archs:\n    {_AFTER}\n        {_FLAG} = True\n",
+        ),
+    ),
 )

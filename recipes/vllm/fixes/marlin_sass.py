@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from patchkit.edit.cmake import Argument, add_list_item, list_items
 from patchkit.errors import DriftError
-from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
 from patchkit.proof.archs import INTERSECTION, parsed
 from patchkit.source.tree import SourceTree
 
@@ -75,4 +75,12 @@ FIX = Fix(
     ),
     look=look,
     layer="build",
+    examples=(
+        Example(
+            version="0.19.1",
+            path=_PATH,
+            before='cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX" "${CUDA_ARCHS}")\n',
+            after='cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX;12.1a" "${CUDA_ARCHS}")\n',
+        ),
+    ),
 )

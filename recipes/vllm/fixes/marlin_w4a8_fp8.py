@@ -5,7 +5,7 @@ from __future__ import annotations
 from patchkit.edit.python import swap
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import swap_text
-from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
 from patchkit.source.tree import SourceTree
 
 _PYTHON = "vllm/model_executor/layers/quantization/utils/marlin_utils.py"
@@ -50,4 +50,12 @@ FIX = Fix(
         Evidence("upstream widened the same checks", "vLLM 0.22.0, 0.23.0", "read"),
     ),
     look=look,
+    examples=(
+        Example(
+            version="0.19.1",
+            path=_PYTHON,
+            before=f"def {_SCOPE}(prefix):\n    return {_CAPABILITY}\n",
+            after=f"def {_SCOPE}(prefix):\n    return {_CAPABILITIES}\n",
+        ),
+    ),
 )

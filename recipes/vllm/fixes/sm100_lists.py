@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from patchkit.edit.cmake import Argument, Command, list_items, remove_list_items
 from patchkit.edit.splice import Edit
-from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
 from patchkit.proof.archs import INTERSECTION, parsed
 from patchkit.source.tree import SourceTree
 
@@ -67,4 +67,14 @@ FIX = Fix(
     ),
     look=look,
     layer="build",
+    examples=(
+        Example(
+            version="0.11.1",
+            path=_PATH,
+            before='cuda_archs_loose_intersection(FP4_ARCHS "10.0f;11.0f;12.0f" "${CUDA_ARCHS}")\n'
+            'list(APPEND VLLM_GPU_FLAGS "-DENABLE_NVFP4_SM100=1")\n',
+            after='cuda_archs_loose_intersection(FP4_ARCHS "10.0f;11.0f" "${CUDA_ARCHS}")\n'
+            'list(APPEND VLLM_GPU_FLAGS "-DENABLE_NVFP4_SM100=1")\n',
+        ),
+    ),
 )

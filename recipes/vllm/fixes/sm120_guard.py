@@ -64,6 +64,7 @@ FIX = Fix(
         Example(
             version="0.19.1",
             path=_PATHS[0],
+            beside={"csrc/x/c3x/scaled_mm.cuh": "using GemmKernel = enable_sm120_only<Kernel>;\n"},
             before="template <typename Kernel>\nstruct enable_sm120_only : Kernel {\n"
             "  #if __CUDA_ARCH__ == 1200\n  #endif\n};\n",
             after="template <typename Kernel>\nstruct enable_sm120_only : Kernel {\n"

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from patchkit.edit.python import swap
 from patchkit.errors import ProofError
-from patchkit.patching.fix import Evidence, Finding, Fix, Need, Request, Severity, found
+from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
 from patchkit.proof.routing import function
 from patchkit.source.tree import SourceTree
 
@@ -80,4 +80,13 @@ FIX = Fix(
     prove=prove,
     layer="build",
     majors=(11, 12),
+    examples=(
+        Example(
+            version="0.33.0",
+            path=_PATH,
+            before=f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            after=f"def {_SCOPE}():\n    return "
+            f'os.getenv("{_VARIABLE}", "0.33.0+cu130.gb10.p8c1d0fb4")\n',
+        ),
+    ),
 )
