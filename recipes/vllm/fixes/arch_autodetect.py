@@ -89,7 +89,6 @@ FIX = Fix(
     ),
     look=look,
     prove=prove,
-    prove_upstream=True,
     layer="build",
     examples=(
         Example(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from packaging.version import Version
 
@@ -19,6 +20,7 @@ from patchkit.patching.fix import (
     Request,
     Severity,
     found,
+    places,
 )
 from patchkit.proof.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
 from patchkit.source.tree import SourceTree
@@ -64,7 +66,7 @@ def look(tree: SourceTree, request: Request) -> Finding:
             hint="restore the CMake files from the release",
         )
     edits = [edit for _, of_unit in units for edit in of_unit]
-    where = ", ".join(todo or done) or _ROOT
+    where = places(todo or done) or _ROOT
     return found(
         edits,
         now=f"{where}: no way to {request.arch_list}",
@@ -152,8 +154,12 @@ def _replace(path: str, argument: Argument, old: str, new: str) -> Edit:
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """Evaluate both trees with the release's own CMake and compare group by group."""
     target = request.target
-    before = evaluate(stock, target, target.stock, target.cuda)
-    after = evaluate(patched, target, request.arch_list, target.cuda)
+    with ThreadPoolExecutor(2) as pool:  # each one waits for a CMake
+        jobs = [
+            pool.submit(evaluate, stock, target, target.stock, target.cuda),
+            pool.submit(evaluate, patched, target, request.arch_list, target.cuda),
+        ]
+        before, after = (job.result() for job in jobs)
     wrong = [
         f"{new.where}: {new.name} is built for {';'.join(new.archs) or 'nothing'}, "
         f"expected {' or '.join(';'.join(sorted(e)) or 'nothing' for e in expected)}"

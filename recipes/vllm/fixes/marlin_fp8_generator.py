@@ -7,7 +7,17 @@ from types import SimpleNamespace
 
 from patchkit.edit.text import swap_text
 from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    places,
+)
 from patchkit.source.tree import SourceTree
 
 _GENERATORS = "csrc/**/generate_kernels.py"
@@ -28,8 +38,8 @@ def look(tree: SourceTree, request: Request) -> Finding:
     ]
     return found(
         edits,
-        now=f"{', '.join(paths)}: FP8-input kernels for 8.9 and 12.0 only",
-        done=f"{', '.join(paths)}: FP8-input kernels for every SM12x",
+        now=f"{places(paths)}: FP8-input kernels for 8.9 and 12.0 only",
+        done=f"{places(paths)}: FP8-input kernels for every SM12x",
     )
 
 

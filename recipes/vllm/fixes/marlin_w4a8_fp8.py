@@ -5,7 +5,17 @@ from __future__ import annotations
 from patchkit.edit.python import swap
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import swap_text
-from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    places,
+)
 from patchkit.source.tree import SourceTree
 
 _PYTHON = "vllm/model_executor/layers/quantization/utils/marlin_utils.py"
@@ -30,7 +40,7 @@ def look(tree: SourceTree, request: Request) -> Finding:
     sources = [] if tree.kind == "installed" else tree.containing(_SOURCES, _MESSAGE)
     for path in sources:
         edits += swap_text(path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
-    checked = ", ".join([_PYTHON, *sources])
+    checked = places([*sources, _PYTHON])
     return found(
         edits,
         now=f"{checked}: W4A8-FP8 is refused on 12.1",

@@ -22,7 +22,7 @@ def look(tree: SourceTree, request: Request) -> Finding:
     ]
     wrong = [argument for argument in lists if any(map(_is_sm12x, list_items(argument)))]
     edits = [_without_sm12x(argument) for argument in wrong]
-    where = ", ".join(str(argument.line) for argument in wrong or lists)
+    where = ",".join(str(argument.line) for argument in wrong or lists)
     return found(
         edits,
         now=f"{_PATH}:{where}: SM100 lists name SM12x",

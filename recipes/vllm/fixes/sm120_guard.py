@@ -13,6 +13,7 @@ from patchkit.patching.fix import (
     Request,
     Severity,
     found,
+    places,
     upstream,
 )
 from patchkit.source.tree import SourceTree, first_existing
@@ -40,8 +41,8 @@ def look(tree: SourceTree, request: Request) -> Finding:
     edits = swap_text(path, text, _BEFORE, _AFTER, note="let the whole family through", within=span)
     return found(
         edits,
-        now=f"{path}: stops the kernels of {', '.join(users)} on 12.1",
-        done=f"{path}: lets the kernels of {', '.join(users)} run on any SM12x",
+        now=f"{path}: stops {places(users)} on 12.1",
+        done=f"{path}: lets {places(users)} run on any SM12x",
     )
 
 

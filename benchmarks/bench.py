@@ -1,0 +1,104 @@
+"""How long patchkit takes: cold processes, warm page cache, medians of one run.
+
+Beside it stand a peer (``git apply`` of the same change), the floor (a Python that only imports
+libcst), and what libcst needs to parse the Python files that an apply edits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import libcst
+from rich.console import Console
+from rich.table import Table
+
+RELEASES = ("0.19.1", "0.33.0")
+PATCHKIT = (sys.executable, "-m", "patchkit")
+FLOOR = (sys.executable, "-c", "import libcst")
+
+
+def main() -> None:
+    """Measure and print a table per release."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", "--runs", type=int, default=9)
+    runs = parser.parse_args().runs
+    with tempfile.TemporaryDirectory() as folder:
+        for release in RELEASES:
+            measure(release, Path(folder) / release, runs)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    Console().print(f"largest process: {peak:.0f} MiB")
+
+
+def measure(release: str, tree: Path, runs: int) -> None:
+    """One table: seconds, and the ratio to the floor."""
+    run(*PATCHKIT, "fetch", f"vllm=={release}", "--dest", str(tree))
+    source = ("--vllm-src", str(tree))
+    patch = tree.with_suffix(".patch")
+    patch.write_text(run(*PATCHKIT, "diff", *source))
+    rows: dict[str, list[float]] = {}
+    for _ in range(runs):
+        note = recorder(rows)
+        note("floor: import libcst", FLOOR)
+        note("apply", (*PATCHKIT, "apply", *source))
+        rows.setdefault("parsing what apply edits", []).append(timed(lambda: parse(changed(tree))))
+        note("apply again", (*PATCHKIT, "apply", *source))
+        note("status", (*PATCHKIT, "status", *source))
+        note("revert", (*PATCHKIT, "revert", *source))
+        note("status of an unpatched tree", (*PATCHKIT, "status", *source))
+        note("git apply", ("git", "-C", str(tree), "apply", str(patch)))
+        run("git", "-C", str(tree), "apply", "--reverse", str(patch))
+    show(release, rows)
+    shutil.rmtree(tree)
+
+
+def recorder(rows: dict[str, list[float]]) -> Callable[[str, tuple[str, ...]], None]:
+    def note(name: str, command: tuple[str, ...]) -> None:
+        rows.setdefault(name, []).append(timed(lambda: run(*command)))
+
+    return note
+
+
+def timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def changed(tree: Path) -> list[Path]:
+    """The Python files that an apply has edited."""
+    originals = tree / ".patchkit" / "originals"
+    return [tree / path.relative_to(originals) for path in originals.rglob("*.py")]
+
+
+def parse(paths: list[Path]) -> None:
+    for path in paths:
+        libcst.parse_module(path.read_text())
+
+
+def show(release: str, rows: dict[str, list[float]]) -> None:
+    floor = statistics.median(rows["floor: import libcst"])
+    table = Table(title=f"vLLM {release}, seconds", box=None, title_justify="left")
+    for column in ("", "median", "min", "max", "ratio to the floor"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, values in rows.items():
+        median = statistics.median(values)
+        figures = (median, min(values), max(values))
+        table.add_row(name, *(f"{figure:.3f}" for figure in figures), f"{median / floor:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Sessions: tests, lint (the default two), matrix (every release), bench, picture."""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2025.10.14"
+nox.options.sessions = ["tests", "lint"]
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def _install(session: nox.Session, group: str) -> None:
+    session.install(".", *nox.project.dependency_groups(PYPROJECT, group))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Everything but the full matrix; downloads the releases that it needs once, by hash."""
+    _install(session, "test")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and mypy, warnings as errors."""
+    _install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Every supported release in both arch modes, real sdists and real CMake."""
+    _install(session, "test")
+    session.run("pytest", "-m", "releases", *session.posargs, env={"PATCHKIT_ALL_RELEASES": "1"})
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """apply, status and revert beside git apply and the import of libcst, in one run."""
+    _install(session, "test")
+    session.run("python", "benchmarks/bench.py", *session.posargs)
+
+
+@nox.session
+def picture(session: nox.Session) -> None:
+    """docs/apply.svg: the README's picture, from a real run."""
+    _install(session, "test")
+    session.run("python", "docs/picture.py")

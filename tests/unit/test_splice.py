@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.edit.splice import Edit, line_of, splice, unified_diff
+from patchkit.errors import DriftError
+
+TEXT = "one\ntwo é\nthree\n"
+
+
+def edit(start, stop, replacement, note="note"):
+    return Edit("src/a.txt", start, stop, replacement, note)
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        ([], TEXT),
+        ([edit(4, 7, "TWO")], "one\nTWO é\nthree\n"),
+        ([edit(10, 15, "3"), edit(0, 3, "1")], "1\ntwo é\n3\n"),
+        ([edit(0, 0, "zero\n"), edit(16, 16, "four\n")], "zero\none\ntwo é\nthree\nfour\n"),
+        ([edit(0, 4, ""), edit(4, 10, "")], "three\n"),
+        ([edit(0, 0, "> "), edit(0, 3, "1")], "> 1\ntwo é\nthree\n"),
+        ([edit(8, 9, "𝟚\f\u2028")], "one\ntwo 𝟚\f\u2028\nthree\n"),
+    ],
+)
+def test_splice(edits, expected):
+    assert splice(TEXT, edits) == expected
+
+
+@pytest.mark.parametrize(
+    ("edits", "where"),
+    [
+        ([edit(0, 5, "x"), edit(4, 7, "y", "the later")], r"src/a.txt:2: .*\(the later\)"),
+        ([edit(10, 12, "x"), edit(0, 16, "y"), edit(11, 11, "z")], r"src/a.txt:3: "),
+        ([edit(15, 17, "past the end")], r"src/a.txt:3: "),
+    ],
+)
+def test_splice_refuses_overlapping_edits(edits, where):
+    with pytest.raises(DriftError, match=where):
+        splice(TEXT, edits)
+
+
+@pytest.mark.parametrize(("offset", "line"), [(0, 1), (3, 1), (4, 2), (10, 3), (15, 3), (16, 4)])
+def test_line_of_counts_from_one(offset, line):
+    assert line_of(TEXT, offset) == line
+
+
+LONG = "".join(f"line {n}\n" for n in range(40))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a\nb\n", "a\nB\n"),
+        ("a\nb", "a\nB"),
+        ("a\nb", "a\nb\n"),
+        ("a\nb\n", "a\nb"),
+        ("a\nb", "a\nb\nc"),
+        ("a\n\fb\n", "a\n\fB\n"),
+        ("a\u2028b\nc\n", "a\u2028B\nc\n"),
+        ("a\x1cb\x85c\n", "a\x1cb\x85C\n"),
+        ("a\n", "\n\na\n\n"),
+        ("", "a\n"),
+        ("a\n", ""),
+        ("-- a\n++ b\n", "-- b\n++ a\n"),
+        (LONG, LONG.replace("line 3\n", "").replace("line 33\n", "line 33\nmore\n")),
+    ],
+)
+def test_git_apply_takes_a_diff(before, after, git, tmp_path):
+    place = tmp_path / "src" / "a.txt"
+    place.parent.mkdir()
+    place.write_text(before, encoding="utf-8", newline="")
+
+    git(tmp_path, "apply", stdin=unified_diff("src/a.txt", before, after))
+
+    assert place.read_bytes().decode() == after
+
+
+@pytest.mark.parametrize("text", ["", "a", "a\n", "a\f\u2028b\n"])
+def test_equal_texts_have_an_empty_diff(text):
+    assert unified_diff("a.txt", text, text) == ""
+
+
+def texts():
+    # Few different lines, so that hunks repeat and move; everything but LF may be inside one.
+    character = st.sampled_from("ab -+@\\\t\f\v\x1c\x85\u2028é𝟚")
+    line = st.text(character, max_size=3)
+    return st.lists(line, max_size=12).map("\n".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(before=texts(), after=texts())
+def test_a_diff_leads_from_one_text_to_the_other(before, after, git, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("git")
+    place = folder / "a.txt"
+    place.write_text(before, encoding="utf-8", newline="")
+
+    if diff := unified_diff("a.txt", before, after):
+        git(folder, "apply", stdin=diff)
+
+    assert place.read_bytes().decode() == after
