@@ -19,7 +19,7 @@ from patchkit.patching.ledger import (
     read_ledger,
     untouched,
 )
-from patchkit.patching.plan import Plan, check_selection, judge, make_plan
+from patchkit.patching.plan import Plan, check_selection, make_plan
 from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
 from patchkit.recipe import Recipe
 from patchkit.source.detect import detect, dist_info, state_folder
@@ -86,29 +86,21 @@ def known_verdicts(
 
 
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
-    """The plan for a tree, checked: nothing drifted, results are recognised and parse.
-
-    Raises DriftError with every place that does not fit; nothing has been written then.
-    """
+    """The plan for a tree. Raises DriftError with every place that does not fit."""
     plan = make_plan(workspace.tree, recipe, request)
     if plan.drifted:
         raise DriftError(
             f"{len(plan.drifted)} of {len(plan.verdicts)} fixes do not fit; nothing was changed\n"
             + "\n".join(f"  {verdict.fix.id}: {verdict.reason}" for verdict in plan.drifted)
         )
-    for verdict in plan.verdicts:
-        if verdict.edits:
-            again = judge(verdict.fix, plan.patched, recipe, request)
-            if again.state is not State.APPLIED:
-                raise ProofError(
-                    f"{verdict.fix.id} does not recognise its own result: {again.reason}",
-                    hint="please report this with the vLLM version",
-                )
     return plan
 
 
 def prove(plan: Plan) -> tuple[str, ...]:
-    """Check the effect of a plan. Raises ProofError; nothing has been written then."""
+    """Check the effect of a plan, and that each fix recognises its own result.
+
+    Raises ProofError; nothing has been written then. Returns what was established.
+    """
     active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
     provers = [
         verdict.fix.prove
@@ -121,7 +113,19 @@ def prove(plan: Plan) -> tuple[str, ...]:
     ]
     with ThreadPoolExecutor() as pool:
         jobs = [pool.submit(p, plan.stock, plan.patched, plan.request, active) for p in provers]
+        _check_recognised(plan)  # while the proofs wait for their CMake
         return tuple(job.result() for job in jobs)
+
+
+def _check_recognised(plan: Plan) -> None:
+    for verdict in plan.verdicts:
+        if verdict.edits:
+            again = verdict.fix.look(plan.patched, plan.request)
+            if again.state is not State.APPLIED:
+                raise ProofError(
+                    f"{verdict.fix.id} does not recognise its own result: {again.reason}",
+                    hint="please report this with the vLLM version",
+                )
 
 
 def apply(path: Path, recipe: Recipe, request: Request, *, dry_run: bool = False) -> Outcome:
@@ -248,13 +252,22 @@ def _on_disk(place: Path) -> bytes | None:
 
 
 def _check_unedited(tree: SourceTree, ledger: Ledger) -> None:
-    if edited := edited_files(tree, ledger):
-        raise DriftError(
-            f"{', '.join(edited)}: edited since patchkit wrote "
-            f"{'it' if len(edited) == 1 else 'them'}; nothing was changed",
-            why="the ledger knows another text, and your edits must not be lost",
-            hint="take your edits out (git diff shows them), then run again",
-        )
+    edited = edited_files(tree, ledger)
+    if not edited:
+        return
+    moved = ledger.version != str(tree.version)
+    raise DriftError(
+        f"{', '.join(edited)}: edited since patchkit wrote "
+        f"{'it' if len(edited) == 1 else 'them'}; nothing was changed",
+        why=f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
+        if moved
+        else "the ledger knows another text, and your edits must not be lost",
+        hint=f"if nothing of the patch is left, remove {state_folder(tree)}; else check out "
+        f"{ledger.version} and revert first"
+        if moved
+        else "take your edits out, then run again; the texts that patchkit replaced are in "
+        f"{state_folder(tree) / 'originals'}",
+    )
 
 
 def _verdict_fields(verdict: Verdict) -> dict[str, str]:

@@ -71,7 +71,7 @@ def _print(path: Path, request: Request, outcome: Outcome, *, dry_run: bool, as_
     console = show.console()
     console.print(show.header(workspace, request))
     console.print(show.verdict_table(outcome.verdicts))
-    for line in show.proof_lines(outcome.proofs):
+    for line in [*show.notes(outcome.verdicts), *show.proof_lines(outcome.proofs)]:
         console.print(line)
     console.print(_summary(path, outcome, dry_run=dry_run))
     if workspace.tree.kind != "installed" and not dry_run:
@@ -85,6 +85,6 @@ def _summary(path: Path, outcome: Outcome, *, dry_run: bool) -> str:
     if not outcome.written:
         return "nothing to do: the tree is as asked for"
     return (
-        f"{len(outcome.written)} files changed; see them with patchkit diff, "
+        f"{len(outcome.written)} file{'s' * (len(outcome.written) != 1)} changed; see them with patchkit diff, "
         f"undo with patchkit revert --vllm-src {path}"
     )

@@ -70,6 +70,7 @@ def command(
 def _table(stock: list[Group], patched: list[Group], target: Target) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("kernel group", overflow="fold")
+    table.add_column("switches on", style="dim", overflow="fold")
     table.add_column("where", style="dim", no_wrap=True)
     for column in ("stock", "patched", "loads"):
         table.add_column(column, no_wrap=True)
@@ -78,6 +79,7 @@ def _table(stock: list[Group], patched: list[Group], target: Target) -> Table:
         style = _STYLES[load]
         table.add_row(
             Text(new.name, "" if new.archs else "dim"),
+            " ".join(new.switches),
             new.where,
             Text(_list(old), "dim"),
             Text(_list(new), style),
@@ -95,6 +97,7 @@ def _fields(stock: Group, patched: Group, target: Target) -> dict[str, object]:
         "group": patched.name,
         "where": patched.where,
         "variable": patched.variable,
+        "switches": list(patched.switches),
         "stock": list(stock.archs),
         "patched": list(patched.archs),
         "loads": str(best_load(patched.archs, target.capability)),

@@ -45,7 +45,7 @@ def command(fix_id: str, *, as_json: bool) -> None:
 
 def _section(console: Console, title: str, body: str | Table) -> None:
     console.print(f"[bold]{title}[/]")
-    console.print(Padding(body, (0, 0, 1, 2)))
+    console.print(Padding(body, (0, 0, 1, 2), expand=False))
 
 
 def _needs(fix: Fix) -> Table:

@@ -11,7 +11,13 @@ from patchkit.cli.options import as_json
 
 
 @click.command()
-@click.option("--vllm-src", "source", required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--vllm-src",
+    "source",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The folder that was patched.",
+)
 @as_json
 def command(source: Path, *, as_json: bool) -> None:
     """Put back what upstream shipped, byte by byte.

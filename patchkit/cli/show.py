@@ -50,16 +50,21 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
         sign, style = STYLES[verdict.state]
         needed = verdict.state not in (State.UPSTREAM, State.NOT_APPLICABLE)
         severity = verdict.severity.value if verdict.severity and needed else ""
-        reason = f"{verdict.reason}\n{verdict.note}" if verdict.note else verdict.reason
         quiet = verdict.state in (State.NOT_APPLICABLE, State.OFF)
         table.add_row(
             Text(sign, style),
             Text(verdict.fix.id, "dim" if quiet else ""),
             Text(verdict.state.value, style),
             Text(severity, "dim" if quiet else ""),
-            Text(reason, "dim"),
+            Text(verdict.reason, "dim"),
         )
     return table
+
+
+def notes(verdicts: Iterable[Verdict]) -> list[Text]:
+    """What verdicts have to add, each thing once."""
+    found = dict.fromkeys(verdict.note for verdict in verdicts if verdict.note)
+    return [Text.assemble(("note ", "yellow"), note) for note in found]
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:

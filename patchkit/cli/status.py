@@ -39,6 +39,8 @@ def command(
             console = show.console()
             console.print(show.header(workspace, request))
             console.print(show.verdict_table(verdicts))
+            for line in show.notes(verdicts):
+                console.print(line)
     if any(verdict.state is State.DRIFTED for verdict in verdicts):
         raise SystemExit(DriftError.exit_code)
 

@@ -48,6 +48,11 @@ class Group:
     def where(self) -> str:
         return f"{self.place[0]}:{self.line}"
 
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """What the group switches on, for example ``NVFP4_SM120``."""
+        return tuple(d.removeprefix("-DENABLE_").removesuffix("=1") for d in self.defines)
+
 
 @dataclass(frozen=True, slots=True)
 class _Site:

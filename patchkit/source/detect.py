@@ -101,10 +101,13 @@ def _git_version(root: Path) -> Version:
         raise SourceError(f"{root}: git is needed to tell the version of a checkout") from None
     match = _DESCRIBED.fullmatch(result.stdout.strip())
     if match is None:
+        foreign = "safe.directory" in result.stderr
         raise SourceError(
             f"{root}: git describe finds no version tag",
-            why=result.stderr.strip() or "the clone is shallow or has no tags",
-            hint="git fetch --tags --unshallow",
+            why="; ".join(result.stderr.split("\n")[:1]) or "the clone is shallow or has no tags",
+            hint=f"git config --global --add safe.directory {root}"
+            if foreign
+            else "git fetch --tags --unshallow",
         )
     tag = _version(match["tag"].removeprefix("v"), root)
     if match["distance"] == "0":

@@ -84,7 +84,7 @@ FIX = Fix(
     evidence=(
         Evidence("arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"),
         Evidence(
-            "a GB10 is routed to DeepGEMM",
+            "a device that reports 12.1 is routed to DeepGEMM",
             "0.25.1 with the capability reported as 12.1",
             "measured",
         ),

@@ -25,12 +25,12 @@ def look(tree: SourceTree, request: Request) -> Finding:
     """The default of VLLM_VERSION_OVERRIDE, which setup.py hands to setuptools-scm as well."""
     text = tree.read(_PATH)
     present = _LABELLED.search(text)
-    prefix = _prefix(tree, request)
-    if present and present[1].startswith(prefix) and not set(tree.overlay) - {_PATH}:
+    if present and _is_own(present[1], request) and not set(tree.overlay) - {_PATH}:
         return found((), now="", done=f"{_PATH}: the build is called {present[1]}")
-    label = prefix + _digest(tree.with_texts({_PATH: _LABELLED.sub(_BEFORE, text)}))
+    label = _prefix(tree, request) + _digest(tree.with_texts({_PATH: _LABELLED.sub(_BEFORE, text)}))
+    before = present[0] if present and _is_own(present[1], request) else _BEFORE
     after = f'os.getenv("{_VARIABLE}", "{label}")'
-    edits = swap(_PATH, text, _SCOPE, _BEFORE, after, note=f"call it {label}")
+    edits = [] if before == after else swap(_PATH, text, _SCOPE, before, after, note=label)
     return found(
         edits,
         now=f"{_PATH}: the build is called {tree.version}, as upstream's",
@@ -38,9 +38,18 @@ def look(tree: SourceTree, request: Request) -> Finding:
     )
 
 
+def _is_own(label: str, request: Request) -> bool:
+    """A label of this target; of any version, since committing a patch changes git's."""
+    return re.search(rf"[+.]{_tags(request)}p[0-9a-f]{{8}}$", label) is not None
+
+
+def _tags(request: Request) -> str:
+    return f"{request.target.cuda_tag}.{request.target.name}."
+
+
 def _prefix(tree: SourceTree, request: Request) -> str:
     separator = "." if tree.version.local else "+"
-    return f"{tree.version}{separator}{request.target.cuda_tag}.{request.target.name}."
+    return f"{tree.version}{separator}{_tags(request)}"
 
 
 def _digest(tree: SourceTree) -> str:
@@ -62,7 +71,7 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
         "VLLM_GIT_DESCRIBE_COMMAND": None,
     }
     label = str(function(_PATH, patched.read(_PATH), _SCOPE, names)())
-    if str(Version(label)) != label or not label.startswith(_prefix(stock, request)):
+    if str(Version(label)) != label or not _is_own(label, request):
         raise ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
     return f"the build is called {label}"
 

@@ -1,0 +1,112 @@
+"""Every fix: complete metadata, and examples that are true."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from patchkit.edit.python import check_syntax
+from patchkit.edit.splice import splice
+from patchkit.patching.fix import Severity, State
+from patchkit.recipe import load_recipe
+
+RECIPE = load_recipe()
+EXAMPLES = [
+    pytest.param(fix, example, id=f"{fix.id}-{example.version}-{example.arch}-{number}")
+    for fix in RECIPE.fixes
+    for number, example in enumerate(fix.examples)
+]
+CONFIDENCE = {"measured", "compiled", "read", "reported", "inferred"}
+
+
+def test_every_file_in_fixes_is_one_fix_of_the_recipe():
+    names = [fix.id for fix in RECIPE.fixes]
+    files = sorted(path.stem for path in (RECIPE.home / "fixes").glob("*.py"))
+    assert sorted(names) == files
+
+
+def test_fixes_rest_on_known_fixes():
+    names = [fix.id for fix in RECIPE.fixes]
+    assert {name for fix in RECIPE.fixes for name in fix.requires} <= set(names)
+    assert all(fix.id not in fix.requires for fix in RECIPE.fixes)
+
+
+@pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
+def test_metadata_is_complete(fix):
+    for text in (fix.title, fix.symptom, fix.why, fix.upstream):
+        assert text == text.strip() != ""
+    assert "\n" not in fix.title
+    assert len(fix.title) <= 80
+    assert fix.evidence
+    for evidence in fix.evidence:
+        assert evidence.claim
+        assert evidence.source
+        assert evidence.confidence in CONFIDENCE
+    assert fix.layer in {"python", "build"}
+    assert set(fix.arches) <= {"native", "family"}
+    assert fix.majors
+    assert fix.look.__doc__, "the docs print it"
+    assert fix.prove is None or fix.prove.__doc__
+
+
+@pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
+def test_needs_select_known_releases(fix):
+    for need in fix.needs:
+        covered = [v for v in RECIPE.supported if need.covers(v)]
+        assert covered, f"{need.versions} covers no release"
+        assert need.reason
+        assert isinstance(need.severity, Severity)
+        assert need.arch in ("", *fix.arches)
+    for arch in fix.arches:
+        lower = [
+            clause
+            for need in fix.needs_of(arch)
+            for clause in SpecifierSet(need.versions)
+            if clause.operator in {">=", "=="}
+        ]
+        assert lower, f"nothing says where {fix.id} starts for {arch}"
+
+
+@pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
+def test_every_fix_has_an_example_that_needs_it(fix):
+    assert fix.examples
+    for example in fix.examples:
+        assert example.arch in fix.arches
+        assert Version(example.version) in RECIPE.supported
+        assert fix.need(Version(example.version), example.arch) is not None
+
+
+@pytest.mark.parametrize(("fix", "example"), EXAMPLES)
+def test_an_example_leads_from_before_to_after(fix, example, make_tree, ask):
+    request = ask(arch=example.arch)
+    files = {**example.beside, example.path: example.before}
+    tree = make_tree(example.version, files)
+
+    finding = fix.look(tree, request)
+
+    assert finding.state is State.APPLY
+    assert {edit.path for edit in finding.edits} == {example.path}
+    assert all(edit.note for edit in finding.edits)
+    assert splice(example.before, finding.edits) == example.after
+    assert finding.reason
+    assert finding.done
+    assert finding.reason != finding.done
+    pending = tree.with_texts({example.path: example.after})
+    on_disk = make_tree(example.version, {**files, example.path: example.after}, name="done")
+    for patched in (pending, on_disk):
+        again = fix.look(patched, request)
+        assert (again.state, again.edits) == (State.APPLIED, ())
+        assert again.reason
+
+
+@pytest.mark.parametrize(("fix", "example"), EXAMPLES)
+def test_an_example_is_code_of_its_language(fix, example):
+    if example.path.endswith(".py"):
+        check_syntax(example.path, example.before)
+        check_syntax(example.path, example.after)
+        assert ast.dump(ast.parse(example.before)) != ast.dump(ast.parse(example.after))
+    assert example.before.endswith("\n")
+    assert example.after.endswith("\n")

@@ -1,0 +1,299 @@
+"""Versions select, the code decides; what the user asked for; several fixes over one tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from patchkit.apply import Workspace, plan_for
+from patchkit.edit.splice import Edit
+from patchkit.edit.text import swap_text
+from patchkit.errors import DriftError, ProofError, SourceError, UsageError
+from patchkit.patching.fix import Finding, Fix, Need, Severity, State, found, upstream
+from patchkit.patching.plan import make_plan
+from patchkit.recipe import load_recipe
+
+PATH = "a.txt"
+STOCK, PATCHED, FIXED = "old\n", "new\n", "theirs\n"
+NEED = Need(">=0.12,<0.20", Severity.REQUIRED, "old is wrong")
+
+
+def fix_of(name, before="old\n", after="new\n", *, path=PATH, needs=(NEED,), **fields):
+    """A fix that swaps one text for another; ``theirs`` is how upstream solved it."""
+
+    def look(tree, request):
+        text = tree.read(path)
+        if "theirs" in text:
+            return upstream(f"{path}: theirs")
+        edits = swap_text(path, text, before, after, note=f"by {name}")
+        return found(edits, now=f"{path}: has {before!r}", done=f"{path}: has {after!r}")
+
+    texts = {"title": "t", "symptom": "s", "why": f"{name} matters", "upstream": "0.20 has theirs"}
+    return Fix(**{"id": name, **texts, "needs": needs, "evidence": (), "look": look, **fields})
+
+
+def recipe_of(*fixes):
+    return replace(load_recipe(), fixes=fixes)
+
+
+@pytest.fixture
+def plan_of(make_tree, ask):
+    """The plan for one small tree: ``plan_of([fix], text, version, **request)``."""
+
+    def plan(fixes, text=STOCK, version="0.19.1", *, kind="sdist", **request):
+        tree = make_tree(version, {PATH: text}, kind=kind)
+        return make_plan(tree, recipe_of(*fixes), ask(**request))
+
+    return plan
+
+
+def states(plan):
+    return {verdict.fix.id: verdict.state.value for verdict in plan.verdicts}
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "state", "reason"),
+    [
+        # Known releases: version and code must agree.
+        ("0.19.1", STOCK, "apply", "a.txt: has 'old\\n'"),
+        ("0.19.1", PATCHED, "applied", "a.txt: has 'new\\n'"),
+        ("0.19.1", FIXED, "drifted", "0.19.1 is known to need this, but the code says: a.txt: the"),
+        ("0.19.1", "neither\n", "drifted", "a.txt:1: 'old' found 0 times"),
+        ("0.19.1", "old\nold\n", "drifted", "a.txt:1,2: 'old' found 2 times"),
+        ("0.20.0", STOCK, "drifted", "0.20.0 is known to be right (0.20 has theirs), but the code"),
+        ("0.20.0", FIXED, "upstream", "a.txt: theirs"),
+        ("0.20.0", PATCHED, "upstream", "a.txt: has 'new\\n'"),
+        ("0.33.0", "neither\n", "drifted", "a.txt:1: 'old' found 0 times"),
+        ("0.19.1+cu130", FIXED, "drifted", "0.19.1+cu130 is known to need this"),
+        ("0.20.0+cpu", STOCK, "drifted", "0.20.0+cpu is known to be right"),
+        ("0.12.0", STOCK, "apply", "a.txt: has 'old\\n'"),
+        # Before the first need nobody looks at the code.
+        ("0.11.2", STOCK, "not-applicable", "not needed in 0.11.2"),
+        ("0.11.2", "neither\n", "not-applicable", "not needed in 0.11.2"),
+        ("0.11.3.dev4+gabc1234", STOCK, "not-applicable", "not needed in 0.11.3.dev4+gabc1234"),
+    ],
+)
+def test_a_known_release_and_its_code_must_agree(version, text, state, reason, plan_of):
+    [verdict] = plan_of([fix_of("a")], text, version).verdicts
+    assert verdict.state.value == state
+    assert verdict.reason.startswith(reason)
+    assert verdict.note == ""
+    assert bool(verdict.edits) == (state == "apply")
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "0.12.0rc1",
+        "0.19.2",
+        "0.19.1.dev3+gabc1234",
+        "0.20.0rc1",
+        "0.20.1.dev7+gabc1234",
+        "0.23.0rc1",
+        "0.33.1.dev5+g123abc",
+        "0.34.0",
+        "1.0",
+    ],
+)
+@pytest.mark.parametrize(
+    ("text", "states_"),
+    [
+        (STOCK, {"apply"}),
+        (PATCHED, {"applied", "upstream"}),
+        (FIXED, {"upstream"}),
+        ("neither\n", {"drifted"}),
+    ],
+    ids=["stock", "patched", "fixed", "neither"],
+)
+def test_the_code_alone_decides_for_other_versions(version, text, states_, plan_of):
+    [verdict] = plan_of([fix_of("a")], text, version).verdicts
+    assert verdict.state.value in states_
+    assert verdict.severity is Severity.REQUIRED
+    expected = f"{version} is not in the table; decided by the code alone"
+    assert verdict.note == ("" if text == "neither\n" else expected)
+
+
+@pytest.mark.parametrize(
+    ("version", "arch", "severity"),
+    [
+        ("0.19.1", "native", Severity.REQUIRED),
+        ("0.19.1", "family", Severity.RECOMMENDED),
+        ("0.33.0", "native", Severity.RECOMMENDED),
+        ("0.34.0", "native", Severity.RECOMMENDED),
+    ],
+)
+def test_severity_is_that_of_the_need(version, arch, severity, plan_of):
+    needs = (
+        Need(">=0.12,<0.20", Severity.REQUIRED, "r", arch="native"),
+        Need(">=0.12", Severity.RECOMMENDED, "r"),
+    )
+    [verdict] = plan_of([fix_of("a", needs=needs)], STOCK, version, arch=arch).verdicts
+    assert (verdict.state, verdict.severity) == (State.APPLY, severity)
+
+
+@pytest.mark.parametrize(
+    ("fields", "request_", "reason"),
+    [
+        ({"layer": "build"}, {"kind": "installed"}, "an installed package is already compiled"),
+        ({"arches": ("native",)}, {"arch": "family"}, "only an --arch native build needs it"),
+        ({"majors": (12,)}, {"target": "thor"}, "thor is not SM12x"),
+    ],
+)
+def test_a_fix_stays_out_of_what_it_is_not_for(fields, request_, reason, plan_of):
+    [verdict] = plan_of([fix_of("a", **fields)], "neither\n", **request_).verdicts
+    assert (verdict.state, verdict.reason) == (State.NOT_APPLICABLE, reason)
+
+
+def test_a_refused_release_is_refused_with_the_reasons(plan_of):
+    with pytest.raises(SourceError, match=r"vllm 0\.10\.2 is not supported") as caught:
+        plan_of([fix_of("a")], STOCK, "0.10.2")
+    assert "CUTLASS" in caught.value.why
+    assert "0.11.1" in caught.value.hint
+
+
+OPTIONAL = (Need(">=0.12", Severity.OPTIONAL, "faster"),)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({}, {"a": "apply", "b": "apply", "c": "off"}),
+        ({"also": {"c"}}, {"a": "apply", "b": "apply", "c": "apply"}),
+        ({"only": {"b"}}, {"a": "off", "b": "apply", "c": "off"}),
+        ({"only": {"c"}}, {"a": "off", "b": "off", "c": "apply"}),
+        ({"only": {"a"}, "also": {"c"}}, {"a": "apply", "b": "off", "c": "apply"}),
+        ({"skip": {"a", "c"}}, {"a": "off", "b": "apply", "c": "off"}),
+        ({"only": {"a", "b"}, "skip": {"c"}}, {"a": "apply", "b": "apply", "c": "off"}),
+    ],
+)
+def test_selection(request_, expected, plan_of):
+    fixes = [
+        fix_of("a", "one\n", "1\n"),
+        fix_of("b", "two\n", "2\n"),
+        fix_of("c", "three\n", "3\n", needs=OPTIONAL),
+    ]
+    plan = plan_of(fixes, "one\ntwo\nthree\n", **request_)
+    assert states(plan) == expected
+    assert plan.patched.read(PATH) == "".join(
+        f"{new if expected[name] == 'apply' else old}\n"
+        for name, old, new in (("a", "one", "1"), ("b", "two", "2"), ("c", "three", "3"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        ({"skip": {"c"}}, "left out with --skip"),
+        ({"only": {"a"}}, "not named with --only"),
+        ({}, "optional; --with c turns it on"),
+    ],
+)
+def test_off_says_why(request_, reason, plan_of):
+    fixes = [fix_of("a", path=PATH), fix_of("c", "never looked for", needs=OPTIONAL)]
+    verdict = plan_of(fixes, **request_).verdicts[1]
+    assert (verdict.state, verdict.reason) == (State.OFF, reason)
+    assert verdict.severity is Severity.OPTIONAL
+
+
+@pytest.mark.parametrize(
+    ("request_", "message", "hint"),
+    [
+        ({"skip": {"marlin_sas"}}, "no fix is called 'marlin_sas'", "did you mean marlin_sass"),
+        ({"only": {"?"}}, r"no fix is called '\?'", "patchkit fixes"),
+        ({"also": {"nothing"}}, "no fix is called 'nothing'", "patchkit fixes"),
+        ({"only": {"other"}, "skip": {"other"}}, "other is asked for and left out at once", ""),
+        ({"also": {"other"}, "skip": {"other"}}, "other is asked for and left out at once", ""),
+    ],
+)
+def test_an_impossible_selection_is_refused(request_, message, hint, plan_of):
+    with pytest.raises(UsageError, match=message) as caught:
+        plan_of([fix_of("marlin_sass"), fix_of("other")], **request_)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "request_", "expected"),
+    [
+        ("base\ntop\n", {}, {"base": "apply", "top": "apply"}),
+        ("base\ntop\n", {"skip": {"base"}}, UsageError),
+        ("base\ntop\n", {"only": {"top"}}, UsageError),
+        ("base\nTOP\n", {"only": {"top"}}, UsageError),
+        ("BASE\ntop\n", {"skip": {"base"}}, {"base": "off", "top": "apply"}),
+        ("base\ntop\n", {"skip": {"base", "top"}}, {"base": "off", "top": "off"}),
+    ],
+)
+def test_a_required_fix_is_not_left_out_unnoticed(text, request_, expected, plan_of):
+    fixes = [fix_of("top", "top\n", "TOP\n", requires=("base",)), fix_of("base", "base\n", "BASE\n")]
+    if expected is UsageError:
+        with pytest.raises(UsageError, match="top without base") as caught:
+            plan_of(fixes, text, **request_)
+        assert caught.value.why == "base matters"
+        assert "--with base" in caught.value.hint
+    else:
+        assert states(plan_of(fixes, text, **request_)) == expected
+
+
+def test_a_later_fix_sees_the_edits_of_the_earlier_ones(make_tree, ask, git):
+    first = fix_of("first", "one\n", "one\nmiddle\n")
+    second = fix_of("second", "middle\n", "MIDDLE\n")
+    elsewhere = fix_of("elsewhere", "é", "è", path="sub/b.txt")
+    tree = make_tree("0.19.1", {PATH: "one\ntwo", "sub/b.txt": "é", "c.txt": "c"})
+
+    plan = make_plan(tree, recipe_of(first, second, elsewhere), ask())
+
+    assert states(plan) == {"first": "apply", "second": "apply", "elsewhere": "apply"}
+    assert plan.texts == {
+        PATH: ("one\ntwo", "one\nMIDDLE\ntwo"),
+        "sub/b.txt": ("é", "è"),
+    }
+    assert [(verdict.fix.id, texts) for verdict, texts in plan.steps()] == [
+        ("first", {PATH: ("one\ntwo", "one\nmiddle\ntwo")}),
+        ("second", {PATH: ("one\nmiddle\ntwo", "one\nMIDDLE\ntwo")}),
+        ("elsewhere", {"sub/b.txt": ("é", "è")}),
+    ]
+    assert plan.stock.read(PATH) == (tree.root / PATH).read_text() == "one\ntwo"
+    git(tree.root, "apply", stdin=plan.diff())
+    written = {path.relative_to(tree.root).as_posix() for path in tree.root.rglob("*.txt")}
+    assert {path: tree.read(path) for path in written} == {
+        PATH: "one\nMIDDLE\ntwo",
+        "sub/b.txt": "è",
+        "c.txt": "c",
+    }
+
+
+def test_a_plan_that_undoes_itself_changes_nothing(plan_of):
+    plan = plan_of([fix_of("there"), fix_of("back", "new\n", "old\n")])
+    assert (plan.texts, plan.diff()) == ({}, "")
+    assert len(list(plan.steps())) == 2
+
+
+def test_two_fixes_on_the_same_line_drift(make_tree, ask, tmp_path):
+    tree = make_tree("0.19.1", {PATH: "line\nold\n"})
+    recipe = recipe_of(fix_of("first"), fix_of("second", "old\n", "other\n"))
+
+    plan = make_plan(tree, recipe, ask())
+
+    assert states(plan) == {"first": "apply", "second": "drifted"}
+    assert [verdict.fix.id for verdict in plan.drifted] == ["second"]
+    workspace = Workspace(tree=tree, state=tmp_path / "state", ledger=None)
+    with pytest.raises(DriftError, match=r"1 of 2 fixes do not fit; nothing was changed") as caught:
+        plan_for(workspace, recipe, ask())
+    assert "second: a.txt:" in str(caught.value)
+
+
+def test_edits_of_one_fix_that_overlap_are_refused(plan_of):
+    edits = (Edit(PATH, 0, 3, "x", "n"), Edit(PATH, 2, 4, "y", "n"))
+    clumsy = replace(fix_of("a"), look=lambda tree, request: Finding(State.APPLY, "r", edits))
+    with pytest.raises(DriftError, match=r"a.txt:1: two edits touch the same text"):
+        plan_of([clumsy])
+
+
+def test_a_fix_that_does_not_know_its_own_result_is_refused(make_tree, ask, tmp_path):
+    """The edits go in, but asked again the fix wants to edit once more."""
+    edits = (Edit(PATH, 0, 0, "more\n", "n"),)
+    forgetful = replace(fix_of("a"), look=lambda tree, request: Finding(State.APPLY, "r", edits))
+    tree = make_tree("0.19.1", {PATH: STOCK})
+    workspace = Workspace(tree=tree, state=tmp_path / "state", ledger=None)
+    with pytest.raises(ProofError, match="a does not recognise its own result"):
+        plan_for(workspace, recipe_of(forgetful), ask())

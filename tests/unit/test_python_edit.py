@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from patchkit.edit.python import check_syntax, swap
+from patchkit.edit.splice import splice
+from patchkit.errors import DriftError
+
+MODULE = '''\
+"""Übersicht: 漢字 𝟚 before every span."""
+
+import os
+
+def choose(capability, *, fast=False):
+    """Größe."""
+    name = "größer 𝟚"; limit = capability[0] < 9  # ≥ 9 is fine
+    if limit:
+        # the old way
+        return [
+            "marlin",  # slow
+            name ]
+    for _ in range(3):
+        if fast:
+            os.sync()
+            name = 'fast'
+    return ["triton", name]
+
+
+class Platform:
+    level = 1
+
+    @classmethod
+    def supported(cls) -> bool:
+        return (
+            cls.level(90)
+            or cls.level( 100 )  # SM100
+            or cls.level(120)
+        )
+
+    class Inner:
+        async def deep(self):
+            return self.level(90) and 1
+'''
+
+
+def swapped(text, scope, before, after):
+    """The new text, once for each of the two runs that patchkit makes: the second changes nothing."""
+    edits = swap("src/a.py", text, scope, before, after, note="why")
+    assert [(edit.path, edit.note) for edit in edits] == [("src/a.py", "why")]
+    result = splice(text, edits)
+    assert swap("src/a.py", result, scope, before, after, note="why") == []
+    check_syntax("src/a.py", result)
+    return result
+
+
+def with_change(old, new):
+    """MODULE with one known piece replaced: what a swap must give, to the last character."""
+    assert MODULE.count(old) == 1
+    return MODULE.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("scope", "before", "after", "expected"),
+    [
+        pytest.param(
+            "choose",
+            "capability[0] < 9",
+            "capability[0] not in (9, 10)",
+            with_change("capability[0] < 9", "capability[0] not in (9, 10)"),
+            id="expression behind non-ASCII text",
+        ),
+        pytest.param(
+            "choose",
+            "['marlin',\n  name]",
+            "[name]",
+            with_change('[\n            "marlin",  # slow\n            name ]', "[name]"),
+            id="expression with comments and other formatting",
+        ),
+        pytest.param(
+            "choose",
+            "return ['triton', name]",
+            "return None",
+            with_change('return ["triton", name]', "return None"),
+            id="statement",
+        ),
+        pytest.param(
+            "choose",
+            "os.sync()\nname = 'fast'",
+            "if os.name:\n    os.sync()\n\n    name = 'slow'",
+            with_change(
+                "            os.sync()\n            name = 'fast'\n",
+                "            if os.name:\n                os.sync()\n\n"
+                "                name = 'slow'\n",
+            ),
+            id="statements of a nested block, indented like their place",
+        ),
+        pytest.param(
+            "choose",
+            "name = 'fast'",
+            "name = 'fast'\n# Both of them.\nos.sync()",
+            with_change(
+                "            name = 'fast'\n",
+                "            name = 'fast'\n            # Both of them.\n"
+                "            os.sync()\n",
+            ),
+            id="insertion: before is inside of after",
+        ),
+        pytest.param(
+            "choose",
+            "if limit:\n    return ['marlin', name]",
+            "if limit and fast:\n    return ['marlin']",
+            with_change(
+                "if limit:\n        # the old way\n        return [\n"
+                '            "marlin",  # slow\n            name ]\n',
+                "if limit and fast:\n        return ['marlin']\n",
+            ),
+            id="compound statement",
+        ),
+        pytest.param(
+            "Platform.supported",
+            "return cls.level(90) or cls.level(100) or cls.level(120)",
+            "# Not here.\nreturn cls.level(90)",
+            with_change(
+                "return (\n            cls.level(90)\n            or cls.level( 100 )  # SM100\n"
+                "            or cls.level(120)\n        )",
+                "# Not here.\n        return cls.level(90)",
+            ),
+            id="statement of a method",
+        ),
+        pytest.param(
+            "Platform",
+            "level = 1",
+            "level = 2",
+            with_change("level = 1", "level = 2"),
+            id="statement of a class",
+        ),
+        pytest.param(
+            "Platform.Inner.deep",
+            "async def deep(self):\n    return self.level(90) and 1",
+            "async def deep(self):\n    if self.level(90):\n        return 1\n    return 0",
+            with_change(
+                "async def deep(self):\n            return self.level(90) and 1",
+                "async def deep(self):\n            if self.level(90):\n"
+                "                return 1\n            return 0",
+            ),
+            id="whole method",
+        ),
+    ],
+)
+def test_swap(scope, before, after, expected):
+    assert swapped(MODULE, scope, before, after) == expected
+
+
+def test_swap_a_whole_function():
+    text = "def f(x):\n    # comment\n    return x\n\n\ndef g():\n    return 1\n"
+    before, after = "def f(x):\n    return x\n", "def f(x):\n    y = x\n\n    return y\n"
+    assert swapped(text, "f", before, after) == f"{after}\n\ndef g():\n    return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "scope", "message"),
+    [
+        ("def f():\n    return g(1)\n", "f", r"^a.py: 'a < 9' found 0 times in f, expected 1"),
+        ("def g():\n    return a < 9\n", "f", r"^a.py: 0 definitions of f, expected 1"),
+        ("class C:\n    x = a < 9\n", "C.f", r"^a.py: 0 definitions of C.f, expected 1"),
+        (
+            "def f():\n    pass\n\ndef f():\n    return a < 9\n",
+            "f",
+            r"^a.py: 2 definitions of f, expected 1",
+        ),
+        (
+            "\ndef f():\n    x = [\n        1, a < 9]\n    return a<9\n",
+            "f",
+            r"^a.py:4: 'a < 9' found 2 times in f, expected 1",
+        ),
+        ("x = 1\ndef f(:\n    return a < 9\n", "f", r"^a.py:2: not valid Python: "),
+        ("def f():\n  return a < 9\n return 1\n", "f", r"^a.py:3: not valid Python: "),
+    ],
+    ids=["missing", "no scope", "no method", "two scopes", "two matches", "syntax", "indentation"],
+)
+def test_swap_refuses(text, scope, message):
+    with pytest.raises(DriftError, match=message):
+        swap("a.py", text, scope, "a < 9", "a < 12", note="")
+
+
+@pytest.mark.parametrize(
+    ("text", "untrue"),
+    [
+        ("def f():\n    return a < 9 or a < 12\n", "'a < 9' found 1 times in f, expected 1"),
+        ("def f():\n    x = a < 12\n    return (a < 12)\n", "'a < 9' found 2 times"),
+    ],
+    ids=["before and after", "after twice"],
+)
+def test_swap_refuses_half_patched_code_and_says_what_is_wrong(text, untrue):
+    with pytest.raises(DriftError, match=r"^a.py:2: ") as caught:
+        swap("a.py", text, "f", "a < 9", "a < 12", note="")
+    assert untrue not in str(caught.value)
+
+
+def test_swap_sees_only_its_scope():
+    text = "x = a < 9\n\n\ndef f():\n    return a < 9\n\n\ndef g():\n    return a < 9\n"
+    expected = "x = a < 9\n\n\ndef f():\n    return b\n\n\ndef g():\n    return a < 9\n"
+    assert swapped(text, "f", "a < 9", "b") == expected
+
+
+@pytest.mark.parametrize("indent", ["    ", "  ", "\t"], ids=["four", "two", "tab"])
+@pytest.mark.parametrize("blank", ["", "\f\n", "\n\n"], ids=["plain", "form feed", "blank lines"])
+def test_swap_keeps_the_rest_whatever_its_layout(indent, blank):
+    text = textwrap.dedent(
+        """\
+        class C:
+            def f(self):
+                '''two
+          lines'''
+                if self.a:
+                    return 'é' + self.a
+        """
+    ).replace("    ", indent)
+    text = f"import os\n{blank}{text}"
+    expected = text.replace("return 'é' + self.a", "return self.b")
+    assert swapped(text, "C.f", "return 'é' + self.a", "return self.b") == expected
+
+
+def test_check_syntax_names_the_line():
+    with pytest.raises(DriftError, match=r"^src/a.py:3: not valid Python"):
+        check_syntax("src/a.py", "x = 1\n\nx =\n")

@@ -1,0 +1,163 @@
+"""Archs and targets. The table is NVIDIA's: what a cubin or PTX is built for decides where it runs.
+
+https://docs.nvidia.com/cuda/blackwell-compatibility-guide/
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#feature-set-compiler-targets
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.errors import UsageError
+from patchkit.target import Arch, Load, best_load, load, parse_arch, targets
+
+GB10, H100, THOR, B300 = (12, 1), (9, 0), (11, 0), (10, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "name"),
+    [
+        ("12.1a", Arch(12, 1, "a", False), "121a"),
+        ("12.0f", Arch(12, 0, "f", False), "120f"),
+        ("9.0", Arch(9, 0, "", False), "90"),
+        (" 8.0+PTX\n", Arch(8, 0, "", True), "80"),
+        ("10.3a+PTX", Arch(10, 3, "a", True), "103a"),
+    ],
+)
+def test_parse_arch(text, expected, name):
+    assert parse_arch(text) == expected
+    assert parse_arch(text).gencode == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "12", "121a", "sm_121", "12.1b", "12.1A", "12.1af", "12.10", "12.1+ptx", "12.1;9.0", "-9.0"],
+)
+def test_parse_arch_refuses(text):
+    with pytest.raises(UsageError, match="is not an arch"):
+        parse_arch(text)
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "expected"),
+    [
+        ("12.1a", GB10, Load.EXACT),
+        ("12.1f", GB10, Load.EXACT),
+        ("12.1", GB10, Load.EXACT),
+        ("12.1a+PTX", GB10, Load.EXACT),
+        ("12.0f", GB10, Load.FAMILY),
+        ("12.0f+PTX", GB10, Load.FAMILY),
+        ("12.0", GB10, Load.COMPATIBLE),
+        ("12.0+PTX", GB10, Load.COMPATIBLE),
+        ("12.0a", GB10, Load.NONE),
+        ("12.0a+PTX", GB10, Load.NONE),
+        ("8.0+PTX", GB10, Load.JIT),
+        ("9.0+PTX", GB10, Load.JIT),
+        ("10.0+PTX", GB10, Load.JIT),
+        ("8.0", GB10, Load.NONE),
+        ("9.0a", GB10, Load.NONE),
+        ("9.0a+PTX", GB10, Load.NONE),
+        ("10.0f", GB10, Load.NONE),
+        ("10.0f+PTX", GB10, Load.NONE),
+        ("11.0f", GB10, Load.NONE),
+        ("13.0", GB10, Load.NONE),
+        ("13.0+PTX", GB10, Load.NONE),
+        ("12.2+PTX", GB10, Load.NONE),
+        ("12.1", (12, 0), Load.NONE),
+        ("12.1f", (12, 0), Load.NONE),
+        ("12.1+PTX", (12, 0), Load.NONE),
+        ("10.0f", B300, Load.FAMILY),
+        ("10.0a", B300, Load.NONE),
+        ("10.0", B300, Load.COMPATIBLE),
+        ("10.0f", THOR, Load.NONE),
+        ("11.0a", THOR, Load.EXACT),
+        ("8.6", (8, 9), Load.COMPATIBLE),
+        ("8.6", (8, 0), Load.NONE),
+        ("9.0a", H100, Load.EXACT),
+        ("8.0+PTX", H100, Load.JIT),
+    ],
+)
+def test_load(arch, capability, expected):
+    assert load(parse_arch(arch), capability) is expected
+
+
+@pytest.mark.parametrize(
+    ("archs", "expected"),
+    [
+        ((), Load.NONE),
+        (("8.0", "9.0a"), Load.NONE),
+        (("8.0+PTX", "12.0a"), Load.JIT),
+        (("8.0+PTX", "12.0", "9.0a"), Load.COMPATIBLE),
+        (("12.0", "12.0f"), Load.FAMILY),
+        (("12.0f", "12.1a", "8.0+PTX"), Load.EXACT),
+    ],
+)
+def test_best_load(archs, expected):
+    assert best_load(archs, GB10) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "cpu", "cuda_tag"),
+    [("gb10", GB10, "aarch64", "cu130"), ("thor", THOR, "aarch64", "cu130")],
+)
+def test_a_target_reaches_its_own_device(name, capability, cpu, cuda_tag):
+    target = targets()[name]
+    assert (target.name, target.capability, target.major) == (name, capability, capability[0])
+    assert (target.cpu, target.cuda_tag) == (cpu, cuda_tag)
+    assert load(parse_arch(target.arch_list("native")), capability) is Load.EXACT
+    assert load(parse_arch(target.arch_list("family")), capability) >= Load.FAMILY
+    assert load(parse_arch(target.stock), capability) >= Load.COMPATIBLE
+    target.check_arch_list(target.native)
+    target.check_arch_list(target.family)
+
+
+def test_gb10_is_built_for_121a_or_120f():
+    gb10 = targets()["gb10"]
+    assert (gb10.arch_list("native"), gb10.arch_list("family")) == ("12.1a", "12.0f")
+
+
+@pytest.mark.parametrize(
+    ("arch_list", "expected"),
+    [
+        ("12.1a", "-gencode arch=compute_121a,code=sm_121a"),
+        (
+            "9.0a;12.0f",
+            "-gencode arch=compute_90a,code=sm_90a -gencode arch=compute_120f,code=sm_120f",
+        ),
+        (
+            "8.0+PTX 12.1a",
+            "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 "
+            "-gencode arch=compute_121a,code=sm_121a",
+        ),
+        # What torch's select_compute_arch.cmake answers on the device: "2.1" inside "12.1".
+        ("Auto", "-gencode arch=compute_20,code=sm_121"),
+    ],
+)
+def test_gencode_flags(arch_list, expected):
+    assert targets()["gb10"].gencode_flags(arch_list) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "arch_list", "hint"),
+    [
+        ("gb10", "12.1", "12.1a"),
+        ("gb10", "12.1+PTX", "12.0f"),
+        ("gb10", "12.0f;12.1", "12.1a"),
+        ("gb10", "9.0 12.1", "12.1a"),
+        ("thor", "11.0", "11.0a"),
+    ],
+)
+def test_a_bare_arch_is_refused(name, arch_list, hint):
+    with pytest.raises(UsageError, match=r"bare .* is refused") as caught:
+        targets()[name].check_arch_list(arch_list)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("arch_list", ["12.1a", "12.0f", "12.0", "8.0;12.1a", "11.0", "Auto"])
+def test_other_arch_lists_are_taken(arch_list):
+    assert targets()["gb10"].check_arch_list(arch_list) is None
+
+
+def test_a_list_with_nonsense_in_it_is_refused():
+    with pytest.raises(UsageError, match="'12.1x' is not an arch"):
+        targets()["gb10"].check_arch_list("9.0;12.1x")

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from patchkit.edit.splice import splice
+from patchkit.edit.text import region, swap_text
+from patchkit.errors import DriftError
+
+SOURCE = """\
+// ≥ sm_120
+struct only : K {
+  #if __CUDA_ARCH__ == 1200
+  #endif
+};
+struct other : K {
+  #if __CUDA_ARCH__ == 1200
+  #endif
+};
+"""
+EQUAL = "__CUDA_ARCH__ == 1200"
+FAMILY = "__CUDA_ARCH__ / 10 == 120"
+
+
+def test_swap_text_within_a_region():
+    span = region("a.hpp", SOURCE, "struct other", "\n};")
+    assert SOURCE[slice(*span)] == SOURCE[SOURCE.index("struct other") : -1]
+
+    edits = swap_text("a.hpp", SOURCE, EQUAL, FAMILY, note="why", within=span)
+
+    result = splice(SOURCE, edits)
+    assert result == SOURCE[: span[0]] + SOURCE[span[0] :].replace(EQUAL, FAMILY)
+    assert [(edit.path, edit.note) for edit in edits] == [("a.hpp", "why")]
+    span = region("a.hpp", result, "struct other", "\n};")
+    assert swap_text("a.hpp", result, EQUAL, FAMILY, note="why", within=span) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "expected"),
+    [
+        ("a\nb\nc\n", "b\n", "B\n", "a\nB\nc\n"),
+        ("a\nb\nc\n", "b\n", "b\nmore\n", "a\nb\nmore\nc\n"),
+        ("a\nb\nc\n", "b\n", "if b\nelse b\n", "a\nif b\nelse b\nc\n"),
+        ("é𝟚 b", "b", "𝟛", "é𝟚 𝟛"),
+    ],
+    ids=["replaced", "inserted beside", "inserted twice", "non-ASCII"],
+)
+def test_swap_text_once_and_only_once(text, before, after, expected):
+    result = splice(text, swap_text("a", text, before, after, note=""))
+    assert result == expected
+    assert swap_text("a", result, before, after, note="") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nnothing\n", r"^a.cu:1: 'old\(\)' found 0 times, expected 1"),
+        ("\nold()\n\n  old(); old()\n", r"^a.cu:2,4,4: 'old\(\)' found 3 times, expected 1"),
+        ("new()\nnew()\n", r"^a.cu:1: 'old\(\)' found 0 times, expected 1"),
+    ],
+    ids=["missing", "ambiguous", "done twice"],
+)
+def test_swap_text_refuses(text, message):
+    with pytest.raises(DriftError, match=message):
+        swap_text("a.cu", text, "old()", "new()", note="")
+
+
+def test_swap_text_refuses_half_patched_text_and_says_what_is_wrong():
+    with pytest.raises(DriftError, match=r"^a.cu:2: ") as caught:
+        swap_text("a.cu", "new()\nold()\n", "old()", "new()", note="")
+    # One match of `before` is not what is wrong here.
+    assert "found 1 times, expected 1" not in str(caught.value)
+
+
+def test_swap_text_names_the_first_line_of_a_long_anchor():
+    with pytest.raises(DriftError, match=r"^a.cu:1: 'first' found 0 times"):
+        swap_text("a.cu", "", "\n  first\n  second\n", "third", note="")
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing", "message"),
+    [
+        ("struct", "};", r"^a.hpp:2,6: 'struct' found 2 times, expected 1"),
+        ("union", "};", r"^a.hpp:1: 'union' found 0 times, expected 1"),
+    ],
+)
+def test_region_needs_one_opening(opening, closing, message):
+    with pytest.raises(DriftError, match=message):
+        region("a.hpp", SOURCE, opening, closing)
+
+
+def test_region_without_an_end_says_so():
+    with pytest.raises(DriftError, match=r"^a.hpp:6: ") as caught:
+        region("a.hpp", SOURCE, "struct other", "endfunction()")
+    # The opening is there once, as it should be; the closing is not.
+    assert "found 1 times, expected 1" not in str(caught.value)
