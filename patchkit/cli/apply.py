@@ -84,7 +84,8 @@ def _summary(path: Path, outcome: Outcome, *, dry_run: bool) -> str:
         return f"dry run: {files} files would change; patchkit diff shows how"
     if not outcome.written:
         return "nothing to do: the tree is as asked for"
+    count = len(outcome.written)
     return (
-        f"{len(outcome.written)} file{'s' * (len(outcome.written) != 1)} changed; see them with patchkit diff, "
-        f"undo with patchkit revert --vllm-src {path}"
+        f"{count} file{'' if count == 1 else 's'} changed; see the change with patchkit diff, "
+        f"undo it with patchkit revert --vllm-src {path}"
     )

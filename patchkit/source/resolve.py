@@ -13,11 +13,10 @@ from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.recipe import Recipe
-from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.fetch import Progress, fetch, read_lock
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Report = Callable[[str], Progress]
 
 
@@ -49,7 +48,7 @@ def resolved(spec: str, recipe: Recipe, options: Options, *, keep: bool) -> Iter
         yield _unpacked(archive, options.dest or Path("build") / f"vllm-{version}", options)
     else:
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
-            yield unpack(archive, Path(folder) / "tree", progress=options.report("Unpacking"))
+            yield _unpack(archive, Path(folder) / "tree", options)
 
 
 def fetch_release(spec: str, recipe: Recipe, options: Options) -> Path:
@@ -57,6 +56,8 @@ def fetch_release(spec: str, recipe: Recipe, options: Options) -> Path:
     version = _release(spec, recipe)
     if version is None:
         raise UsageError(f"{spec!r} names no release", hint=f"for example {recipe.project}==0.24.0")
+    from patchkit.source.fetch import fetch, read_lock  # a tree in a folder needs no downloads
+
     lock = read_lock(recipe.home / "lock.toml")
     progress = options.report(f"Fetching {spec}")
     return fetch(recipe.project, version, lock, offline=options.offline, progress=progress)
@@ -102,4 +103,10 @@ def _unpacked(archive: Path, dest: Path, options: Options) -> Path:
                 hint="name another --dest",
             )
         return dest
+    return _unpack(archive, dest, options)
+
+
+def _unpack(archive: Path, dest: Path, options: Options) -> Path:
+    from patchkit.source.archive import unpack
+
     return unpack(archive, dest, progress=options.report("Unpacking"))

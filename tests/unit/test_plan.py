@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.apply import Workspace, plan_for
+from patchkit.apply import Workspace, plan_for, prove
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import swap_text
 from patchkit.errors import DriftError, ProofError, SourceError, UsageError
@@ -224,7 +224,10 @@ def test_an_impossible_selection_is_refused(request_, message, hint, plan_of):
     ],
 )
 def test_a_required_fix_is_not_left_out_unnoticed(text, request_, expected, plan_of):
-    fixes = [fix_of("top", "top\n", "TOP\n", requires=("base",)), fix_of("base", "base\n", "BASE\n")]
+    fixes = [
+        fix_of("top", "top\n", "TOP\n", requires=("base",)),
+        fix_of("base", "base\n", "BASE\n"),
+    ]
     if expected is UsageError:
         with pytest.raises(UsageError, match="top without base") as caught:
             plan_of(fixes, text, **request_)
@@ -289,11 +292,9 @@ def test_edits_of_one_fix_that_overlap_are_refused(plan_of):
         plan_of([clumsy])
 
 
-def test_a_fix_that_does_not_know_its_own_result_is_refused(make_tree, ask, tmp_path):
+def test_a_fix_that_does_not_know_its_own_result_is_refused(plan_of):
     """The edits go in, but asked again the fix wants to edit once more."""
     edits = (Edit(PATH, 0, 0, "more\n", "n"),)
     forgetful = replace(fix_of("a"), look=lambda tree, request: Finding(State.APPLY, "r", edits))
-    tree = make_tree("0.19.1", {PATH: STOCK})
-    workspace = Workspace(tree=tree, state=tmp_path / "state", ledger=None)
     with pytest.raises(ProofError, match="a does not recognise its own result"):
-        plan_for(workspace, recipe_of(forgetful), ask())
+        prove(plan_of([forgetful]), recipe_of(forgetful))

@@ -46,7 +46,7 @@ class Platform:
 
 
 def swapped(text, scope, before, after):
-    """The new text, once for each of the two runs that patchkit makes: the second changes nothing."""
+    """The new text; a second swap finds nothing left to do."""
     edits = swap("src/a.py", text, scope, before, after, note="why")
     assert [(edit.path, edit.note) for edit in edits] == [("src/a.py", "why")]
     result = splice(text, edits)
@@ -102,8 +102,7 @@ def with_change(old, new):
             "name = 'fast'\n# Both of them.\nos.sync()",
             with_change(
                 "            name = 'fast'\n",
-                "            name = 'fast'\n            # Both of them.\n"
-                "            os.sync()\n",
+                "            name = 'fast'\n            # Both of them.\n            os.sync()\n",
             ),
             id="insertion: before is inside of after",
         ),

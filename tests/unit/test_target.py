@@ -11,6 +11,11 @@ import pytest
 from patchkit.errors import UsageError
 from patchkit.target import Arch, Load, best_load, load, parse_arch, targets
 
+SM80, SM120F, SM121A = (
+    "arch=compute_80,code=sm_80",
+    "arch=compute_120f,code=sm_120f",
+    "arch=compute_121a,code=sm_121a",
+)
 GB10, H100, THOR, B300 = (12, 1), (9, 0), (11, 0), (10, 3)
 
 
@@ -31,7 +36,7 @@ def test_parse_arch(text, expected, name):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "12", "121a", "sm_121", "12.1b", "12.1A", "12.1af", "12.10", "12.1+ptx", "12.1;9.0", "-9.0"],
+    ["", "12", "121a", "sm_121", "12.1b", "12.1A", "12.1af", "12.10", "12.1+ptx", "12.1;9.0"],
 )
 def test_parse_arch_refuses(text):
     with pytest.raises(UsageError, match="is not an arch"):
@@ -119,15 +124,11 @@ def test_gb10_is_built_for_121a_or_120f():
 @pytest.mark.parametrize(
     ("arch_list", "expected"),
     [
-        ("12.1a", "-gencode arch=compute_121a,code=sm_121a"),
-        (
-            "9.0a;12.0f",
-            "-gencode arch=compute_90a,code=sm_90a -gencode arch=compute_120f,code=sm_120f",
-        ),
+        ("12.1a", f"-gencode {SM121A}"),
+        ("8.0;12.0f;12.1a", f"-gencode {SM80} -gencode {SM120F} -gencode {SM121A}"),
         (
             "8.0+PTX 12.1a",
-            "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 "
-            "-gencode arch=compute_121a,code=sm_121a",
+            f"-gencode {SM80} -gencode arch=compute_80,code=compute_80 -gencode {SM121A}",
         ),
         # What torch's select_compute_arch.cmake answers on the device: "2.1" inside "12.1".
         ("Auto", "-gencode arch=compute_20,code=sm_121"),
@@ -159,5 +160,5 @@ def test_other_arch_lists_are_taken(arch_list):
 
 
 def test_a_list_with_nonsense_in_it_is_refused():
-    with pytest.raises(UsageError, match="'12.1x' is not an arch"):
+    with pytest.raises(UsageError, match=r"'12\.1x' is not an arch"):
         targets()["gb10"].check_arch_list("9.0;12.1x")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from patchkit.edit.cmake import Argument, Command, list_items, remove_list_items
 from patchkit.edit.splice import Edit
 from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
@@ -16,9 +18,9 @@ def look(tree: SourceTree, request: Request) -> Finding:
     text = tree.read(_PATH)
     calls = parsed(_PATH, text)
     lists = [
-        argument
-        for call, argument in zip(calls, map(_arch_list, calls), strict=True)
-        if argument is not None and _switches_sm100_on(calls, call)
+        call.arguments[1]
+        for index, call in enumerate(calls)
+        if _is_arch_list(call) and _switches_sm100_on(call, calls[index + 1 :])
     ]
     wrong = [argument for argument in lists if any(map(_is_sm12x, list_items(argument)))]
     edits = [_without_sm12x(argument) for argument in wrong]
@@ -30,16 +32,16 @@ def look(tree: SourceTree, request: Request) -> Finding:
     )
 
 
-def _arch_list(call: Command) -> Argument | None:
-    return call.arguments[1] if call.name == INTERSECTION and len(call.arguments) == 3 else None
+def _is_arch_list(call: Command) -> bool:
+    return call.name == INTERSECTION and len(call.arguments) == 3
 
 
-def _switches_sm100_on(calls: tuple[Command, ...], call: Command) -> bool:
-    """Whether the first -DENABLE_… after the call, before the next list, is an SM100 one."""
-    for later in calls[calls.index(call) + 1 :]:
-        if later.name == INTERSECTION and later.arguments[0].value != call.arguments[0].value:
+def _switches_sm100_on(call: Command, later: Iterable[Command]) -> bool:
+    """Whether the next -DENABLE_… before a list of another name is an SM100 one."""
+    for following in later:
+        if _is_arch_list(following) and following.arguments[0].value != call.arguments[0].value:
             return False
-        defines = [a.value for a in later.arguments if a.value.startswith("-DENABLE_")]
+        defines = [a.value for a in following.arguments if a.value.startswith("-DENABLE_")]
         if defines:
             return defines[0].endswith("_SM100=1")
     return False

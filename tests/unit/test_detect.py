@@ -1,0 +1,274 @@
+"""What lies at a path, and reading from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from patchkit.errors import DriftError, SourceError, StorageError
+from patchkit.source.detect import detect, dist_info, state_folder
+from patchkit.source.tree import SourceTree, digest, first_existing
+
+SOURCES = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
+
+
+def write(root, files):
+    for path, text in files.items():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    return root
+
+
+def header(version, name="vllm"):
+    return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n\n# vLLM\nVersion: 9\n"
+
+
+@pytest.fixture
+def sources(tmp_path):
+    return write(tmp_path / "src", dict.fromkeys(SOURCES, ""))
+
+
+@pytest.fixture
+def checkout(sources, git):
+    """A repository of one commit with the tree in it."""
+    git(sources, "init", "--quiet")
+    git(sources, "add", "--all")
+    git(sources, "commit", "--quiet", "--message", "first")
+    return sources
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """site-packages with a vllm in it."""
+    files = {
+        "vllm/__init__.py": "",
+        "vllm-0.19.1+cu130.dist-info/METADATA": header("0.19.1+cu130"),
+        "vllm-0.19.1+cu130.dist-info/RECORD": "vllm/__init__.py,,\n",
+        "vllm_flash_attn-2.7.dist-info/METADATA": header("2.7", "vllm-flash-attn"),
+    }
+    return write(tmp_path / "site-packages", files)
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.11.1rc3", "0.33.1.dev12+g123abc.cu130"])
+def test_an_unpacked_sdist(sources, version):
+    write(sources, {"PKG-INFO": header(version)})
+    tree = detect(sources)
+    assert (tree.root, tree.project, tree.kind) == (sources, "vllm", "sdist")
+    assert tree.version == Version(version)
+    assert state_folder(tree) == sources / ".patchkit"
+
+
+@pytest.mark.parametrize("through", ["link", "relative"])
+def test_a_root_by_another_name(sources, through, tmp_path, monkeypatch):
+    write(sources, {"PKG-INFO": header("0.19.1")})
+    (tmp_path / "link").symlink_to(sources)
+    monkeypatch.chdir(tmp_path)
+    path = {"link": tmp_path / "link", "relative": Path("link/../src/.")}[through]
+    assert detect(path).root == sources
+
+
+@pytest.mark.parametrize("missing", SOURCES)
+def test_a_folder_without_a_marker_is_refused(sources, missing):
+    write(sources, {"PKG-INFO": header("0.19.1")})
+    (sources / missing).unlink()
+    with pytest.raises(SourceError, match=rf"not a vLLM source tree: {missing} is missing"):
+        detect(sources)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"PKG-INFO": header("1.0", "torch")}, r"PKG-INFO: describes torch, not vllm"),
+        ({"PKG-INFO": ""}, r"PKG-INFO: describes nothing, not vllm"),
+        ({"PKG-INFO": header("main")}, r"PKG-INFO: 'main' is not a version"),
+        ({"PKG-INFO": "Name: vllm\n"}, r"PKG-INFO: '' is not a version"),
+        ({}, r"neither PKG-INFO nor \.git tells the version"),
+    ],
+)
+def test_a_tree_without_a_version_is_refused(sources, files, message):
+    write(sources, files)
+    with pytest.raises(SourceError, match=message):
+        detect(sources)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "src/setup.py"])
+def test_what_is_no_folder_is_refused(sources, path, tmp_path):
+    with pytest.raises(SourceError, match="no such directory"):
+        detect(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        (["v0.33.0"], "0.33.0"),
+        (["v0.23.0rc1"], "0.23.0rc1"),
+        (["v0.10.1.1"], "0.10.1.1"),
+        (["v0.33.0rc2", "v0.33.0"], "0.33.0"),
+        (["nightly", "v0.33.0"], "0.33.0"),
+    ],
+)
+@pytest.mark.parametrize("annotated", [False, True], ids=["plain", "annotated"])
+def test_a_tagged_checkout(checkout, git, tags, expected, annotated):
+    for tag in tags:
+        git(checkout, "tag", tag, *(("--message", tag) if annotated else ()))
+    tree = detect(checkout)
+    assert (tree.root, tree.kind, tree.version) == (checkout, "git", Version(expected))
+
+
+@pytest.mark.parametrize(
+    ("tag", "commits", "expected"),
+    [
+        ("v0.33.0", 1, "0.33.1.dev1"),
+        ("v0.33.0", 3, "0.33.1.dev3"),
+        ("v0.10.1.1", 2, "0.10.1.2.dev2"),
+        ("v0.23.0rc1", 2, "0.23.0rc2.dev2"),
+    ],
+)
+def test_a_checkout_after_a_tag_is_what_setuptools_scm_calls_it(
+    checkout, git, tag, commits, expected
+):
+    git(checkout, "tag", tag)
+    for number in range(commits):
+        git(checkout, "commit", "--allow-empty", "--quiet", "--message", f"more {number}")
+    commit = git(checkout, "rev-parse", "--short", "HEAD")
+    version = detect(checkout).version
+    assert str(version) == f"{expected}+g{commit}"
+    assert version > Version(tag)
+
+
+def test_a_checkout_may_be_called_vllm_and_be_a_worktree(checkout, git):
+    git(checkout, "tag", "v0.33.0")
+    git(checkout, "worktree", "add", "--quiet", "--detach", "../vllm")
+    tree = detect(checkout.parent / "vllm")
+    assert (tree.kind, tree.version) == ("git", Version("0.33.0"))
+
+
+@pytest.mark.parametrize("tag", [None, "nightly"])
+def test_a_checkout_without_version_tags_is_refused(checkout, git, tag):
+    if tag:
+        git(checkout, "tag", tag)
+    with pytest.raises(SourceError, match="git describe finds no version tag") as caught:
+        detect(checkout)
+    assert caught.value.hint == "git fetch --tags --unshallow"
+    assert "fatal: " in caught.value.why
+
+
+def test_a_tag_that_is_no_version_is_refused(checkout, git):
+    git(checkout, "tag", "vacation")
+    with pytest.raises(SourceError, match="'acation' is not a version"):
+        detect(checkout)
+
+
+def test_a_checkout_without_git_is_refused(checkout, git, tmp_path, monkeypatch):
+    git(checkout, "tag", "v0.33.0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SourceError, match="git is needed"):
+        detect(checkout)
+
+
+def test_an_installed_package(installed):
+    tree = detect(installed / "vllm")
+    assert (tree.root, tree.kind, tree.version) == (installed, "installed", Version("0.19.1+cu130"))
+    assert tree.exists("vllm/__init__.py")
+    assert state_folder(tree) == installed / "vllm" / ".patchkit"
+    assert dist_info(tree) == installed / "vllm-0.19.1+cu130.dist-info"
+
+
+def test_the_package_of_a_source_tree_is_refused(sources):
+    with pytest.raises(SourceError, match="is the package inside a source tree") as caught:
+        detect(sources / "vllm")
+    assert str(sources) in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"remove": "vllm-0.19.1+cu130.dist-info"}, r"0 folders vllm-\*\.dist-info, expected 1"),
+        ({"add": "vllm-0.18.0.dist-info/METADATA"}, r"2 folders vllm-\*\.dist-info, expected 1"),
+        ({"remove": "vllm-0.19.1+cu130.dist-info/RECORD"}, r"has no RECORD"),
+        ({"remove": "vllm-0.19.1+cu130.dist-info/METADATA"}, r"METADATA: '' is not a version"),
+    ],
+)
+def test_a_damaged_installation_is_refused(installed, damage, message):
+    if "remove" in damage:
+        place = installed / damage["remove"]
+        place.rename(installed / "elsewhere")
+    else:
+        write(installed, {damage["add"]: header("0.18.0")})
+    with pytest.raises(SourceError, match=message):
+        detect(installed / "vllm")
+
+
+def test_reading_prefers_pending_to_upstream_to_the_disk(make_tree):
+    tree = make_tree("0.19.1", {"a": "disk a", "b": "disk b", "c": "disk c"})
+    tree = SourceTree(
+        root=tree.root,
+        project="vllm",
+        version=tree.version,
+        kind="sdist",
+        pristine={"a": "upstream a", "b": "upstream b"},
+    ).with_texts({"a": "pending a"})
+    assert [tree.read(path) for path in "abc"] == ["pending a", "upstream b", "disk c"]
+    assert [tree.exists(path) for path in ("a", "c", "d")] == [True, True, False]
+    assert first_existing(tree, ["d", "c", "a"]) == "c"
+    assert first_existing(tree, ["d", "e"]) is None
+    known = {"b": digest("upstream b"), "c": digest("disk c"), "d": "", "e": ""}
+    assert tree.seen == known
+
+
+def test_searching_is_sorted_and_looks_at_pending_texts(make_tree):
+    files = {"csrc/b/x.cu": "no", "csrc/a.cu": "needle", "csrc/c.cuh": "needle", "d.cu": "needle"}
+    tree = make_tree("0.19.1", files).with_texts({"csrc/b/x.cu": "a needle", "csrc/a.cu": "no"})
+    assert tree.glob("csrc/**/*.cu") == ["csrc/a.cu", "csrc/b/x.cu"]
+    assert tree.containing("csrc/**/*.cu", "needle") == ["csrc/b/x.cu"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"one\ntwo\r\n", r"^sub/a\.py:2: has CR line endings"),
+        (b"one\rtwo\n", r"^sub/a\.py:1: has CR line endings"),
+        ("one\n\ngröße\n".encode("latin-1"), r"^sub/a\.py:3: not UTF-8"),
+        ("one\n".encode("utf-16"), r"^sub/a\.py:1: not UTF-8"),
+        (None, r"^sub/a\.py: not found in "),
+    ],
+)
+def test_a_text_that_no_release_ships_is_refused(data, message, make_tree):
+    tree = make_tree("0.19.1", {"sub/b.py": ""})
+    if data is not None:
+        (tree.root / "sub/a.py").write_bytes(data)
+    with pytest.raises(DriftError, match=message):
+        tree.read("sub/a.py")
+
+
+def test_a_folder_in_a_files_place_is_refused(make_tree):
+    tree = make_tree("0.19.1", {"sub/a.py/b": ""})
+    with pytest.raises(StorageError, match=r"^sub/a\.py: cannot be read: Is a directory"):
+        tree.read("sub/a.py")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("../outside", "leads out of"),
+        ("sub/../../outside", "leads out of"),
+        ("/etc/hostname", "leads out of"),
+        ("link.py", "link.py is a symbolic link to "),
+        ("away/outside", "away is a symbolic link to "),
+        ("inner/a.py", "inner is a symbolic link to sub"),
+        ("dangling", "dangling is a symbolic link to nowhere"),
+    ],
+)
+def test_no_path_leads_out_of_the_tree(path, message, make_tree, tmp_path):
+    tree = make_tree("0.19.1", {"sub/a.py": "inside"})
+    (tmp_path / "outside").write_text("somebody else's")
+    (tree.root / "link.py").symlink_to(tmp_path / "outside")
+    (tree.root / "away").symlink_to(tmp_path)
+    (tree.root / "inner").symlink_to("sub")
+    (tree.root / "dangling").symlink_to("nowhere")
+    with pytest.raises(SourceError, match=re.escape(message)):
+        tree.read(path)

@@ -1,0 +1,181 @@
+"""What is kept of a patch: the ledger, the originals, and RECORD of an installed package."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+
+import pytest
+
+from patchkit.errors import DriftError, HashMismatchError
+from patchkit.patching.ledger import (
+    Ledger,
+    edited_files,
+    ledger_path,
+    original_path,
+    originals,
+    read_ledger,
+    untouched,
+)
+from patchkit.source.installed import rewrite_record
+from patchkit.source.tree import digest
+
+BEFORE, AFTER = "größer\n", "kleiner\n"
+LEDGER = Ledger(
+    patchkit="0.1.0",
+    recipe="5eed",
+    project="vllm",
+    version="0.19.1",
+    request={"target": "gb10", "arch": "native", "only": [], "skip": ["x"], "also": []},
+    files={"vllm/a.py": (digest(BEFORE), digest(AFTER)), "b.cu": (digest("b\n"), digest("B\n"))},
+    seen={"setup.py": digest("setup\n"), "gone.py": ""},
+    verdicts=({"id": "x", "state": "off", "severity": "", "reason": "≥ 12", "note": ""},),
+    proofs=("it works",),
+)
+
+
+@pytest.fixture
+def patched(make_tree):
+    """A tree as an apply leaves it; its state folder is beside it."""
+    tree = make_tree("0.19.1", {"vllm/a.py": AFTER, "b.cu": "B\n", "setup.py": "setup\n"})
+    state = tree.root / ".patchkit"
+    for path, text in (("vllm/a.py", BEFORE), ("b.cu", "b\n")):
+        original_path(state, path).parent.mkdir(parents=True, exist_ok=True)
+        original_path(state, path).write_text(text, encoding="utf-8")
+    ledger_path(state).write_bytes(LEDGER.to_json())
+    return tree, state
+
+
+def test_a_ledger_is_read_as_it_was_written(patched):
+    tree, state = patched
+    assert read_ledger(state) == LEDGER
+    assert read_ledger(tree.root) is None
+    assert read_ledger(state).to_json() == LEDGER.to_json()
+
+
+def altered(**changes):
+    table = {**json.loads(LEDGER.to_json()), **changes}
+    return json.dumps({key: value for key, value in table.items() if value is not None}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        LEDGER.to_json()[:-20],
+        b"\xff\xfe{}",
+        b"null",
+        b"[]",
+        b"{}",
+        altered(format=2),
+        altered(project=None),
+        altered(files=None),
+        altered(files=[]),
+        altered(files={"a": ["one"]}),
+        altered(files={"a": None}),
+        altered(verdicts=7),
+        altered(surprise=1),
+    ],
+)
+def test_a_ledger_that_is_none_is_refused(data, tmp_path):
+    ledger_path(tmp_path).write_bytes(data)
+    with pytest.raises(DriftError, match=r"ledger\.json: "):
+        read_ledger(tmp_path)
+
+
+def test_originals_are_what_upstream_shipped(patched):
+    _tree, state = patched
+    assert originals(state, LEDGER) == {"vllm/a.py": BEFORE.encode(), "b.cu": b"b\n"}
+
+
+@pytest.mark.parametrize("text", [None, AFTER, "", f"{BEFORE}\n"])
+def test_an_original_that_is_missing_or_altered_is_refused(patched, text):
+    _tree, state = patched
+    place = original_path(state, "vllm/a.py")
+    place.unlink()
+    if text is not None:
+        place.write_text(text, encoding="utf-8")
+    with pytest.raises(HashMismatchError, match=r"is not the original of vllm/a\.py"):
+        originals(state, LEDGER)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "edited", "same"),
+    [
+        ("vllm/a.py", AFTER, [], True),
+        ("vllm/a.py", BEFORE, [], False),
+        ("vllm/a.py", "mine\n", ["vllm/a.py"], False),
+        ("vllm/a.py", None, ["vllm/a.py"], False),
+        ("setup.py", "other\n", [], False),
+        ("setup.py", None, [], False),
+        ("gone.py", "", [], False),
+        ("unrelated.py", "new\n", [], True),
+    ],
+)
+def test_what_changed_since(patched, path, text, edited, same):
+    tree, _state = patched
+    place = tree.root / path
+    if text is None:
+        place.unlink()
+    else:
+        place.write_text(text, encoding="utf-8")
+    assert edited_files(tree, LEDGER) == edited
+    assert untouched(tree, LEDGER) is same
+
+
+# As pip writes it: quoted where need be, CRLF (csv's default), its own line last.
+RECORD = (
+    "../../../bin/vllm,sha256=AAAA,220\r\n"
+    '"vllm/configs/E=8,N=64.json",sha256=BBBB,7\r\n'
+    '"vllm/say ""hi"".txt",sha256=CCCC,1\r\n'
+    "vllm/__init__.py,sha256=DDDD,10\r\n"
+    "vllm/__pycache__/__init__.cpython-312.pyc,,\r\n"
+    "vllm/größe.py,sha256=EEEE,3\r\n"
+    "vllm-0.19.1.dist-info/RECORD,,\r\n"
+)
+
+
+def sha256(data):
+    # The binary distribution format: urlsafe base64 without padding.
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize("ending", ["\r\n", "\n"], ids=["pip", "uv"])
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("vllm/__init__.py", "vllm/__init__.py,sha256=DDDD,10"),
+        ("vllm/configs/E=8,N=64.json", '"vllm/configs/E=8,N=64.json",sha256=BBBB,7'),
+        ("vllm/größe.py", "vllm/größe.py,sha256=EEEE,3"),
+    ],
+)
+def test_record_names_the_new_contents_and_nothing_else_changes(path, line, ending):
+    record = RECORD.replace("\r\n", ending)
+    data = "größer\n".encode()
+
+    text = rewrite_record(record, {path: data}, [])
+
+    name = f'"{path}"' if "," in path else path
+    assert text == record.replace(line, f"{name},{sha256(data)},{len(data)}")
+
+
+@pytest.mark.parametrize("ending", ["\r\n", "\n"], ids=["pip", "uv"])
+def test_record_names_added_files_without_a_hash(ending):
+    record = RECORD.replace("\r\n", ending)
+    added = ["vllm/.patchkit/originals/b,c.py", "vllm/.patchkit/ledger.json", "vllm/größe.py"]
+
+    text = rewrite_record(record, {}, added)
+
+    assert text.startswith(record)
+    assert text.removeprefix(record).split(ending) == [
+        "vllm/.patchkit/ledger.json,,",
+        '"vllm/.patchkit/originals/b,c.py",,',
+        "",
+    ]
+    assert [row[0] for row in csv.reader(text.splitlines())].count("vllm/größe.py") == 1
+
+
+def test_record_without_changes_stays_byte_by_byte():
+    assert rewrite_record(RECORD, {"vllm/not/there.py": b""}, []) == RECORD
