@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.apply import Workspace, plan_for, prove
+from patchkit.apply import apply
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import swap_text
 from patchkit.errors import DriftError, ProofError, SourceError, UsageError
@@ -271,30 +271,39 @@ def test_a_plan_that_undoes_itself_changes_nothing(plan_of):
     assert len(list(plan.steps())) == 2
 
 
-def test_two_fixes_on_the_same_line_drift(make_tree, ask, tmp_path):
-    tree = make_tree("0.19.1", {PATH: "line\nold\n"})
-    recipe = recipe_of(fix_of("first"), fix_of("second", "old\n", "other\n"))
-
-    plan = make_plan(tree, recipe, ask())
-
-    assert states(plan) == {"first": "apply", "second": "drifted"}
-    assert [verdict.fix.id for verdict in plan.drifted] == ["second"]
-    workspace = Workspace(tree=tree, state=tmp_path / "state", ledger=None)
-    with pytest.raises(DriftError, match=r"1 of 2 fixes do not fit; nothing was changed") as caught:
-        plan_for(workspace, recipe, ask())
-    assert "second: a.txt:" in str(caught.value)
-
-
 def test_edits_of_one_fix_that_overlap_are_refused(plan_of):
     edits = (Edit(PATH, 0, 3, "x", "n"), Edit(PATH, 2, 4, "y", "n"))
     clumsy = replace(fix_of("a"), look=lambda tree, request: Finding(State.APPLY, "r", edits))
-    with pytest.raises(DriftError, match=r"a.txt:1: two edits touch the same text"):
+    with pytest.raises(DriftError, match=r"a\.txt:1: two edits touch the same text"):
         plan_of([clumsy])
 
 
-def test_a_fix_that_does_not_know_its_own_result_is_refused(plan_of):
+@pytest.fixture
+def sdist(make_tree):
+    """A tree that apply recognises, with one line to patch."""
+    markers = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
+    files = {**dict.fromkeys(markers, ""), "PKG-INFO": "Name: vllm\nVersion: 0.19.1\n"}
+    return make_tree("0.19.1", {**files, PATH: f"line\n{STOCK}"}).root
+
+
+def contents(root):
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_two_fixes_on_the_same_line_drift_and_nothing_is_written(sdist, ask):
+    recipe = recipe_of(fix_of("first"), fix_of("second", "old\n", "other\n"))
+    before = contents(sdist)
+    with pytest.raises(DriftError, match="1 of 2 fixes do not fit; nothing was changed") as caught:
+        apply(sdist, recipe, ask())
+    assert "second: a.txt:" in str(caught.value)
+    assert contents(sdist) == before
+
+
+def test_a_fix_that_does_not_know_its_own_result_is_refused(sdist, ask):
     """The edits go in, but asked again the fix wants to edit once more."""
     edits = (Edit(PATH, 0, 0, "more\n", "n"),)
     forgetful = replace(fix_of("a"), look=lambda tree, request: Finding(State.APPLY, "r", edits))
+    before = contents(sdist)
     with pytest.raises(ProofError, match="a does not recognise its own result"):
-        prove(plan_of([forgetful]), recipe_of(forgetful))
+        apply(sdist, recipe_of(forgetful), ask())
+    assert contents(sdist) == before

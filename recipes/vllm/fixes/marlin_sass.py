@@ -72,6 +72,7 @@ FIX = Fix(
     evidence=(
         Evidence("PTX from 8.0 gave gibberish on 12.x", "vllm#40923", "reported"),
         Evidence("evaluated lists, every release", "patchkit archs", "measured"),
+        Evidence("0.33.0's repacking files compile for 121a", "nvcc 13.0.88", "compiled"),
     ),
     look=look,
     layer="build",
