@@ -9,10 +9,9 @@ import click
 
 from patchkit.apply import Outcome, apply, open_workspace
 from patchkit.cli import show
-from patchkit.cli.options import Selection, as_json, progress, request_options, source_options
+from patchkit.cli.options import Selection, as_json, located, request_options, source_options
 from patchkit.patching.fix import Request
 from patchkit.recipe import load_recipe
-from patchkit.source.resolve import Options, resolved
 
 _EPILOG = """\
 \b
@@ -43,15 +42,7 @@ def command(
     nothing. Either everything is written or nothing.
     """
     recipe, request = load_recipe(), selection.request()
-    with (
-        progress() as report,
-        resolved(
-            source,
-            recipe,
-            Options(dest=dest, offline=offline, report=report),
-            keep=not dry_run,
-        ) as path,
-    ):
+    with located(source, dest, offline=offline, keep=not dry_run) as path:
         outcome = apply(path, recipe, request, dry_run=dry_run)
         _print(path, request, outcome, dry_run=dry_run, as_json=as_json)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.options import progress
-from patchkit.recipe import load_recipe
+from patchkit.cli.options import progress, resolve_options
 from patchkit.source.archive import unpack
-from patchkit.source.resolve import Options, fetch_release
+from patchkit.source.resolve import fetch_release
 
 
 @click.command()
@@ -22,8 +21,7 @@ def command(release: str, dest: Path | None, *, offline: bool) -> None:
     It is verified against the sha256 that patchkit ships and kept in a cache; prints where it is.
     """
     with progress() as report:
-        options = Options(dest=dest, offline=offline, report=report)
-        path = fetch_release(release, load_recipe(), options)
+        path = fetch_release(release, resolve_options(report, dest, offline=offline))
         if dest is not None:
             path = unpack(path, dest, progress=report("Unpacking"))
     click.echo(path)

@@ -15,7 +15,7 @@ from patchkit.apply import Workspace, open_workspace
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.recipe import Recipe, load_recipe
-from patchkit.source.resolve import Options, resolved
+from patchkit.source.resolve import Options, Report, resolved
 from patchkit.target import Target, targets
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,18 +128,36 @@ def _arch(arch: str) -> str:
 
 
 @contextlib.contextmanager
+def located(source: str, dest: Path | None, *, offline: bool, keep: bool) -> Iterator[Path]:
+    """The folder of a source, fetched and unpacked under progress bars if it has to be."""
+    with (
+        progress() as report,
+        resolved(source, resolve_options(report, dest, offline=offline), keep=keep) as path,
+    ):
+        yield path
+
+
+@contextlib.contextmanager
 def opened(source: str, dest: Path | None, *, offline: bool) -> Iterator[tuple[Recipe, Workspace]]:
     """The recipe and the workspace of a source that is only read."""
     recipe = load_recipe()
-    with (
-        progress() as report,
-        resolved(
-            source, recipe, Options(dest=dest, offline=offline, report=report), keep=False
-        ) as p,
-    ):
-        workspace = open_workspace(p)
+    with located(source, dest, offline=offline, keep=False) as path:
+        workspace = open_workspace(path)
         recipe.check(workspace.tree.version)
         yield recipe, workspace
+
+
+def resolve_options(report: Report, dest: Path | None, *, offline: bool) -> Options:
+    """What the resolver has to know, from the recipe and the command line."""
+    recipe = load_recipe()
+    return Options(
+        project=recipe.project,
+        lock=recipe.home / "lock.toml",
+        check=recipe.check,
+        report=report,
+        dest=dest,
+        offline=offline,
+    )
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ Only the function is compiled, not its module: no torch, no CUDA, no import of v
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from patchkit.errors import ProofError
@@ -80,12 +80,20 @@ def function(path: str, text: str, scope: str, names: Mapping[str, object]) -> A
     return space[name]
 
 
-def check(path: str, scope: str, decisions: Mapping[Capability, tuple[object, object]]) -> None:
-    """Compare (got, expected) per capability. Raises ProofError on the first difference."""
-    for capability, (got, expected) in decisions.items():
-        if got != expected:
+def prove_routing(
+    what: str, decide: Callable[[str, Capability], object], before: str, after: str, wanted: object
+) -> str:
+    """Show that a patch gives ``wanted`` on SM12x and leaves everybody else alone.
+
+    ``decide(text, capability)`` runs the decision; ``before`` and ``after`` are the file's texts.
+    Raises ProofError on the first difference; returns the sentence that was established.
+    """
+    expected = {c: decide(before, c) for c in OTHERS} | dict.fromkeys(SM12X, wanted)
+    for capability, answer in expected.items():
+        got = decide(after, capability)
+        if got != answer:
             raise ProofError(
-                f"{path}: {scope} returns {got!r} for {capability.major}.{capability.minor}, "
-                f"expected {expected!r}",
+                f"{what} is {got!r} for {capability.major}.{capability.minor}, expected {answer!r}",
                 why="the function was edited by hand, or decides by something else as well",
             )
+    return f"{what} is {wanted!r} for 12.x and unchanged for 8.0, 9.0 and 10.0"

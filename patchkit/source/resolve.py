@@ -12,7 +12,6 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.recipe import Recipe
 from patchkit.source.detect import detect
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
@@ -22,21 +21,28 @@ Report = Callable[[str], Progress]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``dest`` is where archives are unpacked; ``report(task)`` gives a progress callback."""
+    """What is known of the project, and what the user wants.
 
+    ``lock`` names its releases, ``check`` refuses unsupported ones; ``dest`` is where archives are
+    unpacked; ``report(task)`` gives a progress callback.
+    """
+
+    project: str
+    lock: Path
+    check: Callable[[Version], None]
     report: Report
     dest: Path | None = None
     offline: bool = False
 
 
 @contextlib.contextmanager
-def resolved(spec: str, recipe: Recipe, options: Options, *, keep: bool) -> Iterator[Path]:
+def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Path]:
     """The folder that ``spec`` names.
 
-    An archive or a release is unpacked into ``options.dest`` (default ``build/vllm-VERSION``), or
-    into a folder that is removed again if nobody wants to ``keep`` it.
+    An archive or a release is unpacked into ``options.dest`` (default ``build/PROJECT-VERSION``),
+    or into a folder that is removed again if nobody wants to ``keep`` it.
     """
-    archive, version = _archive(spec, recipe, options)
+    archive, version = _archive(spec, options)
     if archive is None:
         if options.dest is not None:
             raise UsageError(
@@ -45,25 +51,29 @@ def resolved(spec: str, recipe: Recipe, options: Options, *, keep: bool) -> Iter
             )
         yield Path(spec)
     elif keep or options.dest is not None:
-        yield _unpacked(archive, options.dest or Path("build") / f"vllm-{version}", options)
+        yield _unpacked(
+            archive, options.dest or Path("build") / f"{options.project}-{version}", options
+        )
     else:
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
             yield _unpack(archive, Path(folder) / "tree", options)
 
 
-def fetch_release(spec: str, recipe: Recipe, options: Options) -> Path:
+def fetch_release(spec: str, options: Options) -> Path:
     """The sdist of ``vllm==X.Y.Z`` in the cache, verified against the lock."""
-    version = _release(spec, recipe)
+    version = _release(spec, options.project)
     if version is None:
-        raise UsageError(f"{spec!r} names no release", hint=f"for example {recipe.project}==0.24.0")
+        raise UsageError(
+            f"{spec!r} names no release", hint=f"for example {options.project}==0.24.0"
+        )
     from patchkit.source.fetch import fetch, read_lock  # a tree in a folder needs no downloads
 
-    lock = read_lock(recipe.home / "lock.toml")
+    lock = read_lock(options.lock)
     progress = options.report(f"Fetching {spec}")
-    return fetch(recipe.project, version, lock, offline=options.offline, progress=progress)
+    return fetch(options.project, version, lock, offline=options.offline, progress=progress)
 
 
-def _archive(spec: str, recipe: Recipe, options: Options) -> tuple[Path | None, str]:
+def _archive(spec: str, options: Options) -> tuple[Path | None, str]:
     path = Path(spec)
     if path.is_dir():
         return None, ""
@@ -72,20 +82,20 @@ def _archive(spec: str, recipe: Recipe, options: Options) -> tuple[Path | None, 
             r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar|\.zip)$", path.name
         )
         return path, name["version"] if name else path.stem
-    version = _release(spec, recipe)
+    version = _release(spec, options.project)
     if version is None:
         raise SourceError(
             f"{spec}: no such file or directory",
             hint="name an unpacked sdist, a git checkout, an sdist file, an installed "
-            f"site-packages/{recipe.project}, or a release such as {recipe.project}==0.24.0",
+            f"site-packages/{options.project}, or a release such as {options.project}==0.24.0",
         )
-    recipe.check(Version(version))
-    return fetch_release(spec, recipe, options), version
+    options.check(Version(version))
+    return fetch_release(spec, options), version
 
 
-def _release(spec: str, recipe: Recipe) -> str | None:
+def _release(spec: str, project: str) -> str | None:
     match = _RELEASE.fullmatch(spec)
-    if match is None or match["project"].lower() != recipe.project:
+    if match is None or match["project"].lower() != project:
         return None
     try:
         return str(Version(match["version"]))

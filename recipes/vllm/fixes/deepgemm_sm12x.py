@@ -17,7 +17,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import OTHERS, SM12X, Capability, Platform, check, function
+from patchkit.proof.routing import Capability, Platform, function, prove_routing
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/platforms/cuda.py"
@@ -61,16 +61,12 @@ def _lacks_sm12x(tree: SourceTree) -> bool:
 
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
-    """12.x must get no if the pin cannot; everybody else what they got before."""
-    check(_PATH, _SCOPE, {c: (_decide(patched, c), _decide(stock, c)) for c in OTHERS})
-    if not _lacks_sm12x(patched):
-        return "the pinned DeepGEMM has SM12x kernels"
-    check(_PATH, _SCOPE, {c: (_decide(patched, c), False) for c in SM12X})
-    return "DeepGEMM is off for 12.x and unchanged for 8.0, 9.0 and 10.0"
+    """12.x must get no; everybody else what they got before."""
+    return prove_routing(_SCOPE, _decide, stock.read(_PATH), patched.read(_PATH), wanted=False)
 
 
-def _decide(tree: SourceTree, capability: Capability) -> object:
-    return function(_PATH, tree.read(_PATH), _SCOPE, {})(Platform(capability))
+def _decide(text: str, capability: Capability) -> object:
+    return function(_PATH, text, _SCOPE, {})(Platform(capability))
 
 
 FIX = Fix(

@@ -18,7 +18,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import OTHERS, SM12X, Capability, Platform, check, function
+from patchkit.proof.routing import Capability, Platform, function, prove_routing
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
@@ -78,19 +78,15 @@ def _fixed_upstream(tree: SourceTree) -> str:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """12.x must get no; everybody else what they got before."""
-    others = {c: (_decide(patched, c), _decide(stock, c)) for c in OTHERS}
-    check(_PATH, _SCOPE, others)
-    if not _fixed_upstream(patched):
-        check(_PATH, _SCOPE, {c: (_decide(patched, c), False) for c in SM12X})
-    return f"{_SCOPE} is false for 12.x and unchanged for 8.0, 9.0 and 10.0"
+    return prove_routing(_SCOPE, _decide, stock.read(_PATH), patched.read(_PATH), wanted=False)
 
 
-def _decide(tree: SourceTree, capability: Capability) -> object:
+def _decide(text: str, capability: Capability) -> object:
     names = {
         "current_platform": Platform(capability),
         "ops": SimpleNamespace(cutlass_group_gemm_supported=lambda cc: cc >= 90),
     }
-    return function(_PATH, tree.read(_PATH), _SCOPE, names)()
+    return function(_PATH, text, _SCOPE, names)()
 
 
 FIX = Fix(

@@ -16,7 +16,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import OTHERS, SM12X, Anything, Capability, Platform, check, function
+from patchkit.proof.routing import Anything, Capability, Platform, function, prove_routing
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/model_executor/layers/quantization/mxfp4.py"
@@ -36,12 +36,10 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """12.x must take Marlin; everybody else what they took before."""
-    check(_PATH, _SCOPE, {c: (_decide(patched, c), _decide(stock, c)) for c in OTHERS})
-    check(_PATH, _SCOPE, {c: (_decide(patched, c), "MARLIN") for c in SM12X})
-    return "MXFP4 MoE takes Marlin on 12.x and is unchanged on 8.0, 9.0 and 10.0"
+    return prove_routing(_SCOPE, _decide, stock.read(_PATH), patched.read(_PATH), "MARLIN")
 
 
-def _decide(tree: SourceTree, capability: Capability) -> object:
+def _decide(text: str, capability: Capability) -> object:
     names: dict[str, object] = {
         "current_platform": Platform(capability),
         "envs": SimpleNamespace(VLLM_MXFP4_USE_MARLIN=False),
@@ -51,7 +49,7 @@ def _decide(tree: SourceTree, capability: Capability) -> object:
         "logger": Anything(),
         "Mxfp4Backend": SimpleNamespace(MARLIN="MARLIN", TRITON="TRITON", NONE="NONE"),
     }
-    return function(_PATH, tree.read(_PATH), _SCOPE, names)(False)
+    return function(_PATH, text, _SCOPE, names)(False)
 
 
 FIX = Fix(

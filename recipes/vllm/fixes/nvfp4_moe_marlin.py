@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 from types import SimpleNamespace
 
 from patchkit.edit.python import swap
-from patchkit.errors import ProofError
 from patchkit.patching.fix import (
     Evidence,
     Example,
@@ -17,7 +17,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import OTHERS, SM12X, Anything, Capability, Platform, function
+from patchkit.proof.routing import Anything, Capability, Platform, function, prove_routing
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/model_executor/layers/quantization/utils/nvfp4_moe_support.py"
@@ -48,17 +48,11 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """12.x must take Marlin; everybody else what they took before."""
-    for capability in OTHERS:
-        if _decide(patched, capability) != _decide(stock, capability):
-            raise ProofError(f"{_PATH}: the choice for {capability} has changed")
-    for capability in SM12X:
-        if not _decide(patched, capability)["use_marlin"]:
-            raise ProofError(f"{_PATH}: {capability} does not take Marlin")
-    return "NVFP4 MoE takes Marlin on 12.x and is unchanged on 8.0, 9.0 and 10.0"
+    texts = stock.read(_PATH), patched.read(_PATH)
+    return prove_routing(f"{_SCOPE}().use_marlin", _decide, *texts, wanted=True)
 
 
-def _decide(tree: SourceTree, capability: Capability) -> dict[str, bool]:
-    platform = Platform(capability)
+def _decide(text: str, capability: Capability) -> object:
     names: dict[str, object] = {
         "cutlass_fp4_supported": lambda: capability.major >= 10,
         "is_flashinfer_fp4_cutlass_moe_available": lambda: False,
@@ -66,11 +60,9 @@ def _decide(tree: SourceTree, capability: Capability) -> dict[str, bool]:
         "envs": SimpleNamespace(VLLM_USE_FLASHINFER_MOE_FP4=False),
         "_logger": Anything(),
         "NvFp4Support": dict,
-        "__builtins__": {**vars(__import__("builtins")), "__import__": _importer(platform)},
+        "__builtins__": {**vars(builtins), "__import__": _importer(Platform(capability))},
     }
-    result = function(_PATH, tree.read(_PATH), _SCOPE, names)()
-    assert isinstance(result, dict)
-    return result
+    return function(_PATH, text, _SCOPE, names)()["use_marlin"]
 
 
 def _importer(platform: Platform) -> object:

@@ -1,0 +1,235 @@
+"""Real releases, private trees of them, and patchkit as its users run it.
+
+Releases come through patchkit's own locked fetch. Without the package index, tests of releases that
+are not in the cache are skipped. PATCHKIT_ALL_RELEASES=1 runs every parametrisation over all
+supported releases instead of the selection below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import patchkit as package
+from patchkit.errors import SourceError, StorageError
+from patchkit.patching.fix import Request
+from patchkit.recipe import load_recipe
+from patchkit.source.archive import unpack
+from patchkit.source.fetch import fetch, read_lock
+from patchkit.target import targets
+
+# One release at least per code path: SM100 lists (0.11.1), the old guard (to 0.14), routes that
+# moved, the families of 0.19, the last with the guard (0.21), DeepGEMM (0.24), the newest.
+SELECTED = (
+    "0.11.1",
+    "0.11.2",
+    "0.14.1",
+    "0.18.1",
+    "0.19.1",
+    "0.21.0",
+    "0.23.0",
+    "0.24.0",
+    "0.27.1",
+    "0.33.0",
+)
+SUPPORTED = tuple(map(str, load_recipe().supported))
+_REGENERATE = Path(__file__).with_name("regenerate.py")
+
+
+@pytest.fixture(params=SUPPORTED if os.environ.get("PATCHKIT_ALL_RELEASES") == "1" else SELECTED)
+def version(request):
+    return request.param
+
+
+@pytest.fixture(params=["native", "family"])
+def arch(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def recipe():
+    return load_recipe()
+
+
+@pytest.fixture(scope="session")
+def ask():
+    """A request for a GB10, or another target: ``ask("family", skip={"x"})``."""
+
+    def make(arch="native", *, target="gb10", **selection):
+        chosen = {name: frozenset(ids) for name, ids in selection.items()}
+        return Request(target=targets()[target], arch=arch, **chosen)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """``tests/regenerate.py``: the golden tables, and how they are made."""
+    spec = importlib.util.spec_from_file_location("regenerate", _REGENERATE)
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up there.
+    sys.modules["regenerate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def sdist(recipe):
+    """The archive of a release in the cache: ``sdist("0.24.0")``; skips if it cannot be had."""
+    lock = read_lock(recipe.home / "lock.toml")
+    trouble = []  # one failed download is enough to know that there is no index
+
+    def fetched(version):
+        try:
+            return fetch(recipe.project, version, lock, offline=bool(trouble))
+        except StorageError as error:
+            trouble.append(error.what)
+        except SourceError:
+            assert trouble
+        return pytest.skip(f"vllm {version} is not in the cache: {trouble[0]}")
+
+    return fetched
+
+
+@pytest.fixture(scope="session")
+def release(sdist, tmp_path_factory):
+    """The pristine tree of a release, unpacked once: ``release("0.24.0")``. Nobody writes to it."""
+    base = tmp_path_factory.mktemp("releases")
+    stamps = {}
+
+    @cache
+    def unpacked(version):
+        root = unpack(sdist(version), base / f"vllm-{version}")
+        stamps[root] = _stamps(root)
+        return root
+
+    yield unpacked
+    # Trees are hard links to these files, so a write in place would show here.
+    changed = [place for root, known in stamps.items() for place, _ in known ^ _stamps(root)]
+    shutil.rmtree(base)
+    assert not changed
+
+
+def _stamps(root):
+    found = ((place, place.lstat()) for place in root.rglob("*"))
+    return {(str(p), (s.st_size, s.st_mtime_ns, s.st_mode)) for p, s in found if p.is_file()}
+
+
+@pytest.fixture
+def tree(release, tmp_path):
+    """A private tree of a release: ``tree("0.24.0")``, another one with ``name="other"``."""
+    made = []
+
+    def linked(version, *, name="tree"):
+        root = shutil.copytree(
+            release(version), tmp_path / name, copy_function=os.link, symlinks=True
+        )
+        made.append(root)
+        return root
+
+    yield linked
+    # pytest keeps temporary folders of several runs; thousands of links each would add up.
+    for root in made:
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def rewrite():
+    """Replace a file of a tree, never writing into the release behind the link."""
+
+    def write(place, data, *, mode=None):
+        bits = stat.S_IMODE(place.stat().st_mode) if mode is None else mode
+        place.unlink()
+        place.write_bytes(data if isinstance(data, bytes) else data.encode())
+        place.chmod(bits)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def snapshot():
+    """Every path below a folder: its mode, and the sha256 of what is in it."""
+    # Links of one file have one inode, so each release is read once per session.
+    known = {}
+
+    def content(place, status):
+        if stat.S_ISLNK(status.st_mode):
+            return str(place.readlink())
+        if stat.S_ISDIR(status.st_mode):
+            return ""
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in known:
+            known[key] = hashlib.sha256(place.read_bytes()).hexdigest()
+        return known[key]
+
+    def take(root):
+        found = ((place, place.lstat()) for place in sorted(root.rglob("*")))
+        return {
+            str(place.relative_to(root)): (oct(status.st_mode), content(place, status))
+            for place, status in found
+        }
+
+    return take
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """What a command is run with: patchkit importable from anywhere, nothing of a terminal."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR")}
+    return {**inherited, "PYTHONPATH": str(Path(package.__file__).parents[1])}
+
+
+@pytest.fixture
+def cli(environment, tmp_path):
+    """Run patchkit: ``cli("apply", "--vllm-src", tree)``. Checks the exit code.
+
+    A traceback is never right.
+    """
+
+    def run(*arguments, rc=0, env=None, cwd=tmp_path):
+        command = [sys.executable, "-m", "patchkit", *map(str, arguments)]
+        done = subprocess.run(
+            command, cwd=cwd, env={**environment, **(env or {})}, capture_output=True, text=True
+        )
+        said = f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, said
+        assert done.returncode == rc, said
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def git():
+    """Run git in a folder, without the user's settings: ``git(folder, "log")``."""
+    settings = {
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@localhost",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@localhost",
+    }
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+
+    def run(folder, *arguments, stdin=""):
+        done = subprocess.run(
+            ["git", *map(str, arguments)],
+            cwd=folder,
+            env={**inherited, **settings, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
+            input=stdin.encode(),
+            capture_output=True,
+        )
+        assert done.returncode == 0, f"git {arguments}: {done.stderr.decode()}"
+        return done.stdout.decode()
+
+    return run

@@ -1,0 +1,193 @@
+"""Arch lists: patchkit's reading of CMake against an independent one, and the golden tables."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+import pytest
+
+from patchkit.proof.archs import evaluate
+from patchkit.source.detect import detect
+from patchkit.target import Load, best_load, parse_arch, targets
+
+CUDA = "13.0"
+
+# Names of tests/data/stock-archs.csv → variable, start of the name and define of patchkit's groups.
+# Its figures come from configuring each release with CMake and the scripts of the torch that it
+# pins; they were written down per source file, before patchkit could read a CMake file.
+GROUPS = {
+    "_C base": ("CUDA_ARCHS", r"(?!cumem|moe/)", ""),
+    "_moe_C base": ("CUDA_ARCHS", "moe/moe_align_sum_kernels", ""),
+    "blockwise_group_sm100": ("SCALED_MM_ARCHS", "moe/blockwise", "ENABLE_CUTLASS_MOE_SM100"),
+    "cooperative_topk": ("COOPERATIVE_TOPK_ARCHS", "", ""),
+    "cumem": ("CUDA_ARCHS", "cumem_allocator", ""),
+    "cutlass_mla(sm100)": ("MLA_ARCHS", "", ""),
+    "deepgemm": ("DEEPGEMM_ARCHS", "", ""),
+    "dsv3_fused_a_gemm": ("DSV3_FUSED_A_GEMM_ARCHS", "", ""),
+    "flashkda": ("FLASH_KDA_ARCHS", "", ""),
+    "fp32_router_gemm": ("FP32_ROUTER_GEMM_ARCHS", "", ""),
+    "fused_gdn_decode": ("FUSED_GDN_DECODE_ARCHS", "", ""),
+    "fused_kda_decode": ("FUSED_KDA_DECODE_ARCHS", "", ""),
+    "hadacore": ("HADACORE_ARCHS", "", ""),
+    "marlin(all)": ("MARLIN_ARCHS", "gptq_marlin/kernel_", ""),
+    "marlin_bf16": ("MARLIN_BF16_ARCHS", "", ""),
+    "marlin_fp16": ("MARLIN_ARCHS", r"\w+/sm80_kernel_", ""),
+    "marlin_fp8in": ("MARLIN_FP8_ARCHS", "", ""),
+    "marlin_moe": ("MARLIN_MOE_ARCHS", "", ""),
+    "marlin_moe_fp8in": ("MARLIN_MOE_FP8_ARCHS", "", ""),
+    "marlin_moe_ops": ("MARLIN_MOE_OTHER_ARCHS", "", ""),
+    "marlin_other": (r"MARLIN(_OTHER)?_ARCHS", r"sparse/|marlin/marlin$", ""),
+    "minimax_m3_fused": ("MINIMAX_M3_FUSED_ARCHS", "", ""),
+    "moe_data": ("CUTLASS_MOE_DATA_ARCHS", "", ""),
+    "moe_wna16.cu": ("CUDA_ARCHS", "moe/moe_wna16", ""),
+    "nvfp4_kv_cache_kernels.cu": ("FP4_ARCHS", r".*nvfp4_kv_cache", "ENABLE_NVFP4_SM120"),
+    "nvfp4_sm100": (r"FP4(_SM100)?_ARCHS", "fp4/", "ENABLE_NVFP4_SM100"),
+    "nvfp4_sm120": (r"FP4(_SM120)?_ARCHS", "fp4/", "ENABLE_NVFP4_SM120"),
+    "qutlass": ("QUTLASS_ARCHS", "", ""),
+    "router_gemm": ("SM90PLUS_ROUTER_GEMM_ARCHS", "", ""),
+    "scaled_mm_c2x": ("SCALED_MM_2X_ARCHS", "", ""),
+    "scaled_mm_sm100": ("SCALED_MM_ARCHS", "", "ENABLE_SCALED_MM_SM100"),
+    "scaled_mm_sm120": ("SCALED_MM_ARCHS", "", "ENABLE_SCALED_MM_SM120"),
+}
+# (releases, arch list, name) → archs that patchkit gives and the table does not have, and why:
+# asked for 12.1a, stock's generator writes no FP8-input source files (what marlin_fp8_generator
+# mends), and an arch list without a file leaves no mark in a configured build.
+WITHOUT_SOURCES = {
+    (release, "12.1a", name): {"12.1a"}
+    for release in ("0.19.0", "0.19.1")
+    for name in ("marlin_fp8in", "marlin_moe_fp8in")
+}
+# Stock 0.11.1 builds these for SM12x by mistake; sm100_lists ends that.
+SM100_OF_0_11_1 = {
+    "cutlass/scaled_mm_c3x_sm100",
+    "fp4/nvfp4_quant_kernels",
+    "moe/blockwise_scaled_group_mm_sm100",
+}
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize("arch_list", ["12.0", "12.1a", "Auto"])
+def test_stock_archs_equal_those_of_a_real_configure(version, arch_list, release, golden):
+    groups = evaluate(detect(release(version)), targets()["gb10"], arch_list, CUDA)
+    found = {name: [g for g in groups if _is(g, *GROUPS[name])] for name in GROUPS}
+    left_over = [g for g in groups if g.archs and not any(g in of for of in found.values())]
+    known = {
+        row["group"]: {row["archs"]} - {"none"}
+        for row in golden.read_table("stock-archs.csv")
+        if (row["release"], row["arch_list"]) == (version, arch_list)
+    }
+    expected = {
+        name: known.get(name, set()) | WITHOUT_SOURCES.get((version, arch_list, name), set())
+        for name in GROUPS
+    }
+    assert known.keys() <= GROUPS.keys()
+    assert {name: _archs(of) for name, of in found.items()} == expected
+    assert not left_over
+
+
+def _is(group, variable, name, define):
+    defines = [d.removeprefix("-D").removesuffix("=1") for d in group.defines]
+    return (
+        re.fullmatch(variable, group.variable)
+        and re.match(name, group.name)
+        and (not define or define in defines)
+    )
+
+
+def _archs(groups):
+    return {";".join(group.archs) for group in groups if group.archs}
+
+
+@pytest.mark.releases
+def test_archs_are_those_of_the_golden_table(version, arch, release, golden):
+    rows = [r for r in golden.read_archs() if (r["release"], r["arch"]) == (version, arch)]
+    assert golden.arch_rows(golden.plan(release(version), arch)) == rows
+
+
+@pytest.fixture(scope="module")
+def rows(golden):
+    """Rows of one mode, with their lists split."""
+    split = [
+        {**row, "stock": row["stock"].split(";"), "patched": row["patched"].split(";")}
+        for row in golden.read_archs()
+    ]
+
+    def of(mode):
+        return [
+            {
+                **row,
+                "stock": [a for a in row["stock"] if a],
+                "patched": [a for a in row["patched"] if a],
+            }
+            for row in split
+            if row["arch"] == mode
+        ]
+
+    return of
+
+
+def test_the_golden_table_covers_every_supported_release(golden, recipe):
+    keys = [(r["release"], r["arch"]) for r in golden.read_archs()]
+    assert [key for key, _ in groupby(keys)] == [
+        (str(release), arch) for release in recipe.supported for arch in golden.MODES
+    ]
+
+
+def test_native_gives_12_1a_wherever_stock_builds_for_sm12x(rows):
+    wrong = [
+        row
+        for row in rows("native")
+        if any(map(_is_sm12x, row["stock"]))
+        and not _is_sm100_of_0_11_1(row)
+        and row["patched"] != ["12.1a", *(a for a in row["stock"] if not _is_sm12x(a))]
+    ]
+    assert not wrong
+
+
+def test_native_adds_no_arch_but_12_1a(rows):
+    added = {a for row in rows("native") for a in row["patched"] if a not in row["stock"]}
+    assert added == {"12.1a"}
+
+
+def test_native_builds_nothing_for_sm10x(rows):
+    assert not [r for r in rows("native") if any(parse_arch(a).major == 10 for a in r["patched"])]
+
+
+def test_native_leaves_no_group_empty_but_the_sm100_ones_of_0_11_1(rows):
+    emptied = [row for row in rows("native") if row["stock"] and not row["patched"]]
+    assert {(row["release"], row["group"]) for row in emptied} == {
+        ("0.11.1", name) for name in SM100_OF_0_11_1
+    }
+
+
+def test_native_builds_every_marlin_kernel_as_machine_code(rows):
+    marlin = [row for row in rows("native") if "MARLIN" in row["variable"] and row["stock"]]
+    assert {tuple(row["patched"]) for row in marlin} == {("12.1a",)}
+    assert {row["release"] for row in marlin} == {row["release"] for row in rows("native")}
+
+
+def test_everything_of_a_family_build_loads_on_12_1(rows):
+    built = [row for row in rows("family") if row["patched"]]
+    assert built
+    assert not [r for r in built if best_load(tuple(r["patched"]), (12, 1)) is Load.NONE]
+
+
+def test_family_is_stock_but_for_what_does_not_load_or_comes_as_ptx(rows):
+    changed = [row for row in rows("family") if row["stock"] != row["patched"]]
+    assert {tuple(row["patched"]) for row in changed} == {("12.0f",), ()}
+    assert not [
+        row
+        for row in changed
+        if not _is_sm100_of_0_11_1(row)
+        and best_load(tuple(row["stock"]), (12, 1)) not in (Load.NONE, Load.JIT, Load.COMPATIBLE)
+    ]
+
+
+def _is_sm12x(arch):
+    return parse_arch(arch).major == 12
+
+
+def _is_sm100_of_0_11_1(row):
+    # The SM120 group of NVFP4 starts with the same source file, and stays.
+    return row["release"] == "0.11.1" and row["group"] in SM100_OF_0_11_1 and not row["patched"]

@@ -1,0 +1,94 @@
+"""Every release, both arch modes: apply, ask again, change one's mind, go back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from patchkit.apply import apply, revert
+from patchkit.errors import SourceError
+
+pytestmark = pytest.mark.releases
+OTHER = {"native": "family", "family": "native"}
+
+
+@pytest.fixture
+def expected(golden, version, arch):
+    return golden.read_states()[version][arch]
+
+
+def states(outcome):
+    return {verdict.fix.id: verdict.state.value for verdict in outcome.verdicts}
+
+
+def test_apply_is_idempotent_and_revert_gives_back_every_byte(
+    version, arch, expected, release, tree, snapshot, recipe, ask, cli
+):
+    root = tree(version)
+    pristine = snapshot(release(version))
+
+    first = apply(root, recipe, ask(arch))
+    patched = snapshot(root)
+    again = apply(root, recipe, ask(arch))
+    shown = json.loads(cli("status", "--vllm-src", root, "--json").stdout)
+
+    assert states(first) == expected
+    assert (states(again), again.written) == (expected, ())
+    assert {fix["id"]: fix["state"] for fix in shown["fixes"]} == expected
+    assert (shown["version"], shown["arch"]) == (version, arch)
+    assert snapshot(root) == patched
+    assert set(first.written) == {
+        path for path, known in patched.items() if pristine.get(path, known) != known
+    }
+    assert revert(root) == tuple(sorted(first.written))
+    assert snapshot(root) == pristine
+
+
+def test_changing_the_mode_and_back_equals_a_fresh_apply(
+    version, arch, tree, snapshot, recipe, ask
+):
+    root = tree(version)
+    apply(root, recipe, ask(arch))
+    fresh = snapshot(root)
+
+    apply(root, recipe, ask(OTHER[arch]))
+    other = snapshot(root)
+    apply(root, recipe, ask(arch))
+
+    assert other != fresh
+    assert snapshot(root) == fresh
+
+
+def test_a_patched_tree_without_its_ledger_is_recognised(
+    version, arch, expected, tree, snapshot, recipe, ask
+):
+    root = tree(version)
+    apply(root, recipe, ask(arch))
+    shutil.rmtree(root / ".patchkit")
+    patched = snapshot(root)
+
+    again = apply(root, recipe, ask(arch))
+
+    assert (states(again), again.written) == (expected, ())
+    assert snapshot(root) == patched
+    with pytest.raises(SourceError, match="has changed nothing here"):
+        revert(root)
+
+
+@pytest.mark.parametrize("version", ["0.19.1"])
+def test_the_release_behind_a_private_tree_stays_as_it_is(
+    version, release, tree, snapshot, recipe, ask
+):
+    root = tree(version)
+    apply(root, recipe, ask())
+    # Read anew: the fixture trusts the time stamps of files that it has read before.
+    content = {path: (root / path).read_bytes() for path in ("CMakeLists.txt", "setup.py")}
+    behind = {path: (release(version) / path).read_bytes() for path in content}
+
+    assert content.keys() == behind.keys()
+    assert not [path for path in content if content[path] == behind[path]]
+    assert not [path for path, data in behind.items() if b"12.1a" in data or b"gb10" in data]
+    assert Path(release(version), "setup.py").stat().st_nlink == 1
