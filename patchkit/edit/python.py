@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from patchkit.edit.splice import Edit, line_of
+from patchkit.edit.splice import Edit
+from patchkit.edit.text import HINT, drift
 from patchkit.errors import DriftError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import libcst as cst
     from libcst.metadata import MetadataWrapper
 
-_HINT = "restore the file from the release, or leave this fix out with --skip"
 _SHELL = "class _:\n"  # makes an indented function a module of its own
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -40,7 +40,8 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         return [Edit(path, start, stop, _indented(text, start, after), note)]
-    raise _drift(path, text, scope, before, spans or done)
+    spots = [start for start, _stop in spans]
+    raise drift(path, text, before, spots, [start for start, _stop in done], scope)
 
 
 def _kept(before: str, after: str) -> int:
@@ -77,7 +78,7 @@ def _module(path: str, text: str) -> ast.Module:
         raise DriftError(
             f"{path}:{error.lineno}: not valid Python: {error.msg}",
             why="the file was edited by hand",
-            hint=_HINT,
+            hint=HINT,
         ) from None
 
 
@@ -90,7 +91,7 @@ def _definition(path: str, text: str, scope: str) -> Definition:
             raise DriftError(
                 f"{path}: {len(named)} definitions of {scope}, expected 1",
                 why="upstream moved it, or the file was edited by hand",
-                hint=_HINT,
+                hint=HINT,
             )
         node = named[0]
         body = node.body
@@ -180,15 +181,3 @@ def _normal(code: str) -> str:
 def _indented(text: str, start: int, after: str) -> str:
     column = start - (text.rfind("\n", 0, start) + 1)
     return textwrap.indent(_normal(after), " " * column).strip()
-
-
-def _drift(
-    path: str, text: str, scope: str, before: str, spans: list[tuple[int, int]]
-) -> DriftError:
-    where = f"{path}:{line_of(text, spans[0][0])}" if spans else path
-    first = _normal(before).splitlines()[0]
-    return DriftError(
-        f"{where}: {first!r} found {len(spans)} times in {scope}, expected 1",
-        why="the code was edited by hand, is half patched, or upstream rewrote it",
-        hint=_HINT,
-    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from patchkit.edit.splice import Edit, line_of
 from patchkit.errors import DriftError
+
+HINT = "restore the file from the release, or leave this fix out with --skip"
 
 
 def swap_text(
@@ -22,25 +26,32 @@ def swap_text(
     """
     start, stop = within or (0, len(text))
     spots = [start + spot for spot in occurrences(text[start:stop], before)]
-    done = len(occurrences(text[start:stop], after))
-    if done == 1 and len(spots) == after.count(before):
+    done = [start + spot for spot in occurrences(text[start:stop], after)]
+    if len(done) == 1 and len(spots) == after.count(before):
         return []
     if len(spots) == 1 and not done:
         return [Edit(path, spots[0], spots[0] + len(before), after, note)]
-    raise drift(path, text, before, spots)
+    raise drift(path, text, before, spots, done)
 
 
 def region(path: str, text: str, opening: str, closing: str) -> tuple[int, int]:
     """The span from the only ``opening`` to the next ``closing``. Raises DriftError."""
     starts = occurrences(text, opening)
-    stop = text.find(closing, starts[0]) if starts else -1
-    if len(starts) != 1 or stop < 0:
+    if len(starts) != 1:
         raise drift(path, text, opening, starts)
+    stop = text.find(closing, starts[0])
+    if stop < 0:
+        raise DriftError(
+            f"{path}:{line_of(text, starts[0])}: {opening!r} has no {closing.strip()!r}",
+            why="the file was edited by hand, or cut short",
+            hint=HINT,
+        )
     return starts[0], stop + len(closing)
 
 
 def occurrences(text: str, needle: str) -> list[int]:
-    """Start offsets of every non-overlapping occurrence."""
+    """Start offsets of every non-overlapping occurrence of a text that is not empty."""
+    assert needle
     starts = []
     start = text.find(needle)
     while start >= 0:
@@ -49,12 +60,19 @@ def occurrences(text: str, needle: str) -> list[int]:
     return starts
 
 
-def drift(path: str, text: str, needle: str, spots: list[int]) -> DriftError:
-    """The error for an anchor that is missing, or found more than once."""
+def drift(
+    path: str, text: str, needle: str, spots: list[int], done: Sequence[int] = (), scope: str = ""
+) -> DriftError:
+    """The error for an anchor at ``spots``, which is not one place, or already changed at ``done``.
+
+    ``scope`` names the function that was searched.
+    """
     first = needle.strip().splitlines()[0]
-    lines = ",".join(str(line_of(text, spot)) for spot in spots)
+    lines = ",".join(str(line_of(text, spot)) for spot in spots or done)
+    count = f"found {len(spots)} times{f' in {scope}' if scope else ''}"
+    other = f"and what replaces it {len(done)} times" if done else "expected 1"
     return DriftError(
-        f"{path}:{lines or 1}: {first!r} found {len(spots)} times, expected 1",
+        f"{path}:{lines or 1}: {first!r} {count}, {other}",
         why="the code was edited by hand, is half patched, or upstream rewrote it",
-        hint="restore the file from the release, or leave this fix out with --skip",
+        hint=HINT,
     )

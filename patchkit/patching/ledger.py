@@ -60,7 +60,7 @@ def read_ledger(state: Path) -> Ledger | None:
         table["verdicts"] = tuple(table["verdicts"])
         table["proofs"] = tuple(table["proofs"])
         ledger = Ledger(**table)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise DriftError(
             f"{place}: not a ledger of this patchkit: {error}",
             why="it was edited, or written by another version of patchkit",

@@ -135,7 +135,7 @@ def _before_first_need(fix: Fix, version: Version, arch: str) -> bool:
         for spec in SpecifierSet(need.versions)
         if spec.operator in (">=", "==")
     ]
-    return Version(version.base_version) < min(bounds)
+    return bool(bounds) and Version(version.base_version) < min(bounds)
 
 
 def _switched_off(fix: Fix, severity: Severity, request: Request) -> str:

@@ -74,11 +74,18 @@ def recover(root: Path, state: Path) -> bool:
     """
     folder = state / _FOLDER
     if not interrupted(state):
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(state)
         return False
     steps = [_Step(**step) for step in json.loads((folder / _JOURNAL).read_text())]
     with _translated("an interrupted commit is still unfinished"):
-        _carry_out(root, folder, steps, _AFTER)
+        try:
+            _carry_out(root, folder, steps)
+        except _EditedError as error:
+            raise DriftError(
+                f"{error}: edited since an interrupted run",
+                why="patchkit was killed in mid-commit, and the file was changed afterwards",
+                hint=f"bring the file back to one of those in {folder}, then run again",
+            ) from None
         _clear(state)
     return True
 
@@ -93,17 +100,20 @@ def commit(root: Path, state: Path, changes: Sequence[Change]) -> None:
             _check(root, change)
         folder = state / _FOLDER
         try:
-            steps = _stage(folder, changes)
+            steps = _stage(root, folder, changes)
         except BaseException:
             _clear(state)
             raise
         try:
-            _carry_out(root, folder, steps, _AFTER)
+            _carry_out(root, folder, steps)
+        except _EditedError as error:
+            _undo(root, folder, steps)
+            raise _changed_meanwhile(str(error)) from None
         except OSError:
-            _carry_out(root, folder, steps, _BEFORE)
-            _clear(state)
+            _undo(root, folder, steps)
             raise
-        _clear(state)
+        finally:
+            _clear(state)
 
 
 @contextlib.contextmanager
@@ -120,11 +130,7 @@ def _translated(outcome: str) -> Iterator[None]:
 def _check(root: Path, change: Change) -> None:
     place = inside(root, change.path)
     if _digest(place) != _of(change.before):
-        raise DriftError(
-            f"{change.path}: changed while patchkit was working",
-            why="another program wrote to it",
-            hint="run the same command again",
-        )
+        raise _changed_meanwhile(change.path)
     # Root may write anywhere; a file without a write bit is still not meant to be written.
     if change.before is not None and not place.stat().st_mode & 0o222:
         raise StorageError(
@@ -132,13 +138,23 @@ def _check(root: Path, change: Change) -> None:
         )
 
 
-def _stage(folder: Path, changes: Sequence[Change]) -> list[_Step]:
+def _changed_meanwhile(path: str) -> DriftError:
+    return DriftError(
+        f"{path}: changed while patchkit was working; nothing else was changed",
+        why="another program wrote to it",
+        hint="run the same command again",
+    )
+
+
+def _stage(root: Path, folder: Path, changes: Sequence[Change]) -> list[_Step]:
     for side in (_BEFORE, _AFTER):
         (folder / side).mkdir(parents=True)
     for index, change in enumerate(changes):
         for side, data in ((_BEFORE, change.before), (_AFTER, change.after)):
             if data is not None:
                 _write(folder / side / str(index), data)
+        if change.before is not None:
+            shutil.copymode(root / change.path, folder / _BEFORE / str(index))
     steps = [_Step(c.path, _of(c.before), _of(c.after)) for c in changes]
     draft = folder / "draft"
     _write(draft, json.dumps([{k: getattr(s, k) for k in s.__slots__} for s in steps]).encode())
@@ -147,23 +163,34 @@ def _stage(folder: Path, changes: Sequence[Change]) -> list[_Step]:
     return steps
 
 
-def _carry_out(root: Path, folder: Path, steps: Sequence[_Step], side: str) -> None:
-    """Bring every file to its ``before`` or ``after``; those that are there already stay."""
+class _EditedError(Exception):
+    """A file is neither as before nor as after; its path is the message."""
+
+
+def _carry_out(root: Path, folder: Path, steps: Sequence[_Step]) -> None:
+    """Bring every file to its ``after``; those that are there already stay."""
     parents = set()
     for index, step in enumerate(steps):
         place = inside(root, step.path)
-        found, wanted = _digest(place), getattr(step, side)
+        found = _digest(place)
         if found not in (step.before, step.after):
-            raise DriftError(
-                f"{step.path}: edited since an interrupted run",
-                why="patchkit was killed in mid-commit, and the file was changed afterwards",
-                hint=f"bring the file back to one of those in {folder}, then run again",
-            )
-        if found != wanted:
-            _install(place, folder / side / str(index) if wanted else None, folder / "next")
+            raise _EditedError(step.path)
+        if found != step.after:
+            _install(place, folder / _AFTER / str(index) if step.after else None, folder / "next")
             parents.add(place.parent)
     for parent in parents:
         _sync(parent)
+
+
+def _undo(root: Path, folder: Path, steps: Sequence[_Step]) -> None:
+    """Bring every file that was changed back; renames only, since the disk may be full."""
+    for index, step in reversed(list(enumerate(steps))):
+        place = inside(root, step.path)
+        if step.before != step.after == _digest(place):
+            if step.before:
+                (folder / _BEFORE / str(index)).replace(place)
+            else:
+                place.unlink()
 
 
 def _install(place: Path, staged: Path | None, scratch: Path) -> None:

@@ -15,9 +15,10 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
     Paths are relative to site-packages. Added files carry no hash, as pip itself does for files
     that may change: the ledger names the digest of RECORD, so RECORD cannot name the ledger's.
     """
-    rows = list(csv.reader(io.StringIO(record)))
+    rows = list(csv.reader(io.StringIO(record, newline="")))
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
+    writer = csv.writer(out, lineterminator="\r\n" if "\r\n" in record else "\n")
     for row in rows:
         if row and row[0] in changed:
             writer.writerow([row[0], _hash(changed[row[0]]), str(len(changed[row[0]]))])

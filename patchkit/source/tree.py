@@ -88,9 +88,11 @@ def digest(data: bytes | str) -> str:
 def inside(root: Path, path: str) -> Path:
     """``root/path``, refusing links: what they point at may belong to somebody else."""
     place = root / path
+    if ".." in Path(path).parts or root not in place.parents:
+        raise SourceError(f"{path}: leads out of {root}")
     for parent in [place, *place.parents]:
         if parent == root:
-            return place
+            break
         if parent.is_symlink():
             raise SourceError(
                 f"{path}: {parent.relative_to(root)} is a symbolic link to {parent.readlink()}",
@@ -98,7 +100,7 @@ def inside(root: Path, path: str) -> Path:
                 "the tree",
                 hint="replace the link by the file itself",
             )
-    raise SourceError(f"{path}: leads out of {root}")
+    return place
 
 
 def first_existing(tree: SourceTree, paths: Iterable[str]) -> str | None:

@@ -161,7 +161,7 @@ def test_swap_a_whole_function():
 @pytest.mark.parametrize(
     ("text", "scope", "message"),
     [
-        ("def f():\n    return g(1)\n", "f", r"^a.py: 'a < 9' found 0 times in f, expected 1"),
+        ("def f():\n    return g(1)\n", "f", r"^a.py:1: 'a < 9' found 0 times in f, expected 1"),
         ("def g():\n    return a < 9\n", "f", r"^a.py: 0 definitions of f, expected 1"),
         ("class C:\n    x = a < 9\n", "C.f", r"^a.py: 0 definitions of C.f, expected 1"),
         (
@@ -172,7 +172,7 @@ def test_swap_a_whole_function():
         (
             "\ndef f():\n    x = [\n        1, a < 9]\n    return a<9\n",
             "f",
-            r"^a.py:4: 'a < 9' found 2 times in f, expected 1",
+            r"^a.py:4,5: 'a < 9' found 2 times in f, expected 1",
         ),
         ("x = 1\ndef f(:\n    return a < 9\n", "f", r"^a.py:2: not valid Python: "),
         ("def f():\n  return a < 9\n return 1\n", "f", r"^a.py:3: not valid Python: "),
@@ -193,7 +193,7 @@ def test_swap_refuses(text, scope, message):
     ids=["before and after", "after twice"],
 )
 def test_swap_refuses_half_patched_code_and_says_what_is_wrong(text, untrue):
-    with pytest.raises(DriftError, match=r"^a.py:2: ") as caught:
+    with pytest.raises(DriftError, match=r"^a.py:2[:,]") as caught:
         swap("a.py", text, "f", "a < 9", "a < 12", note="")
     assert untrue not in str(caught.value)
 

@@ -91,7 +91,7 @@ def texts():
     return st.lists(line, max_size=12).map("\n".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, database=None)
 @given(before=texts(), after=texts())
 def test_a_diff_leads_from_one_text_to_the_other(before, after, git, tmp_path_factory):
     folder = tmp_path_factory.mktemp("git")

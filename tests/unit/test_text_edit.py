@@ -55,7 +55,7 @@ def test_swap_text_once_and_only_once(text, before, after, expected):
     [
         ("\nnothing\n", r"^a.cu:1: 'old\(\)' found 0 times, expected 1"),
         ("\nold()\n\n  old(); old()\n", r"^a.cu:2,4,4: 'old\(\)' found 3 times, expected 1"),
-        ("new()\nnew()\n", r"^a.cu:1: 'old\(\)' found 0 times, expected 1"),
+        ("new()\nnew()\n", r"^a.cu:1,2: 'old\(\)' found 0 times, and what replaces it 2 times"),
     ],
     ids=["missing", "ambiguous", "done twice"],
 )

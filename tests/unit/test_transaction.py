@@ -243,7 +243,7 @@ def small_disk(tmp_path):
             pytest.skip("there is no mount command")
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
-            pytest.skip(f"mounting is not permitted here: {result.stderr.strip()}")
+            pytest.skip(f"mounting is not permitted here: {result.stderr.splitlines()[0]}")
         mounted.append(place)
         return place
 

@@ -1,0 +1,205 @@
+"""Trees that somebody edited: every place that a plan touches, altered in turn, and half patched.
+
+There are two good ends. Either the tree is refused and nothing is written, or the patched tree has
+the whole effect that it has on the untouched release.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from difflib import SequenceMatcher
+
+import pytest
+
+from patchkit.apply import apply, open_workspace, plan_for, prove
+from patchkit.errors import DriftError, ProofError, SourceError, UsageError
+from patchkit.proof.archs import evaluate
+
+pytestmark = pytest.mark.releases
+REFUSED = (DriftError, ProofError, SourceError, UsageError)
+# Old guard and routes; suffix matching and most anchors; DeepGEMM and the carried families.
+versions = pytest.mark.parametrize("version", ["0.11.2", "0.18.1", "0.24.0"])
+
+NEWLINE = "\n"
+_LABEL = re.compile(r"\.gb10\.p[0-9a-f]{8}")
+_LIST = re.compile(r"\b(?:cuda_archs_loose_intersection|set)\((\w+)[^()]*\Z")
+_DEFINITION = re.compile(r"(?:\bdef |\bstruct |\bfunction\()(\w+)")
+
+
+def deleted(text, start, stop):
+    """Without the lines."""
+    first, last = _lines(text, start, stop)
+    return text[:first] + text[last:]
+
+
+def duplicated(text, start, stop):
+    """With the lines twice."""
+    first, last = _lines(text, start, stop)
+    return text[:last] + text[first:last] + text[last:]
+
+
+def other_digit(text, start, stop):
+    """ "12.0f" becomes "12.2f"."""
+    return _changed(text, start, stop, r"\d", lambda digit: str((int(digit) + 2) % 10))
+
+
+def other_letter(text, start, stop):
+    """ "12.0f" becomes "12.0g", ``return x`` becomes ``return y``."""
+    return _changed(text, start, stop, r"[A-Za-y]", lambda letter: chr(ord(letter) + 1))
+
+
+def renamed(text, start, stop):
+    """The list's variable, or the function or struct around it, has another name."""
+    found = _LIST.search(text[:start])
+    if found is None:
+        around = text[: text.find("(", start)]
+        found = next(reversed(list(_DEFINITION.finditer(around))), None)
+    return found and f"{text[: found.end(1)]}_x{text[found.end(1) :]}"
+
+
+def _lines(text, start, stop):
+    return text.rfind("\n", 0, start) + 1, text.index("\n", stop - 1) + 1
+
+
+def _changed(text, start, stop, pattern, change):
+    found = list(re.finditer(pattern, text[start:stop]))
+    if not found:
+        return None
+    spot = start + found[-1].start()
+    return text[:spot] + change(text[spot]) + text[spot + 1 :]
+
+
+def _anchor(text, edit):
+    """The span of an edit; of an insertion, the quoted list that it goes into."""
+    if edit.start < edit.stop:
+        return edit.start, edit.stop
+    return text.rindex('"', 0, edit.start), text.index('"', edit.start) + 1
+
+
+@pytest.fixture
+def checked(recipe, ask):
+    """The proved plan of a tree; None if it is refused."""
+
+    def run(root, arch="native"):
+        try:
+            plan = plan_for(open_workspace(root), recipe, ask(arch))
+            prove(plan)
+        except REFUSED:
+            return None
+        return plan
+
+    return run
+
+
+@pytest.fixture
+def silently_lost(tree, rewrite, checked):
+    """Alter each anchor of a release that ``chosen`` takes; what is accepted and has no effect."""
+
+    def run(version, alter, chosen):
+        root = tree(version)
+        stock = checked(root)
+        wanted, lost, refused = _kernels(stock), {}, 0
+        for fix, edit in _edits(stock):
+            text = stock.stock.read(edit.path)
+            start, stop = _anchor(text, edit)
+            if not chosen(text, start) or (altered := alter(text, start, stop)) is None:
+                continue
+            rewrite(root / edit.path, altered)
+            plan = checked(root)
+            refused += plan is None
+            if plan and (loss := _lost(plan, edit, wanted)):
+                lost[f"{fix.id} {edit.path}:{text.count(NEWLINE, 0, start) + 1}"] = loss
+            rewrite(root / edit.path, text)
+        return lost, refused
+
+    return run
+
+
+@versions
+@pytest.mark.parametrize("alter", [deleted, duplicated, other_digit, other_letter, renamed])
+def test_altered_code_is_refused_or_patched_all_the_same(version, alter, silently_lost):
+    lost, refused = silently_lost(version, alter, lambda text, start: not _in_list(text, start))
+    assert not lost
+    assert refused > 0
+
+
+@versions
+@pytest.mark.parametrize("alter", [deleted, duplicated, other_digit, other_letter, renamed])
+def test_an_altered_arch_list_is_refused_or_leads_to_the_same_kernels(
+    version, alter, silently_lost
+):
+    lost, _ = silently_lost(version, alter, _in_list)
+    assert not lost
+
+
+def _edits(plan):
+    """Fixes and their edits, as offsets in the untouched texts."""
+    for verdict in plan.verdicts:
+        if verdict.edits:
+            edits = verdict.fix.look(plan.stock, plan.request).edits
+            assert len(edits) == len(verdict.edits)
+            yield from ((verdict.fix, edit) for edit in edits)
+
+
+def _in_list(text, start):
+    return _LIST.search(text[:start]) is not None
+
+
+def _lost(plan, edit, wanted):
+    """What of the effect on the untouched release is missing; "" if nothing is."""
+    now = _kernels(plan)
+    if gone := {variable for _, variable, *_ in set(wanted) - set(now)}:
+        return f"{', '.join(sorted(gone))}: fewer archs"
+    if edit.path.endswith((".cmake", "CMakeLists.txt")):
+        return ""
+    replacement = _LABEL.sub("", edit.replacement)
+    there = replacement in _LABEL.sub("", plan.patched.read(edit.path))
+    return "" if there else "not edited"
+
+
+def _kernels(plan):
+    """Which list leads to which archs, when asked for 12.1a and when torch looks at the device."""
+    target = plan.request.target
+    return [
+        (arch_list, group.variable, group.defines, group.archs)
+        for arch_list in (plan.request.arch_list, "Auto")
+        for group in evaluate(plan.patched, target, arch_list, target.cuda)
+    ]
+
+
+@versions
+def test_a_half_patched_tree_is_refused_or_made_whole(
+    version, arch, tree, rewrite, checked, recipe, ask
+):
+    root = tree(version)
+    stock = checked(root, arch)
+    apply(root, recipe, ask(arch))
+    shutil.rmtree(root / ".patchkit")
+    wrong, tried = [], 0
+    for path, (before, after) in stock.texts.items():
+        for text in {before, *_one_hunk_less(before, after)}:
+            tried += 1
+            rewrite(root / path, text)
+            plan = checked(root, arch)
+            if plan is not None and not _whole(plan, stock):
+                wrong.append(plan.diff())
+            rewrite(root / path, after)
+    assert tried >= len(stock.texts)
+    assert not wrong
+
+
+def _one_hunk_less(before, after):
+    """The patched text with one of its hunks taken back, for each hunk."""
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    for kind, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind != "equal":
+            yield "".join([*new[:k], *old[i:j], *new[m:]])
+
+
+def _whole(plan, stock):
+    # The label names what was changed in this run, so it may differ.
+    return all(
+        _LABEL.sub("", plan.patched.read(path)) == _LABEL.sub("", after)
+        for path, (_before, after) in stock.texts.items()
+    )
