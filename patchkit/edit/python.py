@@ -41,7 +41,7 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
         start, stop = spans[0]
         return [Edit(path, start, stop, _indented(text, start, after), note)]
     spots = [start for start, _stop in spans]
-    raise drift(path, text, before, spots, [start for start, _stop in done], scope)
+    raise drift(path, text, before, spots, [start for start, _stop in done], scope, segment.start)
 
 
 def _kept(before: str, after: str) -> int:
@@ -55,13 +55,13 @@ class Segment:
     def __init__(self, path: str, text: str, scope: str) -> None:
         node = _definition(path, text, scope)
         lines = text.split("\n")
-        self._start = sum(len(line) + 1 for line in lines[: node.lineno - 1])
+        self.start = sum(len(line) + 1 for line in lines[: node.lineno - 1])
         self.code = "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
 
     def matches(self, code: str) -> list[tuple[int, int]]:
         """Spans of the file (code points) that equal ``code`` structurally."""
         shell = _SHELL if self.code[:1] in " \t" else ""
-        shift = self._start - len(shell)
+        shift = self.start - len(shell)
         return [(start + shift, stop + shift) for start, stop in _matches(shell + self.code, code)]
 
 

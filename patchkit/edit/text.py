@@ -61,18 +61,24 @@ def occurrences(text: str, needle: str) -> list[int]:
 
 
 def drift(
-    path: str, text: str, needle: str, spots: list[int], done: Sequence[int] = (), scope: str = ""
+    path: str,
+    text: str,
+    needle: str,
+    spots: Sequence[int],
+    done: Sequence[int] = (),
+    scope: str = "",
+    start: int = 0,
 ) -> DriftError:
     """The error for an anchor at ``spots``, which is not one place, or already changed at ``done``.
 
-    ``scope`` names the function that was searched.
+    ``scope`` names the function that was searched, ``start`` is where the search began.
     """
     first = needle.strip().splitlines()[0]
-    lines = ",".join(str(line_of(text, spot)) for spot in spots or done)
+    lines = ",".join(str(line_of(text, spot)) for spot in spots or done or [start])
     count = f"found {len(spots)} times{f' in {scope}' if scope else ''}"
     other = f"and what replaces it {len(done)} times" if done else "expected 1"
     return DriftError(
-        f"{path}:{lines or 1}: {first!r} {count}, {other}",
+        f"{path}:{lines}: {first!r} {count}, {other}",
         why="the code was edited by hand, is half patched, or upstream rewrote it",
         hint=HINT,
     )
