@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patchkit import __version__
 from patchkit.errors import DriftError, ProofError, SourceError, StorageError
-from patchkit.patching.fix import Request, State, Verdict
+from patchkit.patching.fix import Fix, Proof, Request, Severity, State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
     edited_files,
@@ -102,19 +102,26 @@ def prove(plan: Plan) -> tuple[str, ...]:
     Raises ProofError; nothing has been written then. Returns what was established.
     """
     active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
-    provers = [
-        verdict.fix.prove
-        for verdict in plan.verdicts
-        if verdict.fix.prove is not None
-        and (
-            verdict.state in _PROVABLE
-            or (verdict.state is State.UPSTREAM and verdict.fix.prove_upstream)
-        )
-    ]
+    provable = [verdict.fix for verdict in plan.verdicts if _is_provable(verdict)]
+    arguments = (plan.stock, plan.patched, plan.request, active)
+    # CPython's ast must not be used by two threads at once: only proofs that wait go aside.
     with ThreadPoolExecutor() as pool:
-        jobs = [pool.submit(p, plan.stock, plan.patched, plan.request, active) for p in provers]
-        _check_recognised(plan)  # while the proofs wait for their CMake
-        return tuple(job.result() for job in jobs)
+        aside = {f.id: pool.submit(_proof(f), *arguments) for f in provable if f.prove_aside}
+        _check_recognised(plan)
+        return tuple(
+            aside[fix.id].result() if fix.id in aside else _proof(fix)(*arguments)
+            for fix in provable
+        )
+
+
+def _is_provable(verdict: Verdict) -> bool:
+    upstream = verdict.state is State.UPSTREAM and verdict.fix.prove_upstream
+    return verdict.fix.prove is not None and (upstream or verdict.state in _PROVABLE)
+
+
+def _proof(fix: Fix) -> Proof:
+    assert fix.prove is not None
+    return fix.prove
 
 
 def _check_recognised(plan: Plan) -> None:
@@ -282,8 +289,6 @@ def _verdict_fields(verdict: Verdict) -> dict[str, str]:
 
 
 def _recorded(ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
-    from patchkit.patching.fix import Severity
-
     fixes = {fix.id: fix for fix in recipe.fixes}
     return tuple(
         Verdict(

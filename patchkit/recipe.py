@@ -105,5 +105,6 @@ def _load_module(name: str, path: Path) -> ModuleType:
 
 def _digest(home: Path) -> str:
     """A digest of everything that decides a plan: facts, fixes and targets."""
-    files = [home / "recipe.toml", home.parent / "targets.toml", *sorted(home.glob("fixes/*.py"))]
+    names = ("recipe.toml", "stock_archs.csv", "../targets.toml")
+    files = [*(home / name for name in names), *sorted(home.glob("fixes/*.py"))]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()

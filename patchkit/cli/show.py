@@ -23,6 +23,8 @@ STYLES = {
     State.DRIFTED: ("✗", "bold red"),
 }
 
+_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+
 
 def console() -> Console:
     """Standard output; without a terminal: no colour, and wide enough not to cut paths."""
@@ -96,12 +98,15 @@ def print_json(value: object) -> None:
 
 
 def print_diff(text: str) -> None:
-    """A unified diff, coloured in a terminal."""
-    colors = {"+": "green", "-": "red", "@": "cyan", "d": None}
-    for line in text.splitlines(keepends=True):
+    """A unified diff: coloured in a terminal, byte for byte elsewhere."""
+    shown = console()
+    if not shown.is_terminal:
+        click.echo(text, nl=False)
+        return
+    for line in text.splitlines():
         bold = line.startswith(("+++", "---", "diff "))
-        color = None if bold else colors.get(line[:1])
-        click.echo(click.style(line, fg=color, bold=bold) if color or bold else line, nl=False)
+        style = "bold" if bold else _DIFF_STYLES.get(line[:1], "")
+        shown.print(Text(line, style), soft_wrap=True)
 
 
 def proof_lines(proofs: Sequence[str]) -> list[Text]:

@@ -143,6 +143,7 @@ class Fix:
     requires: tuple[str, ...] = ()
     prove: Proof | None = None
     prove_upstream: bool = False  # worth a proof even where upstream has it
+    prove_aside: bool = False  # the proof waits for another process and parses no Python
     examples: tuple[Example, ...] = field(default=())
 
     def need(self, version: Version, arch: str) -> Need | None:

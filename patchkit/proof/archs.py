@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from patchkit.edit.cmake import Command, commands
-from patchkit.errors import ProofError, StorageError
+from patchkit.errors import DriftError, ProofError, StorageError
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 
@@ -75,6 +75,7 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
     """
     texts = cmake_texts(tree)
     sites = [site for path in texts if _is_build_file(path) for site in _sites(path, texts[path])]
+    _check_lists(sites, texts)
     calls = _run(tree, texts, target.gencode_flags(arch_list), cuda)
     archs = dict(_archs(calls, {site.where for site in sites}))
     return [_group(site, archs.get(site.where, ())) for site in sites]
@@ -90,6 +91,25 @@ def cmake_texts(tree: SourceTree) -> dict[str, str]:
 def parsed(path: str, text: str) -> tuple[Command, ...]:
     """``edit.cmake.commands``, once per text."""
     return tuple(commands(text, path))
+
+
+def _check_lists(sites: list[_Site], texts: Mapping[str, str]) -> None:
+    """A group whose list nobody sets would silently not be built."""
+    known = {
+        argument.value
+        for path, text in texts.items()
+        for call in parsed(path, text)
+        if call.name in ("set", "list") or call.name.startswith("cuda_archs_")
+        for argument in call.arguments[:2]
+    }
+    for site in sites:
+        if site.variable and site.variable not in known:
+            path, line = site.where
+            raise DriftError(
+                f"{path}:{line}: {site.name} is built for {site.variable}, which nothing sets",
+                why="the file was edited by hand: the list was removed or renamed",
+                hint="restore the file from the release",
+            )
 
 
 def _is_build_file(path: str) -> bool:

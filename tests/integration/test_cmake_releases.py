@@ -19,7 +19,7 @@ BLOCKS = {
 def test_every_cmake_file_survives_and_reads_as_tree_sitter_reads_it(version, release):
     root = release(version)
     paths = [*root.rglob("*.cmake"), *root.rglob("CMakeLists.txt")]
-    assert len(paths) >= 7
+    assert len(paths) >= 6
     for path in paths:
         text = path.read_text(encoding="utf-8")
         assert "".join(token.value for token in tokenize(text)) == text

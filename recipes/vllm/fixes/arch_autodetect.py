@@ -89,6 +89,7 @@ FIX = Fix(
     ),
     look=look,
     prove=prove,
+    prove_aside=True,
     layer="build",
     examples=(
         Example(

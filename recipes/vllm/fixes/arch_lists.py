@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -23,6 +24,8 @@ from patchkit.patching.fix import (
     places,
 )
 from patchkit.proof.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
+from patchkit.proof.stock import check_stock
+from patchkit.recipe import load_recipe
 from patchkit.source.tree import SourceTree
 from patchkit.target import parse_arch
 
@@ -31,6 +34,7 @@ _UTILS = "cmake/utils.cmake"
 _QUTLASS = "cmake/external_projects/qutlass.cmake"
 _SUPPORTED = "CUDA_SUPPORTED_ARCHS"
 _CUDA = Version("13.0")
+_STOCK_ARCHS = Path(__file__).parents[1] / "stock_archs.csv"
 
 # Before 0.19 a requested arch with a suffix matches no list entry at all, not even itself.
 _MATCH = """\
@@ -160,6 +164,8 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
             pool.submit(evaluate, patched, target, request.arch_list, target.cuda),
         ]
         before, after = (job.result() for job in jobs)
+    if load_recipe().knows(stock.version) and target.major == 12:
+        check_stock(before, _STOCK_ARCHS, Version(stock.version.public))
     wrong = [
         f"{new.where}: {new.name} is built for {';'.join(new.archs) or 'nothing'}, "
         f"expected {' or '.join(';'.join(sorted(e)) or 'nothing' for e in expected)}"
@@ -226,6 +232,7 @@ FIX = Fix(
     ),
     look=look,
     prove=prove,
+    prove_aside=True,
     prove_upstream=True,
     layer="build",
     majors=(11, 12),

@@ -1,0 +1,403 @@
+"""The command line as its users meet it: exit codes, messages, JSON, and what is left on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from patchkit import __version__
+from patchkit.patching.transaction import locked
+
+RELEASE = "0.19.1"
+EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;)")
+WITH_A_SOURCE = ["apply", "status", "diff", "revert", "export", "archs"]
+VERBS = [*WITH_A_SOURCE, "fixes", "explain", "fetch", "completion"]
+
+
+@pytest.fixture
+def root(tree):
+    return tree(RELEASE)
+
+
+def fixes(done):
+    return {fix["id"]: fix["state"] for fix in json.loads(done.stdout)["fixes"]}
+
+
+# Without a tree
+
+
+def test_version_and_help(cli):
+    assert cli("--version").stdout.split()[-1] == __version__
+    assert all(f"\n  {verb} " in cli("--help").stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb(cli, verb):
+    shown = cli(verb, "--help").stdout
+    assert shown.startswith(f"Usage: patchkit {verb} ")
+    assert ("--vllm-src" in shown) == (verb in WITH_A_SOURCE)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(cli, shell):
+    assert "_PATCHKIT_COMPLETE" in cli("completion", shell).stdout
+
+
+def test_the_bash_completion_script_completes(cli, environment, tmp_path):
+    script = tmp_path / "completion.bash"
+    script.write_text(cli("completion", "bash").stdout)
+    asked = {"COMP_WORDS": "patchkit re", "COMP_CWORD": "1", "_PATCHKIT_COMPLETE": "bash_complete"}
+
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert cli(env=asked).stdout.split() == ["plain,revert"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rc", "says"),
+    [
+        (["status", "--vllm-src", "nowhere"], 3, ["nowhere: no such file or directory", "vllm=="]),
+        (["status", "--vllm-src", "."], 3, ["not a vLLM source tree", "setup.py is missing"]),
+        (["apply", "--vllm-src", "vllm==0.11.0"], 3, ["0.11.0 is not supported", "cu130", "SM121"]),
+        (["apply", "--vllm-src", "vllm==99.0"], 3, ["99.0", "0.33.0"]),
+        (["apply", "--vllm-src", "vllm==abc"], 2, ["'abc' is not a version"]),
+        (["apply", "--vllm-src", ".", "--arch", "12.1"], 2, ["'12.1'", "instructions", "12.1a"]),
+        (["apply", "--vllm-src", ".", "--target", "h100"], 2, ["'h100'", "gb10, thor"]),
+        (["apply", "--vllm-src", ".", "--dest", "x"], 2, [". is a folder", "--dest"]),
+        (["explain", "arch_list"], 2, ["'arch_list'", "did you mean arch_lists?"]),
+        (["fixes", "--version", "0.11.0"], 3, ["0.11.0 is not supported"]),
+        (["fetch", "torch==2.9.0"], 2, ["'torch==2.9.0' names no release"]),
+        (["apply"], 2, ["Missing option '--vllm-src'"]),
+    ],
+)
+def test_refusals_that_need_no_tree(cli, arguments, rc, says):
+    said = cli(*arguments, rc=rc).stderr
+    assert not [words for words in says if words not in said], said
+
+
+def test_errors_are_json_if_json_is_asked_for(cli):
+    done = cli("apply", "--vllm-src", "vllm==0.11.0", "--json", rc=3)
+    error = json.loads(done.stdout)["error"]
+    assert (error["what"], error["exit_code"]) == ("vllm 0.11.0 is not supported", 3)
+    assert error["why"]
+    assert error["next"].startswith("use one of 0.11.1 to ")
+    assert done.stderr == ""
+
+
+def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
+    listed = json.loads(cli("fixes", "--json").stdout)
+    assert [fix["id"] for fix in listed] == [fix.id for fix in recipe.fixes]
+    needed = json.loads(cli("fixes", "--version", "0.33.0", "--json").stdout)
+    assert {fix["id"] for fix in needed if fix["needs"]} == {
+        "arch_lists",
+        "marlin_sass",
+        "version_label",
+    }
+    for fix in recipe.fixes:
+        shown = json.loads(cli("explain", fix.id, "--json").stdout)
+        assert (shown["id"], shown["symptom"]) == (fix.id, fix.symptom)
+
+
+def test_an_archive_that_leads_out_is_refused(cli, tmp_path):
+    archive = tmp_path / "vllm-0.19.1.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in ("vllm-0.19.1/setup.py", "vllm-0.19.1/../../evil"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"x"))
+
+    said = cli("apply", "--vllm-src", archive, "--dest", tmp_path / "a/b/c", rc=3).stderr
+
+    assert "evil" in said
+    assert [path.name for path in tmp_path.iterdir()] == [archive.name]
+
+
+def test_a_wrong_archive_in_the_cache_is_not_used(cli, tmp_path):
+    cached = tmp_path / "sdists" / f"vllm-{RELEASE}.tar.gz"
+    cached.parent.mkdir()
+    cached.write_bytes(b"something else")
+    source = ["--vllm-src", f"vllm=={RELEASE}", "--dest", tmp_path / "tree"]
+
+    done = cli("apply", *source, "--offline", rc=8, env={"PATCHKIT_CACHE_DIR": str(tmp_path)})
+
+    assert str(cached) in done.stderr
+    assert "sha256" in done.stderr
+    assert not (tmp_path / "tree").exists()
+
+
+# With a release
+
+
+@pytest.mark.releases
+def test_a_release_by_name_is_unpacked_once_and_patched(cli, sdist, tmp_path, snapshot):
+    sdist(RELEASE)
+    source = ["--vllm-src", f"vllm=={RELEASE}", "--dest", tmp_path / "tree", "--offline"]
+    first = json.loads(cli("apply", *source, "--json").stdout)
+    patched = snapshot(tmp_path / "tree")
+    again = json.loads(cli("apply", *source, "--json").stdout)
+
+    assert (first["version"], first["torch_cuda_arch_list"]) == (RELEASE, "12.1a")
+    assert EDITED in first["written"]
+    assert again["written"] == []
+    assert snapshot(tmp_path / "tree") == patched
+
+
+@pytest.mark.releases
+def test_a_tree_of_a_refused_release_is_refused_with_the_reasons(cli, tree, snapshot, tmp_path):
+    root = tree("0.11.0")
+    before = snapshot(root)
+    for verb in (["apply"], ["status"], ["diff"], ["archs"], ["export", "-o", tmp_path / "out"]):
+        said = cli(*verb, "--vllm-src", root, rc=3).stderr
+        reasons = ("vllm 0.11.0 is not supported", "cu130", "12.0a", "SM121", "use one of 0.11.1")
+        assert not [words for words in reasons if words not in said], said
+    assert snapshot(root) == before
+
+
+@pytest.mark.releases
+def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
+    before = snapshot(root)
+    for place in [root, *root.rglob("*")]:
+        if place.is_dir():
+            place.chmod(0o555)
+    states = fixes(cli("status", "--vllm-src", root, "--json"))
+    planned = json.loads(cli("apply", "--vllm-src", root, "--dry-run", "--json").stdout)
+    diff = cli("diff", "--vllm-src", root).stdout
+    groups = json.loads(cli("archs", "--vllm-src", root, "--json").stdout)["groups"]
+    cli("export", "--vllm-src", root, "-o", tmp_path / "series")
+    for place in [root, *root.rglob("*")]:
+        if place.is_dir():
+            place.chmod(0o755)
+
+    assert set(states.values()) == {"apply", "upstream", "not-applicable"}
+    assert {fix["id"]: fix["state"] for fix in planned["fixes"]} == states
+    assert (planned["dry_run"], planned["written"]) == (True, [])
+    assert f"+++ b/{EDITED}\n" in diff
+    assert {"exact", "jit", "none"} == {group["loads"] for group in groups}
+    assert {path: known for path, (_mode, known) in snapshot(root).items()} == {
+        path: known for path, (_mode, known) in before.items()
+    }
+
+
+@pytest.fixture
+def on_terminal(environment, tmp_path):
+    """Run patchkit on a terminal of its own; what appears there."""
+
+    def run(*arguments, **variables):
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "patchkit", *map(str, arguments)]
+        settings = {**environment, "TERM": "xterm-256color", **variables}
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=settings, stdout=theirs, stderr=theirs, stdin=theirs
+        )
+        os.close(theirs)
+        shown = b""
+        # Linux ends a terminal that nobody has open any more with an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 1 << 16):
+                shown += part
+        os.close(ours)
+        process.wait()
+        return shown.decode()
+
+    return run
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize(
+    "arguments",
+    [["status"], ["diff"], ["archs"], ["apply", "--dry-run"], ["apply", "--skip", "sm120_guard"]],
+)
+def test_colours_on_a_terminal_only_and_not_if_unwanted(cli, on_terminal, root, arguments):
+    command = [*arguments, "--vllm-src", root]
+    plain = cli(*command, rc=2 if "--skip" in command else 0)
+
+    assert "\x1b" not in plain.stdout + plain.stderr
+    assert COLOUR.search(on_terminal(*command))
+    assert not COLOUR.search(on_terminal(*command, NO_COLOR="1"))
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["apply", "--only", "fp8_grouped_gem"], ["'fp8_grouped_gem'", "fp8_grouped_gemm?"]),
+        (["apply", "--only", "sm120_guard", "--skip", "sm120_guard"], ["sm120_guard", "left out"]),
+        (["apply", "--skip", "sm120_guard"], ["arch_lists without sm120_guard"]),
+        (["archs", "--arch-list", "12.1"], ["bare 12.1", "FP4", "12.1a"]),
+        (["archs", "--arch-list", "12.1x"], ["'12.1x' is not an arch"]),
+    ],
+)
+def test_impossible_requests_are_explained(cli, root, snapshot, arguments, says):
+    before = snapshot(root)
+    said = cli(*arguments, "--vllm-src", root, rc=2).stderr
+    assert not [words for words in says if words not in said], said
+    assert snapshot(root) == before
+
+
+@pytest.mark.releases
+def test_the_tree_becomes_what_is_asked_for_whatever_was_before(cli, root, tree, snapshot):
+    fresh = tree(RELEASE, name="fresh")
+    cli("apply", "--vllm-src", fresh)
+
+    one = json.loads(
+        cli("apply", "--vllm-src", root, "--only", "fp8_grouped_gemm", "--json").stdout
+    )
+    states = fixes(cli("status", "--vllm-src", root, "--json"))
+    cli("apply", "--vllm-src", root)
+
+    assert one["written"] == [EDITED]
+    assert (states["fp8_grouped_gemm"], states["arch_lists"]) == ("applied", "off")
+    assert snapshot(root) == snapshot(fresh)
+
+
+@pytest.mark.releases
+def test_thor_gets_its_own_arch_and_no_sm12x_fix(cli, root):
+    done = cli("apply", "--vllm-src", root, "--target", "thor", "--json")
+    states = fixes(done)
+    assert json.loads(done.stdout)["torch_cuda_arch_list"] == "11.0a"
+    assert {fix for fix, state in states.items() if state == "applied"} == {
+        "arch_lists",
+        "version_label",
+    }
+    reasons = {
+        fix["reason"]
+        for fix in json.loads(done.stdout)["fixes"]
+        if fix["id"] not in ("arch_lists", "version_label")
+    }
+    assert reasons == {"thor is not SM12x"}
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize(
+    ("alter", "says"),
+    [
+        (lambda text: text.replace("def cutlass_group", "def cutlass_groups"), [EDITED, "gemm"]),
+        (lambda text: text.replace("\n", "\r\n"), [f"{EDITED}:1", "CR line endings"]),
+        (lambda text: "# caf\xe9\n".encode("latin-1") + text.encode(), [f"{EDITED}:1", "UTF-8"]),
+        (lambda text: text + "def (\n", [EDITED, "not valid Python"]),
+    ],
+    ids=["another function", "CRLF", "Latin-1", "syntax error"],
+)
+def test_drift_is_named_and_nothing_is_written(cli, root, rewrite, snapshot, alter, says):
+    rewrite(root / EDITED, alter((root / EDITED).read_text()))
+    before = snapshot(root)
+
+    for verb in ("apply", "diff", "status"):
+        done = cli(verb, "--vllm-src", root, rc=4)
+        # A table breaks its lines.
+        said = " ".join((done.stdout + done.stderr).split())
+        assert not [words for words in says if words not in said], said
+
+    assert snapshot(root) == before
+
+
+@pytest.mark.releases
+def test_drift_as_json(cli, root, rewrite):
+    rewrite(root / EDITED, (root / EDITED).read_text().replace("def cutlass_g", "def g"))
+    cli("apply", "--vllm-src", root, "--skip", "fp8_grouped_gemm")
+
+    error = json.loads(cli("apply", "--vllm-src", root, "--json", rc=4).stdout)["error"]
+    states = fixes(cli("status", "--vllm-src", root, "--with", "sm120_guard", "--json", rc=4))
+
+    assert EDITED in error["what"]
+    assert states["fp8_grouped_gemm"] == "drifted"
+    assert states["arch_lists"] == "applied"
+
+
+@pytest.mark.releases
+def test_a_missing_file_is_drift(cli, root, snapshot):
+    (root / EDITED).unlink()
+    before = snapshot(root)
+    assert f"{EDITED}: not found" in cli("apply", "--vllm-src", root, rc=4).stderr
+    assert snapshot(root) == before
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize("place", [EDITED, "CMakeLists.txt", "csrc"])
+def test_links_are_neither_followed_nor_replaced(cli, root, snapshot, tmp_path, place):
+    outside = tmp_path / "outside"
+    (root / place).rename(outside)
+    (root / place).symlink_to(outside)
+    before = snapshot(tmp_path)
+    assert f"{place} is a symbolic link" in cli("apply", "--vllm-src", root, rc=3).stderr
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.releases
+def test_a_read_only_file_is_left_alone(cli, root, rewrite, snapshot):
+    rewrite(root / EDITED, (root / EDITED).read_bytes(), mode=0o444)
+    before = snapshot(root)
+    assert (
+        f"{EDITED}: is read-only; nothing was changed"
+        in cli("apply", "--vllm-src", root, rc=7).stderr
+    )
+    assert snapshot(root) == before
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize("verb", ["apply", "revert"])
+def test_a_tree_that_is_being_worked_on_is_busy(cli, root, snapshot, verb):
+    if verb == "revert":
+        cli("apply", "--vllm-src", root)
+    before = snapshot(root)
+    with locked(root):
+        said = cli(verb, "--vllm-src", root, rc=6).stderr
+        assert "another patchkit is working on this tree" in said
+        assert fixes(cli("status", "--vllm-src", root, "--json"))
+    assert snapshot(root) == before
+    cli(verb, "--vllm-src", root)
+
+
+@pytest.mark.releases
+def test_a_patched_file_that_was_edited_is_never_overwritten(cli, root, rewrite, snapshot):
+    written = json.loads(cli("apply", "--vllm-src", root, "--json").stdout)["written"]
+    shown = json.loads(cli("revert", "--vllm-src", root, "--json").stdout)
+    assert shown == {"restored": written}
+    cli("apply", "--vllm-src", root)
+    rewrite(root / EDITED, (root / EDITED).read_text() + "# mine\n")
+    before = snapshot(root)
+    for verb in ("revert", "apply", "status", "diff"):
+        said = cli(verb, "--vllm-src", root, rc=4).stderr
+        assert f"{EDITED}: edited since patchkit wrote it" in said
+    assert snapshot(root) == before
+
+
+@pytest.mark.releases
+def test_a_tree_without_patches_has_nothing_to_revert(cli, root, snapshot):
+    before = snapshot(root)
+    assert "has changed nothing here" in cli("revert", "--vllm-src", root, rc=3).stderr
+    assert snapshot(root) == before
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize(
+    ("metadata", "version"), [("0.34.0", "0.34.0"), ("0.33.1.dev5+g123", None)]
+)
+def test_a_version_newer_than_the_table_is_decided_by_its_code(
+    cli, tree, rewrite, metadata, version
+):
+    root = tree("0.33.0")
+    place = root / "PKG-INFO"
+    rewrite(place, re.sub(r"(?m)^Version: .*$", f"Version: {metadata}", place.read_text()))
+
+    shown = cli("apply", "--vllm-src", root).stdout
+    again = json.loads(cli("status", "--vllm-src", root, "--json").stdout)
+
+    assert f"{version or metadata} is not in the table; decided by the code alone" in shown
+    assert again["version"] == (version or metadata)
+    applied = {fix["id"]: fix for fix in again["fixes"] if fix["state"] == "applied"}
+    assert applied.keys() == {"arch_lists", "marlin_sass", "version_label"}
+    assert all("not in the table" in fix["note"] for fix in applied.values())
+    assert (
+        f"{metadata}{'.' if '+' in metadata else '+'}cu130.gb10.p"
+        in (root / "setup.py").read_text()
+    )

@@ -1,0 +1,80 @@
+"""The series and the diff, taken by git itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.apply import apply
+
+pytestmark = [
+    pytest.mark.releases,
+    # The old routes; most fixes, C++ and Python beside CMake; few of them, with DeepGEMM.
+    pytest.mark.parametrize("version", ["0.11.1", "0.18.1", "0.24.0"]),
+]
+
+
+@pytest.fixture
+def root(tree, version):
+    return tree(version)
+
+
+@pytest.fixture
+def repository(git, tmp_path, root, golden, arch):
+    """A repository that holds the files that change, untouched, and nothing else."""
+    folder = tmp_path / "repository"
+    for path in golden.plan(root, arch).texts:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes((root / path).read_bytes())
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "upstream")
+    return folder
+
+
+def contents(folder, paths):
+    return {path: (folder / path).read_bytes() for path in paths}
+
+
+def test_git_am_gives_what_apply_gives(
+    cli, git, root, version, arch, repository, recipe, ask, tmp_path
+):
+    source = ["--vllm-src", root, "--arch", arch]
+    mails = cli("export", *source, "-o", tmp_path / "series").stdout.split()
+    outcome = apply(root, recipe, ask(arch))
+
+    git(repository, "am", "--quiet", *mails)
+
+    assert contents(repository, outcome.written) == contents(root, outcome.written)
+    assert git(repository, "status", "--porcelain") == ""
+    fixes = [verdict.fix for verdict in outcome.verdicts if verdict.state.value == "applied"]
+    log = git(
+        repository, "log", "--reverse", f"-{len(mails)}", "--format=%an <%ae>%x00%s%x00%b%x01"
+    )
+    commits = [entry.strip("\n").split("\0") for entry in log.split("\x01")[:-1]]
+    assert [(author, subject) for author, subject, _ in commits] == [
+        ("patchkit <patchkit@localhost>", fix.title) for fix in fixes
+    ]
+    for fix, (_author, _subject, body) in zip(fixes, commits, strict=True):
+        trailers = dict(line.split(": ", 1) for line in body.strip().splitlines()[-3:])
+        assert trailers["Origin"].endswith(f", fix {fix.id}")
+        assert trailers["Applies-To"] == f"vllm {version}"
+        assert trailers["Target"] == f"gb10, {arch} {'12.1a' if arch == 'native' else '12.0f'}"
+        assert " ".join(body.split()).startswith(f"Symptom: {' '.join(fix.symptom.split())}")
+
+
+def test_git_apply_gives_what_apply_gives_and_nothing_depends_on_when_one_asks(
+    cli, git, root, arch, repository, recipe, ask, tmp_path
+):
+    folders = [tmp_path / "before", tmp_path / "after"]
+    source = ["--vllm-src", root, "--arch", arch]
+    cli("export", *source, "-o", folders[0])
+    diff = cli("diff", *source).stdout
+    outcome = apply(root, recipe, ask(arch))
+    cli("export", "--vllm-src", root, "-o", folders[1])
+
+    git(repository, "apply", stdin=diff)
+
+    assert contents(repository, outcome.written) == contents(root, outcome.written)
+    assert cli("diff", "--vllm-src", root).stdout == diff
+    before, after = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders)
+    assert before == after
