@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.parser
 import re
 import subprocess
 from pathlib import Path
@@ -69,7 +68,7 @@ def _package(root: Path) -> SourceTree:
         )
     tree = SourceTree(root=root.parent, project="vllm", version=Version("0"), kind="installed")
     folder = dist_info(tree)
-    version = _header(folder / "METADATA", "Version")
+    version = _version(_field(folder / "METADATA", "Version"), folder / "METADATA")
     if not (folder / "RECORD").is_file():
         raise SourceError(
             f"{folder}: has no RECORD, so pip could not uninstall a patched vllm",
@@ -80,16 +79,17 @@ def _package(root: Path) -> SourceTree:
 
 
 def _pkg_info(root: Path) -> Version:
-    text = (root / "PKG-INFO").read_text(encoding="utf-8", errors="replace")
-    name = email.parser.HeaderParser().parsestr(text).get("Name", "")
+    name = _field(root / "PKG-INFO", "Name")
     if name.lower() != "vllm":
         raise SourceError(f"{root / 'PKG-INFO'}: describes {name or 'nothing'}, not vllm")
-    return _header(root / "PKG-INFO", "Version")
+    return _version(_field(root / "PKG-INFO", "Version"), root / "PKG-INFO")
 
 
-def _header(place: Path, name: str) -> Version:
+def _field(place: Path, name: str) -> str:
+    """A field of core metadata, which has the form of mail headers; ``""`` if it is not there."""
     text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
-    return _version(str(email.parser.HeaderParser().parsestr(text).get(name, "")), place)
+    match = re.search(rf"^{name}:[ \t]*(.*)$", text.partition("\n\n")[0], re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def _git_version(root: Path) -> Version:
