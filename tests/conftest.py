@@ -42,6 +42,7 @@ SELECTED = (
     "0.33.0",
 )
 SUPPORTED = tuple(map(str, load_recipe().supported))
+_PARTS = ("CMakeLists.txt", "PKG-INFO", "setup.py", "cmake", "csrc", "vllm")
 _REGENERATE = Path(__file__).with_name("regenerate.py")
 
 
@@ -137,14 +138,22 @@ def _entries(root):
 
 @pytest.fixture
 def tree(release, tmp_path):
-    """A private tree of a release: ``tree("0.24.0")``, another one with ``name="other"``."""
+    """A private tree of what patchkit reads: ``tree("0.24.0")``, or ``tree("0.24.0", name="b")``.
+
+    Its files are hard links to the release's.
+    """
     made = []
 
     def linked(version, *, name="tree"):
-        root = shutil.copytree(
-            release(version), tmp_path / name, copy_function=os.link, symlinks=True
-        )
+        root = tmp_path / name
+        root.mkdir()
         made.append(root)
+        for part in _PARTS:
+            place = release(version) / part
+            if place.is_dir():
+                shutil.copytree(place, root / part, copy_function=os.link, symlinks=True)
+            else:
+                (root / part).hardlink_to(place)
         return root
 
     yield linked

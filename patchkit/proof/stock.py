@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from packaging.version import Version
 
 from patchkit.errors import DriftError
 from patchkit.proof.archs import Group
 
-COLUMNS = ("since", "until", "group", "variable", "archs")
-Row = tuple[str, str, str]  # group, variable, archs
+COLUMNS = ("since", "until", "group", "switches", "variable", "archs")
+T = TypeVar("T")
+Key = tuple[str, str, str, int]  # group, switches, variable, which one of those that agree
 
 
-def check_stock(groups: Sequence[Group], table: Path, version: Version) -> None:
+def check_stock(
+    groups: Sequence[Group],
+    table: Path,
+    version: Version,
+    patched: Callable[[Group], set[frozenset[str]]],
+) -> None:
     """Compare what a known release's tree builds with the table.
 
     ``table`` is a CSV of COLUMNS: what each group gets for the family's first member, by ranges of
-    releases (inclusive). Raises DriftError that names every group that differs.
+    releases (inclusive). ``patched`` says what a group of the table may get in a tree that is
+    patched already. Raises DriftError that names every group that differs.
     """
-    with table.open(encoding="utf-8", newline="") as file:
-        expected = sorted(
-            (row["group"], row["variable"], row["archs"])
-            for row in csv.DictReader(file)
-            if Version(row["since"]) <= version <= Version(row["until"])
-        )
-    found = sorted(map(_row, groups))
-    if wrong := [*_extra(found, expected, "is"), *_extra(expected, found, "should be")]:
+    expected, found = _read(table, version), _keyed(groups)
+    wrong = [f"{key[0]} ({key[2]}) is missing" for key in expected if key not in found]
+    for key, group in found.items():
+        archs = expected.get(key)
+        if archs is None:
+            wrong.append(f"{group.where}: {group.name} ({group.variable}) is new")
+        elif group.archs != archs and frozenset(group.archs) not in patched(
+            replace(group, archs=archs)
+        ):
+            wrong.append(
+                f"{group.where}: {group.name} ({group.variable}) is built for "
+                f"{';'.join(group.archs) or 'nothing'}, not for {';'.join(archs) or 'nothing'}"
+            )
+    if wrong:
         raise DriftError(
             "\n    ".join([f"the arch lists are not those of {version}:", *wrong]),
             why="a CMake file was edited by hand",
@@ -40,31 +55,38 @@ def check_stock(groups: Sequence[Group], table: Path, version: Version) -> None:
 def render_stock(releases: Iterable[tuple[str, Sequence[Group]]]) -> str:
     """The table for releases in ascending order, one row per run of releases that agree."""
     rows: list[list[str]] = []
-    running: dict[tuple[Row, int], list[str]] = {}
+    running: dict[tuple[Key, tuple[str, ...]], list[str]] = {}
     for version, groups in releases:
-        now = _numbered(sorted(map(_row, groups)))
-        running = {key: row for key, row in running.items() if key in now}
-        for key in now:
-            if key not in running:
-                running[key] = [version, version, *key[0]]
-                rows.append(running[key])
-            running[key][1] = version
+        now = [(key, group.archs) for key, group in _keyed(groups).items()]
+        running = {entry: row for entry, row in running.items() if entry in now}
+        for entry in now:
+            if entry not in running:
+                (name, switches, variable, _number), archs = entry
+                running[entry] = [version, version, name, switches, variable, ";".join(archs)]
+                rows.append(running[entry])
+            running[entry][1] = version
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([COLUMNS, *rows])
     return out.getvalue()
 
 
-def _row(group: Group) -> Row:
-    return group.name, group.variable, ";".join(group.archs)
+def _keyed(groups: Iterable[Group]) -> dict[Key, Group]:
+    found: dict[Key, Group] = {}
+    for group in groups:
+        _put(found, (group.name, " ".join(group.switches), group.variable), group)
+    return found
 
 
-def _numbered(rows: Sequence[Row]) -> list[tuple[Row, int]]:
-    return [(row, rows[:index].count(row)) for index, row in enumerate(rows)]
+def _read(table: Path, version: Version) -> dict[Key, tuple[str, ...]]:
+    found: dict[Key, tuple[str, ...]] = {}
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if Version(row["since"]) <= version <= Version(row["until"]):
+                archs = tuple(filter(None, row["archs"].split(";")))
+                _put(found, (row["group"], row["switches"], row["variable"]), archs)
+    return found
 
 
-def _extra(these: Sequence[Row], those: Sequence[Row], verb: str) -> list[str]:
-    other = _numbered(those)
-    extra = [row for row, number in _numbered(these) if (row, number) not in other]
-    return [
-        f"{name} ({variable}) {verb} built for {archs or 'none'}" for name, variable, archs in extra
-    ]
+def _put(found: dict[Key, T], name: tuple[str, str, str], value: T) -> None:
+    number = sum(key[:3] == name for key in found)
+    found[*name, number] = value

@@ -27,10 +27,10 @@ def states(outcome):
 
 
 def test_apply_is_idempotent_and_revert_gives_back_every_byte(
-    version, arch, expected, release, tree, snapshot, recipe, ask, cli
+    version, arch, expected, tree, snapshot, recipe, ask, cli
 ):
     root = tree(version)
-    pristine = snapshot(release(version))
+    pristine = snapshot(root)
 
     first = apply(root, recipe, ask(arch))
     patched = snapshot(root)
