@@ -42,7 +42,11 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside) as scratch:
             tree = _extract(archive, Path(scratch), progress)
             target.parent.mkdir(parents=True, exist_ok=True)
-            tree.rename(target)
+            try:
+                tree.rename(target)
+            except OSError:
+                _require_vacant(target)  # somebody else may have been quicker
+                raise
     return dest
 
 
