@@ -1,7 +1,8 @@
-"""The golden tables in tests/data, made from every supported release and then read by people.
+"""The golden tables, made from every supported release and then read by people.
 
-    python tests/regenerate.py
+    python tests/regenerate.py     (from a checkout, with patchkit installed in editable mode)
 
+recipes/vllm/stock_archs.csv: what untouched releases build for 12.0. In tests/data:
 states.json: release → arch mode → fix → state after an apply. archs.csv: a row per kernel group,
 with what the untouched release builds for 12.0 and the patched one for the arch of the mode. Look
 at the difference before you commit it: the tables are there to show what a change has changed.
@@ -16,11 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from patchkit.apply import open_workspace, plan_for, prove, settled
+from patchkit.cli.options import located
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan
-from patchkit.proof.archs import evaluate
+from patchkit.proof.archs import Group, evaluate
+from patchkit.proof.stock import render_stock
 from patchkit.recipe import load_recipe
-from patchkit.source.resolve import Options, resolved
 from patchkit.target import targets
 
 DATA = Path(__file__).with_name("data")
@@ -74,11 +76,16 @@ def read_table(name: str) -> list[Row]:
 
 
 def _plans() -> Iterator[Plan]:
-    recipe = load_recipe()
-    options = Options(report=lambda _task: lambda _done, _total: None)
+    recipe, target = load_recipe(), targets()["gb10"]
+    stock: list[tuple[str, list[Group]]] = []
     for version in recipe.supported:
         print(version, file=sys.stderr)  # noqa: T201
-        with resolved(f"{recipe.project}=={version}", recipe, options, keep=False) as root:
+        source = f"{recipe.project}=={version}"
+        with located(source, None, offline=False, keep=False) as root:
+            tree = open_workspace(root).tree
+            stock.append((str(version), evaluate(tree, target, target.stock, target.cuda)))
+            # The proofs below compare with this table, so it comes first.
+            (recipe.home / "stock_archs.csv").write_text(render_stock(stock))
             yield from [plan(root, arch) for arch in MODES]
 
 
