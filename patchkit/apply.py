@@ -20,8 +20,8 @@ from patchkit.patching.ledger import (
     untouched,
 )
 from patchkit.patching.plan import Plan, check_selection, make_plan
+from patchkit.patching.recipe import Recipe
 from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
-from patchkit.recipe import Recipe
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.installed import rewrite_record
 from patchkit.source.tree import SourceTree, digest

@@ -22,7 +22,7 @@ import pytest
 import patchkit as package
 from patchkit.errors import SourceError, StorageError
 from patchkit.patching.fix import Request
-from patchkit.recipe import load_recipe
+from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch, read_lock
 from patchkit.target import targets

@@ -20,9 +20,9 @@ from patchkit.apply import open_workspace, plan_for, prove, settled
 from patchkit.cli.options import located
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan
+from patchkit.patching.recipe import load_recipe
 from patchkit.proof.archs import Group, evaluate
 from patchkit.proof.stock import render_stock
-from patchkit.recipe import load_recipe
 from patchkit.target import targets
 
 DATA = Path(__file__).with_name("data")

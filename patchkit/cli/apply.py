@@ -11,7 +11,7 @@ from patchkit.apply import Outcome, apply, open_workspace
 from patchkit.cli import show
 from patchkit.cli.options import Selection, as_json, located, request_options, source_options
 from patchkit.patching.fix import Request
-from patchkit.recipe import load_recipe
+from patchkit.patching.recipe import load_recipe
 
 _EPILOG = """\
 \b

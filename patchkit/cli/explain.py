@@ -15,7 +15,7 @@ from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Example, Fix
 from patchkit.patching.plan import close_to
-from patchkit.recipe import load_recipe
+from patchkit.patching.recipe import load_recipe
 
 
 @click.command()

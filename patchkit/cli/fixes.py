@@ -11,7 +11,7 @@ from patchkit.cli import show
 from patchkit.cli.options import as_json
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Fix, Need
-from patchkit.recipe import Recipe, load_recipe
+from patchkit.patching.recipe import Recipe, load_recipe
 
 
 @click.command()

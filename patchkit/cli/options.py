@@ -14,7 +14,7 @@ import click
 from patchkit.apply import Workspace, open_workspace
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
-from patchkit.recipe import Recipe, load_recipe
+from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.source.resolve import Options, Report, resolved
 from patchkit.target import Target, targets
 

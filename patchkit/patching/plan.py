@@ -13,7 +13,7 @@ from packaging.version import Version
 from patchkit.edit.splice import Edit, splice, unified_diff
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.fix import Finding, Fix, Request, Severity, State, Verdict
-from patchkit.recipe import Recipe
+from patchkit.patching.recipe import Recipe
 from patchkit.source.tree import SourceTree
 
 

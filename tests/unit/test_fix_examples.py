@@ -11,7 +11,7 @@ from packaging.version import Version
 from patchkit.edit.python import check_syntax
 from patchkit.edit.splice import splice
 from patchkit.patching.fix import Severity, State
-from patchkit.recipe import load_recipe
+from patchkit.patching.recipe import load_recipe
 
 RECIPE = load_recipe()
 EXAMPLES = [

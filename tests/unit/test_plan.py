@@ -12,7 +12,7 @@ from patchkit.edit.text import swap_text
 from patchkit.errors import DriftError, ProofError, SourceError, UsageError
 from patchkit.patching.fix import Finding, Fix, Need, Severity, State, found, upstream
 from patchkit.patching.plan import make_plan
-from patchkit.recipe import load_recipe
+from patchkit.patching.recipe import load_recipe
 
 PATH = "a.txt"
 STOCK, PATCHED, FIXED = "old\n", "new\n", "theirs\n"

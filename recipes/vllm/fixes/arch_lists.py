@@ -23,9 +23,9 @@ from patchkit.patching.fix import (
     found,
     places,
 )
+from patchkit.patching.recipe import load_recipe
 from patchkit.proof.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
 from patchkit.proof.stock import check_stock
-from patchkit.recipe import load_recipe
 from patchkit.source.tree import SourceTree
 from patchkit.target import parse_arch
 
