@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -11,7 +12,7 @@ import sys
 import click
 
 from patchkit import __version__
-from patchkit.errors import PatchkitError
+from patchkit.errors import PatchkitError, StorageError
 
 _VERBS = {
     "apply": "Patch a tree, prove the effect, keep a way back.",
@@ -79,6 +80,11 @@ def main() -> None:
     except PatchkitError as error:
         _show(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        where = error.filename or "standard output"
+        _show(StorageError(f"{where}: {error.strerror}", hint="check space and permissions"))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
+        sys.exit(StorageError.exit_code)
     except Exception as error:
         if os.environ.get("PATCHKIT_DEBUG"):
             raise
@@ -90,7 +96,8 @@ def main() -> None:
 def _show(error: PatchkitError) -> None:
     if "--json" in sys.argv:
         fields = {"what": error.what, "why": error.why, "next": error.hint}
-        click.echo(json.dumps({"error": {**fields, "exit_code": error.exit_code}}, indent=1))
-        return
+        with contextlib.suppress(OSError):  # if standard output is what failed
+            click.echo(json.dumps({"error": {**fields, "exit_code": error.exit_code}}, indent=1))
+            return
     color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True, color=color)

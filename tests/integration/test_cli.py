@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,16 @@ def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
     for fix in recipe.fixes:
         shown = json.loads(cli("explain", fix.id, "--json").stdout)
         assert (shown["id"], shown["symptom"]) == (fix.id, fix.symptom)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_disk_that_is_full_is_no_bug_of_patchkit(environment):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "patchkit", "fixes", "--json"]
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE)
+    assert b"internal error" not in done.stderr
+    assert b"No space left on device" in done.stderr
+    assert done.returncode == 7
 
 
 def test_an_archive_that_leads_out_is_refused(cli, tmp_path):
@@ -234,6 +245,7 @@ def test_colours_on_a_terminal_only_and_not_if_unwanted(cli, on_terminal, root, 
         (["apply", "--skip", "sm120_guard"], ["arch_lists without sm120_guard"]),
         (["archs", "--arch-list", "12.1"], ["bare 12.1", "FP4", "12.1a"]),
         (["archs", "--arch-list", "12.1x"], ["'12.1x' is not an arch"]),
+        (["archs", "--cuda", "thirteen"], ["'thirteen'", "13.0"]),
     ],
 )
 def test_impossible_requests_are_explained(cli, root, snapshot, arguments, says):
