@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit import __version__
+from patchkit.edit.python import check_syntax
 from patchkit.errors import DriftError, ProofError, SourceError, StorageError
 from patchkit.patching.fix import Fix, Proof, Request, Severity, State, Verdict
 from patchkit.patching.ledger import (
@@ -125,6 +126,9 @@ def _proof(fix: Fix) -> Proof:
 
 
 def _check_recognised(plan: Plan) -> None:
+    for path, (_before, after) in plan.texts.items():
+        if path.endswith(".py"):
+            check_syntax(path, after)
     for verdict in plan.verdicts:
         if verdict.edits:
             again = verdict.fix.look(plan.patched, plan.request)

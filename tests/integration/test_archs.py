@@ -167,6 +167,15 @@ def test_native_builds_every_marlin_kernel_as_machine_code(rows):
     assert {row["release"] for row in marlin} == {row["release"] for row in rows("native")}
 
 
+def test_native_leaves_only_two_groups_to_ptx(rows):
+    loads = {row["group"]: best_load(tuple(row["patched"]), (12, 1)) for row in rows("native")}
+    built = {group: load for group, load in loads.items() if load is not Load.NONE}
+    assert {group for group, load in built.items() if load is not Load.EXACT} == {
+        "cutlass/scaled_mm_c2x",
+        "hadacore/hadamard_transform_cuda",
+    }
+
+
 def test_everything_of_a_family_build_loads_on_12_1(rows):
     built = [row for row in rows("family") if row["patched"]]
     assert built

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 from packaging.version import Version
 
@@ -38,28 +34,3 @@ def ask():
         return Request(target=targets()[target], arch=arch, **chosen)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def git():
-    """Run git in a folder: ``git(folder, "apply", stdin=diff)``. Returns what it prints."""
-    settings = {
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_AUTHOR_NAME": "a",
-        "GIT_AUTHOR_EMAIL": "a@localhost",
-        "GIT_COMMITTER_NAME": "a",
-        "GIT_COMMITTER_EMAIL": "a@localhost",
-    }
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-
-    def run(folder: Path, *arguments, stdin=""):
-        # The ceiling keeps git apply from looking for a repository around the temporary folder.
-        env = {**inherited, **settings, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
-        result = subprocess.run(
-            ["git", *arguments], cwd=folder, env=env, input=stdin.encode(), capture_output=True
-        )
-        assert result.returncode == 0, f"git {arguments}: {result.stderr.decode()}"
-        return result.stdout.decode().strip()
-
-    return run

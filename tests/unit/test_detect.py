@@ -134,7 +134,7 @@ def test_a_checkout_after_a_tag_is_what_setuptools_scm_calls_it(
     git(checkout, "tag", tag)
     for number in range(commits):
         git(checkout, "commit", "--allow-empty", "--quiet", "--message", f"more {number}")
-    commit = git(checkout, "rev-parse", "--short", "HEAD")
+    commit = git(checkout, "rev-parse", "--short", "HEAD").strip()
     version = detect(checkout).version
     assert str(version) == f"{expected}+g{commit}"
     assert version > Version(tag)
