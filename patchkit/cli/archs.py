@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -53,7 +54,7 @@ def command(
         wanted = arch_list or request.arch_list
         target.check_arch_list(wanted)
         plan = plan_for(workspace, recipe, request)
-        version = cuda or target.cuda
+        version = _cuda(cuda or target.cuda)
         stock = evaluate(plan.stock, target, wanted, version)
         patched = evaluate(plan.patched, target, wanted, version)
         if as_json:
@@ -65,6 +66,14 @@ def command(
         console.print(show.header(workspace, request))
         console.print(f"TORCH_CUDA_ARCH_LIST={wanted}, CUDA {version}")
         console.print(_table(stock, patched, target))
+
+
+def _cuda(version: str) -> str:
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
+        raise UsageError(
+            f"{version!r} is not a version of the CUDA compiler", hint="for example --cuda 13.0"
+        )
+    return version
 
 
 def _table(stock: list[Group], patched: list[Group], target: Target) -> Table:
