@@ -104,13 +104,14 @@ def prove(plan: Plan) -> tuple[str, ...]:
     """
     active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
     provable = [verdict.fix for verdict in plan.verdicts if _is_provable(verdict)]
-    arguments = (plan.stock, plan.patched, plan.request, active)
+    rest = (plan.patched, plan.request, active)
     # CPython's ast must not be used by two threads at once: only proofs that wait go aside.
     with ThreadPoolExecutor() as pool:
-        aside = {f.id: pool.submit(_proof(f), *arguments) for f in provable if f.prove_aside}
+        aside = {f.id: pool.submit(_proof(f), plan.stock, *rest) for f in provable if f.prove_aside}
         _check_recognised(plan)
+        before = plan.before()
         return tuple(
-            aside[fix.id].result() if fix.id in aside else _proof(fix)(*arguments)
+            aside[fix.id].result() if fix.id in aside else _proof(fix)(before[fix.id], *rest)
             for fix in provable
         )
 

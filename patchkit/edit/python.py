@@ -44,6 +44,51 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
     raise drift(path, text, before, spots, [start for start, _stop in done], scope, segment.start)
 
 
+def define(path: str, text: str, code: str, *, before: str, note: str) -> list[Edit]:
+    """The edit that puts a definition in front of another; ``[]`` if it is there already.
+
+    Raises DriftError if ``before`` is not there, or the name is taken by other code.
+    """
+    name = _only(code).name
+    taken = [n for n in _module(path, text).body if isinstance(n, Definition) and n.name == name]
+    if taken and ast.dump(taken[0]) != ast.dump(_only(code)):
+        raise drift(path, text, f"def {name}", [_start(text, taken[0])], scope="another form")
+    if taken:
+        return []
+    start = _start(text, _definition(path, text, before))
+    return [Edit(path, start, start, f"{_normal(code)}\n\n", note)]
+
+
+def wrap(
+    path: str, text: str, scope: str, before: str, after: str, using: str, *, note: str
+) -> list[Edit]:
+    """``swap`` where ``after`` calls a new function ``using``, defined ahead of ``scope``.
+
+    Raises DriftError as both do, or if only one half of the two is there.
+    """
+    helper = define(path, text, using, before=scope.split(".")[0], note=note)
+    swapped = swap(path, text, scope, before, after, note=note)
+    if bool(helper) != bool(swapped):
+        there, missing = ("call", "definition") if helper else ("definition", "call")
+        raise DriftError(
+            f"{path}: the {there} of {_only(using).name} is there, its {missing} is not",
+            why="the file was edited by hand, or is half patched",
+            hint=HINT,
+        )
+    return [*helper, *swapped]
+
+
+def _only(code: str) -> Definition:
+    node = ast.parse(_normal(code)).body[0]
+    assert isinstance(node, Definition)
+    return node
+
+
+def _start(text: str, node: Definition) -> int:
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    return sum(len(line) + 1 for line in text.split("\n")[: first - 1])
+
+
 def _kept(before: str, after: str) -> int:
     # An insertion keeps the code it is put beside, so `after` contains `before`.
     return len(_matches(_normal(after), before))

@@ -35,12 +35,16 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Releases that need a fix (a PEP 440 specifier), and why; ``arch`` limits it to one mode."""
+    """Releases that need a fix (a PEP 440 specifier), and why.
+
+    ``arch`` limits it to one mode, ``kind`` to "source" trees or "installed" packages.
+    """
 
     versions: str
     severity: Severity
     reason: str
     arch: str = ""
+    kind: str = ""
 
     def covers(self, version: Version) -> bool:
         """Pre-releases and development versions count; those of a boundary belong to it."""
@@ -125,8 +129,9 @@ class Fix:
     """One version-aware change.
 
     ``look`` reads the code and decides; ``needs`` only says which releases are candidates.
-    ``prove``, given the tree before and after and the ids of the fixes that are in effect, returns
-    what it established or raises ProofError.
+    ``prove`` is given the tree as the fix found it (aside: as it was in the beginning) and as all
+    fixes leave it, and the ids of those in effect; it returns what it established or raises
+    ProofError.
     """
 
     id: str
@@ -146,12 +151,12 @@ class Fix:
     prove_aside: bool = False  # the proof waits for another process and parses no Python
     examples: tuple[Example, ...] = field(default=())
 
-    def need(self, version: Version, arch: str) -> Need | None:
-        """The first need that covers a release in an arch mode."""
-        return next((n for n in self.needs_of(arch) if n.covers(version)), None)
+    def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:
+        """The first need that covers a release in an arch mode, as source or as installed."""
+        return next((n for n in self.needs_of(arch, kind) if n.covers(version)), None)
 
-    def needs_of(self, arch: str) -> list[Need]:
-        return [need for need in self.needs if need.arch in ("", arch)]
+    def needs_of(self, arch: str, kind: str = "source") -> list[Need]:
+        return [n for n in self.needs if n.arch in ("", arch) and n.kind in ("", kind)]
 
 
 @dataclass(frozen=True, slots=True)

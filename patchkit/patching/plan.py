@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from patchkit.edit.splice import Edit, splice, unified_diff
 from patchkit.errors import DriftError, UsageError
-from patchkit.patching.fix import Finding, Fix, Request, Severity, State, Verdict
+from patchkit.patching.fix import Finding, Fix, Need, Request, Severity, State, Verdict
 from patchkit.patching.recipe import Recipe
 from patchkit.source.tree import SourceTree
 
@@ -42,6 +42,14 @@ class Plan:
             f"diff --git a/{path} b/{path}\n{unified_diff(path, *pair)}"
             for path, pair in self.texts.items()
         )
+
+    def before(self) -> dict[str, SourceTree]:
+        """fix id → the tree as that fix found it."""
+        trees, tree = {}, self.stock
+        for verdict in self.verdicts:
+            trees[verdict.fix.id] = tree
+            tree = with_edits(tree, verdict.edits)
+        return trees
 
     def steps(self) -> Iterator[tuple[Verdict, dict[str, tuple[str, str]]]]:
         """Each verdict with edits, and the texts before and after it alone."""
@@ -74,10 +82,11 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     """What one fix says of a tree: the version selects, the code decides, both must agree."""
     if reason := _outside(fix, tree, request):
         return Verdict(fix, State.NOT_APPLICABLE, reason)
-    need, known = fix.need(tree.version, request.arch), recipe.knows(tree.version)
-    if need is None and _before_first_need(fix, tree.version, request.arch):
+    known, kind = recipe.knows(tree.version), _kind(tree)
+    need, needs = fix.need(tree.version, request.arch, kind), fix.needs_of(request.arch, kind)
+    if need is None and _before_first_need(needs, tree.version):
         return Verdict(fix, State.NOT_APPLICABLE, f"not needed in {tree.version}")
-    severity = (need or fix.needs[-1]).severity
+    severity = (need or (needs or fix.needs)[-1]).severity
     if reason := _switched_off(fix, severity, request):
         return Verdict(fix, State.OFF, reason, severity=severity)
     try:
@@ -128,10 +137,14 @@ def _outside(fix: Fix, tree: SourceTree, request: Request) -> str:
     return ""
 
 
-def _before_first_need(fix: Fix, version: Version, arch: str) -> bool:
+def _kind(tree: SourceTree) -> str:
+    return "installed" if tree.kind == "installed" else "source"
+
+
+def _before_first_need(needs: list[Need], version: Version) -> bool:
     bounds = [
         Version(spec.version)
-        for need in fix.needs_of(arch)
+        for need in needs
         for spec in SpecifierSet(need.versions)
         if spec.operator in (">=", "==")
     ]

@@ -1,7 +1,4 @@
-"""Run one function of an upstream file, with stand-ins for the platform, for several capabilities.
-
-Only the function is compiled, not its module: no torch, no CUDA, no import of vLLM.
-"""
+"""What upstream's own code decides on devices of several capabilities, before and after a patch."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from patchkit.errors import ProofError
+from patchkit.errors import PatchkitError, ProofError
+from patchkit.source.tree import SourceTree
 
 
 class Capability(NamedTuple):
@@ -18,6 +16,9 @@ class Capability(NamedTuple):
     major: int
     minor: int
 
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
     def to_int(self) -> int:
         return self.major * 10 + self.minor
 
@@ -25,6 +26,7 @@ class Capability(NamedTuple):
 # Devices whose routing a fix must not change, beside those it is for.
 OTHERS = (Capability(8, 0), Capability(9, 0), Capability(10, 0))
 SM12X = (Capability(12, 0), Capability(12, 1))
+GB10 = (Capability(12, 1),)
 
 
 class Platform:
@@ -47,16 +49,6 @@ class Platform:
 
     def is_device_capability_family(self, wanted: int) -> bool:
         return self._capability.to_int() // 10 == wanted // 10
-
-
-class Anything:
-    """Stands for loggers and the like: any attribute, any call, nothing done."""
-
-    def __getattr__(self, name: str) -> Anything:
-        return self
-
-    def __call__(self, *_args: object, **_kwargs: object) -> Anything:
-        return self
 
 
 def function(path: str, text: str, scope: str, names: Mapping[str, object]) -> Any:
@@ -97,3 +89,42 @@ def prove_routing(
                 why="the function was edited by hand, or decides by something else as well",
             )
     return f"{what} is {wanted!r} for 12.x and unchanged for 8.0, 9.0 and 10.0"
+
+
+Decide = Callable[[SourceTree, Capability], object]
+
+
+def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
+    """What is decided; an error of upstream's own is a decision too, in words."""
+    try:
+        return decide(tree, capability)
+    except PatchkitError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever upstream raises)
+        return f"{type(error).__name__}: {error}"
+
+
+def prove_decision(
+    what: str,
+    decide: Decide,
+    stock: SourceTree,
+    patched: SourceTree,
+    *,
+    wanted: object,
+    changed: tuple[Capability, ...] = GB10,
+) -> str:
+    """Show that a patch gives ``wanted`` on ``changed`` devices and leaves all others alone.
+
+    Raises ProofError on the first difference; returns the sentence that was established.
+    """
+    for capability in (*OTHERS, *SM12X):
+        same = capability not in changed
+        expected = outcome(decide, stock, capability) if same else wanted
+        got = outcome(decide, patched, capability)
+        if got != expected:
+            raise ProofError(
+                f"{what}: {got} on {capability}, expected {expected}",
+                why="the code was edited by hand, or decides by something else as well",
+            )
+    others = ", ".join(str(c) for c in (*OTHERS, *SM12X) if c not in changed)
+    return f"{what}: {wanted} on {' and '.join(map(str, changed))}, unchanged on {others}"

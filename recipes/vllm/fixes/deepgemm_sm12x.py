@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 from packaging.version import Version
 
 from patchkit.edit.python import swap
@@ -15,9 +17,9 @@ from patchkit.patching.fix import (
     Request,
     Severity,
     found,
-    upstream,
 )
-from patchkit.proof.routing import Capability, Platform, function, prove_routing
+from patchkit.proof.decisions import on_device
+from patchkit.proof.routing import GB10, SM12X, prove_decision
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/platforms/cuda.py"
@@ -33,21 +35,31 @@ return (
     or cls.is_device_capability_family(120)
 )
 """
-_AFTER = """\
-# The DeepGEMM pinned by this release has no SM12x kernels.
-return cls.is_device_capability(90) or cls.is_device_capability_family(100)
-"""
+_AFTER_OLD_PIN = f"""\
+if cls.is_device_capability_family(120):
+    logger.info_once("patchkit: this release's DeepGEMM has no SM12x kernels")
+    return False
+
+{_BEFORE}"""
+_AFTER = f"""\
+if cls.is_device_capability((12, 1)) and not envs.is_set("VLLM_USE_DEEP_GEMM"):
+    logger.info_once(
+        "patchkit: DeepGEMM is off on capability 12.1; VLLM_USE_DEEP_GEMM=1 turns it on"
+    )
+    return False
+
+{_BEFORE}"""
 
 
 def look(tree: SourceTree, request: Request) -> Finding:
-    """The pinned DeepGEMM decides: only one without SM12x code must not be offered."""
-    if not _lacks_sm12x(tree):
-        return upstream(f"{_PIN_FILE}: the pinned DeepGEMM is another one")
-    edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="not on SM12x")
+    """The pinned DeepGEMM decides: one without SM12x code must not be offered to any of them."""
+    after = _AFTER_OLD_PIN if _lacks_sm12x(tree) else _AFTER
+    edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, after, note="not on SM12x")
+    which = "SM12x" if after is _AFTER_OLD_PIN else "12.1"
     return found(
         edits,
-        now=f"{_PATH}: DeepGEMM is on for SM12x",
-        done=f"{_PATH}: DeepGEMM is off for SM12x",
+        now=f"{_PATH}: DeepGEMM is on for {which}",
+        done=f"{_PATH}: DeepGEMM is off for {which}",
     )
 
 
@@ -61,28 +73,54 @@ def _lacks_sm12x(tree: SourceTree) -> bool:
 
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
-    """12.x must get no; everybody else what they got before."""
-    return prove_routing(_SCOPE, _decide, stock.read(_PATH), patched.read(_PATH), wanted=False)
+    """12.1 (12.x while there is no kernel) must get no; everybody else what they got before."""
+    return prove_decision(
+        "DeepGEMM",
+        lambda tree, capability: (
+            on_device(tree, capability).name("current_platform").support_deep_gemm()
+        ),
+        stock,
+        patched,
+        wanted=False,
+        changed=SM12X if _lacks_sm12x(stock) else GB10,
+    )
 
 
-def _decide(text: str, capability: Capability) -> object:
-    return function(_PATH, text, _SCOPE, {})(Platform(capability))
+def _method(body: str) -> str:
+    return (
+        f"class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n{indent(body, ' ' * 8)}"
+    )
 
 
 FIX = Fix(
     id="deepgemm_sm12x",
-    title="DeepGEMM off on SM12x while its pin has no SM12x kernels",
-    symptom='"Unsupported architecture or scaling factor types" with a block-FP8 model in 0.24.0.',
+    title="DeepGEMM off on 12.1, and on SM12x while its pin has no kernels for them",
+    symptom='"Unsupported architecture or scaling factor types" with a block-FP8 model in 0.24.0; '
+    "later, DeepGEMM errors or slow prefill with such models.",
     why="0.24.0 offers DeepGEMM to family 120 and ranks it first, but still pins the revision that "
-    "only branches on SM90 and SM100.",
-    needs=(Need("==0.24.0", Severity.REQUIRED, "block-FP8 models stop in DeepGEMM"),),
-    upstream="0.25.0 pins a DeepGEMM with SM120 kernels",
+    "only branches on SM90 and SM100. Later pins have SM120 kernels; upstream's own recipes for "
+    "the GB10 turn DeepGEMM off all the same. VLLM_USE_DEEP_GEMM=1 turns it on again from 0.25.",
+    needs=(
+        Need("==0.24.0", Severity.REQUIRED, "block-FP8 models stop in DeepGEMM"),
+        Need(">=0.25", Severity.RECOMMENDED, "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0"),
+    ),
+    upstream="0.25.0 pins a DeepGEMM with SM120 kernels; the default stays on",
     evidence=(
         Evidence("arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"),
         Evidence(
             "a device that reports 12.1 is routed to DeepGEMM",
             "0.25.1 with the capability reported as 12.1",
             "measured",
+        ),
+        Evidence(
+            "VLLM_USE_DEEP_GEMM=0 for block-FP8 models on dgx_spark_gb10",
+            "vLLM 0.33.0 recipes/",
+            "read",
+        ),
+        Evidence(
+            "against it: the pins from 0.25 on carry an SM120 port, and upstream's CI has a GB10",
+            "DeepGEMM a6b593d2, vLLM 0.24.0 .buildkite",
+            "read",
         ),
     ),
     look=look,
@@ -92,10 +130,15 @@ FIX = Fix(
             version="0.24.0",
             path=_PATH,
             beside={_PIN_FILE: f"GIT_TAG {_PIN_WITHOUT_SM12X}\n"},
-            before=f"class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n        "
-            f"{_BEFORE.strip().replace(chr(10), chr(10) + ' ' * 8)}\n",
-            after=f"class CudaPlatformBase:\n    def support_deep_gemm(cls) -> bool:\n        "
-            f"{_AFTER.strip().replace(chr(10), chr(10) + ' ' * 8)}\n",
+            before=_method(_BEFORE),
+            after=_method(_AFTER_OLD_PIN),
+        ),
+        Example(
+            version="0.25.1",
+            path=_PATH,
+            beside={_PIN_FILE: "GIT_TAG a6b593d2826719dcf4892609af7b84ee23aaf32a\n"},
+            before=_method(_BEFORE),
+            after=_method(_AFTER),
         ),
     ),
 )

@@ -16,7 +16,8 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import Anything, Capability, Platform, function, prove_routing
+from patchkit.proof.routing import Capability, Platform, function, prove_routing
+from patchkit.proof.running import Anything
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/model_executor/layers/quantization/mxfp4.py"

@@ -1,0 +1,260 @@
+"""Which kernels a vLLM release takes for a quantised layer, asked of its own code.
+
+Only what is outside the tree is stood in for: the compiled operators' answers, the libraries that
+are installed, and a configuration with every optional feature off.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from patchkit.errors import ProofError
+from patchkit.proof.running import Anything, Code
+from patchkit.source.tree import SourceTree
+
+_FUSED_MOE = "vllm/model_executor/layers/fused_moe"
+_QUANTIZATION = "vllm/model_executor/layers/quantization"
+_ACTIVATION = f"{_FUSED_MOE}/activation.py"
+_FP8 = f"{_QUANTIZATION}/utils/fp8_utils.py"
+_W8A8 = f"{_QUANTIZATION}/utils/w8a8_utils.py"
+_NVFP4 = f"{_QUANTIZATION}/utils/nvfp4_utils.py"
+_NVFP4_SUPPORT = f"{_QUANTIZATION}/utils/nvfp4_moe_support.py"
+_MODELOPT = f"{_QUANTIZATION}/modelopt.py"
+_FP8_INIT = "init_fp8_linear_kernel"
+_NVFP4_INIT = "init_nvfp4_linear_kernel"
+_CHOOSE = "choose_scaled_mm_linear_kernel"
+KEYS = f"{_QUANTIZATION}/utils/quant_utils.py"
+# Where the kernels of linear layers are chosen: from 0.17 on, in 0.16.
+REGISTRIES = (
+    "vllm/model_executor/kernels/linear/__init__.py",
+    f"{_QUANTIZATION}/kernels/scaled_mm/__init__.py",
+)
+FP8_MOE = f"{_FUSED_MOE}/oracle/fp8.py"
+NVFP4_MOE = f"{_FUSED_MOE}/oracle/nvfp4.py"
+
+# How weights and activations of a checkpoint are scaled.
+SCALES = {
+    "tensor": ("kFp8StaticTensorSym", "kFp8StaticTensorSym"),
+    "token": ("kFp8StaticChannelSym", "kFp8DynamicTokenSym"),
+    "block": ("kFp8Static128BlockSym", "kFp8Dynamic128Sym"),
+}
+
+# FlashInfer and DeepGEMM come with vLLM's wheels; the others are extras.
+_INSTALLED = (
+    "has_deep_gemm",
+    "has_flashinfer",
+    "has_flashinfer_cutedsl",
+    "has_flashinfer_cutedsl_grouped_gemm_nt_masked",
+    "has_flashinfer_cutlass_fused_moe",
+    "has_flashinfer_moe",
+    "has_flashinfer_trtllm_fused_moe",
+)
+_MISSING = (
+    "has_b12x",
+    "has_flashinfer_b12x_gemm",
+    "has_flashinfer_b12x_moe",
+    "has_flashinfer_cutedsl_moe_nvfp4",
+    "has_hpc",
+    "has_humming",
+)
+
+# What the compiled gates answer for a capability (``major * 10 + minor``) in a complete build.
+_COMPILED: dict[str, Callable[[int], bool]] = {
+    "cutlass_group_gemm_supported": lambda cc: 90 <= cc < 120,
+    "cutlass_scaled_mm_supports_block_fp8": lambda cc: cc >= 90,
+    "cutlass_scaled_mm_supports_fp4": lambda cc: 100 <= cc < 130,
+    "cutlass_scaled_mm_supports_fp8": lambda cc: cc >= 89,
+}
+
+
+class Off:
+    """A configuration: what is given, and False for every other attribute."""
+
+    def __init__(self, **given: object) -> None:
+        self.__dict__.update(given)
+
+    def __getattr__(self, name: str) -> bool:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return False
+
+
+class Settings:
+    """``vllm.envs`` of a release under an environment of our own."""
+
+    def __init__(self, code: Code, environ: Mapping[str, str]) -> None:
+        self._code = code
+        self._environ = environ
+
+    def is_set(self, name: str) -> bool:
+        return name in self._environ
+
+    def __getattr__(self, name: str) -> object:
+        variables = self._code.get("vllm/envs.py", "environment_variables")
+        if name not in variables:
+            raise AttributeError(name)
+        return variables[name]()
+
+
+def on_device(
+    tree: SourceTree,
+    capability: tuple[int, int],
+    environ: Mapping[str, str] | None = None,
+    *,
+    linear_backend: str = "auto",
+    moe_backend: str = "auto",
+) -> Code:
+    """The code of a tree as it runs on a CUDA device of ``capability``.
+
+    The device is the release's own platform class, the settings are its own ``vllm/envs.py`` under
+    ``environ``, the user's variables; the backends are the user's flags of these names.
+    """
+    variables = dict(environ or {})
+    kernels = Off(
+        linear_backend=linear_backend, moe_backend=moe_backend, linear_backend_per_quant=None
+    )
+    model = Off(hf_text_config=Off(model_type="qwen3_moe"))
+    configuration = Off(kernel_config=kernels, model_config=model)
+    given: dict[str, object] = {
+        **dict.fromkeys(_INSTALLED, lambda *_args, **_named: True),
+        **dict.fromkeys(_MISSING, lambda *_args, **_named: False),
+        "ops": SimpleNamespace(**_COMPILED),
+        "cutlass_scaled_mm_supports_fp4": _COMPILED["cutlass_scaled_mm_supports_fp4"],
+        "logger": Anything("logger"),
+        "os": SimpleNamespace(environ=variables, getenv=variables.get, path=os.path),
+        "get_current_vllm_config": lambda: configuration,
+        "get_current_vllm_config_or_none": lambda: configuration,
+    }
+    code = Code(tree, given)
+    given["envs"] = Settings(code, variables)
+    base = code.get("vllm/platforms/cuda.py", "CudaPlatformBase")
+    value = code.get("vllm/platforms/interface.py", "DeviceCapability")(*capability)
+    answer = classmethod(lambda _cls, *_device, **_named: value)
+    given["current_platform"] = type("Device", (base,), {"get_device_capability": answer})()
+    return code
+
+
+def fp8_linear(code: Code, scales: str) -> str:
+    """The kernel class of an FP8 linear layer, or before there were such classes its backend.
+
+    ``scales`` is a key of ``SCALES``.
+    """
+    if scales == "block" and code.has(_FP8, "W8A8BlockFp8LinearOp"):
+        return _block_operator(code)
+    if code.has(_W8A8, "Fp8LinearOp"):
+        code.put(_W8A8, "QuantFP8", Anything("QuantFP8"))
+        return str(code.get(_W8A8, "Fp8LinearOp")(False, pad_output=False).preferred_backend)
+    path = next(path for path in REGISTRIES if code.has(path, _FP8_INIT))
+    weight, activation = (code.get(KEYS, key) for key in SCALES[scales])
+    given = {
+        "weight_quant_key": weight,
+        "activation_quant_key": activation,
+        "input_dtype": Anything("torch.bfloat16"),
+        "out_dtype": Anything("torch.bfloat16"),
+        "weight_shape": (4096, 4096),
+    }
+    init = code.get(path, _FP8_INIT)
+    taken = inspect.signature(init).parameters
+    return _chosen(code, path, lambda: init(**{k: v for k, v in given.items() if k in taken}))
+
+
+def _block_operator(code: Code) -> str:
+    code.put(_FP8, "QuantFP8", Anything("QuantFP8"))
+    operator = code.get(_FP8, "W8A8BlockFp8LinearOp")
+    shape = code.get(KEYS, "GroupShape")
+    cutlass = code.get(_W8A8, "cutlass_block_fp8_supported")()
+    made = operator(shape(128, 128), shape(1, 128), cutlass_block_fp8_supported=cutlass)
+    return str(made.w8a8_blockscale_op.__name__)
+
+
+class _Chosen(BaseException):
+    """Carries the chosen kernel past its construction, which needs a device."""
+
+
+def _chosen(code: Code, path: str, run: Callable[[], object]) -> str:
+    choose = code.get(path, _CHOOSE)
+
+    def stop(*args: object, **named: object) -> None:
+        raise _Chosen(choose(*args, **named))
+
+    code.put(path, _CHOOSE, stop)
+    try:
+        run()
+    except _Chosen as chosen:
+        return str(chosen.args[0].__name__)
+    raise ProofError(f"{path}: {_FP8_INIT} does not call {_CHOOSE}")
+
+
+def nvfp4_linear(code: Code) -> str:
+    """The kernel class of an NVFP4 linear layer, or before 0.20 its backend."""
+    if code.has(REGISTRIES[0], _NVFP4_INIT):
+        return type(code.get(REGISTRIES[0], _NVFP4_INIT)()).__name__
+    if code.has(_NVFP4, "select_nvfp4_linear_backend"):
+        return str(code.get(_NVFP4, "select_nvfp4_linear_backend")().name)
+    return str(code.get(_MODELOPT, "ModelOptNvFp4LinearMethod")(Off()).backend)
+
+
+def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str:
+    """The backend of an FP8 MoE layer; compressed-tensors checkpoints may take vLLM's CUTLASS."""
+    if not code.has(FP8_MOE, "select_fp8_moe_backend"):
+        select = code.get(f"{_QUANTIZATION}/fp8.py", "get_fp8_moe_backend")
+        given: dict[str, object] = {"block_quant": scales == "block"}
+        others = {"moe_parallel_config": Off(tp_size=1), "with_lora_support": False}
+    else:
+        select = code.get(FP8_MOE, "select_fp8_moe_backend")
+        given = {"allow_vllm_cutlass": compressed_tensors}
+        others = {"block_quant": scales == "block", "tp_size": 1, "with_lora_support": False}
+    return _backend(code, select, given | others, SCALES[scales])
+
+
+def nvfp4_moe(code: Code) -> str:
+    """The backend of an NVFP4 MoE layer; before 0.14 "MARLIN" or what else there is."""
+    if code.has(NVFP4_MOE, "select_nvfp4_moe_backend"):
+        select = code.get(NVFP4_MOE, "select_nvfp4_moe_backend")
+        return _backend(code, select, {}, ("kNvfp4Static", "kNvfp4Dynamic"))
+    support = code.get(_NVFP4_SUPPORT, "detect_nvfp4_moe_support")()
+    flashinfer = "FLASHINFER_CUTLASS" if support.allow_flashinfer else "VLLM_CUTLASS"
+    return "MARLIN" if support.use_marlin else flashinfer
+
+
+def _backend(
+    code: Code, select: Callable[..., Any], given: Mapping[str, object], keys: tuple[str, str]
+) -> str:
+    taken = inspect.signature(select).parameters
+    if "weight_key" in taken:
+        weight, activation = (code.get(KEYS, key) for key in keys)
+        given = {
+            **given,
+            "config": _moe_config(code),
+            "weight_key": weight,
+            "activation_key": activation,
+        }
+    chosen = select(**{name: value for name, value in given.items() if name in taken})
+    return str((chosen[0] if isinstance(chosen, tuple) else chosen).name)
+
+
+def _moe_config(code: Code) -> Off:
+    """64 experts of 768 by 2048, SiLU, one GPU: Qwen3-30B-A3B's shapes, halved in number."""
+    silu = (
+        code.get(_ACTIVATION, "MoEActivation").SILU
+        if code.has(_ACTIVATION, "MoEActivation")
+        else "silu"
+    )
+    return Off(
+        moe_backend=code.name("get_current_vllm_config")().kernel_config.moe_backend,
+        activation=silu,
+        is_act_and_mul=True,
+        swiglu_limit=None,
+        hidden_dim=2048,
+        hidden_dim_unpadded=2048,
+        intermediate_size_per_partition=768,
+        num_experts=64,
+        num_local_experts=64,
+        experts_per_token=8,
+        router_logits_dtype=None,
+        moe_parallel_config=Off(ep_size=1, tp_size=1, dp_size=1),
+    )

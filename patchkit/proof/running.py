@@ -1,0 +1,298 @@
+"""Upstream's own Python, run piece by piece: no vLLM is imported, no torch, no CUDA.
+
+A name that a piece uses is looked for where Python would look: among the definitions of its file,
+then along its imports in the files of the same tree. What is not there (torch, FlashInfer) is
+stood in for by ``Anything``, which may be passed around but never decides.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import CodeType, SimpleNamespace
+from typing import Any, ClassVar, NamedTuple  # noqa: F401  (where dataclasses looks for the name)
+
+from patchkit.errors import ProofError
+from patchkit.source.tree import SourceTree
+
+# Decorators that change how a function is called; others (torch.compile …) are left off.
+_DECORATORS = {"classmethod", "staticmethod", "property", "abstractmethod", "dataclass"}
+
+Import = tuple[str, str | None]  # the module's dotted name, and what is taken from it
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+
+
+class Anything:
+    """Stands for what a proof does not look at: any attribute, any call, nothing done.
+
+    Two of one name are equal (``torch.bfloat16``). Asking whether one is true raises ProofError,
+    since that would be a decision.
+    """
+
+    def __init__(self, name: str = "a stand-in") -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(f"{self._name}.{name}")
+
+    def __call__(self, *_args: object, **_kwargs: object) -> Anything:
+        return self
+
+    def __getitem__(self, _key: object) -> Anything:
+        return self
+
+    def __or__(self, _other: object) -> Anything:
+        return self
+
+    __ror__ = __or__
+
+    def __mro_entries__(self, _bases: tuple[object, ...]) -> tuple[type, ...]:
+        return ()
+
+    def __instancecheck__(self, _instance: object) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Anything) and self._name == other._name
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __bool__(self) -> bool:
+        raise ProofError(
+            f"the code decides by {self._name}, which the proof does not know",
+            why="upstream asks for something new here",
+            hint="leave the fix out with --skip, and report this release",
+        )
+
+
+class Code:
+    """The Python of one tree, with ``names`` in place of whatever else is called so."""
+
+    def __init__(self, tree: SourceTree, names: Mapping[str, object]) -> None:
+        self._tree = tree
+        self._modules: dict[str, _Module] = {}
+        self.names = names
+
+    def name(self, name: str) -> Any:
+        """What stands for a name everywhere."""
+        return self.names[name]
+
+    def get(self, path: str, scope: str) -> Any:
+        """``name`` or ``Class.name`` of a file. Raises ProofError if it is not there."""
+        first, *rest = scope.split(".")
+        module = self.module(path)
+        found = module[first] if module.has(first) else None
+        for name in rest:
+            found = getattr(found, name, None)
+        if found is None:
+            raise ProofError(f"{path}: no {scope} to run")
+        return found
+
+    def has(self, path: str, name: str) -> bool:
+        """Whether a file is there and defines or imports ``name``."""
+        return self._tree.exists(path) and self.module(path).has(name)
+
+    def put(self, path: str, name: str, value: object) -> None:
+        """Have the file at ``path``, and no other, use ``value`` by that name."""
+        self.module(path)[name] = value
+
+    def module(self, path: str) -> _Module:
+        if path not in self._modules:
+            self._modules[path] = _Module(self, path, self._tree.read(path))
+        return self._modules[path]
+
+    def imported(self, source: Import, name: str) -> object:
+        """What an import statement that binds ``name`` gives."""
+        module, wanted = source
+        if module.split(".")[0] in sys.stdlib_module_names:
+            real = importlib.import_module(module)
+            return real if wanted is None else getattr(real, wanted)
+        if wanted is not None and (path := self._file(module)):
+            found = self.module(path)
+            if found.has(wanted):
+                return found[wanted]
+        if path := self._file(module if wanted is None else f"{module}.{wanted}"):
+            return _Attributes(self.module(path))
+        return Anything(name)
+
+    def _file(self, module: str) -> str:
+        path = module.replace(".", "/")
+        return next((p for p in (f"{path}.py", f"{path}/__init__.py") if self._tree.exists(p)), "")
+
+
+class _Attributes(SimpleNamespace):
+    """A module, seen from one that imports it."""
+
+    def __init__(self, module: _Module) -> None:
+        super().__init__()
+        self._module = module
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return self._module[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class _Module(dict[str, Any]):
+    """The globals of one file; each definition is run when it is first asked for."""
+
+    def __init__(self, code: Code, path: str, text: str) -> None:
+        # A module that exists, for dataclasses.
+        super().__init__(
+            __name__=__name__, __builtins__={**vars(builtins), "__import__": self._import}
+        )
+        self._code = code
+        self._path = path
+        self._source = _source(path, text)
+
+    def has(self, name: str) -> bool:
+        source = self._source
+        return name in source.definitions or name in source.imports or name in self._code.names
+
+    def __missing__(self, name: str) -> object:
+        if name in self._code.names:
+            return self._code.names[name]
+        if name in self._source.definitions:
+            for piece in self._source.pieces(name):
+                for needed in piece.at_once:
+                    self._have_ready(needed)
+                exec(piece.code, self)  # noqa: S102
+            return self[name]
+        if name in self._source.imports:
+            found = self._code.imported(self._source.imports[name], name)
+            self[name] = found
+            return found
+        raise KeyError(name)
+
+    def _have_ready(self, name: str) -> None:
+        """Have a name ready for a class body, whose look-ups do not come by ``__missing__``."""
+        if self.has(name) and name not in self:
+            self[name] = self[name]
+
+    def _import(
+        self,
+        module: str,
+        _globals: object = None,
+        _locals: object = None,
+        wanted: tuple[str, ...] | None = (),
+        level: int = 0,
+    ) -> object:
+        """An import statement within a function."""
+        dotted = _absolute(self._path, module, level)
+        if dotted == "__future__" or not wanted:
+            return self._code.names.get(module) or self._code.imported((dotted, None), module)
+        return SimpleNamespace(
+            **{
+                name: self._code.names[name]
+                if name in self._code.names
+                else self._code.imported((dotted, name), name)
+                for name in wanted
+            }
+        )
+
+
+class _Piece(NamedTuple):
+    """A statement, compiled, and the names that it looks up when it is run."""
+
+    code: CodeType
+    at_once: tuple[str, ...]
+
+
+class _Source:
+    """What a file defines and imports. Pieces are compiled once for all devices."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self._path = path
+        self._pieces: dict[str, list[_Piece]] = {}
+        self.definitions: dict[str, list[Definition]] = {}
+        self.imports: dict[str, Import] = {}
+        for node in _statements(ast.parse(text).body):
+            self._add(node)
+
+    def _add(self, node: ast.stmt) -> None:
+        if isinstance(node, ast.ImportFrom):
+            module = _absolute(self._path, node.module or "", node.level)
+            self.imports |= {a.asname or a.name: (module, a.name) for a in node.names}
+        elif isinstance(node, ast.Import):
+            self.imports |= {a.asname or a.name.split(".")[0]: (a.name, None) for a in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self.definitions[node.name] = [_undecorated(node)]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    self.definitions[target.id] = [node]
+                # `Shape.ONE = …` below the class belongs to it.
+                elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                    self.definitions.setdefault(target.value.id, []).append(node)
+
+    def pieces(self, name: str) -> list[_Piece]:
+        if name not in self._pieces:
+            self._pieces[name] = [self._piece(node) for node in self.definitions[name]]
+        return self._pieces[name]
+
+    def _piece(self, node: Definition) -> _Piece:
+        future = ast.parse("from __future__ import annotations").body
+        code = compile(ast.Module([*future, node], []), self._path, "exec")
+        return _Piece(code, tuple(_at_once(node)))
+
+
+_source = lru_cache(maxsize=512)(_Source)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a module, those under ``if`` and ``try`` too."""
+    for node in body:
+        if isinstance(node, ast.If):
+            yield from _statements(node.orelse)
+            yield from _statements(node.body)
+        elif isinstance(node, ast.Try):
+            yield from _statements([s for handler in node.handlers for s in handler.body])
+            yield from _statements(node.body)
+        else:
+            yield node
+
+
+def _undecorated(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
+) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef:
+    for part in ast.walk(node):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            part.decorator_list = [d for d in part.decorator_list if _decorator(d) in _DECORATORS]
+    return node
+
+
+def _decorator(node: ast.expr) -> str:
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _at_once(node: ast.AST) -> Iterator[str]:
+    """Names that are looked up when a definition is run, not when a function in it is called."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    for name, value in ast.iter_fields(node):
+        later = (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and name == "body"
+        )
+        # With `from __future__ import annotations` these are never looked up.
+        if later or name in ("annotation", "returns"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _at_once(child)
+
+
+def _absolute(path: str, module: str, level: int) -> str:
+    if not level:
+        return module
+    package = path.split("/")[:-1]
+    package = package[: len(package) - (level - 1)]
+    return ".".join([*package, *([module] if module else [])])

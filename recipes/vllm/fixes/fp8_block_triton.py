@@ -1,0 +1,130 @@
+"""Block-scaled FP8 linear layers on Triton."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+from patchkit.edit.python import wrap
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+)
+from patchkit.proof.decisions import REGISTRIES, fp8_linear, on_device
+from patchkit.proof.routing import prove_decision
+from patchkit.source.tree import SourceTree
+
+_OLD = "vllm/model_executor/layers/quantization/utils/fp8_utils.py"
+_OLD_CLASS = "W8A8BlockFp8LinearOp"
+_OLD_BEFORE = """\
+self._dispatch_w8a8_blockscale_op(cutlass_block_fp8_supported, use_aiter_and_is_supported)
+"""
+_OLD_AFTER = """\
+self._dispatch_w8a8_blockscale_op(
+    cutlass_block_fp8_supported and not _triton_on_gb10(), use_aiter_and_is_supported
+)
+"""
+_OLD_HELPER = '''\
+def _triton_on_gb10() -> bool:
+    """Whether block-scaled FP8 linear layers take Triton: on capability 12.1."""
+    if not (
+        current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
+    ):
+        return False
+    logger.info_once(
+        "patchkit: block-scaled FP8 linear layers take Triton on capability 12.1"
+    )
+    return True
+'''
+
+_PATH = REGISTRIES[0]
+_SCOPE = "init_fp8_linear_kernel"
+_BEFORE = "_POSSIBLE_FP8_BLOCK_KERNELS"
+_AFTER = "_triton_first_on_gb10(_POSSIBLE_FP8_BLOCK_KERNELS)"
+_HELPER = '''\
+def _triton_first_on_gb10(kernels):
+    """The kernels by platform; on capability 12.1, Triton's first unless Marlin is forced."""
+    if not (
+        current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
+    ) or getattr(envs, "VLLM_TEST_FORCE_FP8_MARLIN", False):
+        return kernels
+    logger.info_once(
+        "patchkit: block-scaled FP8 linear layers prefer Triton on capability 12.1"
+    )
+    platform = current_platform._enum
+    ordered = sorted(
+        kernels[platform], key=lambda kernel: kernel is not TritonFp8BlockScaledMMKernel
+    )
+    return {**kernels, platform: ordered}
+'''
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """A list of kernels in order of preference; before 0.20, one choice in an operator."""
+    old = _OLD_CLASS in tree.read(_OLD)
+    path = _OLD if old else _PATH
+    form = (
+        (f"{_OLD_CLASS}.__init__", _OLD_BEFORE, _OLD_AFTER, _OLD_HELPER)
+        if old
+        else (_SCOPE, _BEFORE, _AFTER, _HELPER)
+    )
+    return found(
+        wrap(path, tree.read(path), *form, note="Triton on 12.1"),
+        now=f"{path}: block-scaled FP8 linear layers prefer CUTLASS or DeepGEMM on 12.1",
+        done=f"{path}: block-scaled FP8 linear layers prefer Triton on 12.1",
+    )
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """12.1 must take Triton; everybody else what they took before."""
+    return prove_decision(
+        "FP8 linear, one scale per block",
+        lambda tree, capability: fp8_linear(on_device(tree, capability), "block"),
+        stock,
+        patched,
+        wanted="_run_triton" if _OLD_CLASS in stock.read(_OLD) else "TritonFp8BlockScaledMMKernel",
+    )
+
+
+FIX = Fix(
+    id="fp8_block_triton",
+    title="Block-scaled FP8 linear layers take Triton on 12.1",
+    symptom="A CUTLASS or DeepGEMM error, or wrong numbers, in the linear layers of a block-FP8 "
+    "model (Qwen3 FP8, DeepSeek).",
+    why="CUTLASS's block kernels, and from 0.24 DeepGEMM's, come before Triton's. On a complete "
+    "build they are meant to work on 12.1, so this is a way around, not a cure.",
+    needs=(Need(">=0.11.1", Severity.OPTIONAL, "a way around CUTLASS's and DeepGEMM's kernels"),),
+    upstream="never the default; from 0.22.0 --linear-backend triton does the same",
+    evidence=(
+        Evidence(
+            "CUTLASS's block kernel is guarded for 12.0 alone up to 0.14, for the family from "
+            "0.16 on; patchkit's builds open the old guard",
+            "vLLM csrc",
+            "read",
+        ),
+        Evidence("no torch._scaled_mm takes block scales on 12.x", "vLLM pytorch.py", "read"),
+    ),
+    look=look,
+    prove=prove,
+    examples=(
+        Example(
+            version="0.19.1",
+            path=_OLD,
+            before=f"class {_OLD_CLASS}:\n    def __init__(self):\n        {_OLD_BEFORE}",
+            after=f"{_OLD_HELPER}\n\nclass {_OLD_CLASS}:\n    def __init__(self):\n"
+            f"{indent(_OLD_AFTER, ' ' * 8)}",
+        ),
+        Example(
+            version="0.25.1",
+            path=_PATH,
+            beside={_OLD: "# the operator is gone\n"},
+            before=f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            after=f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
+        ),
+    ),
+)

@@ -1,0 +1,147 @@
+"""FP8 linear layers without FlashInfer's and vLLM's CUTLASS kernels."""
+
+from __future__ import annotations
+
+from patchkit.edit.python import wrap
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+)
+from patchkit.proof.decisions import REGISTRIES, fp8_linear, on_device
+from patchkit.proof.routing import prove_decision
+from patchkit.source.tree import SourceTree
+
+_OLD = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
+_OLD_BEFORE = "current_platform.is_cuda() and cutlass_fp8_supported()"
+_OLD_AFTER = "current_platform.is_cuda() and cutlass_fp8_supported() and not _torch_on_gb10()"
+_OLD_HELPER = '''\
+def _torch_on_gb10() -> bool:
+    """Whether FP8 linear layers take torch._scaled_mm: on capability 12.1."""
+    if not current_platform.is_device_capability((12, 1)):
+        return False
+    from vllm.logger import init_logger
+
+    init_logger(__name__).info_once(
+        "patchkit: FP8 linear layers take torch._scaled_mm on capability 12.1"
+    )
+    return True
+'''
+
+_SCOPE = "init_fp8_linear_kernel"
+_BEFORE = "_POSSIBLE_FP8_KERNELS"
+_AFTER = "_torch_first_on_gb10(_POSSIBLE_FP8_KERNELS)"
+_HELPER = '''\
+def _torch_first_on_gb10(kernels):
+    """The kernels by platform; on capability 12.1, torch._scaled_mm before CUTLASS."""
+    if not (
+        current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
+    ):
+        return kernels
+    logger.info_once(
+        "patchkit: FP8 linear layers prefer torch._scaled_mm on capability 12.1"
+    )
+    last = (
+        "FlashInferFP8ScaledMMLinearKernel",
+        "CutlassFP8ScaledMMLinearKernel",
+        "B12xTensorFP8ScaledMMLinearKernel",
+    )
+    platform = current_platform._enum
+    ordered = sorted(kernels[platform], key=lambda kernel: kernel.__name__ in last)
+    return {**kernels, platform: ordered}
+'''
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """A list of kernels in order of preference; before 0.16, one choice in Fp8LinearOp."""
+    path = next((p for p in REGISTRIES if tree.exists(p) and _SCOPE in tree.read(p)), _OLD)
+    form = (
+        (_OLD, tree.read(_OLD), "Fp8LinearOp.__init__", _OLD_BEFORE, _OLD_AFTER, _OLD_HELPER)
+        if path == _OLD
+        else (path, tree.read(path), _SCOPE, _BEFORE, _AFTER, _HELPER)
+    )
+    return found(
+        wrap(*form, note="torch._scaled_mm on 12.1"),
+        now=f"{path}: FP8 linear layers prefer CUTLASS on 12.1",
+        done=f"{path}: FP8 linear layers prefer torch._scaled_mm on 12.1",
+    )
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """12.1 must take torch for every kind of scale; everybody else what they took before."""
+    old = not any(stock.exists(p) and _SCOPE in stock.read(p) for p in REGISTRIES)
+    return "; ".join(
+        prove_decision(
+            f"FP8 linear, one scale per {scales}",
+            lambda tree, capability, scales=scales: fp8_linear(  # type: ignore[misc]
+                on_device(tree, capability), scales
+            ),
+            stock,
+            patched,
+            wanted="torch" if old else kernel,
+        )
+        for scales, kernel in (
+            ("tensor", "PerTensorTorchFP8ScaledMMLinearKernel"),
+            ("token", "ChannelWiseTorchFP8ScaledMMLinearKernel"),
+        )
+    )
+
+
+FIX = Fix(
+    id="fp8_linear_torch",
+    title="FP8 linear layers take torch._scaled_mm on 12.1",
+    symptom='"This kernel only supports sm120." and a trap in an FP8 model, or a CUTLASS error in '
+    "its first linear layer.",
+    why="vLLM asks the device's capability, not what was compiled: a 0.19 build for 12.1 compiles "
+    "its FP8 kernels to traps, and a build made with CUDA 12 holds 12.0a code that does not load "
+    "on 12.1. torch._scaled_mm works in both. Builds that patchkit made need none of this.",
+    needs=(
+        Need(
+            ">=0.19,<0.20",
+            Severity.RECOMMENDED,
+            "a wheel built for 12.1 has traps for FP8 kernels",
+            kind="installed",
+        ),
+        Need(">=0.11.1", Severity.OPTIONAL, "a way around CUTLASS's FP8 kernels"),
+    ),
+    upstream="never the default; from 0.22.0 --linear-backend torch does the same",
+    evidence=(
+        Evidence(
+            "enable_sm120_only compiles to a trap for 12.1 (0.16-0.21)", "vLLM csrc", "compiled"
+        ),
+        Evidence(
+            "12.0f kernels, which other releases build, are meant for 12.1; upstream times them "
+            "on a GB10 from 0.30 on",
+            "vLLM 0.30.0 csrc",
+            "read",
+        ),
+        Evidence(
+            "decode is bound by memory, so torch and CUTLASS should be equally fast",
+            "arithmetic on 273 GB/s",
+            "inferred",
+        ),
+    ),
+    look=look,
+    prove=prove,
+    examples=(
+        Example(
+            version="0.14.1",
+            path=_OLD,
+            before="class Fp8LinearOp:\n    def __init__(self):\n        "
+            f"self.cutlass = {_OLD_BEFORE}\n",
+            after=f"{_OLD_HELPER}\n\nclass Fp8LinearOp:\n    def __init__(self):\n        "
+            f"self.cutlass = {_OLD_AFTER}\n",
+        ),
+        Example(
+            version="0.25.1",
+            path=REGISTRIES[0],
+            before=f"def {_SCOPE}():\n    return {_BEFORE}\n",
+            after=f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
+        ),
+    ),
+)
