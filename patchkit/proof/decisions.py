@@ -24,6 +24,8 @@ _W8A8 = f"{_QUANTIZATION}/utils/w8a8_utils.py"
 _NVFP4 = f"{_QUANTIZATION}/utils/nvfp4_utils.py"
 _NVFP4_SUPPORT = f"{_QUANTIZATION}/utils/nvfp4_moe_support.py"
 _MODELOPT = f"{_QUANTIZATION}/modelopt.py"
+_COMPRESSED = f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py"
+_OTHER_SCHEMES = ("_is_fp4a16_nvfp4", "_is_mxfp4", "_is_fp8_w4a8_sm90", "_is_wNa16_group_channel")
 _FP8_INIT = "init_fp8_linear_kernel"
 _NVFP4_INIT = "init_nvfp4_linear_kernel"
 _CHOOSE = "choose_scaled_mm_linear_kernel"
@@ -196,6 +198,17 @@ def nvfp4_linear(code: Code) -> str:
     if code.has(_NVFP4, "select_nvfp4_linear_backend"):
         return str(code.get(_NVFP4, "select_nvfp4_linear_backend")().name)
     return str(code.get(_MODELOPT, "ModelOptNvFp4LinearMethod")(Off()).backend)
+
+
+def nvfp4_scheme(code: Code) -> str:
+    """Before 0.16: how an NVFP4 layer of a compressed-tensors checkpoint is run, by its class."""
+    choose = code.get(_COMPRESSED, "CompressedTensorsConfig._get_scheme_from_parts")
+    for name in ("CompressedTensorsW4A4Fp4", "CompressedTensorsW4A16Fp4"):
+        code.put(_COMPRESSED, name, lambda name=name, **_named: name)
+    code.put(_COMPRESSED, "is_activation_quantization_format", lambda _format: True)
+    four_bits = dict.fromkeys(("_is_fp4a4_nvfp4", "_is_nvfp4_format"), lambda *_quants: True)
+    other = dict.fromkeys(_OTHER_SCHEMES, lambda *_quants: False)
+    return str(choose(Off(**four_bits, **other), Off(), Off(), format="nvfp4-pack-quantized"))
 
 
 def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str:

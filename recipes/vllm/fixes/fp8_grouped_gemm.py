@@ -18,7 +18,8 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import Capability, Platform, function, prove_routing
+from patchkit.proof.decisions import on_device
+from patchkit.proof.routing import SM12X, Capability, prove_decision
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
@@ -47,6 +48,11 @@ def cutlass_group_gemm_supported() -> bool:
 
     # The compiled gate says yes from 10.0 on, but no SM12x grouped GEMM is built.
     if capability // 10 == 12:
+        from vllm.logger import init_logger
+
+        init_logger(__name__).info_once(
+            "patchkit: no CUTLASS FP8 grouped GEMM on SM12x, none is built"
+        )
         return False
 
     return ops.cutlass_group_gemm_supported(capability)
@@ -78,15 +84,17 @@ def _fixed_upstream(tree: SourceTree) -> str:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """12.x must get no; everybody else what they got before."""
-    return prove_routing(_SCOPE, _decide, stock.read(_PATH), patched.read(_PATH), wanted=False)
+    return prove_decision(
+        "CUTLASS FP8 grouped GEMM", _decide, stock, patched, wanted=False, changed=SM12X
+    )
 
 
-def _decide(text: str, capability: Capability) -> object:
-    names = {
-        "current_platform": Platform(capability),
-        "ops": SimpleNamespace(cutlass_group_gemm_supported=lambda cc: cc >= 90),
-    }
-    return function(_PATH, text, _SCOPE, names)()
+def _decide(tree: SourceTree, capability: Capability) -> object:
+    code = on_device(tree, capability)
+    # What the compiled gate of these releases says.
+    gate = SimpleNamespace(cutlass_group_gemm_supported=lambda cc: cc >= 90)
+    code.put(_PATH, "ops", gate)
+    return code.get(_PATH, _SCOPE)()
 
 
 FIX = Fix(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-from patchkit.edit.python import swap
+from patchkit.edit.python import wrap
 from patchkit.patching.fix import (
     Evidence,
     Example,
@@ -16,41 +14,44 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import Capability, Platform, function, prove_routing
-from patchkit.proof.running import Anything
+from patchkit.proof.decisions import on_device
+from patchkit.proof.routing import SM12X, Capability, prove_decision
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/model_executor/layers/quantization/mxfp4.py"
 _SCOPE = "get_mxfp4_backend"
 _UPSTREAM = "(9, 0) <= current_platform.get_device_capability() < (11, 0)"
 _BEFORE = "current_platform.get_device_capability()[0] < 9"
-_AFTER = "current_platform.get_device_capability()[0] not in (9, 10, 11)"
+_AFTER = f"({_BEFORE} or _marlin_on_sm12x())"
+_HELPER = '''\
+def _marlin_on_sm12x() -> bool:
+    """Whether gpt-oss takes Marlin because Triton's kernels do not run: on SM12x."""
+    capability = current_platform.get_device_capability()
+    if not current_platform.is_cuda() or capability is None or capability[0] < 12:
+        return False
+    logger.info_once("patchkit: MXFP4 MoE layers take Marlin on SM12x")
+    return True
+'''
 
 
 def look(tree: SourceTree, request: Request) -> Finding:
     """The range of capabilities that Triton's MXFP4 kernels are trusted with."""
     if not tree.exists(_PATH) or _UPSTREAM in (text := tree.read(_PATH)) or _SCOPE not in text:
         return upstream(f"{_PATH}: Triton is limited to 9.0 and 10.x")
-    edits = swap(_PATH, text, _SCOPE, _BEFORE, _AFTER, note="Marlin on SM12x")
+    edits = wrap(_PATH, text, _SCOPE, _BEFORE, _AFTER, _HELPER, note="Marlin on SM12x")
     return found(edits, now=f"{_PATH}: SM12x takes Triton", done=f"{_PATH}: SM12x takes Marlin")
 
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """12.x must take Marlin; everybody else what they took before."""
-    return prove_routing(_SCOPE, _decide, stock.read(_PATH), patched.read(_PATH), "MARLIN")
+    return prove_decision("MXFP4 MoE", _decide, stock, patched, wanted="MARLIN", changed=SM12X)
 
 
-def _decide(text: str, capability: Capability) -> object:
-    names: dict[str, object] = {
-        "current_platform": Platform(capability),
-        "envs": SimpleNamespace(VLLM_MXFP4_USE_MARLIN=False),
-        "has_flashinfer": lambda: False,
-        "has_triton_kernels": lambda: True,
-        "is_torch_equal_or_newer": lambda _version: True,
-        "logger": Anything(),
-        "Mxfp4Backend": SimpleNamespace(MARLIN="MARLIN", TRITON="TRITON", NONE="NONE"),
-    }
-    return function(_PATH, text, _SCOPE, names)(False)
+def _decide(tree: SourceTree, capability: Capability) -> object:
+    code = on_device(tree, capability)
+    code.put(_PATH, "has_triton_kernels", lambda: True)
+    code.put(_PATH, "is_torch_equal_or_newer", lambda _version: True)
+    return code.get(_PATH, _SCOPE)(False).name
 
 
 FIX = Fix(
@@ -75,7 +76,7 @@ FIX = Fix(
             version="0.11.2",
             path=_PATH,
             before=f"def {_SCOPE}(with_lora_support):\n    return {_BEFORE}\n",
-            after=f"def {_SCOPE}(with_lora_support):\n    return {_AFTER}\n",
+            after=f"{_HELPER}\n\ndef {_SCOPE}(with_lora_support):\n    return {_AFTER}\n",
         ),
     ),
 )

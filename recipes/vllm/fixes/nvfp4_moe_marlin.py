@@ -1,11 +1,11 @@
-"""NVFP4 MoE on SM12x before a kernel for it existed."""
+"""NVFP4 mixture-of-experts layers on Marlin: 4-bit weights, 16-bit activations."""
 
 from __future__ import annotations
 
-import builtins
-from types import SimpleNamespace
+from textwrap import indent
 
-from patchkit.edit.python import swap
+from patchkit.edit.python import swap, wrap
+from patchkit.edit.splice import Edit
 from patchkit.patching.fix import (
     Evidence,
     Example,
@@ -15,82 +15,184 @@ from patchkit.patching.fix import (
     Request,
     Severity,
     found,
-    upstream,
 )
-from patchkit.proof.routing import Capability, Platform, function, prove_routing
-from patchkit.proof.running import Anything
+from patchkit.proof.decisions import NVFP4_MOE, nvfp4_moe, on_device
+from patchkit.proof.routing import GB10, SM12X, prove_decision
 from patchkit.source.tree import SourceTree
 
-_PATH = "vllm/model_executor/layers/quantization/utils/nvfp4_moe_support.py"
-_SCOPE = "detect_nvfp4_moe_support"
-_KERNEL = "csrc/**/nvfp4_blockwise_moe_kernel.cu"
+_ORACLE = "select_nvfp4_moe_backend"
+_NOTE = "Marlin on 12.1"
 
-_BEFORE = "allow_flashinfer = cutlass_supported and is_flashinfer_fp4_cutlass_moe_available()"
-_AFTER = """\
-allow_flashinfer = cutlass_supported and is_flashinfer_fp4_cutlass_moe_available()
+# From 0.16 on: a list of backends in order of preference.
+_FORMAT = """\
+activation_format = (
+    mk.FusedMoEActivationFormat.BatchedExperts
+    if use_batched
+    else mk.FusedMoEActivationFormat.Standard
+)
+"""
+_FORMAT_AFTER = f"""\
+AVAILABLE_BACKENDS = _marlin_first_on_gb10(AVAILABLE_BACKENDS)
+{_FORMAT}"""
+_FIRST = '''\
+def _marlin_first_on_gb10(backends):
+    """The backends in order of preference; on capability 12.1, Marlin first."""
+    from vllm.platforms import current_platform
 
-# The CUTLASS MoE kernel of this release is for SM100; without FlashInfer, SM12x takes Marlin.
+    if not (
+        current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
+    ):
+        return backends
+    logger.info_once("patchkit: NVFP4 MoE layers prefer Marlin on capability 12.1")
+    return sorted(backends, key=lambda backend: backend != NvFp4MoeBackend.MARLIN)
+'''
+
+# 0.14: a chain of conditions.
+_FORCED = "cutlass_fp4_supported() and not envs.VLLM_TEST_FORCE_FP8_MARLIN"
+_FORCED_AFTER = (
+    "cutlass_fp4_supported() and not (envs.VLLM_TEST_FORCE_FP8_MARLIN or _marlin_on_gb10())"
+)
+_ASKED = '''\
+def _marlin_on_gb10() -> bool:
+    """Whether NVFP4 MoE layers take Marlin: on 12.1, unless FlashInfer is asked for."""
+    from vllm.platforms import current_platform
+
+    if envs.VLLM_USE_FLASHINFER_MOE_FP4 or not (
+        current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
+    ):
+        return False
+    logger.info_once("patchkit: NVFP4 MoE layers take Marlin on capability 12.1")
+    return True
+'''
+
+# Before: what the platform supports, which FlashInfer joins only if it is asked for.
+_OLD = "vllm/model_executor/layers/quantization/utils/nvfp4_moe_support.py"
+_OLD_SCOPE = "detect_nvfp4_moe_support"
+_DETECTED = {
+    # 0.11 has no kernel for any SM12x.
+    "allow_flashinfer = cutlass_supported and is_flashinfer_fp4_cutlass_moe_available()\n": (
+        "capability is not None and capability[0] == 12 and not allow_flashinfer",
+        "SM12x",
+    ),
+    """\
+allow_flashinfer = cutlass_supported and (
+    is_flashinfer_fp4_cutlass_moe_available()
+    or is_flashinfer_fp4_cutedsl_moe_available()
+)
+""": ("capability == (12, 1) and not allow_flashinfer", "capability 12.1"),
+}
+
+
+def _detected(before: str) -> str:
+    condition, devices = _DETECTED[before]
+    return f"""\
+{before}
 from vllm.platforms import current_platform
 
 capability = current_platform.get_device_capability()
-if capability is not None and capability[0] == 12 and not allow_flashinfer:
+if current_platform.is_cuda() and {condition}:
+    _logger.info_once("patchkit: NVFP4 MoE layers take Marlin on {devices}")
     cutlass_supported = False
 """
 
 
 def look(tree: SourceTree, request: Request) -> Finding:
-    """The MoE kernel's own sources tell whether SM12x has one."""
-    kernels = tree.containing(_KERNEL, "sm120") if tree.kind != "installed" else []
-    if kernels or not tree.exists(_PATH):
-        return upstream(f"{kernels[0] if kernels else _PATH}: NVFP4 MoE runs on SM120")
-    edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="Marlin on SM12x")
-    return found(edits, now=f"{_PATH}: SM12x takes CUTLASS", done=f"{_PATH}: SM12x takes Marlin")
+    """A list of backends; in 0.14 a chain of conditions, before that what the platform supports."""
+    path = NVFP4_MOE if tree.exists(NVFP4_MOE) else _OLD
+    return found(
+        _edits(path, tree.read(path)),
+        now=f"{path}: NVFP4 MoE prefers CUTLASS on 12.1",
+        done=f"{path}: NVFP4 MoE prefers Marlin on 12.1",
+    )
+
+
+def _edits(path: str, text: str) -> list[Edit]:
+    if path == _OLD:
+        before = next(reversed(_DETECTED) if "cutedsl" in text else iter(_DETECTED))
+        return swap(path, text, _OLD_SCOPE, before, _detected(before), note=_NOTE)
+    listed = "AVAILABLE_BACKENDS" in text
+    form = (_FORMAT, _FORMAT_AFTER, _FIRST) if listed else (_FORCED, _FORCED_AFTER, _ASKED)
+    return wrap(path, text, _ORACLE, *form, note=_NOTE)
 
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
-    """12.x must take Marlin; everybody else what they took before."""
-    texts = stock.read(_PATH), patched.read(_PATH)
-    return prove_routing(f"{_SCOPE}().use_marlin", _decide, *texts, wanted=True)
-
-
-def _decide(text: str, capability: Capability) -> object:
-    names: dict[str, object] = {
-        "cutlass_fp4_supported": lambda: capability.major >= 10,
-        "is_flashinfer_fp4_cutlass_moe_available": lambda: False,
-        "is_fp4_marlin_supported": lambda: True,
-        "envs": SimpleNamespace(VLLM_USE_FLASHINFER_MOE_FP4=False),
-        "_logger": Anything(),
-        "NvFp4Support": dict,
-        "__builtins__": {**vars(builtins), "__import__": _importer(Platform(capability))},
-    }
-    return function(_PATH, text, _SCOPE, names)()["use_marlin"]
-
-
-def _importer(platform: Platform) -> object:
-    return lambda *_args: SimpleNamespace(current_platform=platform, annotations=None)
+    """12.1 (12.x where none has a kernel) must take Marlin; everybody else what they took."""
+    everybody = not stock.exists(NVFP4_MOE) and "cutedsl" not in stock.read(_OLD)
+    return prove_decision(
+        "NVFP4 MoE",
+        lambda tree, capability: nvfp4_moe(on_device(tree, capability)),
+        stock,
+        patched,
+        wanted="MARLIN",
+        changed=SM12X if everybody else GB10,
+    )
 
 
 FIX = Fix(
     id="nvfp4_moe_marlin",
-    title="NVFP4 MoE takes Marlin on SM12x",
-    symptom="An NVFP4 MoE model stops in cutlass_fp4_moe_mm on vLLM 0.11.",
-    why="detect_nvfp4_moe_support trusts cutlass_fp4_supported, which speaks of dense GEMMs; the "
-    "SM120 MoE kernel arrived with 0.12.0.",
-    needs=(Need(">=0.11.1,<0.12", Severity.REQUIRED, "the chosen MoE kernel is not built"),),
-    upstream="0.12.0 has an SM120 NVFP4 MoE kernel",
+    title="NVFP4 MoE layers take Marlin on 12.1",
+    symptom="An NVFP4 MoE model stops in cutlass_fp4_moe_mm on vLLM 0.11; later, garbage or a "
+    "crash from FlashInfer's fused MoE.",
+    why="0.11 has no SM120 MoE kernel, but trusts a gate that speaks of dense GEMMs. Later ones "
+    "prefer FlashInfer's and vLLM's CUTLASS kernels, which were reported to give wrong numbers on "
+    "12.x for some models. --moe-backend and VLLM_USE_FLASHINFER_MOE_FP4 still decide if set.",
+    needs=(
+        Need(">=0.11.1,<0.12", Severity.REQUIRED, "the chosen MoE kernel is not built"),
+        Need(
+            ">=0.12,<0.23",
+            Severity.RECOMMENDED,
+            "native FP4 was reported wrong on 12.x; Marlin is built as machine code",
+            kind="source",
+        ),
+        Need(
+            ">=0.12,<0.23",
+            Severity.OPTIONAL,
+            "upstream's wheels carry Marlin MoE as PTX, which was reported wrong on 12.x too",
+            kind="installed",
+        ),
+        Need(">=0.23,<0.28", Severity.RECOMMENDED, "native FP4 was reported wrong on 12.x"),
+        Need(
+            ">=0.28",
+            Severity.OPTIONAL,
+            "upstream's GB10 recipes take Marlin for some models, native FP4 for others",
+        ),
+    ),
+    upstream="0.12.0 has an SM120 NVFP4 MoE kernel; from 0.17.0 --moe-backend marlin",
     evidence=(
         Evidence("no SM120 variant in nvfp4_blockwise_moe_kernel.cu", "vLLM 0.11.2 csrc", "read"),
+        Evidence(
+            "Marlin MoE from PTX corrupts 14 of 30 answers on 12.x, from machine code none",
+            "vllm#40923",
+            "reported",
+        ),
+        Evidence(
+            "--moe-backend marlin for Qwen3.6-35B-A3B-NVFP4, none for Nemotron-3-Super",
+            "vLLM 0.33.0 recipes/, recipes#632",
+            "read",
+        ),
+        Evidence("FlashInfer CUTLASS gives garbage with GLM-5.3", "a Spark user", "reported"),
+        Evidence(
+            "what each release takes on 12.1, by its own code with the capability given",
+            "patchkit's proof of this fix",
+            "measured",
+        ),
     ),
     look=look,
     prove=prove,
+    requires=("marlin_sass",),
     examples=(
         Example(
             version="0.11.2",
-            path=_PATH,
-            before=f"def {_SCOPE}():\n    {_BEFORE}\n    return allow_flashinfer\n",
-            after=f"def {_SCOPE}():\n"
-            + "".join(f"    {line}\n" if line else "\n" for line in _AFTER.strip().split("\n"))
-            + "    return allow_flashinfer\n",
+            path=_OLD,
+            before=f"def {_OLD_SCOPE}():\n{indent(next(iter(_DETECTED)), '    ')}",
+            after=f"def {_OLD_SCOPE}():\n{indent(_detected(next(iter(_DETECTED))), '    ')}",
+        ),
+        Example(
+            version="0.25.1",
+            path=NVFP4_MOE,
+            before=f"AVAILABLE_BACKENDS = []\n\n\ndef {_ORACLE}():\n{indent(_FORMAT, '    ')}",
+            after=f"AVAILABLE_BACKENDS = []\n\n\n{_FIRST}\n\ndef {_ORACLE}():\n"
+            f"{indent(_FORMAT_AFTER, '    ')}",
         ),
     ),
 )

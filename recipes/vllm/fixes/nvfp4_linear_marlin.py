@@ -1,0 +1,208 @@
+"""NVFP4 linear layers on Marlin: 4-bit weights, 16-bit activations."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+from patchkit.edit.python import wrap
+from patchkit.edit.splice import Edit
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    places,
+)
+from patchkit.proof.decisions import REGISTRIES, nvfp4_linear, nvfp4_scheme, on_device
+from patchkit.proof.routing import prove_decision
+from patchkit.source.tree import SourceTree
+
+_QUANTIZATION = "vllm/model_executor/layers/quantization"
+_NOTE = "Marlin on 12.1"
+
+# From 0.20 on: a list of kernels in order of preference.
+_INIT = "init_nvfp4_linear_kernel"
+_BEFORE = "_POSSIBLE_NVFP4_KERNELS"
+_AFTER = "_marlin_first_on_gb10(_POSSIBLE_NVFP4_KERNELS)"
+_FIRST = '''\
+def _marlin_first_on_gb10(kernels):
+    """The kernels by platform; on capability 12.1, Marlin's first."""
+    if not (
+        current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
+    ):
+        return kernels
+    logger.info_once("patchkit: NVFP4 linear layers prefer Marlin on capability 12.1")
+    platform = current_platform._enum
+    ordered = sorted(
+        kernels[platform], key=lambda kernel: kernel is not MarlinNvFp4LinearKernel
+    )
+    return {**kernels, platform: ordered}
+'''
+
+# Before: a chain of conditions, in 0.16-0.19 for all checkpoints, earlier in two places.
+_ASKED = '''\
+def _marlin_on_gb10() -> bool:
+    """Whether NVFP4 linear layers take Marlin: on 12.1, unless a backend is named."""
+    from vllm.platforms import current_platform
+
+    if envs.VLLM_NVFP4_GEMM_BACKEND is not None or not (
+        current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
+    ):
+        return False
+    logger.info_once("patchkit: NVFP4 linear layers take Marlin on capability 12.1")
+    return True
+'''
+_SELECT = (
+    f"{_QUANTIZATION}/utils/nvfp4_utils.py",
+    "select_nvfp4_linear_backend",
+    """\
+if current_platform.has_device_capability(100) and has_flashinfer():
+    backend = NvFp4LinearBackend.FLASHINFER_CUTLASS
+elif cutlass_fp4_supported():
+    backend = NvFp4LinearBackend.VLLM_CUTLASS
+elif is_fp4_marlin_supported():
+    backend = NvFp4LinearBackend.MARLIN
+""",
+    """\
+if is_fp4_marlin_supported() and _marlin_on_gb10():
+    backend = NvFp4LinearBackend.MARLIN
+elif current_platform.has_device_capability(100) and has_flashinfer():
+    backend = NvFp4LinearBackend.FLASHINFER_CUTLASS
+elif cutlass_fp4_supported():
+    backend = NvFp4LinearBackend.VLLM_CUTLASS
+elif is_fp4_marlin_supported():
+    backend = NvFp4LinearBackend.MARLIN
+""",
+)
+_MODELOPT = (
+    f"{_QUANTIZATION}/modelopt.py",
+    "ModelOptNvFp4LinearMethod.__init__",
+    """\
+if has_flashinfer():
+    self.backend = "flashinfer-cutlass"
+elif cutlass_fp4_supported():
+    self.backend = "cutlass"
+elif is_fp4_marlin_supported():
+    self.backend = "marlin"
+""",
+    """\
+if is_fp4_marlin_supported() and _marlin_on_gb10():
+    self.backend = "marlin"
+elif has_flashinfer():
+    self.backend = "flashinfer-cutlass"
+elif cutlass_fp4_supported():
+    self.backend = "cutlass"
+elif is_fp4_marlin_supported():
+    self.backend = "marlin"
+""",
+)
+_COMPRESSED = (
+    f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py",
+    "CompressedTensorsConfig._get_scheme_from_parts",
+    "cutlass_fp4_supported() or envs.VLLM_USE_NVFP4_CT_EMULATIONS",
+    """(
+    cutlass_fp4_supported() and not _marlin_on_gb10()
+) or envs.VLLM_USE_NVFP4_CT_EMULATIONS""",
+)
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """A list of kernels; up to 0.19 a chain of conditions, up to 0.14 one per checkpoint format."""
+    edits = _edits(tree)
+    paths = places(sorted({edit.path for edit in edits})) or _forms(tree)[0][0]
+    return found(
+        edits,
+        now=f"{paths}: NVFP4 linear layers prefer CUTLASS on 12.1",
+        done=f"{paths}: NVFP4 linear layers prefer Marlin on 12.1",
+    )
+
+
+def _edits(tree: SourceTree) -> list[Edit]:
+    return [
+        edit
+        for path, *form in _forms(tree)
+        for edit in wrap(path, tree.read(path), *form, note=_NOTE)
+    ]
+
+
+def _forms(tree: SourceTree) -> list[tuple[str, str, str, str, str]]:
+    if tree.exists(REGISTRIES[0]) and _INIT in tree.read(REGISTRIES[0]):
+        return [(REGISTRIES[0], _INIT, _BEFORE, _AFTER, _FIRST)]
+    if tree.exists(_SELECT[0]):
+        return [(*_SELECT, _ASKED)]
+    return [(*_MODELOPT, _ASKED), (*_COMPRESSED, _ASKED)]
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """12.1 must take Marlin; everybody else what they took before."""
+    registry = stock.exists(REGISTRIES[0]) and _INIT in stock.read(REGISTRIES[0])
+    old = not registry and not stock.exists(_SELECT[0])
+    said = prove_decision(
+        "NVFP4 linear",
+        lambda tree, capability: nvfp4_linear(on_device(tree, capability)).lower(),
+        stock,
+        patched,
+        wanted="marlinnvfp4linearkernel" if registry else "marlin",
+    )
+    if not old:
+        return said
+    return f"{said}; " + prove_decision(
+        "NVFP4 linear of compressed-tensors",
+        lambda tree, capability: nvfp4_scheme(on_device(tree, capability)),
+        stock,
+        patched,
+        wanted="CompressedTensorsW4A16Fp4",
+    )
+
+
+FIX = Fix(
+    id="nvfp4_linear_marlin",
+    title="NVFP4 linear layers take Marlin on 12.1",
+    symptom="Garbage, an illegal instruction or a CUTLASS error from an NVFP4 model.",
+    why="FlashInfer's and vLLM's FP4 GEMMs come first on everything from 10.0 on. On SM12x they "
+    "were reported to give wrong numbers, depending on model and version, without any message. "
+    "Marlin keeps the 4-bit weights and computes in 16 bits; decoding is bound by memory, so it "
+    "costs little there and some speed in prefill.",
+    needs=(
+        Need(">=0.11.1,<0.28", Severity.RECOMMENDED, "the FP4 GEMMs were reported wrong on 12.x"),
+        Need(">=0.28", Severity.OPTIONAL, "upstream's GB10 recipes use the native FP4 GEMMs"),
+    ),
+    upstream="never the default; VLLM_NVFP4_GEMM_BACKEND=marlin in 0.16-0.23, --linear-backend "
+    "marlin from 0.22.0",
+    evidence=(
+        Evidence("NVFP4 dense does not work on a GB10", "vllm#30163 (0.11-0.12)", "reported"),
+        Evidence(
+            "wrong results without a message, for some models",
+            "cutlass#3096, cutlass#3227, vllm#48898, vllm#48965",
+            "reported",
+        ),
+        Evidence(
+            "against it: Nemotron models verified with native FP4", "upstream's blog", "reported"
+        ),
+        Evidence(
+            "what each release takes on 12.1, by its own code with the capability given",
+            "patchkit's proof of this fix",
+            "measured",
+        ),
+    ),
+    look=look,
+    prove=prove,
+    examples=(
+        Example(
+            version="0.25.1",
+            path=REGISTRIES[0],
+            before=f"def {_INIT}():\n    return {_BEFORE}\n",
+            after=f"{_FIRST}\n\ndef {_INIT}():\n    return {_AFTER}\n",
+        ),
+        Example(
+            version="0.19.1",
+            path=_SELECT[0],
+            before=f"def {_SELECT[1]}():\n{indent(_SELECT[2], '    ')}",
+            after=f"{_ASKED}\n\ndef {_SELECT[1]}():\n{indent(_SELECT[3], '    ')}",
+        ),
+    ),
+)
