@@ -46,7 +46,10 @@ _PARTS = ("CMakeLists.txt", "PKG-INFO", "setup.py", "cmake", "csrc", "vllm")
 _REGENERATE = Path(__file__).with_name("regenerate.py")
 
 
-@pytest.fixture(params=SUPPORTED if os.environ.get("PATCHKIT_ALL_RELEASES") == "1" else SELECTED)
+@pytest.fixture(
+    scope="module",  # a module's tests come release by release, so what was parsed stays cached
+    params=SUPPORTED if os.environ.get("PATCHKIT_ALL_RELEASES") == "1" else SELECTED,
+)
 def version(request):
     return request.param
 

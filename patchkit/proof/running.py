@@ -29,8 +29,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign 
 class Anything:
     """Stands for what a proof does not look at: any attribute, any call, nothing done.
 
-    Two of one name are equal (``torch.bfloat16``). Asking whether one is true raises ProofError,
-    since that would be a decision.
+    Two of one name are equal (``torch.bfloat16``). Asking whether one is true, or what is in it,
+    raises ProofError, since that would be a decision.
     """
 
     def __init__(self, name: str = "a stand-in") -> None:
@@ -65,7 +65,13 @@ class Anything:
         return hash(self._name)
 
     def __bool__(self) -> bool:
-        raise ProofError(
+        raise self._unknown()
+
+    def __iter__(self) -> Iterator[object]:
+        raise self._unknown()
+
+    def _unknown(self) -> ProofError:
+        return ProofError(
             f"the code decides by {self._name}, which the proof does not know",
             why="upstream asks for something new here",
             hint="leave the fix out with --skip, and report this release",

@@ -48,10 +48,10 @@ _BEFORE = "_POSSIBLE_FP8_BLOCK_KERNELS"
 _AFTER = "_triton_first_on_gb10(_POSSIBLE_FP8_BLOCK_KERNELS)"
 _HELPER = '''\
 def _triton_first_on_gb10(kernels):
-    """The kernels by platform; on capability 12.1, Triton's first unless Marlin is forced."""
+    """The kernels by platform; on capability 12.1, Triton's first."""
     if not (
         current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
-    ) or getattr(envs, "VLLM_TEST_FORCE_FP8_MARLIN", False):
+    ):
         return kernels
     logger.info_once(
         "patchkit: block-scaled FP8 linear layers prefer Triton on capability 12.1"

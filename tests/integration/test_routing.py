@@ -1,0 +1,191 @@
+"""What releases take for quantised layers, by their own code, before and after every routing fix.
+
+Nothing is asked of a GPU: the release's platform class is told a capability, see
+``patchkit.proof.decisions``.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from patchkit.apply import open_workspace, plan_for
+from patchkit.proof.decisions import (
+    FP8_MOE,
+    NVFP4_MOE,
+    REGISTRIES,
+    fp8_linear,
+    fp8_moe,
+    nvfp4_linear,
+    nvfp4_moe,
+    on_device,
+)
+from patchkit.proof.routing import OTHERS, SM12X, Capability, outcome
+from patchkit.proof.running import Anything
+
+pytestmark = pytest.mark.releases
+
+ROUTING = {
+    "deepgemm_sm12x",
+    "fp8_block_triton",
+    "fp8_grouped_gemm",
+    "fp8_linear_torch",
+    "fp8_moe_triton",
+    "mxfp4_moe_marlin",
+    "nvfp4_linear_marlin",
+    "nvfp4_moe_marlin",
+}
+LAYERS = {
+    "FP8 linear per tensor": lambda code: fp8_linear(code, "tensor"),
+    "FP8 linear per token": lambda code: fp8_linear(code, "token"),
+    "FP8 linear per block": lambda code: fp8_linear(code, "block"),
+    "FP8 MoE per tensor": lambda code: fp8_moe(code, "tensor"),
+    "FP8 MoE per token": lambda code: fp8_moe(code, "token", compressed_tensors=True),
+    "FP8 MoE per block": lambda code: fp8_moe(code, "block"),
+    "NVFP4 linear": nvfp4_linear,
+    "NVFP4 MoE": nvfp4_moe,
+}
+# How each layer ends on 12.1, in the words of all releases.
+WANTED = {
+    "FP8 linear per tensor": {"torch", "PerTensorTorchFP8ScaledMMLinearKernel"},
+    "FP8 linear per token": {"torch", "ChannelWiseTorchFP8ScaledMMLinearKernel"},
+    "FP8 linear per block": {"_run_triton", "TritonFp8BlockScaledMMKernel"},
+    "FP8 MoE per tensor": {"TRITON"},
+    "FP8 MoE per token": {"TRITON"},
+    "FP8 MoE per block": {"TRITON"},
+    "NVFP4 linear": {"marlin", "MARLIN", "MarlinNvFp4LinearKernel"},
+    "NVFP4 MoE": {"MARLIN"},
+}
+GB10 = Capability(12, 1)
+
+
+@pytest.fixture(scope="module")
+def routed(release, recipe, ask, version):
+    """The tree of a release before and after all routing fixes, wanted or not."""
+    request = ask(only=ROUTING, also={"marlin_sass"})
+    plan = plan_for(open_workspace(release(version)), recipe, request)
+    assert not plan.drifted
+    return plan.stock, plan.patched
+
+
+def decided(layer, tree, capability, environ=None, **flags):
+    return outcome(
+        lambda tree, capability: LAYERS[layer](on_device(tree, capability, environ, **flags)),
+        tree,
+        capability,
+    )
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_gb10_takes_the_wanted_kernel(layer, routed):
+    assert decided(layer, routed[1], GB10) in WANTED[layer]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_everybody_else_takes_what_they_took(layer, routed):
+    stock, patched = routed
+    devices = (*OTHERS, Capability(12, 0))
+    before = {c: decided(layer, stock, c) for c in devices}
+    # DeepGEMM and NVFP4 MoE are repaired for all of SM12x where no kernel exists.
+    repaired = {"0.24.0": {"FP8 MoE per block", "FP8 linear per block"}}
+    repaired |= {early: {"NVFP4 MoE"} for early in ("0.11.1", "0.11.2")}
+    if layer in repaired.get(str(stock.version), ()):
+        del before[Capability(12, 0)]
+    assert {c: decided(layer, patched, c) for c in before} == before
+    assert not any(str(answer).startswith("TypeError") for answer in before.values())
+
+
+class Torch(Anything):
+    """An MI300, and a CPU without AMX."""
+
+    cuda = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(gcnArchName="gfx942"))
+    cpu = SimpleNamespace(_is_amx_tile_supported=lambda: False)
+
+
+@pytest.mark.parametrize("platform", ["ROCM", "CPU"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_another_platform_of_the_same_capability_takes_what_it_took(layer, platform, routed):
+    def decide(tree, capability):
+        code = on_device(tree, capability)
+        interface = "vllm/platforms/interface.py"
+        enum = code.get(interface, "PlatformEnum")[platform]
+        value = code.get(interface, "DeviceCapability")(*capability)
+        methods = {"_enum": enum, "get_device_capability": classmethod(lambda *_, **__: value)}
+        code.names["current_platform"] = type(
+            "Other", (code.get(interface, "Platform"),), methods
+        )()
+        code.names["torch"] = Torch("torch")
+        code.names["cpu_has_amx_fp8"] = lambda: False
+        return LAYERS[layer](code)
+
+    stock, patched = routed
+    assert outcome(decide, patched, GB10) == outcome(decide, stock, GB10)
+
+
+@pytest.mark.parametrize(
+    ("layer", "environ", "flags"),
+    [
+        ("FP8 linear per token", {}, {"linear_backend": "cutlass"}),
+        ("FP8 linear per block", {}, {"linear_backend": "cutlass"}),
+        ("FP8 linear per block", {"VLLM_USE_DEEP_GEMM": "1"}, {"linear_backend": "deep_gemm"}),
+        ("FP8 MoE per tensor", {}, {"moe_backend": "flashinfer_cutlass"}),
+        ("FP8 MoE per block", {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "1"}, {}),
+        ("FP8 MoE per tensor", {"VLLM_TEST_FORCE_FP8_MARLIN": "1"}, {}),
+        ("NVFP4 linear", {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}, {}),
+        ("NVFP4 linear", {}, {"linear_backend": "flashinfer_cutlass"}),
+        ("NVFP4 MoE", {}, {"moe_backend": "flashinfer_cutlass"}),
+        ("NVFP4 MoE", {"VLLM_USE_FLASHINFER_MOE_FP4": "1"}, {}),
+    ],
+)
+def test_what_the_user_asks_for_still_decides(layer, environ, flags, routed):
+    """Where a release knows a variable or a flag, it gives what it gave without patchkit."""
+    stock, patched = routed
+    if not _knows(stock, layer, environ, flags):
+        assert decided(layer, patched, GB10, environ, **flags) in WANTED[layer]
+    elif str(stock.version) == "0.24.0" and "VLLM_USE_DEEP_GEMM" in environ:
+        # It would stop in DeepGEMM; saying so at the start is better.
+        assert str(decided(layer, patched, GB10, environ, **flags)).startswith("ValueError")
+    else:
+        before = decided(layer, stock, GB10, environ, **flags)
+        assert decided(layer, patched, GB10, environ, **flags) == before
+
+
+def _knows(tree, layer, environ, flags):
+    """Whether a release reads these for this layer; 0.11-0.14's oracles know fewer of them."""
+    variables = tree.read("vllm/envs.py")
+    place = {"linear": REGISTRIES[0], "FP8 MoE": FP8_MOE, "NVFP4 MoE": NVFP4_MOE}
+    path = next(path for name, path in place.items() if name in layer)
+    text = tree.read(path) if tree.exists(path) else ""
+    flag = {"linear_backend": "_get_linear_backend", "moe_backend": "runner_backend"}
+    return all(f'"{name}"' in variables for name in environ) and all(
+        flag[name] in text for name in flags
+    )
+
+
+def test_a_reroute_is_logged_and_only_there(routed):
+    class Recorder:
+        def __init__(self):
+            self.lines = []
+
+        def info_once(self, message, *_args, **_named):
+            self.lines += [message] if message.startswith("patchkit: ") else []
+
+        def __getattr__(self, _name):
+            return lambda *_args, **_named: None
+
+    _stock, patched = routed
+    for capability in (*OTHERS, *SM12X):
+        recorder = Recorder()
+        for layer in LAYERS.values():
+            code = on_device(patched, capability)
+            code.names["logger"] = code.names["_logger"] = recorder
+            code.names["init_logger"] = lambda _name, recorder=recorder: recorder
+            outcome(lambda _tree, _capability, c=code, f=layer: f(c), patched, capability)
+        said = " ".join(recorder.lines)
+        if capability == GB10:
+            assert "torch._scaled_mm" in said
+            assert "Triton" in said
+            assert "Marlin" in said
+        elif capability not in SM12X:
+            assert not recorder.lines
