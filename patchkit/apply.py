@@ -20,7 +20,7 @@ from patchkit.patching.ledger import (
     read_ledger,
     untouched,
 )
-from patchkit.patching.plan import Plan, check_selection, make_plan
+from patchkit.patching.plan import Plan, Texts, check_selection, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
 from patchkit.source.detect import detect, dist_info, state_folder
@@ -42,7 +42,10 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an apply did: the verdicts as they now stand, the proofs, and the files written."""
+    """What an apply did: the verdicts as they now stand, the proofs, and the files written.
+
+    ``diff`` is what a dry run would have changed.
+    """
 
     verdicts: tuple[Verdict, ...]
     proofs: tuple[str, ...]
@@ -67,7 +70,8 @@ def open_workspace(path: Path, *, writing: bool = False) -> Workspace:
     if ledger is None:
         return Workspace(tree=tree, state=state, ledger=None)
     _check_unedited(tree, ledger)
-    pristine = {path: data.decode() for path, data in originals(state, ledger).items()}
+    shipped = originals(state, ledger)
+    pristine = {path: None if data is None else data.decode() for path, data in shipped.items()}
     return Workspace(tree=replace(tree, pristine=pristine), state=state, ledger=ledger)
 
 
@@ -186,18 +190,17 @@ def _apply(workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: b
     if verdicts is not None and workspace.ledger is not None:
         return Outcome(verdicts=verdicts, proofs=workspace.ledger.proofs, written=())
     plan = plan_for(workspace, recipe, request)
+    texts = plan.texts  # before the proofs, which take their time: nobody may write meanwhile
     proofs = prove(plan)
-    texts = {path: after.encode() for path, (_before, after) in plan.texts.items()}
     if dry_run:
         return Outcome(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
-    ledger = _ledger(workspace.tree, recipe, plan, proofs) if texts else None
+    ledger = _ledger(workspace.tree, recipe, plan, texts, proofs) if texts else None
     changes = _changes(workspace, texts, ledger)
     commit(workspace.tree.root, workspace.state, changes)
     return Outcome(
         verdicts=tuple(map(settled, plan.verdicts)),
         proofs=proofs,
         written=tuple(change.path for change in changes if change.path in texts),
-        diff=plan.diff(),
     )
 
 
@@ -208,8 +211,10 @@ def settled(verdict: Verdict) -> Verdict:
     return replace(verdict, state=State.APPLIED, reason=verdict.done)
 
 
-def _ledger(tree: SourceTree, recipe: Recipe, plan: Plan, proofs: tuple[str, ...]) -> Ledger:
-    files = {path: (digest(b), digest(a)) for path, (b, a) in plan.texts.items()}
+def _ledger(
+    tree: SourceTree, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
+) -> Ledger:
+    files = {path: (digest(b), digest(a)) for path, (b, a) in texts.items()}
     return Ledger(
         patchkit=__version__,
         recipe=recipe.digest,
@@ -223,26 +228,24 @@ def _ledger(tree: SourceTree, recipe: Recipe, plan: Plan, proofs: tuple[str, ...
     )
 
 
-def _changes(
-    workspace: Workspace, texts: Mapping[str, bytes], ledger: Ledger | None
-) -> list[Change]:
+def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[Change]:
     """Everything that has to be written or removed, the ledger and the originals included."""
     tree, state = workspace.tree, workspace.state
-    before = {path: text.encode() for path, text in tree.pristine.items()}
-    before |= {path: tree.read_bytes(path) for path in texts if path not in before}
-    wanted: dict[str, bytes | None] = {**before, **texts}
+    before = _encoded(tree.pristine) | _encoded({path: pair[0] for path, pair in texts.items()})
+    after = {path: pair[1].encode() for path, pair in texts.items()}
+    wanted: dict[str, bytes | None] = {**before, **after}
     home = state.relative_to(tree.root)
-    kept = {path: data for path, data in before.items() if path in texts}
+    kept = {path: before[path] for path in texts if before[path] is not None}
     if tree.kind == "installed":
         record = str((dist_info(tree) / "RECORD").relative_to(tree.root))
-        before.setdefault(record, tree.read_bytes(record))
+        listed = before.get(record) or tree.read_bytes(record)
         if ledger is not None:
-            kept[record] = before[record]
+            kept[record] = listed
         added = [str(home / "ledger.json"), *(str(home / "originals" / path) for path in kept)]
-        text = rewrite_record(before[record].decode(), texts, added) if ledger else None
-        wanted[record] = text.encode() if text is not None else before[record]
+        text = rewrite_record(listed.decode(), after, added) if ledger else None
+        wanted[record] = text.encode() if text is not None else listed
         if ledger is not None and text is not None:
-            pair = (digest(before[record]), digest(text))
+            pair = (digest(listed), digest(text))
             ledger = replace(ledger, files={**ledger.files, record: pair})
     place = ledger_path(state).relative_to(tree.root)
     wanted[str(place)] = ledger.to_json() if ledger else None
@@ -252,11 +255,17 @@ def _changes(
     for path in {*stale, *kept}:
         wanted[str(original_path(state, path).relative_to(tree.root))] = kept.get(path)
     found = {path: _on_disk(tree.root / path) for path in wanted}
+    # The commit refuses what is no longer as the plan read it, and what has appeared since.
+    found |= {path: before[path] for path in texts if path not in tree.pristine}
     return [
         Change(path, found[path], data)
         for path, data in sorted(wanted.items())
         if found[path] != data
     ]
+
+
+def _encoded(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:
+    return {path: None if text is None else text.encode() for path, text in texts.items()}
 
 
 def _on_disk(place: Path) -> bytes | None:

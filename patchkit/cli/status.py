@@ -54,5 +54,6 @@ def _as_on_disk(plan: Plan) -> tuple[Verdict, ...]:
     )
 
 
-def _on_disk(plan: Plan, path: str) -> str:
-    return plan.stock.read_bytes(path).decode()
+def _on_disk(plan: Plan, path: str) -> str | None:
+    there = (plan.stock.root / path).is_file()
+    return plan.stock.read_bytes(path).decode() if there else None

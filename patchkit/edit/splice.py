@@ -13,7 +13,8 @@ from patchkit.errors import DriftError
 class Edit:
     """Replace ``text[start:stop]`` of the file ``path`` (POSIX, relative to the tree's root).
 
-    Offsets count code points. ``start == stop`` inserts.
+    Offsets count code points. ``start == stop`` inserts. An edit that ``creates`` is the whole text
+    of a file that must not be there yet.
     """
 
     path: str
@@ -21,6 +22,7 @@ class Edit:
     stop: int
     replacement: str
     note: str
+    creates: bool = False
 
 
 def splice(text: str, edits: Iterable[Edit]) -> str:
@@ -46,14 +48,24 @@ def line_of(text: str, offset: int) -> int:
     return text.count("\n", 0, offset) + 1
 
 
-def unified_diff(path: str, before: str, after: str) -> str:
-    """A diff that ``git apply`` takes, missing final newlines included; empty if equal."""
+def unified_diff(path: str, before: str | None, after: str) -> str:
+    """A diff that ``git apply`` takes, missing final newlines included; empty if equal.
+
+    ``before`` is None for a file that is created.
+    """
+    source = "/dev/null" if before is None else f"a/{path}"
     lines = difflib.unified_diff(
-        _lines(before), _lines(after), fromfile=f"a/{path}", tofile=f"b/{path}"
+        _lines(before or ""), _lines(after), fromfile=source, tofile=f"b/{path}"
     )
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )
+
+
+def git_diff(path: str, before: str | None, after: str) -> str:
+    """``unified_diff`` below git's own header, which names the mode of a new file."""
+    mode = "new file mode 100644\n" if before is None else ""
+    return f"diff --git a/{path} b/{path}\n{mode}{unified_diff(path, before, after)}"
 
 
 def _lines(text: str) -> list[str]:

@@ -34,6 +34,22 @@ def swap_text(
     raise drift(path, text, before, spots, done)
 
 
+def new_file(path: str, found: str | None, text: str, *, note: str) -> list[Edit]:
+    """The edit that creates a file; ``[]`` if it is ``found`` with that text already.
+
+    Raises DriftError if another text is in its place: that is somebody else's file.
+    """
+    if found == text:
+        return []
+    if found is not None:
+        raise DriftError(
+            f"{path}: is there already, with another text",
+            why="somebody put a file of their own there, or edited the one that belongs there",
+            hint="move the file away, or leave this fix out with --skip",
+        )
+    return [Edit(path, 0, 0, text, note, creates=True)]
+
+
 def region(path: str, text: str, opening: str, closing: str) -> tuple[int, int]:
     """The span from the only ``opening`` to the next ``closing``. Raises DriftError."""
     starts = occurrences(text, opening)

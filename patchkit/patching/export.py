@@ -7,17 +7,15 @@ import textwrap
 from pathlib import Path
 
 from patchkit import __version__
-from patchkit.edit.splice import unified_diff
+from patchkit.edit.splice import git_diff
 from patchkit.errors import StorageError, UsageError
 from patchkit.patching.fix import Verdict
-from patchkit.patching.plan import Plan
+from patchkit.patching.plan import Plan, Texts
 
 # git needs a date; a constant one makes the same plan give the same bytes.
 _DATE = email.utils.formatdate(0)
 _AUTHOR = "patchkit <patchkit@localhost>"
 _WIDTH = 72
-
-Texts = dict[str, tuple[str, str]]
 
 
 def series(plan: Plan) -> dict[str, str]:
@@ -57,7 +55,9 @@ def _mail(plan: Plan, verdict: Verdict, texts: Texts, number: str) -> str:
         f"Upstream: {fix.upstream}",
         *(f"Evidence: {line}" for line in evidence),
     ]
-    body = "\n\n".join(textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs)
+    body = "\n\n".join(
+        textwrap.fill(paragraph, _WIDTH, break_long_words=False) for paragraph in paragraphs
+    )
     trailers = "\n".join(
         [
             f"Origin: patchkit {__version__}, fix {fix.id}",
@@ -65,9 +65,7 @@ def _mail(plan: Plan, verdict: Verdict, texts: Texts, number: str) -> str:
             f"Target: {plan.request.target.name}, {plan.request.arch} {plan.request.arch_list}",
         ]
     )
-    diff = "".join(
-        f"diff --git a/{path} b/{path}\n{unified_diff(path, *pair)}" for path, pair in texts.items()
-    )
+    diff = "".join(git_diff(path, *pair) for path, pair in texts.items())
     return (
         f"From {'0' * 40} Mon Sep 17 00:00:00 2001\n"
         f"From: {_AUTHOR}\nDate: {_DATE}\n"

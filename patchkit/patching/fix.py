@@ -110,11 +110,14 @@ def upstream(reason: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A fixture and a piece of documentation: one file, before and after, in one release."""
+    """A fixture and a piece of documentation: one file, before and after, in one release.
+
+    ``before`` is None for a file that the fix creates.
+    """
 
     version: str
     path: str
-    before: str
+    before: str | None
     after: str
     arch: str = "native"
     beside: Mapping[str, str] = field(default_factory=dict)  # other files the fix looks at

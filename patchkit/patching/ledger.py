@@ -20,9 +20,9 @@ _FORMAT = 1
 class Ledger:
     """``.patchkit/ledger.json``; the originals lie beside it.
 
-    ``files``: path → sha256 (before, after). ``seen``: path → sha256 of every other file that a fix
-    looked at, ``""`` if it did not exist. ``verdicts``: fix id, state, severity, reason, note.
-    ``request``: target, arch, only, skip, also.
+    ``files``: path → sha256 (before, after), ``""`` before a file was created. ``seen``: path →
+    sha256 of every other file that a fix looked at, ``""`` if it did not exist. ``verdicts``: fix
+    id, state, severity, reason, note. ``request``: target, arch, only, skip, also.
     """
 
     patchkit: str
@@ -71,12 +71,15 @@ def read_ledger(state: Path) -> Ledger | None:
     return ledger
 
 
-def originals(state: Path, ledger: Ledger) -> dict[str, bytes]:
-    """What upstream shipped, for every file that was changed. Raises HashMismatchError."""
-    texts = {}
+def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
+    """What upstream shipped, for every file that was changed; None for those that were created.
+
+    Raises HashMismatchError.
+    """
+    texts: dict[str, bytes | None] = {}
     for path, (before, _after) in ledger.files.items():
         place = original_path(state, path)
-        data = place.read_bytes() if place.is_file() else b""
+        data = place.read_bytes() if place.is_file() else None
         if digest(data) != before:
             raise HashMismatchError(
                 f"{place}: is not the original of {path}",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchkit.edit.splice import Edit, splice, unified_diff
+from patchkit.edit.splice import Edit, git_diff, splice
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.fix import Finding, Fix, Need, Request, Severity, State, Verdict
 from patchkit.patching.recipe import Recipe
 from patchkit.source.tree import SourceTree
+
+# path → (before, after); before is None for a file that is created.
+Texts = dict[str, tuple[str | None, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +30,9 @@ class Plan:
     verdicts: tuple[Verdict, ...]
 
     @property
-    def texts(self) -> dict[str, tuple[str, str]]:
-        """path → (before, after) of every file that changes."""
-        pairs = {path: (self.stock.read(path), text) for path, text in self.patched.overlay.items()}
+    def texts(self) -> Texts:
+        """Every file that changes."""
+        pairs = {path: (self.stock.find(path), text) for path, text in self.patched.overlay.items()}
         return {path: pair for path, pair in sorted(pairs.items()) if pair[0] != pair[1]}
 
     @property
@@ -38,10 +41,7 @@ class Plan:
 
     def diff(self) -> str:
         """One unified diff of the whole plan, in git's format."""
-        return "".join(
-            f"diff --git a/{path} b/{path}\n{unified_diff(path, *pair)}"
-            for path, pair in self.texts.items()
-        )
+        return "".join(git_diff(path, *pair) for path, pair in self.texts.items())
 
     def before(self) -> dict[str, SourceTree]:
         """fix id → the tree as that fix found it."""
@@ -51,14 +51,14 @@ class Plan:
             tree = with_edits(tree, verdict.edits)
         return trees
 
-    def steps(self) -> Iterator[tuple[Verdict, dict[str, tuple[str, str]]]]:
+    def steps(self) -> Iterator[tuple[Verdict, Texts]]:
         """Each verdict with edits, and the texts before and after it alone."""
         tree = self.stock
         for verdict in self.verdicts:
             if verdict.edits:
                 after = with_edits(tree, verdict.edits)
                 paths = sorted({edit.path for edit in verdict.edits})
-                yield verdict, {path: (tree.read(path), after.read(path)) for path in paths}
+                yield verdict, {path: (tree.find(path), after.read(path)) for path in paths}
                 tree = after
 
 
@@ -104,12 +104,21 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
 def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
     """The tree with edits spliced into its overlay."""
     ordered = sorted(edits, key=lambda edit: edit.path)
-    return tree.with_texts(
-        {
-            path: splice(tree.read(path), of_path)
-            for path, of_path in groupby(ordered, key=lambda edit: edit.path)
-        }
-    )
+    by_path = {path: list(of) for path, of in groupby(ordered, key=lambda edit: edit.path)}
+    return tree.with_texts({path: splice(_base(tree, of), of) for path, of in by_path.items()})
+
+
+def _base(tree: SourceTree, edits: Sequence[Edit]) -> str:
+    path = edits[0].path
+    if not any(edit.creates for edit in edits):
+        return tree.read(path)
+    if tree.exists(path) or len(edits) > 1:
+        raise DriftError(
+            f"{path}: is there already ({edits[0].note})",
+            why="two fixes want to create it, or one does not look before it does",
+            hint="leave one of them out with --skip",
+        )
+    return ""
 
 
 def check_selection(recipe: Recipe, request: Request) -> None:

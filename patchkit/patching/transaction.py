@@ -129,7 +129,7 @@ def _translated(outcome: str) -> Iterator[None]:
 
 def _check(root: Path, change: Change) -> None:
     place = inside(root, change.path)
-    if _digest(place) != _of(change.before):
+    if _digest(place) != digest(change.before):
         raise _changed_meanwhile(change.path)
     # Root may write anywhere; a file without a write bit is still not meant to be written.
     if change.before is not None and not place.stat().st_mode & 0o222:
@@ -155,7 +155,7 @@ def _stage(root: Path, folder: Path, changes: Sequence[Change]) -> list[_Step]:
                 _write(folder / side / str(index), data)
         if change.before is not None:
             shutil.copymode(root / change.path, folder / _BEFORE / str(index))
-    steps = [_Step(c.path, _of(c.before), _of(c.after)) for c in changes]
+    steps = [_Step(c.path, digest(c.before), digest(c.after)) for c in changes]
     draft = folder / "draft"
     _write(draft, json.dumps([{k: getattr(s, k) for k in s.__slots__} for s in steps]).encode())
     draft.rename(folder / _JOURNAL)
@@ -232,7 +232,3 @@ def _sync(folder: Path) -> None:
 
 def _digest(place: Path) -> str:
     return digest(place.read_bytes()) if place.is_file() else ""
-
-
-def _of(data: bytes | None) -> str:
-    return "" if data is None else digest(data)

@@ -18,23 +18,25 @@ Kind = str  # "sdist" | "git" | "installed"
 class SourceTree:
     """Texts of one upstream tree. Paths are POSIX and relative to ``root``.
 
-    ``pristine`` holds upstream's texts of files that patchkit has changed on disk, ``overlay``
-    texts that are not written yet; ``seen`` collects the digest of every file that was asked for
-    (``""`` if absent), so that a later run knows whether anything relevant moved.
+    ``pristine`` holds upstream's texts of files that patchkit has changed on disk (None for those
+    that it created), ``overlay`` texts that are not written yet; ``seen`` collects the digest of
+    every file that was asked for (``""`` if absent), so that a later run knows whether anything
+    relevant moved.
     """
 
     root: Path
     project: str
     version: Version
     kind: Kind
-    pristine: Mapping[str, str] = field(default_factory=dict)
+    pristine: Mapping[str, str | None] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
 
     def exists(self, path: str) -> bool:
-        if path in self.overlay or path in self.pristine:
+        if path in self.overlay:
             return True
-        found = (self.root / path).is_file()
+        ours = path in self.pristine
+        found = self.pristine[path] is not None if ours else (self.root / path).is_file()
         if not found:
             self.seen.setdefault(path, "")
         return found
@@ -47,11 +49,18 @@ class SourceTree:
         if path in self.overlay:
             return self.overlay[path]
         if path in self.pristine:
-            self.seen.setdefault(path, digest(self.pristine[path]))
-            return self.pristine[path]
+            text = self.pristine[path]
+            if text is None:
+                raise self._missing(path)
+            self.seen.setdefault(path, digest(text))
+            return text
         data = self.read_bytes(path)
         self.seen.setdefault(path, digest(data))
         return _decode(path, data)
+
+    def find(self, path: str) -> str | None:
+        """The text of a file, None if there is none. Raises as ``read`` does."""
+        return self.read(path) if self.exists(path) else None
 
     def read_bytes(self, path: str) -> bytes:
         """What lies on disk. Raises as ``read`` does, StorageError for I/O."""
@@ -59,18 +68,22 @@ class SourceTree:
         try:
             return place.read_bytes()
         except FileNotFoundError:
-            raise DriftError(
-                f"{path}: not found in {self.root}",
-                why="the release moved it, or the tree is incomplete",
-                hint="compare the tree with the release, or leave the fix out with --skip",
-            ) from None
+            raise self._missing(path) from None
         except OSError as error:
             raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
 
+    def _missing(self, path: str) -> DriftError:
+        return DriftError(
+            f"{path}: not found in {self.root}",
+            why="the release moved it, or the tree is incomplete",
+            hint="compare the tree with the release, or leave the fix out with --skip",
+        )
+
     def glob(self, pattern: str) -> list[str]:
-        """Paths that match, sorted; ``**`` spans folders."""
+        """Paths of upstream's files that match, sorted; ``**`` spans folders."""
         found = (path.relative_to(self.root) for path in self.root.glob(pattern) if path.is_file())
-        return sorted(str(PurePosixPath(path)) for path in found)
+        paths = sorted(str(PurePosixPath(path)) for path in found)
+        return [path for path in paths if self.pristine.get(path, "") is not None]
 
     def containing(self, pattern: str, needle: str) -> list[str]:
         """Paths matching ``pattern`` whose text holds ``needle``."""
@@ -80,8 +93,10 @@ class SourceTree:
         return replace(self, overlay={**self.overlay, **texts})
 
 
-def digest(data: bytes | str) -> str:
-    """sha256, hex, of bytes or of a text's UTF-8 form."""
+def digest(data: bytes | str | None) -> str:
+    """sha256, hex, of bytes or of a text's UTF-8 form; ``""`` for a file that does not exist."""
+    if data is None:
+        return ""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 

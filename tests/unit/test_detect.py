@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,18 @@ def test_reading_prefers_pending_to_upstream_to_the_disk(make_tree):
     assert first_existing(tree, ["d", "e"]) is None
     known = {"b": digest("upstream b"), "c": digest("disk c"), "d": "", "e": ""}
     assert tree.seen == known
+
+
+def test_a_file_that_patchkit_created_is_not_of_the_release(make_tree):
+    tree = make_tree("0.19.1", {"sub/a": "disk a", "sub/b": "ours", "sub/c": "ours"})
+    tree = replace(tree, pristine={"sub/b": None, "sub/c": None})
+    assert [tree.find(f"sub/{name}") for name in "abd"] == ["disk a", None, None]
+    assert tree.glob("sub/*") == ["sub/a"]
+    with pytest.raises(DriftError, match=r"^sub/b: not found in "):
+        tree.read("sub/b")
+    assert tree.seen == {"sub/a": digest("disk a"), "sub/b": "", "sub/d": ""}
+    pending = tree.with_texts({"sub/b": "new"})
+    assert (pending.find("sub/b"), tree.find("sub/b")) == ("new", None)
 
 
 def test_searching_is_sorted_and_looks_at_pending_texts(make_tree):

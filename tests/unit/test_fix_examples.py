@@ -83,14 +83,16 @@ def test_every_fix_has_an_example_that_needs_it(fix):
 def test_an_example_leads_from_before_to_after(fix, example, make_tree, ask):
     request = ask(arch=example.arch)
     files = {**example.beside, example.path: example.before}
-    tree = make_tree(example.version, files)
+    there = {path: text for path, text in files.items() if text is not None}
+    tree = make_tree(example.version, there)
 
     finding = fix.look(tree, request)
 
     assert finding.state is State.APPLY
     assert {edit.path for edit in finding.edits} == {example.path}
     assert all(edit.note for edit in finding.edits)
-    assert splice(example.before, finding.edits) == example.after
+    assert splice(example.before or "", finding.edits) == example.after
+    assert {edit.creates for edit in finding.edits} == {example.before is None}
     assert finding.reason
     assert finding.done
     assert finding.reason != finding.done
@@ -108,5 +110,5 @@ def test_an_example_is_code_of_its_language(fix, example):
         check_syntax(example.path, example.before)
         check_syntax(example.path, example.after)
         assert ast.dump(ast.parse(example.before)) != ast.dump(ast.parse(example.after))
-    assert example.before.endswith("\n")
+    assert example.before is None or example.before.endswith("\n")
     assert example.after.endswith("\n")

@@ -23,13 +23,18 @@ from patchkit.source.installed import rewrite_record
 from patchkit.source.tree import digest
 
 BEFORE, AFTER = "größer\n", "kleiner\n"
+NEW = "vllm/E=8,block_shape=[128,128].json"
 LEDGER = Ledger(
     patchkit="0.1.0",
     recipe="5eed",
     project="vllm",
     version="0.19.1",
     request={"target": "gb10", "arch": "native", "only": [], "skip": ["x"], "also": []},
-    files={"vllm/a.py": (digest(BEFORE), digest(AFTER)), "b.cu": (digest("b\n"), digest("B\n"))},
+    files={
+        "vllm/a.py": (digest(BEFORE), digest(AFTER)),
+        "b.cu": (digest("b\n"), digest("B\n")),
+        NEW: ("", digest("{}\n")),
+    },
     seen={"setup.py": digest("setup\n"), "gone.py": ""},
     verdicts=({"id": "x", "state": "off", "severity": "", "reason": "≥ 12", "note": ""},),
     proofs=("it works",),
@@ -39,7 +44,8 @@ LEDGER = Ledger(
 @pytest.fixture
 def patched(make_tree):
     """A tree as an apply leaves it; its state folder is beside it."""
-    tree = make_tree("0.19.1", {"vllm/a.py": AFTER, "b.cu": "B\n", "setup.py": "setup\n"})
+    files = {"vllm/a.py": AFTER, "b.cu": "B\n", "setup.py": "setup\n", NEW: "{}\n"}
+    tree = make_tree("0.19.1", files)
     state = tree.root / ".patchkit"
     for path, text in (("vllm/a.py", BEFORE), ("b.cu", "b\n")):
         original_path(state, path).parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +93,7 @@ def test_a_ledger_that_is_none_is_refused(data, tmp_path):
 
 def test_originals_are_what_upstream_shipped(patched):
     _tree, state = patched
-    assert originals(state, LEDGER) == {"vllm/a.py": BEFORE.encode(), "b.cu": b"b\n"}
+    assert originals(state, LEDGER) == {"vllm/a.py": BEFORE.encode(), "b.cu": b"b\n", NEW: None}
 
 
 @pytest.mark.parametrize("text", [None, AFTER, "", f"{BEFORE}\n"])
@@ -101,6 +107,13 @@ def test_an_original_that_is_missing_or_altered_is_refused(patched, text):
         originals(state, LEDGER)
 
 
+def test_a_created_file_has_no_original(patched):
+    _tree, state = patched
+    original_path(state, NEW).write_text("{}\n", encoding="utf-8")
+    with pytest.raises(HashMismatchError, match="is not the original of vllm/E=8"):
+        originals(state, LEDGER)
+
+
 @pytest.mark.parametrize(
     ("path", "text", "edited", "same"),
     [
@@ -108,6 +121,8 @@ def test_an_original_that_is_missing_or_altered_is_refused(patched, text):
         ("vllm/a.py", BEFORE, [], False),
         ("vllm/a.py", "mine\n", ["vllm/a.py"], False),
         ("vllm/a.py", None, ["vllm/a.py"], False),
+        (NEW, "mine\n", [NEW], False),
+        (NEW, None, [], False),
         ("setup.py", "other\n", [], False),
         ("setup.py", None, [], False),
         ("gone.py", "", [], False),
@@ -177,5 +192,20 @@ def test_record_names_added_files_without_a_hash(ending):
     assert [row[0] for row in csv.reader(text.splitlines())].count("vllm/größe.py") == 1
 
 
+@pytest.mark.parametrize("ending", ["\r\n", "\n"], ids=["pip", "uv"])
+def test_record_describes_created_files(ending):
+    record = RECORD.replace("\r\n", ending)
+    created = {NEW: b"{}\n", "vllm/empty.json": b""}
+
+    text = rewrite_record(record, created, ["vllm/.patchkit/ledger.json"])
+
+    assert text.startswith(record)
+    assert list(csv.reader(text.removeprefix(record).splitlines())) == [
+        ["vllm/.patchkit/ledger.json", "", ""],
+        [NEW, sha256(b"{}\n"), "3"],
+        ["vllm/empty.json", sha256(b""), "0"],
+    ]
+
+
 def test_record_without_changes_stays_byte_by_byte():
-    assert rewrite_record(RECORD, {"vllm/not/there.py": b""}, []) == RECORD
+    assert rewrite_record(RECORD, {}, []) == RECORD

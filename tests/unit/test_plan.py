@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from patchkit.apply import apply
+from patchkit.apply import apply, revert
 from patchkit.edit.splice import Edit
-from patchkit.edit.text import swap_text
+from patchkit.edit.text import new_file, swap_text
 from patchkit.errors import DriftError, ProofError, SourceError, UsageError
 from patchkit.patching.fix import Finding, Fix, Need, Severity, State, found, upstream
 from patchkit.patching.plan import make_plan
@@ -275,12 +277,18 @@ def test_edits_of_one_fix_that_overlap_are_refused(plan_of):
         plan_of([clumsy])
 
 
+MARKERS = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
+SDIST = {
+    **dict.fromkeys(MARKERS, ""),
+    "PKG-INFO": "Name: vllm\nVersion: 0.19.1\n",
+    PATH: f"line\n{STOCK}",
+}
+
+
 @pytest.fixture
 def sdist(make_tree):
     """A tree that apply recognises, with one line to patch."""
-    markers = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
-    files = {**dict.fromkeys(markers, ""), "PKG-INFO": "Name: vllm\nVersion: 0.19.1\n"}
-    return make_tree("0.19.1", {**files, PATH: f"line\n{STOCK}"}).root
+    return make_tree("0.19.1", SDIST).root
 
 
 def contents(root):
@@ -304,3 +312,126 @@ def test_a_fix_that_does_not_know_its_own_result_is_refused(sdist, ask):
     with pytest.raises(ProofError, match="a does not recognise its own result"):
         apply(sdist, recipe_of(forgetful), ask())
     assert contents(sdist) == before
+
+
+NEW = "vllm/E=8,block_shape=[128,128].json"
+
+
+def creating(path, text, name="new", **fields):
+    """A fix that creates a file."""
+
+    def look(tree, request):
+        edits = new_file(path, tree.find(path), text, note=f"by {name}")
+        return found(edits, now=f"{path}: is missing", done=f"{path}: is there")
+
+    return replace(fix_of(name), look=look, **fields)
+
+
+def test_a_plan_creates_and_then_edits_a_file(make_tree, ask, git):
+    fixes = [creating(NEW, "old\n"), fix_of("edit", path=NEW)]
+    tree = make_tree("0.19.1", {PATH: STOCK})
+
+    plan = make_plan(tree, recipe_of(*fixes), ask())
+
+    assert states(plan) == {"new": "apply", "edit": "apply"}
+    assert plan.texts == {NEW: (None, "new\n")}
+    assert [texts for _verdict, texts in plan.steps()] == [
+        {NEW: (None, "old\n")},
+        {NEW: ("old\n", "new\n")},
+    ]
+    assert not (tree.root / NEW).exists()
+    git(tree.root, "apply", stdin=plan.diff())
+    assert (tree.root / NEW).read_text() == "new\n"
+
+
+@pytest.mark.parametrize("other", ["{}\n", "[]\n"], ids=["the same", "another"])
+def test_a_file_is_not_created_twice(other, make_tree, ask):
+    def careless(tree, request):
+        return Finding(State.APPLY, "r", (Edit(NEW, 0, 0, other, "n", creates=True),))
+
+    fixes = [creating(NEW, "{}\n"), replace(fix_of("careless"), look=careless)]
+    with pytest.raises(DriftError, match=r"^vllm/E=8,.*: is there already \(n\)"):
+        make_plan(make_tree("0.19.1", {PATH: STOCK}), recipe_of(*fixes), ask())
+
+
+def test_somebody_elses_file_is_never_overwritten(sdist, ask):
+    (sdist / NEW).write_text("mine\n")
+    before = contents(sdist)
+    with pytest.raises(DriftError, match="is there already, with another text"):
+        apply(sdist, recipe_of(creating(NEW, "{}\n")), ask())
+    assert contents(sdist) == before
+
+
+@pytest.mark.parametrize("path", [NEW, PATH])
+def test_what_changes_during_the_proof_is_never_overwritten(path, sdist, ask):
+    def prove(*_arguments):
+        (sdist / path).write_text("mine\n")
+        return "somebody was quicker"
+
+    fixes = recipe_of(creating(NEW, "{}\n", prove=prove), fix_of("a"))
+    before = contents(sdist)
+    with pytest.raises(DriftError, match="changed while patchkit was working"):
+        apply(sdist, fixes, ask())
+    assert contents(sdist) == {**before, sdist / path: b"mine\n"}
+
+
+def test_a_created_file_that_was_edited_stays(sdist, ask):
+    recipe = recipe_of(creating(NEW, "{}\n"))
+    apply(sdist, recipe, ask())
+    (sdist / NEW).write_text("mine\n")
+    before = contents(sdist)
+    for attempt in (lambda: revert(sdist), lambda: apply(sdist, recipe, ask())):
+        with pytest.raises(DriftError, match="edited since patchkit wrote it"):
+            attempt()
+    assert contents(sdist) == before
+
+
+def test_a_created_file_goes_when_its_fix_is_left_out_or_creates_another(sdist, ask):
+    stock, recipe = contents(sdist), recipe_of(creating(NEW, "{}\n"), fix_of("a"))
+    apply(sdist, recipe, ask(skip={"new"}))
+    without = contents(sdist)
+
+    assert apply(sdist, recipe, ask()).written == (NEW,)
+    assert (sdist / NEW).read_text() == "{}\n"
+    other = recipe_of(creating(NEW, "[]\n"), fix_of("a"))
+    apply(sdist, replace(other, digest="other"), ask())
+    assert (sdist / NEW).read_text() == "[]\n"
+    apply(sdist, recipe, ask(skip={"new"}))
+    assert contents(sdist) == without
+
+    apply(sdist, recipe, ask())
+    (sdist / NEW).unlink()
+    assert set(revert(sdist)) == {NEW, PATH}
+    assert contents(sdist) == stock
+
+
+@settings(max_examples=30, deadline=None, database=None)
+@given(
+    name=st.text(st.sampled_from("aZ09=,[]{}()*?!#~%&;$'._- é𝟚"), max_size=30),
+    text=st.text(st.sampled_from("ab{}: \n\f\u2028é𝟚"), max_size=30),
+    patched=st.booleans(),
+)
+def test_creating_and_reverting_leaves_nothing(name, text, patched, ask, git, tmp_path_factory):
+    root = tmp_path_factory.mktemp("tree")
+    for path, stock in SDIST.items():
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text(stock)
+    before, path = contents(root), f"vllm/a{name}.json"
+    recipe = recipe_of(creating(path, text), *([fix_of("a")] if patched else []))
+
+    diff = apply(root, recipe, ask(), dry_run=True).diff
+    assert contents(root) == before
+    outcome = apply(root, recipe, ask())
+
+    created = {root / path: text.encode()}
+    assert set(outcome.written) == ({path, PATH} if patched else {path})
+    assert (root / path).read_bytes() == text.encode()
+    assert apply(root, recipe, ask()).written == ()
+    assert set(revert(root)) == set(outcome.written)
+    assert contents(root) == before
+    git(root, "apply", stdin=diff)
+    assert contents(root) == {
+        **before,
+        **created,
+        **({root / PATH: b"line\nnew\n"} if patched else {}),
+    }

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.edit.splice import Edit, line_of, splice, unified_diff
+from patchkit.edit.splice import Edit, git_diff, line_of, splice, unified_diff
 from patchkit.errors import DriftError
 
 TEXT = "one\ntwo é\nthree\n"
@@ -77,6 +77,18 @@ def test_git_apply_takes_a_diff(before, after, git, tmp_path):
     git(tmp_path, "apply", stdin=unified_diff("src/a.txt", before, after))
 
     assert place.read_bytes().decode() == after
+
+
+NAMES = ["E=8,N=64,block_shape=[128,128].json", "größe (1) {a} 'b' #~%&;$.json", "-a", "*?!.json"]
+
+
+@pytest.mark.parametrize("text", ["", "a", "a\n", "a\f\u2028b\n"])
+@pytest.mark.parametrize("name", NAMES)
+def test_git_creates_a_file(name, text, git, tmp_path):
+    folder = tmp_path / "new"
+    git(tmp_path, "apply", stdin=git_diff(f"new/{name}", None, text))
+    assert {place.name: place.read_bytes() for place in folder.iterdir()} == {name: text.encode()}
+    assert not (folder / name).stat().st_mode & 0o111
 
 
 @pytest.mark.parametrize("text", ["", "a", "a\n", "a\f\u2028b\n"])

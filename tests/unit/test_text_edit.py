@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from patchkit.edit.splice import splice
-from patchkit.edit.text import region, swap_text
+from patchkit.edit.splice import Edit, splice
+from patchkit.edit.text import new_file, region, swap_text
 from patchkit.errors import DriftError
 
 SOURCE = """\
@@ -93,3 +93,13 @@ def test_region_without_an_end_says_so():
         region("a.hpp", SOURCE, "struct other", "endfunction()")
     # The opening is there once, as it should be; the closing is not.
     assert "found 1 times, expected 1" not in str(caught.value)
+
+
+def test_a_file_is_created_once_and_never_over_another():
+    assert new_file("a.json", None, "{}\n", note="why") == [
+        Edit("a.json", 0, 0, "{}\n", "why", creates=True)
+    ]
+    assert new_file("a.json", "{}\n", "{}\n", note="why") == []
+    for other in ("", "{}", "[]\n"):
+        with pytest.raises(DriftError, match=r"^a\.json: is there already, with another text"):
+            new_file("a.json", other, "{}\n", note="why")
