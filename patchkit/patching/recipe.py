@@ -106,5 +106,9 @@ def _load_module(name: str, path: Path) -> ModuleType:
 def _digest(home: Path) -> str:
     """A digest of everything that decides a plan: facts, fixes and targets."""
     names = ("recipe.toml", "stock_archs.csv", "../targets.toml")
-    files = [*(home / name for name in names), *sorted(home.glob("fixes/*.py"))]
+    folders = ("fixes/*.py", "moe_configs/*")
+    files = [
+        *(home / name for name in names),
+        *(path for pattern in folders for path in sorted(home.glob(pattern))),
+    ]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()

@@ -101,6 +101,7 @@ def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
     assert {fix["id"] for fix in needed if fix["needs"]} == {
         "arch_lists",
         "marlin_sass",
+        "moe_configs",
         "version_label",
     }
     for fix in recipe.fixes:

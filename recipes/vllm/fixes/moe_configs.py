@@ -1,0 +1,267 @@
+"""Tuned configs of the fused MoE kernel for the GB10, where a release looks for them."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import json
+import posixpath
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from patchkit.edit.splice import Edit
+from patchkit.edit.text import HINT, new_file
+from patchkit.errors import DriftError, ProofError
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    upstream,
+)
+from patchkit.proof.routing import Anything, function
+from patchkit.source.tree import SourceTree
+
+_HOME = Path(__file__).parents[1] / "moe_configs"
+_INDEX = tomllib.loads((_HOME / "index.toml").read_text(encoding="utf-8"))
+_DEVICE: str = _INDEX["device"]
+
+_PATH = "vllm/model_executor/layers/fused_moe/fused_moe.py"
+_FOLDER = "vllm/model_executor/layers/fused_moe/configs"
+_UTILS = "vllm/utils/platform_utils.py"
+_PACKAGED = '"model_executor/layers/fused_moe/configs/*.json"'
+_TOLERANT = 'tuned_config.pop("triton_version"'
+_KEY = re.compile(
+    r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
+)
+_BYTES: dict[str | None, int] = {
+    None: 2,
+    "fp8_w8a8": 1,
+}  # per element of the tiles; no dtype in the name is bf16
+_PREFILL = 256  # the nearest row is taken: without one from here on, prefill gets a row for decode
+
+Key = tuple[int, int, str | None, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """An entry of ``index.toml``."""
+
+    file: str
+    upstream: str
+    source: str
+    claim: str
+    confidence: str
+
+    @property
+    def key(self) -> Key:
+        """experts, N, dtype, block shape: what a file is named after."""
+        match = _KEY.fullmatch(self.file)
+        assert match is not None
+        experts, n, dtype, *block = match.groups()
+        return int(experts), int(n), dtype, tuple(map(int, block)) if block[0] else ()
+
+    @property
+    def shipped(self) -> str:
+        return (_HOME / self.file).read_text(encoding="utf-8")
+
+    def text(self, tree: SourceTree) -> str:
+        """What to install; ``triton_version`` only where the release does not take it for a row."""
+        text = self.shipped
+        if _TOLERANT in tree.read(_PATH):
+            return text
+        return json.dumps(_rows(text), indent=4) + "\n"
+
+
+_CONFIGS = [Config(**entry) for entry in _INDEX["config"]]
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """Which of the files are there, under the names that the release itself makes of the keys."""
+    name = _file_names(tree, _DEVICE)
+    edits: list[Edit] = []
+    theirs = 0
+    for config in _CONFIGS:
+        path = f"{_FOLDER}/{name(config.key)}"
+        there = tree.find(path)
+        if there is not None and tree.version in SpecifierSet(config.upstream, prereleases=True):
+            theirs += 1
+        else:
+            edits += new_file(path, there, config.text(tree), note=config.claim)
+    if theirs == len(_CONFIGS):
+        return upstream(f"{_FOLDER}: upstream has all {theirs} GB10 configs")
+    more = f" ({theirs} of them upstream's)" if theirs else ""
+    return found(
+        edits,
+        now=f"{_FOLDER}: {len(edits)} GB10 configs are missing",
+        done=f"{_FOLDER}: {len(_CONFIGS)} GB10 configs{more}",
+    )
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """The release finds each file, its rows fit the GB10, and nothing changes for other devices."""
+    name, find = _file_names(patched, _DEVICE), _lookup(patched, _DEVICE)
+    for config in _CONFIGS:
+        path = f"{_FOLDER}/{name(config.key)}"
+        text = patched.read(path)
+        _check_found(path, text, find(config.key))
+        if text == config.text(patched):
+            _check_rows(path, _rows(text), _BYTES[config.key[2]])
+    if patched.kind != "installed" and _PACKAGED not in patched.read("setup.py"):
+        raise ProofError(f"setup.py: {_PACKAGED} is not packaged, so a wheel would lack the files")
+    for device in _INDEX["others"]:
+        before, after = _lookup(stock, device), _lookup(patched, device)
+        for config in _CONFIGS:
+            if before(config.key) != after(config.key):
+                raise ProofError(f"{_PATH}: {device} gets another config for {config.file}")
+    return (
+        f"get_moe_configs finds {len(_CONFIGS)} configs for {_DEVICE}, and for "
+        f"{', '.join(_INDEX['others'])} what it found before"
+    )
+
+
+def _rows(text: str) -> dict[int, dict[str, int]]:
+    """The rows of a file by number of tokens, without ``triton_version``."""
+    return {int(key): row for key, row in json.loads(text).items() if key.isdecimal()}
+
+
+def _check_found(path: str, text: str, got: object) -> None:
+    if got != _rows(text):
+        raise ProofError(f"{path}: get_moe_configs gives {got!r}, not the rows of this file")
+
+
+def _check_rows(path: str, rows: dict[int, dict[str, int]], width: int) -> None:
+    for size, row in rows.items():
+        tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row["BLOCK_SIZE_K"]
+        needed = (row["num_stages"] - 1) * tiles * width
+        if needed > _INDEX["shared_memory"]:
+            raise ProofError(f"{path}: {size} tokens need {needed} bytes of shared memory")
+    if max(rows) < _PREFILL:
+        raise ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
+
+
+def _lookup(tree: SourceTree, device: str) -> Callable[[Key], object]:
+    """The release's get_moe_configs on a device of that name, reading from the tree."""
+    name = _file_names(tree, device)
+    path = SimpleNamespace(
+        join=posixpath.join, dirname=posixpath.dirname, realpath=str, exists=tree.exists
+    )
+    names: dict[str, object] = {
+        "__file__": _PATH,
+        "envs": SimpleNamespace(VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False),
+        "get_config_file_name": lambda *key: name((*key[:3], key[3] or ())),
+        "json": json,
+        "logger": Anything(),
+        "open": lambda place: io.StringIO(tree.read(place)),
+        "os": SimpleNamespace(path=path),
+        "vllm_is_batch_invariant": lambda: False,
+    }
+    find = _released(tree, _PATH, "get_moe_configs", names)
+    return lambda key: find(*key[:3], *key[3])
+
+
+def _file_names(tree: SourceTree, device: str) -> Callable[[Key], str]:
+    """The release's get_config_file_name on a device of that name."""
+    platform = SimpleNamespace(get_device_name=lambda *_arguments: device)
+    imported = SimpleNamespace(current_platform=platform, annotations=None)
+    names: dict[str, object] = {"current_platform": platform}
+    if (helper := "get_device_name_as_file_name") in tree.read(_PATH):
+        importer = {**vars(builtins), "__import__": lambda *_arguments: imported}
+        names[helper] = _released(tree, _UTILS, helper, {"re": re, "__builtins__": importer})
+    build = _released(tree, _PATH, "get_config_file_name", names)
+    return lambda key: str(build(*key[:3], list(key[3]) or None))
+
+
+def _released(
+    tree: SourceTree, path: str, scope: str, names: dict[str, object]
+) -> Callable[..., Any]:
+    """A function of the release; whatever it stumbles over is drift."""
+    with _as_drift(path, scope):
+        run = function(path, tree.read(path), scope, names)
+
+    def call(*arguments: object) -> Any:
+        with _as_drift(path, scope):
+            return run(*arguments)
+
+    return call
+
+
+@contextlib.contextmanager
+def _as_drift(path: str, scope: str) -> Iterator[None]:
+    try:
+        yield
+    except (ProofError, SyntaxError, AttributeError, NameError, TypeError, ValueError) as error:
+        raise DriftError(
+            f"{path}: {scope} cannot be run as it was known: {error}",
+            why="upstream rewrote it, or the file was edited by hand",
+            hint=HINT,
+        ) from None
+
+
+_EXAMPLE = next(config for config in _CONFIGS if "N=704" in config.file)
+_NAMING = """\
+def get_config_file_name(E, N, dtype, block_shape=None):
+    device = current_platform.get_device_name().replace(" ", "_")
+    dtype = f",dtype={dtype}" if dtype else ""
+    block = f",block_shape={block_shape}".replace(" ", "") if block_shape else ""
+    return f"E={E},N={N},device_name={device}{dtype}{block}.json"
+
+
+def get_moe_configs(tuned_config):
+    tuned_config.pop("triton_version", None)
+"""
+
+
+FIX = Fix(
+    id="moe_configs",
+    title="Tuned MoE kernel configs for the GB10",
+    symptom='"Using default MoE config. Performance might be sub-optimal!" on a GB10.',
+    why="vLLM looks for a file that is named after experts, size, device, dtype and block shape, "
+    "and ships none for NVIDIA_GB10 before 0.28.0, two from then on. The ones collected here go "
+    "where the release looks; a file of upstream's is left alone. They are optional because nobody "
+    "has shown that they help: one report of +65.7 % stands alone against +3.5 % in the kernel and "
+    "nothing end to end, two were tuned for SGLang's form of the kernel, and a tuned file stays as "
+    "it is while upstream's defaults get better. Without a block shape in its name a file is never "
+    "read for block-FP8 checkpoints: that reported one (E=512,N=512, no block shape) serves FP8 "
+    "with scales per tensor or channel alone. VLLM_TUNED_CONFIG_FOLDER names a folder of your own, "
+    "which is searched first.",
+    needs=(
+        Need(">=0.11.1", Severity.OPTIONAL, "the kernel runs without them, on upstream's defaults"),
+    ),
+    upstream="0.28.0 ships two of them; for the others, never up to 0.33.0",
+    evidence=(
+        *(Evidence(f"{c.file}: {c.claim}", c.source, c.confidence) for c in _CONFIGS),
+        Evidence(
+            "get_moe_configs takes the nearest row, tolerates triton_version, and asks for the "
+            "block shape in the name",
+            "fused_moe.py of 0.11.1 to 0.33.0",
+            "read",
+        ),
+    ),
+    look=look,
+    prove=prove,
+    examples=(
+        Example(
+            version="0.25.1",
+            path=f"{_FOLDER}/{_EXAMPLE.file}",
+            before=None,
+            after=_EXAMPLE.shipped,
+            beside={
+                _PATH: _NAMING,
+                **{f"{_FOLDER}/{c.file}": c.shipped for c in _CONFIGS if c is not _EXAMPLE},
+            },
+        ),
+    ),
+)

@@ -1,0 +1,181 @@
+"""The tuned MoE configs: every row fits the device, and each file goes where it belongs or not."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+import pytest
+
+from patchkit.errors import DriftError, ProofError
+from patchkit.patching.fix import State
+from patchkit.patching.recipe import load_recipe
+
+HOME = load_recipe().home / "moe_configs"
+FILES = sorted(HOME.glob("*.json"))
+INDEX = tomllib.loads((HOME / "index.toml").read_text())
+FIX = load_recipe().fix("moe_configs")
+FOLDER = "vllm/model_executor/layers/fused_moe/configs"
+LOOKUP = "vllm/model_executor/layers/fused_moe/fused_moe.py"
+BLOCK = "E=256,N=512,device_name=NVIDIA_GB10,dtype=fp8_w8a8,block_shape=[128,128].json"
+ROW = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages"}
+# Shared memory per block of capability 12.1, as NVIDIA's and Triton's tables give it.
+GB10_BYTES = 101376
+
+# How a release looks a config up, in short.
+SOURCE = """
+def get_config_file_name(E, N, dtype, block_shape=None):
+    device = current_platform.get_device_name().replace(" ", "_")
+    suffix = f",dtype={dtype}" if dtype else ""
+    suffix += f",block_shape={block_shape}".replace(" ", "") if block_shape else ""
+    return f"E={E},N={N},device_name={device}{suffix}.json"
+
+
+@functools.lru_cache
+def get_moe_configs(E, N, dtype, block_n=None, block_k=None):
+    block_shape = [block_n, block_k] if block_n and block_k else None
+    name = get_config_file_name(E, N, dtype, block_shape)
+    place = os.path.join(os.path.dirname(os.path.realpath(__file__)), "configs", name)
+    if os.path.exists(place):
+        with open(place) as file:
+            tuned_config = json.load(file)
+            tuned_config.pop("triton_version", None)
+            return {int(key): value for key, value in tuned_config.items()}
+    return None
+"""
+SETUP = 'package_data = ["model_executor/layers/fused_moe/configs/*.json"]\n'
+
+
+@pytest.fixture
+def tree_of(make_tree):
+    """A tree with a lookup, and what lies in its folder of configs."""
+
+    def make(version="0.25.1", configs=(), source=SOURCE, setup=SETUP):
+        there = {f"{FOLDER}/{name}": text for name, text in dict(configs).items()}
+        return make_tree(version, {LOOKUP: source, "setup.py": setup, **there})
+
+    return make
+
+
+def patched(tree, ask):
+    edits = FIX.look(tree, ask()).edits
+    return tree.with_texts({edit.path: edit.replacement for edit in edits})
+
+
+def names(finding):
+    return {edit.path.removeprefix(f"{FOLDER}/") for edit in finding.edits}
+
+
+def test_every_file_is_in_the_index_and_named_for_the_gb10():
+    assert [place.name for place in FILES] == sorted(entry["file"] for entry in INDEX["config"])
+    assert len(FILES) == 7
+    assert INDEX["shared_memory"] == GB10_BYTES
+    for place in FILES:
+        assert f",device_name={INDEX['device'].replace(' ', '_')}" in place.name
+
+
+@pytest.mark.parametrize("place", FILES, ids=lambda place: place.name)
+def test_every_row_fits_the_shared_memory_of_a_gb10(place):
+    width = 1 if "dtype=fp8_w8a8" in place.name else 2
+    table = json.loads(place.read_text())
+    rows = {int(key): row for key, row in table.items() if key != "triton_version"}
+    for row in rows.values():
+        assert row.keys() == ROW
+        assert all(type(value) is int for value in row.values())
+        tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row["BLOCK_SIZE_K"]
+        assert (row["num_stages"] - 1) * tiles * width <= GB10_BYTES
+        assert {row["BLOCK_SIZE_M"], row["BLOCK_SIZE_N"], row["BLOCK_SIZE_K"]} <= {
+            16, 32, 64, 128, 256,
+        }  # fmt: skip
+        assert row["num_warps"] in (4, 8)
+    assert list(rows) == sorted(rows)
+    assert max(rows) >= 256, "prefill would get a row for decode"
+    assert place.read_text() == json.dumps(table, indent=4) + "\n", "as benchmark_moe.py writes it"
+
+
+def test_a_tree_without_configs_gets_all_of_them(tree_of, ask):
+    tree = tree_of()
+    finding = FIX.look(tree, ask())
+    assert finding.state is State.APPLY
+    assert names(finding) == {place.name for place in FILES}
+    for edit in finding.edits:
+        assert edit.creates
+        assert edit.replacement == (HOME / edit.path.rpartition("/")[2]).read_text()
+    assert "7 configs" in FIX.prove(tree, patched(tree, ask), ask(), frozenset())
+
+
+def test_a_file_of_upstreams_is_left_alone(tree_of, ask):
+    tree = tree_of("0.28.0", {BLOCK: '{"1": {}}\n'})
+    finding = FIX.look(tree, ask())
+    assert names(finding) == {place.name for place in FILES} - {BLOCK}
+    assert "(1 of them upstream's)" in finding.done
+    assert FIX.prove(tree, patched(tree, ask), ask(), frozenset())
+
+
+@pytest.mark.parametrize("version", ["0.33.1.dev5+g123abc", "0.34.0"])
+def test_a_newer_release_may_ship_them_all(version, tree_of, ask):
+    tree = tree_of(version, {place.name: '{"1": {}}\n' for place in FILES})
+    assert FIX.look(tree, ask()).state is State.UPSTREAM
+
+
+@pytest.mark.parametrize("version", ["0.11.1", "0.27.1+cu130"])
+def test_a_file_that_upstream_does_not_ship_is_somebody_elses(version, tree_of, ask):
+    with pytest.raises(DriftError, match=r"E=256.*: is there already, with another text"):
+        FIX.look(tree_of(version, {BLOCK: '{"1": {}}\n'}), ask())
+
+
+def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
+    source = re.sub(r".*triton_version.*\n", "", SOURCE)
+    tree = tree_of(source=source)
+    texts = {edit.path: json.loads(edit.replacement) for edit in FIX.look(tree, ask()).edits}
+    assert any("triton_version" in place.read_text() for place in FILES)
+    for path, table in texts.items():
+        shipped = json.loads((HOME / path.rpartition("/")[2]).read_text())
+        shipped.pop("triton_version", None)
+        assert table == shipped
+    assert FIX.prove(tree, patched(tree, ask), ask(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("def get_config_file_name", "def get_name", "no function get_config_file_name"),
+        ("current_platform.get_device_name()", "device_name()", "'device_name' is not defined"),
+        ("E, N, dtype, block_shape=None", "E, N", "positional argument"),
+        ("def get_config_file_name(E", "def get_config_file_name(", "cannot be run as it was"),
+    ],
+    ids=["renamed", "another helper", "other arguments", "syntax error"],
+)
+def test_a_lookup_that_upstream_rewrote_is_drift(before, after, message, tree_of, ask):
+    with pytest.raises(DriftError, match=rf"^{LOOKUP}: get_config_file_name .*{message}"):
+        FIX.look(tree_of(source=SOURCE.replace(before, after)), ask())
+
+
+@pytest.mark.parametrize(
+    ("alter", "message"),
+    [
+        ({"source": SOURCE.replace('"configs", name', '"tuned", name')}, "gives None, not"),
+        ({"source": SOURCE.replace("int(key)", "key")}, r"gives \{'1': .* not the rows"),
+        ({"setup": ""}, r"^setup\.py: .* is not packaged"),
+    ],
+    ids=["another folder", "keys that are no numbers", "not packaged"],
+)
+def test_files_that_a_release_would_not_find_are_not_installed(alter, message, tree_of, ask):
+    tree = tree_of(**alter)
+    with pytest.raises(ProofError, match=message):
+        FIX.prove(tree, patched(tree, ask), ask(), frozenset())
+
+
+@pytest.mark.parametrize("device", INDEX["others"])
+def test_another_device_must_not_notice(device, tree_of, ask):
+    tree = tree_of()
+    name = BLOCK.replace("NVIDIA_GB10", device.replace(" ", "_"))
+    result = patched(tree, ask).with_texts({f"{FOLDER}/{name}": '{"1": {}}\n'})
+    with pytest.raises(ProofError, match=f"{device} gets another config"):
+        FIX.prove(tree, result, ask(), frozenset())
+
+
+def test_it_is_optional_and_says_why():
+    assert {need.severity.value for need in FIX.needs} == {"optional"}
+    assert "never read for block-FP8 checkpoints" in FIX.why
