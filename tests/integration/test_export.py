@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from patchkit.apply import apply
+from patchkit.apply import apply, open_workspace, plan_for
 
 pytestmark = [
     pytest.mark.releases,
-    # The old routes; most fixes, C++ and Python beside CMake; few of them, with DeepGEMM.
-    pytest.mark.parametrize("version", ["0.11.1", "0.18.1", "0.24.0"]),
+    # The old routes; most fixes, C++ and Python beside CMake; few of them, with DeepGEMM; then
+    # files that are created, with and without others that are edited.
+    pytest.mark.parametrize(
+        ("version", "chosen"),
+        [
+            ("0.11.1", {}),
+            ("0.18.1", {}),
+            ("0.24.0", {}),
+            ("0.14.1", {"only": {"moe_configs"}}),
+            ("0.25.1", {"also": {"moe_configs"}}),
+            ("0.33.0", {"also": {"moe_configs"}}),
+        ],
+    ),
 ]
+OPTIONS = {"only": "--only", "also": "--with"}
 
 
 @pytest.fixture
@@ -19,15 +31,25 @@ def root(tree, version):
 
 
 @pytest.fixture
-def repository(git, tmp_path, root, golden, arch):
+def source(root, arch, chosen):
+    """The tree, and what is asked for, as options."""
+    options = [(OPTIONS[name], fix) for name, fixes in chosen.items() for fix in fixes]
+    return ["--vllm-src", root, "--arch", arch, *(word for option in options for word in option)]
+
+
+@pytest.fixture
+def repository(git, tmp_path, root, recipe, ask, arch, chosen):
     """A repository that holds the files that change, untouched, and nothing else."""
     folder = tmp_path / "repository"
-    for path in golden.plan(root, arch).texts:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes((root / path).read_bytes())
+    folder.mkdir()
+    plan = plan_for(open_workspace(root), recipe, ask(arch, **chosen))
+    for path, (before, _after) in plan.texts.items():
+        if before is not None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes((root / path).read_bytes())
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "upstream")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "upstream")
     return folder
 
 
@@ -36,11 +58,10 @@ def contents(folder, paths):
 
 
 def test_git_am_gives_what_apply_gives(
-    cli, git, root, version, arch, repository, recipe, ask, tmp_path
+    cli, git, root, version, arch, chosen, source, repository, recipe, ask, tmp_path
 ):
-    source = ["--vllm-src", root, "--arch", arch]
     mails = cli("export", *source, "-o", tmp_path / "series").stdout.split()
-    outcome = apply(root, recipe, ask(arch))
+    outcome = apply(root, recipe, ask(arch, **chosen))
 
     git(repository, "am", "--quiet", *mails)
 
@@ -63,17 +84,17 @@ def test_git_am_gives_what_apply_gives(
 
 
 def test_git_apply_gives_what_apply_gives_and_nothing_depends_on_when_one_asks(
-    cli, git, root, arch, repository, recipe, ask, tmp_path
+    cli, git, root, arch, chosen, source, repository, recipe, ask, tmp_path
 ):
     folders = [tmp_path / "before", tmp_path / "after"]
-    source = ["--vllm-src", root, "--arch", arch]
     cli("export", *source, "-o", folders[0])
     diff = cli("diff", *source).stdout
-    outcome = apply(root, recipe, ask(arch))
+    outcome = apply(root, recipe, ask(arch, **chosen))
     cli("export", "--vllm-src", root, "-o", folders[1])
 
     git(repository, "apply", stdin=diff)
 
+    assert ("new file mode 100644" in diff) == bool(chosen)
     assert contents(repository, outcome.written) == contents(root, outcome.written)
     assert cli("diff", "--vllm-src", root).stdout == diff
     before, after = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders)

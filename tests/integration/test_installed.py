@@ -21,6 +21,7 @@ PYTHON_FIXES = {
     "0.19.1": {"fp8_grouped_gemm", "marlin_w4a8_fp8"},
     "0.24.0": {"deepgemm_sm12x"},
 }
+of_configs = pytest.mark.parametrize("version", ["0.14.1", "0.25.1", "0.33.0"])
 
 
 @pytest.fixture(params=PYTHON_FIXES)
@@ -30,16 +31,19 @@ def version(request):
 
 @pytest.fixture
 def wheel(release, version, recipe, tmp_path):
-    """A wheel of the Python files of a release that any fix looks at."""
+    """A wheel of the files of a release that any fix for Python looks at."""
     root = release(version)
     files = {"vllm/__init__.py": (root / "vllm/__init__.py").read_bytes()}
-    for pattern in ("cuda.py", "w8a8_utils.py", "marlin_utils.py", "mxfp4.py", "nvfp4_moe_*.py"):
+    for pattern in (
+        *("cuda.py", "w8a8_utils.py", "marlin_utils.py", "mxfp4.py", "nvfp4_moe_*.py"),
+        *("fused_moe.py", "platform_utils.py", "fused_moe/configs/*.json"),
+    ):
         for place in root.glob(f"vllm/**/{pattern}"):
             files[str(place.relative_to(root))] = place.read_bytes()
     info = f"vllm-{version}.dist-info"
     files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    rows = [f"{path},sha256={_hash(data)},{len(data)}\n" for path, data in files.items()]
+    rows = [f'"{path}",sha256={_hash(data)},{len(data)}\n' for path, data in files.items()]
     path = tmp_path / f"vllm-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as bundle:
         for name, data in files.items():
@@ -130,6 +134,30 @@ def test_nothing_of_a_patched_package_is_left_after_pip_uninstall(cli, pip, pack
     cli("apply", "--vllm-src", package)
     # What an import leaves behind as well.
     subprocess.run([sys.executable, "-m", "compileall", "-q", package], check=True)
+    pip("uninstall", "--yes", "vllm")
+    assert not [path for path in snapshot(package.parent) if "vllm" in path]
+
+
+@of_configs
+def test_created_files_are_pips_as_well(cli, pip, package, snapshot):
+    source = ["--vllm-src", package]
+    installed = snapshot(package.parent)
+    assert not wrong_hashes(package.parent)
+
+    written = json.loads(cli("apply", *source, "--only", "moe_configs", "--json").stdout)["written"]
+
+    (record,) = package.parent.glob("vllm-*.dist-info/RECORD")
+    rows = {row[0]: row for row in csv.reader(record.read_text().splitlines())}
+    assert len(written) >= 5
+    for path in written:
+        data = (package.parent / path).read_bytes()
+        assert path not in installed
+        assert rows[path] == [path, f"sha256={_hash(data)}", str(len(data))]
+    assert not wrong_hashes(package.parent)
+    cli("revert", *source)
+    assert snapshot(package.parent) == installed
+
+    cli("apply", *source, "--only", "moe_configs")
     pip("uninstall", "--yes", "vllm")
     assert not [path for path in snapshot(package.parent) if "vllm" in path]
 

@@ -12,6 +12,8 @@ import pytest
 
 pytestmark = pytest.mark.releases
 RELEASE = "0.19.1"
+# Edits files of every kind, and creates some.
+APPLY = ["apply", "--with", "moe_configs"]
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def started(environment, tmp_path):
 
     def start(*source):
         return subprocess.Popen(
-            [sys.executable, "-m", "patchkit", "apply", *map(str, source)],
+            [sys.executable, "-m", "patchkit", *APPLY, *map(str, source)],
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,
@@ -45,7 +47,7 @@ def finished(processes):
 
 def test_two_applies_at_once(cli, started, root, tree, snapshot):
     alone = tree(RELEASE, name="alone")
-    cli("apply", "--vllm-src", alone)
+    cli(*APPLY, "--vllm-src", alone)
 
     both = [started("--vllm-src", root), started("--vllm-src", root)]
 
@@ -61,7 +63,7 @@ def test_two_applies_of_a_release_into_one_folder(cli, started, sdist, tmp_path)
 
     # The slower one finds the folder taken, busy or patched; the disk has no part in that.
     assert finished(both) in ([0, 0], [0, 3], [0, 6])
-    assert json.loads(cli("apply", *source, "--json").stdout)["written"] == []
+    assert json.loads(cli(*APPLY, *source, "--json").stdout)["written"] == []
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
@@ -69,7 +71,7 @@ def test_two_applies_of_a_release_into_one_folder(cli, started, sdist, tmp_path)
 def test_killed_at_any_moment_the_next_run_makes_it_right(cli, started, root, tree, snapshot, seed):
     pristine = snapshot(root)
     whole = tree(RELEASE, name="whole")
-    cli("apply", "--vllm-src", whole)
+    cli(*APPLY, "--vllm-src", whole)
     random = Random(seed)
     # Half of the kills come while it looks and proves, half within the short time of the commit.
     for delay, in_commit in [(random.uniform(0, 1), False), (random.uniform(0, 0.04), True)]:
@@ -80,7 +82,7 @@ def test_killed_at_any_moment_the_next_run_makes_it_right(cli, started, root, tr
         process.kill()
         process.communicate()
 
-        cli("apply", "--vllm-src", root)
+        cli(*APPLY, "--vllm-src", root)
         assert snapshot(root) == snapshot(whole)
         cli("revert", "--vllm-src", root)
         assert snapshot(root) == pristine

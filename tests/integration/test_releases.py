@@ -9,9 +9,10 @@ import tarfile
 import time
 
 import pytest
+from packaging.version import Version
 
-from patchkit.apply import apply, revert
-from patchkit.errors import SourceError
+from patchkit.apply import apply, open_workspace, plan_for, prove, revert
+from patchkit.errors import DriftError, SourceError
 
 pytestmark = pytest.mark.releases
 OTHER = {"native": "family", "family": "native"}
@@ -78,6 +79,79 @@ def test_a_patched_tree_without_its_ledger_is_recognised(
     assert snapshot(root) == patched
     with pytest.raises(SourceError, match="has changed nothing here"):
         revert(root)
+
+
+CONFIGS = "vllm/model_executor/layers/fused_moe/configs"
+GB10 = "device_name=NVIDIA_GB10"
+BLOCK = ",dtype=fp8_w8a8,block_shape=[128,128]"
+# Since 0.28.0 upstream ships the first two.
+TUNED = [
+    f"E=256,N=512,{GB10}{BLOCK}.json",
+    f"E=512,N=512,{GB10}{BLOCK}.json",
+    f"E=128,N=704,{GB10},dtype=fp8_w8a8.json",
+    f"E=128,N=768,{GB10},dtype=fp8_w8a8.json",
+    f"E=160,N=384,{GB10},dtype=fp8_w8a8.json",
+    f"E=512,N=2688,{GB10}.json",
+    f"E=512,N=512,{GB10},dtype=fp8_w8a8.json",
+]
+
+
+def created(version):
+    return {f"{CONFIGS}/{name}" for name in TUNED[2 * (Version(version) >= Version("0.28")) :]}
+
+
+def test_tuned_configs_are_found_by_every_release(version, release, recipe, ask):
+    plan = plan_for(open_workspace(release(version)), recipe, ask(only={"moe_configs"}))
+
+    (said,) = prove(plan)
+
+    assert {path for path, (before, _) in plan.texts.items() if before is None} == created(version)
+    assert plan.texts.keys() == created(version)
+    assert said.startswith("get_moe_configs finds 7 configs for NVIDIA GB10, and for NVIDIA H200")
+
+
+@pytest.mark.parametrize("version", ["0.14.1", "0.25.1", "0.33.0"])
+def test_created_files_come_and_go(version, tree, snapshot, recipe, ask, cli):
+    root = tree(version)
+    pristine, selected = snapshot(root), ask(only={"moe_configs"})
+    source = ["--vllm-src", root]
+
+    first = apply(root, recipe, selected)
+    patched = snapshot(root)
+
+    assert (
+        set(first.written)
+        == created(version)
+        == {path for path in patched.keys() - pristine.keys() if not path.startswith(".patchkit")}
+    )
+    assert {path: patched[path] for path in pristine} == pristine
+    assert apply(root, recipe, selected).written == ()
+    shown = json.loads(cli("status", *source, "--json").stdout)
+    assert {f["state"] for f in shown["fixes"] if f["id"] == "moe_configs"} == {"applied"}
+    assert cli("diff", *source).stdout.count("\nnew file mode 100644\n--- /dev/null\n") == len(
+        first.written
+    )
+    (root / min(first.written)).unlink()
+    shown = json.loads(cli("status", *source, "--json").stdout)
+    assert {f["state"] for f in shown["fixes"] if f["id"] == "moe_configs"} == {"apply"}
+    assert set(apply(root, recipe, selected).written) == {min(first.written)}
+    assert snapshot(root) == patched
+    assert set(revert(root)) == set(first.written)
+    assert snapshot(root) == pristine
+
+
+def test_without_a_ledger_a_created_file_is_known_and_another_one_is_left_alone(tree, recipe, ask):
+    root, selected = tree("0.25.1"), ask(only={"moe_configs"})
+    place = root / min(apply(root, recipe, selected).written)
+    shutil.rmtree(root / ".patchkit")
+
+    again = apply(root, recipe, selected)
+    place.write_text("{}\n")
+
+    assert (states(again)["moe_configs"], again.written) == ("applied", ())
+    with pytest.raises(DriftError, match="is there already, with another text"):
+        apply(root, recipe, selected)
+    assert place.read_text() == "{}\n"
 
 
 @pytest.fixture

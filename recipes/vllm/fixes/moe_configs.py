@@ -229,14 +229,14 @@ FIX = Fix(
     title="Tuned MoE kernel configs for the GB10",
     symptom='"Using default MoE config. Performance might be sub-optimal!" on a GB10.',
     why="vLLM looks for a file that is named after experts, size, device, dtype and block shape, "
-    "and ships none for NVIDIA_GB10 before 0.28.0, two from then on. The ones collected here go "
-    "where the release looks; a file of upstream's is left alone. They are optional because nobody "
-    "has shown that they help: one report of +65.7 % stands alone against +3.5 % in the kernel and "
-    "no difference when served, two were tuned for SGLang's form of the kernel, and a tuned file stays as "
-    "it is while upstream's defaults get better. Without a block shape in its name a file is never "
-    "read for block-FP8 checkpoints: that reported one (E=512,N=512, no block shape) serves FP8 "
-    "with scales per tensor or channel alone. VLLM_TUNED_CONFIG_FOLDER names a folder of your own, "
-    "which is searched first.",
+    "and ships none for NVIDIA_GB10 before 0.28.0, two from then on. The ones collected here "
+    "go where the release looks; a file of upstream's is left alone. They are optional "
+    "because nobody has shown that they help: one report of +65.7 % stands alone against +3.5 "
+    "% in the kernel and no difference when served, two were tuned for SGLang's form of the "
+    "kernel, and a tuned file stays as it is while upstream's defaults get better. Without a "
+    "block shape in its name a file is never read for block-FP8 checkpoints: that reported "
+    "one (E=512,N=512, no block shape) serves FP8 with scales per tensor or channel alone. "
+    "VLLM_TUNED_CONFIG_FOLDER names a folder of your own, which is searched first.",
     needs=(
         Need(">=0.11.1", Severity.OPTIONAL, "the kernel runs without them, on upstream's defaults"),
     ),
