@@ -6,8 +6,10 @@ the whole effect that it has on the untouched release.
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
+from dataclasses import replace
 from difflib import SequenceMatcher
 
 import pytest
@@ -206,3 +208,41 @@ def _whole(plan, stock):
         _LABEL.sub("", plan.patched.read(path)) == _LABEL.sub("", after)
         for path, (_before, after) in stock.texts.items()
     )
+
+
+LOOKUP = "vllm/model_executor/layers/fused_moe/fused_moe.py"
+
+
+@pytest.mark.parametrize("version", ["0.14.1", "0.33.0"])
+@pytest.mark.parametrize("alter", [deleted, other_letter])
+def test_an_altered_lookup_of_moe_configs_is_refused_or_finds_them(
+    version, alter, release, recipe, ask
+):
+    workspace, request = open_workspace(release(version)), ask(only={"moe_configs"})
+    text = workspace.tree.read(LOOKUP)
+    missing = len(plan_for(workspace, recipe, request).texts)
+    ends = {"refused": 0, "proved": 0}
+    for start, stop in _statements(text, "get_config_file_name", "get_moe_configs"):
+        altered = alter(text, start, stop)
+        tree = replace(workspace.tree, pristine={LOOKUP: altered}, seen={})
+        try:
+            plan = plan_for(replace(workspace, tree=tree), recipe, request)
+            prove(plan)
+        except REFUSED:
+            ends["refused"] += 1
+        else:
+            ends["proved"] += 1
+            assert missing <= len(plan.texts) <= 7
+    assert min(ends.values()) > 0
+
+
+def _statements(text, *functions):
+    """Spans of the statements of functions, docstrings left out."""
+    starts = [0, *(found.end() for found in re.finditer("\n", text))]
+    for function in ast.parse(text).body:
+        if isinstance(function, ast.FunctionDef) and function.name in functions:
+            for node in ast.walk(function):
+                docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                if isinstance(node, ast.stmt) and not docstring and node is not function:
+                    first, last = node.lineno - 1, node.end_lineno - 1
+                    yield starts[first] + node.col_offset, starts[last] + node.end_col_offset

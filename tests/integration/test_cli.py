@@ -189,7 +189,7 @@ def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
         if place.is_dir():
             place.chmod(0o755)
 
-    assert set(states.values()) == {"apply", "upstream", "not-applicable"}
+    assert set(states.values()) == {"apply", "off", "upstream", "not-applicable"}
     assert {fix["id"]: fix["state"] for fix in planned["fixes"]} == states
     assert (planned["dry_run"], planned["written"]) == (True, [])
     assert f"+++ b/{EDITED}\n" in diff

@@ -144,8 +144,9 @@ def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
         ("current_platform.get_device_name()", "device_name()", "'device_name' is not defined"),
         ("E, N, dtype, block_shape=None", "E, N", "positional argument"),
         ("def get_config_file_name(E", "def get_config_file_name(", "cannot be run as it was"),
+        ('    return f"E=', '    f"E=', "not NoneType"),
     ],
-    ids=["renamed", "another helper", "other arguments", "syntax error"],
+    ids=["renamed", "another helper", "other arguments", "syntax error", "no name"],
 )
 def test_a_lookup_that_upstream_rewrote_is_drift(before, after, message, tree_of, ask):
     with pytest.raises(DriftError, match=rf"^{LOOKUP}: get_config_file_name .*{message}"):
@@ -157,9 +158,10 @@ def test_a_lookup_that_upstream_rewrote_is_drift(before, after, message, tree_of
     [
         ({"source": SOURCE.replace('"configs", name', '"tuned", name')}, "gives None, not"),
         ({"source": SOURCE.replace("int(key)", "key")}, r"gives \{'1': .* not the rows"),
-        ({"setup": ""}, r"^setup\.py: .* is not packaged"),
+        ({"setup": ""}, r"E=256,.*: setup\.py does not package it"),
+        ({"source": SOURCE.replace(".json", ".js")}, r"E=256,.*\.js: setup\.py does not package"),
     ],
-    ids=["another folder", "keys that are no numbers", "not packaged"],
+    ids=["another folder", "keys that are no numbers", "not packaged", "another suffix"],
 )
 def test_files_that_a_release_would_not_find_are_not_installed(alter, message, tree_of, ask):
     tree = tree_of(**alter)

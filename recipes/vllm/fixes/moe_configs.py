@@ -6,11 +6,13 @@ import builtins
 import contextlib
 import io
 import json
+import os
 import posixpath
 import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +43,7 @@ _DEVICE: str = _INDEX["device"]
 _PATH = "vllm/model_executor/layers/fused_moe/fused_moe.py"
 _FOLDER = "vllm/model_executor/layers/fused_moe/configs"
 _UTILS = "vllm/utils/platform_utils.py"
-_PACKAGED = '"model_executor/layers/fused_moe/configs/*.json"'
+_PACKAGED = "model_executor/layers/fused_moe/configs/*.json"
 _TOLERANT = 'tuned_config.pop("triton_version"'
 _KEY = re.compile(
     r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
@@ -119,8 +121,8 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
         _check_found(path, text, find(config.key))
         if text == config.text(patched):
             _check_rows(path, _rows(text), _BYTES[config.key[2]])
-    if patched.kind != "installed" and _PACKAGED not in patched.read("setup.py"):
-        raise ProofError(f"setup.py: {_PACKAGED} is not packaged, so a wheel would lack the files")
+        if not (fnmatchcase(path, f"vllm/{_PACKAGED}") and _packages(patched)):
+            raise ProofError(f"{path}: setup.py does not package it, so a wheel would lack it")
     for device in _INDEX["others"]:
         before, after = _lookup(stock, device), _lookup(patched, device)
         for config in _CONFIGS:
@@ -130,6 +132,10 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
         f"get_moe_configs finds {len(_CONFIGS)} configs for {_DEVICE}, and for "
         f"{', '.join(_INDEX['others'])} what it found before"
     )
+
+
+def _packages(tree: SourceTree) -> bool:
+    return tree.kind == "installed" or f'"{_PACKAGED}"' in tree.read("setup.py")
 
 
 def _rows(text: str) -> dict[int, dict[str, int]]:
@@ -181,7 +187,13 @@ def _file_names(tree: SourceTree, device: str) -> Callable[[Key], str]:
         importer = {**vars(builtins), "__import__": lambda *_arguments: imported}
         names[helper] = _released(tree, _UTILS, helper, {"re": re, "__builtins__": importer})
     build = _released(tree, _PATH, "get_config_file_name", names)
-    return lambda key: str(build(*key[:3], list(key[3]) or None))
+
+    def name(key: Key) -> str:
+        with _as_drift(_PATH, "get_config_file_name"):
+            built: str = os.fspath(build(*key[:3], list(key[3]) or None))
+        return built
+
+    return name
 
 
 def _released(
