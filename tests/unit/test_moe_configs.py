@@ -94,14 +94,17 @@ def test_every_row_fits_the_shared_memory_of_a_gb10(place):
     assert place.read_text() == json.dumps(table, indent=4) + "\n", "as benchmark_moe.py writes it"
 
 
-def test_a_tree_without_configs_gets_all_of_them(tree_of, ask):
-    tree = tree_of()
+@pytest.mark.parametrize("version", ["0.11.1", "0.25.1", "0.28.0", "0.34.0"])
+def test_a_tree_without_configs_gets_all_of_them(version, tree_of, ask):
+    tree = tree_of(version)
     finding = FIX.look(tree, ask())
     assert finding.state is State.APPLY
     assert names(finding) == {place.name for place in FILES}
     for edit in finding.edits:
         assert edit.creates
         assert edit.replacement == (HOME / edit.path.rpartition("/")[2]).read_text()
+    again = FIX.look(patched(tree, ask), ask())
+    assert (again.state, again.edits, again.reason) == (State.APPLIED, (), finding.done)
     assert "7 configs" in FIX.prove(tree, patched(tree, ask), ask(), frozenset())
 
 
@@ -110,6 +113,7 @@ def test_a_file_of_upstreams_is_left_alone(tree_of, ask):
     finding = FIX.look(tree, ask())
     assert names(finding) == {place.name for place in FILES} - {BLOCK}
     assert "(1 of them upstream's)" in finding.done
+    assert FIX.look(patched(tree, ask), ask()).reason == finding.done
     assert FIX.prove(tree, patched(tree, ask), ask(), frozenset())
 
 

@@ -48,10 +48,8 @@ _TOLERANT = 'tuned_config.pop("triton_version"'
 _KEY = re.compile(
     r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
 )
-_BYTES: dict[str | None, int] = {
-    None: 2,
-    "fp8_w8a8": 1,
-}  # per element of the tiles; no dtype in the name is bf16
+# Bytes per element of a tile, by the dtype in a file's name; none there is bf16.
+_BYTES: dict[str | None, int] = {None: 2, "fp8_w8a8": 1}
 _PREFILL = 256  # the nearest row is taken: without one from here on, prefill gets a row for decode
 
 Key = tuple[int, int, str | None, tuple[int, ...]]
@@ -97,11 +95,10 @@ def look(tree: SourceTree, request: Request) -> Finding:
     theirs = 0
     for config in _CONFIGS:
         path = f"{_FOLDER}/{name(config.key)}"
-        there = tree.find(path)
-        if there is not None and tree.version in SpecifierSet(config.upstream, prereleases=True):
+        if tree.exists(path) and path not in tree.overlay and _may_be_upstreams(config, tree):
             theirs += 1
         else:
-            edits += new_file(path, there, config.text(tree), note=config.claim)
+            edits += new_file(path, tree.find(path), config.text(tree), note=config.claim)
     if theirs == len(_CONFIGS):
         return upstream(f"{_FOLDER}: upstream has all {theirs} GB10 configs")
     more = f" ({theirs} of them upstream's)" if theirs else ""
@@ -110,6 +107,10 @@ def look(tree: SourceTree, request: Request) -> Finding:
         now=f"{_FOLDER}: {len(edits)} GB10 configs are missing",
         done=f"{_FOLDER}: {len(_CONFIGS)} GB10 configs{more}",
     )
+
+
+def _may_be_upstreams(config: Config, tree: SourceTree) -> bool:
+    return tree.version in SpecifierSet(config.upstream, prereleases=True)
 
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
