@@ -1,4 +1,4 @@
-"""Sessions: tests, lint (the default two), matrix (every release), bench, picture."""
+"""Sessions: tests, lint (the default two), matrix (every release), kernel-proof, bench, picture."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ def matrix(session: nox.Session) -> None:
     """Every supported release in both arch modes, real sdists and real CMake."""
     _install(session, "test")
     session.run("pytest", "-m", "releases", *session.posargs, env={"PATCHKIT_ALL_RELEASES": "1"})
+
+
+@nox.session(name="kernel-proof")
+def kernel_proof(session: nox.Session) -> None:
+    """Real kernels, compiled for the GB10 and for its family and compared; rewrites its docs."""
+    _install(session, "test")
+    session.run("python", "tests/kernel_proof.py", *session.posargs)
 
 
 @nox.session

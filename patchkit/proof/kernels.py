@@ -1,0 +1,131 @@
+"""Whether machine code for one arch does the work that machine code for another arch does.
+
+It reads what ``nvdisasm -c`` prints, counts the instructions of every kernel, and compares the
+build for the device itself (native) with the build for its family. A guard such as
+``#if __CUDA_ARCH__ == 1200`` compiles without a warning for 12.1, into a kernel that traps or
+returns at once; a generator's gate leaves kernels out. Both are stubs here.
+
+What agreement proves: the native build has every kernel that the family build has, and each of them
+uses the same kinds of tensor-core instructions and conversions, so no guard turned one into a stub.
+What it does not prove, and only the device can: that the code loads there, that its results are
+right, and how fast it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from patchkit.errors import ProofError
+
+_SECTION = re.compile(r"\s*\.section\s+\.text\.(?P<name>[^\s,]+)")
+_ENTRY = re.compile(r'\s*\.other\s+(?P<name>[^\s,]+),@"STO_CUDA_ENTRY')
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[0-9T]+\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)")
+_SMALL_FLOAT = re.compile(r"F2FP\b.*\.E[2-5]M[1-3]\b")  # packed conversions to or from FP4 to FP8
+_TRAP = "BPT.TRAP"
+# The guard of vLLM 0.19.1 leaves 11 instructions of kernels that have some 1500.
+_NEARLY_EMPTY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel: how often it has each opcode, modifiers included (``HMMA.16816.F32``)."""
+
+    opcodes: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """Instructions, without the NOPs that pad a kernel."""
+        return sum(self.opcodes.values())
+
+    @property
+    def traps(self) -> bool:
+        return _TRAP in self.opcodes
+
+    @property
+    def tensor(self) -> dict[str, int]:
+        """The tensor-core instructions, and the conversions that feed them."""
+        return {name: count for name, count in self.opcodes.items() if _is_tensor(name)}
+
+
+Kernels = Mapping[str, Kernel]
+
+
+def _is_tensor(opcode: str) -> bool:
+    # HMMA, IMMA, QMMA (FP8), OMMA (FP4), DMMA, UTCHMMA: nothing else ends so; fused adds end in FMA
+    return opcode.partition(".")[0].endswith("MMA") or _SMALL_FLOAT.match(opcode) is not None
+
+
+def read_sass(text: str) -> dict[str, Kernel]:
+    """The kernels of an object by mangled name, from the output of ``nvdisasm -c``.
+
+    Raises ProofError if there is none: an empty listing must not pass for a kernel without faults.
+    """
+    sections: dict[str, Counter[str]] = {}
+    entries: set[str] = set()
+    opcodes: Counter[str] = Counter()
+    for line in text.splitlines():
+        if section := _SECTION.match(line):
+            opcodes = sections.setdefault(section["name"], Counter())
+        elif entry := _ENTRY.match(line):
+            entries.add(entry["name"])
+        elif (instruction := _INSTRUCTION.match(line)) and instruction["opcode"] != "NOP":
+            opcodes[instruction["opcode"]] += 1
+    if not entries:
+        raise ProofError(
+            "the disassembly has no kernel",
+            why="nothing was compiled for this arch, or nvdisasm prints another format",
+            hint="look at the listing; the format read here is that of nvdisasm -c",
+        )
+    return {name: Kernel(sections.get(name, Counter())) for name in sorted(entries)}
+
+
+def stubs(native: Kernels, family: Kernels) -> dict[str, str]:
+    """The kernels that work in the family build and are stubs in the native one, and why."""
+    reasons = {name: _loss(native.get(name), kernel) for name, kernel in family.items()}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _loss(native: Kernel | None, family: Kernel) -> str:
+    if native is None:
+        return "missing"
+    lost = sorted(family.tensor.keys() - native.tensor.keys())
+    reasons = [f"without {', '.join(lost)}"] if lost else []
+    if native.traps and not family.traps:
+        reasons.append("ends in a trap")
+    if native.size * _NEARLY_EMPTY < family.size:
+        reasons.append(f"{native.size} instructions instead of {family.size}")
+    return "; ".join(reasons)
+
+
+def idle(kernels: Kernels, work: str) -> dict[str, str]:
+    """The kernels without an opcode that begins with ``work``, and why that is wrong.
+
+    Two builds that are both stubs agree with each other; this says that they do nothing.
+    """
+    return {
+        name: f"no {work}, and no work"
+        for name, kernel in kernels.items()
+        if not any(opcode.startswith(work) for opcode in kernel.opcodes)
+    }
+
+
+def total(kernels: Kernels) -> dict[str, int]:
+    """The tensor-core instructions of all kernels together, by opcode."""
+    counts: Counter[str] = Counter()
+    for kernel in kernels.values():
+        counts.update(kernel.tensor)
+    return dict(sorted(counts.items()))
+
+
+def likeness(native: Kernels, family: Kernels) -> str:
+    """How far two builds without stubs agree, in words."""
+    if {name: kernel.opcodes for name, kernel in native.items()} == {
+        name: kernel.opcodes for name, kernel in family.items()
+    }:
+        return "every opcode equally often"
+    if all(kernel.tensor == native[name].tensor for name, kernel in family.items()):
+        return "equal tensor-core instructions, others differ"
+    return "same kinds of tensor-core instructions, not equally many"
