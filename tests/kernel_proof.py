@@ -24,14 +24,14 @@ import time
 import tomllib
 import zipfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from rich.console import Console
 
 from patchkit.apply import apply
-from patchkit.errors import PatchkitError, ProofError
+from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.proof.archs import evaluate
@@ -60,33 +60,38 @@ class Job:
     arch_list: str
 
 
-@dataclass
-class Spent:
-    """What the compiler took: seconds, and the largest process in bytes."""
+@dataclass(frozen=True)
+class Cost:
+    """The seconds that compiling an object took."""
 
-    objects: int = 0
-    cached: int = 0
-    wall: float = 0.0
-    cpu: float = 0.0
-    peak: int = 0
+    wall: float
+    cpu: float
 
 
 def main() -> int:
     """Compile, compare, report; the exit code."""
-    chosen = sys.argv[1:]
-    releases = [r for r in TABLE["release"] if not chosen or r["version"] in chosen]
     try:
+        releases = selected(sys.argv[1:])
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
             proof = Proof(Path(folder))
             rows = list(itertools.chain.from_iterable(map(proof.release, releases)))
+            text = report(rows, proof.costs, proof.compiler())
     except PatchkitError as error:
         CONSOLE.print(f"kernel-proof: {error}", markup=False)
         return error.exit_code
-    text = report(rows, proof.spent, proof.compiler())
     CONSOLE.print(text, markup=False)
-    if not chosen:
+    if releases == TABLE["release"]:
         record(text)
-    return 0 if all(good for good, _row in rows) else ProofError.exit_code
+    return 0 if all(good for good, _cells in rows) else ProofError.exit_code
+
+
+def selected(versions: list[str]) -> list[dict]:
+    """The releases that are named, or all."""
+    known = {release["version"]: release for release in TABLE["release"]}
+    for version in versions:
+        if version not in known:
+            raise UsageError(f"{version} is not in kernels.toml", hint=f"use {', '.join(known)}")
+    return [known[version] for version in versions or known]
 
 
 class Proof:
@@ -94,7 +99,7 @@ class Proof:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.spent = Spent()
+        self.costs: list[Cost] = []
         for wheel in wheels():
             self._unpack(wheel)
 
@@ -130,7 +135,7 @@ class Proof:
         if not family:
             raise ProofError(f"{file['path']}: the family build of {release['version']} lacks it")
         # A kernel that neither build has at work would agree with itself.
-        faults = stubs(native, family) | idle(native, file["work"]) | idle(family, file["work"])
+        faults = idle(family, file["work"]) | idle(native, file["work"]) | stubs(native, family)
         verdict = f"**{summary(faults)}**" if faults else f"no stub: {likeness(native, family)}"
         yield not faults, row(release, file, "", native, family, verdict)
         if file.get("control"):
@@ -154,22 +159,22 @@ class Proof:
         name = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         path = cache_dir() / "kernels" / f"{name}.cubin"
         label = f"{job.release['version']} {job.arch_list:6} {Path(job.file['path']).name}"
-        if path.exists():
-            self.spent.cached += 1
-            CONSOLE.print(f"{label}: compiled before", markup=False)
-            return path
+        if not path.exists():
+            self._compile(job, path, arguments, label)
+        cost = Cost(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+        self.costs.append(cost)
+        CONSOLE.print(f"{label}: {cost.wall:.0f} s, {cost.cpu:.0f} s of CPU", markup=False)
+        return path
+
+    def _compile(self, job: Job, path: Path, arguments: list[str], label: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         before, start = cpu_seconds(), time.perf_counter()
         part = path.with_suffix(".part")
         source = str(job.tree / job.file["path"])
         run([*self._nvcc(), *self._include(job), *arguments, str(part), source], label)
-        part.replace(path)
         wall, cpu = time.perf_counter() - start, cpu_seconds() - before
-        self.spent.objects, self.spent.wall = self.spent.objects + 1, self.spent.wall + wall
-        self.spent.cpu += cpu
-        self.spent.peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        CONSOLE.print(f"{label}: {wall:.0f} s, {cpu:.0f} s of CPU", markup=False)
-        return path
+        path.with_suffix(".json").write_text(json.dumps(asdict(Cost(wall, cpu))), encoding="utf-8")
+        part.replace(path)  # last, so that an object has its cost beside it
 
     def _nvcc(self) -> list[str]:
         return [str(self.home / "cuda/nvidia/cu13/bin/nvcc")]
@@ -183,7 +188,13 @@ class Proof:
 
 
 def wheels() -> list[dict]:
+    """The wheels for this machine: headers are the same everywhere, programs are not."""
     machine = platform.machine()
+    if machine not in {wheel.get("machine") for wheel in TABLE["wheel"]}:
+        raise UsageError(
+            f"there is no nvcc for {machine}",
+            why=f"{HOME / 'kernels.toml'} locks those for Linux on x86_64 and aarch64",
+        )
     return [wheel for wheel in TABLE["wheel"] if wheel.get("machine", machine) == machine]
 
 
@@ -246,29 +257,31 @@ def summary(faults: dict[str, str]) -> str:
 
 
 def row(release, file, note, native, family, verdict) -> tuple[str, ...]:
+    cutlass = "CUTLASS {used} (pinned: {pinned})".format(**release["cutlass"])
     name = f"{file['title']}{note}<br>`{Path(file['path']).name}`"
     counts = [f"{len(native)} / {len(family)}", *map(histogram, (native, family))]
-    return release["version"], name, *counts, verdict
+    return f"{release['version']}<br>{cutlass}", name, *counts, verdict
 
 
 def histogram(kernels: Kernels) -> str:
-    return "<br>".join(f"{count} `{name}`" for name, count in total(kernels).items()) or "none"
+    """``1024 QMMA… (64 each)``: the sum, and the fewest and most in a kernel."""
+    lines = []
+    for name, count in total(kernels).items():
+        each = [kernel.tensor.get(name, 0) for kernel in kernels.values()]
+        spread = f"{min(each)} to {max(each)}" if min(each) < max(each) else f"{min(each)}"
+        lines.append(f"{count} `{name}` ({spread} each)")
+    return "<br>".join(lines) or "none"
 
 
-def report(rows: list[tuple[bool, tuple[str, ...]]], spent: Spent, compiler: str) -> str:
+def report(rows: list[tuple[bool, tuple[str, ...]]], costs: list[Cost], compiler: str) -> str:
     names = {arch: f"sm_{parse_arch(arch_list(arch)).gencode}" for arch in ("native", "family")}
     header = [column.format(**names) for column in COLUMNS]
     lines = [header, ["---"] * len(header), *(cells for _good, cells in rows)]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", cost(spent, compiler)])
-
-
-def cost(spent: Spent, compiler: str) -> str:
-    took = (
-        f"{spent.objects} files compiled in {spent.wall:.0f} s, {spent.cpu:.0f} s of CPU, "
-        f"largest process {spent.peak / 1e9:.1f} GB; {spent.cached} compiled before."
-    )
-    tools = [f"{w['project']} {w['version']}" for w in wheels()]
-    return f"{took}\n\nCompiler: {compiler}. From the index: {', '.join(tools)}.\n"
+    wall, cpu = sum(cost.wall for cost in costs), sum(cost.cpu for cost in costs)
+    took = f"{len(costs)} objects, compiled one by one in {wall:.0f} s with {cpu:.0f} s of CPU."
+    tools = ", ".join(f"{wheel['project']} {wheel['version']}" for wheel in wheels())
+    table = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*table, "", took, "", f"Compiler: {compiler}. From the index: {tools}.", ""])
 
 
 def record(text: str) -> None:

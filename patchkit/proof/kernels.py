@@ -15,30 +15,36 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from patchkit.errors import ProofError
 
 _SECTION = re.compile(r"\s*\.section\s+\.text\.(?P<name>[^\s,]+)")
 _ENTRY = re.compile(r'\s*\.other\s+(?P<name>[^\s,]+),@"STO_CUDA_ENTRY')
-_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P[0-9T]+\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)")
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?P<text>[^;]+)")
+_OPCODE = re.compile(r"(?:@!?U?P[0-9T]+\s+)?(?P<name>[A-Z][A-Z0-9_.]*)")
 _SMALL_FLOAT = re.compile(r"F2FP\b.*\.E[2-5]M[1-3]\b")  # packed conversions to or from FP4 to FP8
 _TRAP = "BPT.TRAP"
 # The guard of vLLM 0.19.1 leaves 11 instructions of kernels that have some 1500.
 _NEARLY_EMPTY = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kernel:
-    """One kernel: how often it has each opcode, modifiers included (``HMMA.16816.F32``)."""
+    """One kernel: its instructions in order, operands included, without the NOPs that pad it."""
 
-    opcodes: Mapping[str, int]
+    instructions: tuple[str, ...]
+
+    @cached_property
+    def opcodes(self) -> Mapping[str, int]:
+        """How often it has each opcode, modifiers included (``HMMA.16816.F32``)."""
+        return Counter(map(_opcode, self.instructions))
 
     @property
     def size(self) -> int:
-        """Instructions, without the NOPs that pad a kernel."""
-        return sum(self.opcodes.values())
+        return len(self.instructions)
 
     @property
     def traps(self) -> bool:
@@ -53,6 +59,11 @@ class Kernel:
 Kernels = Mapping[str, Kernel]
 
 
+def _opcode(instruction: str) -> str:
+    opcode = _OPCODE.match(instruction)
+    return opcode["name"] if opcode else instruction
+
+
 def _is_tensor(opcode: str) -> bool:
     # HMMA, IMMA, QMMA (FP8), OMMA (FP4), DMMA, UTCHMMA: nothing else ends so; fused adds end in FMA
     return opcode.partition(".")[0].endswith("MMA") or _SMALL_FLOAT.match(opcode) is not None
@@ -63,23 +74,27 @@ def read_sass(text: str) -> dict[str, Kernel]:
 
     Raises ProofError if there is none: an empty listing must not pass for a kernel without faults.
     """
-    sections: dict[str, Counter[str]] = {}
+    sections: dict[str, list[str]] = {}
     entries: set[str] = set()
-    opcodes: Counter[str] = Counter()
+    instructions: list[str] = []
     for line in text.splitlines():
         if section := _SECTION.match(line):
-            opcodes = sections.setdefault(section["name"], Counter())
+            instructions = sections.setdefault(section["name"], [])
         elif entry := _ENTRY.match(line):
             entries.add(entry["name"])
-        elif (instruction := _INSTRUCTION.match(line)) and instruction["opcode"] != "NOP":
-            opcodes[instruction["opcode"]] += 1
+        elif instruction := _INSTRUCTION.match(line):
+            instructions.append(instruction["text"].strip())
     if not entries:
         raise ProofError(
             "the disassembly has no kernel",
             why="nothing was compiled for this arch, or nvdisasm prints another format",
             hint="look at the listing; the format read here is that of nvdisasm -c",
         )
-    return {name: Kernel(sections.get(name, Counter())) for name in sorted(entries)}
+    return {name: _kernel(sections.get(name, ())) for name in sorted(entries)}
+
+
+def _kernel(instructions: Iterable[str]) -> Kernel:
+    return Kernel(tuple(each for each in instructions if _opcode(each) != "NOP"))
 
 
 def stubs(native: Kernels, family: Kernels) -> dict[str, str]:
@@ -121,11 +136,12 @@ def total(kernels: Kernels) -> dict[str, int]:
 
 
 def likeness(native: Kernels, family: Kernels) -> str:
-    """How far two builds without stubs agree, in words."""
-    if {name: kernel.opcodes for name, kernel in native.items()} == {
-        name: kernel.opcodes for name, kernel in family.items()
-    }:
+    """How far two builds without stubs agree, in words; operands are compared as text."""
+    if native == family:
+        return "the same instructions in the same order"
+    pairs = [(native[name], kernel) for name, kernel in family.items()]
+    if all(mine.opcodes == other.opcodes for mine, other in pairs):
         return "every opcode equally often"
-    if all(kernel.tensor == native[name].tensor for name, kernel in family.items()):
+    if all(mine.tensor == other.tensor for mine, other in pairs):
         return "equal tensor-core instructions, others differ"
     return "same kinds of tensor-core instructions, not equally many"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from patchkit.errors import ProofError
+from patchkit.paths import RECIPES
 from patchkit.proof.kernels import Kernel, idle, likeness, read_sass, stubs, total
+from patchkit.source.fetch import read_lock
 
 LISTINGS = Path(__file__).parents[1] / "data" / "kernels"
 QMMA = "QMMA.16832.F32.E4M3.E4M3"
@@ -52,7 +55,8 @@ def test_a_guard_that_only_knows_1200_leaves_stubs():
 def test_a_guard_that_knows_the_family_leaves_none():
     native, family = kernels("native"), kernels("family")
     assert stubs(native, family) == {}
-    assert likeness(native, family) == "every opcode equally often"
+    assert likeness(native, family) == "the same instructions in the same order"
+    assert native["plain"].instructions[:2] == ("LDC R1, c[0x0][0x37c]", "S2R R5, SR_TID.X")
 
 
 def test_a_kernel_that_was_not_generated_is_a_stub():
@@ -76,14 +80,20 @@ def test_two_stubs_that_agree_are_idle():
 @pytest.mark.parametrize(
     ("native", "verdict"),
     [
-        ({QMMA: 64, "FADD": 9}, "equal tensor-core instructions, others differ"),
-        ({QMMA: 60, "FADD": 8}, "same kinds of tensor-core instructions, not equally many"),
+        (f"{QMMA} R4; FADD R1; @P0 FADD R2", "the same instructions in the same order"),
+        (f"{QMMA} R8; @!UP0 FADD R1; FADD R2", "every opcode equally often"),
+        (f"{QMMA} R4; FADD R1", "equal tensor-core instructions, others differ"),
+        (
+            f"{QMMA} R4; {QMMA} R8; FADD R1",
+            "same kinds of tensor-core instructions, not equally many",
+        ),
     ],
 )
-def test_likeness_of_kernels_that_differ(native, verdict):
-    family = {"gemm": Kernel({QMMA: 64, "FADD": 8})}
-    assert stubs({"gemm": Kernel(native)}, family) == {}
-    assert likeness({"gemm": Kernel(native)}, family) == verdict
+def test_how_far_kernels_agree(native, verdict):
+    family = {"gemm": Kernel((f"{QMMA} R4", "FADD R1", "@P0 FADD R2"))}
+    other = {"gemm": Kernel(tuple(native.split("; ")))}
+    assert stubs(other, family) == {}
+    assert likeness(other, family) == verdict
 
 
 @pytest.mark.parametrize(
@@ -101,9 +111,26 @@ def test_likeness_of_kernels_that_differ(native, verdict):
     ],
 )
 def test_what_counts_as_tensor_core_work(opcode, tensor):
-    assert bool(Kernel({opcode: 1}).tensor) is tensor
+    assert Kernel((f"@!P1 {opcode} R4, R2",)).tensor == ({opcode: 1} if tensor else {})
 
 
 def test_a_listing_without_kernels_is_refused():
     with pytest.raises(ProofError, match="no kernel"):
         read_sass("\t.target\tsm_121a\n")
+
+
+def test_the_data_of_the_proof_fits_together():
+    table = tomllib.loads((RECIPES / "vllm" / "kernels.toml").read_text(encoding="utf-8"))
+    folders = {wheel["folder"] for wheel in table["wheel"]}
+    used = {include.split("/")[0] for each in table["release"] for include in each["include"]}
+    assert folders == used | {"cuda"}
+    assert {each["version"] for each in table["release"]} <= read_lock(
+        RECIPES / "vllm" / "lock.toml"
+    ).keys()
+    programs = {"x86_64": set(), "aarch64": set()}
+    for wheel in table["wheel"]:
+        assert len(wheel["sha256"]) == 64
+        if "machine" in wheel:
+            assert wheel["machine"] in wheel["filename"]
+            programs[wheel["machine"]].add((wheel["project"], wheel["version"]))
+    assert programs["x86_64"] == programs["aarch64"] != set()
