@@ -70,3 +70,9 @@ class HashMismatchError(PatchkitError):
     """Bytes are not the ones that the lock or the ledger names."""
 
     exit_code = 8
+
+
+class HostError(PatchkitError):
+    """This machine lacks what the request needs: a GPU, an importable vLLM, enough memory."""
+
+    exit_code = 9

@@ -24,6 +24,7 @@ _VERBS = {
     "fixes": "The catalogue of fixes.",
     "explain": "One fix: symptom, reason, releases, evidence.",
     "fetch": "Download a release, verified by its locked sha256.",
+    "tune": "Tune the fused-MoE kernel on the present GPU.",
     "completion": "Shell completion for bash, zsh or fish.",
 }
 _EPILOG = """\
@@ -36,7 +37,8 @@ Examples:
 
 \b
 Exit codes: 0 done (or already done), 2 usage, 3 source not recognised or not
-supported, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 1 a bug.
+supported, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 9 this machine lacks a GPU
+or vLLM, 1 a bug.
 """
 
 

@@ -1,0 +1,124 @@
+"""Which fused-MoE configs a device can run, and a bounded walk to a good one. Pure, no GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+Config = Mapping[str, int]
+
+# Most influential first: the walk changes one of these at a time.
+PARAMETERS = (
+    "BLOCK_SIZE_M",
+    "BLOCK_SIZE_N",
+    "BLOCK_SIZE_K",
+    "num_stages",
+    "num_warps",
+    "GROUP_SIZE_M",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a walk ended: the best config and its microseconds, None if none ran.
+
+    ``complete`` is false if the walk was cut short: there may be a better neighbour.
+    """
+
+    config: Config | None
+    microseconds: float
+    measured: int
+    complete: bool
+
+
+def shared_memory(config: Config, element_bytes: int) -> int:
+    """Bytes of shared memory per block that Triton's pipelined MoE kernel needs.
+
+    One stage is in registers, so ``num_stages - 1`` tiles of A and B are buffered.
+    """
+    tiles = config["BLOCK_SIZE_M"] + config["BLOCK_SIZE_N"]
+    return (config["num_stages"] - 1) * tiles * config["BLOCK_SIZE_K"] * element_bytes
+
+
+def suited(
+    space: Iterable[Config], *, rows_per_expert: float, limit: int, element_bytes: int
+) -> list[Config]:
+    """The configs that fit into ``limit`` bytes and do not mostly pad.
+
+    A tile taller than twice the rows that an expert gets on average only computes padding and is
+    the slowest to compile; 16 rows are the least a tensor core takes.
+    """
+    tallest = max(16, 2 * _power_of_two(rows_per_expert))
+    return [
+        config
+        for config in space
+        if shared_memory(config, element_bytes) <= limit and config["BLOCK_SIZE_M"] <= tallest
+    ]
+
+
+def nearest(space: Iterable[Config], wanted: Config) -> Config:
+    """The config of ``space`` with the fewest doublings between it and ``wanted``."""
+    return min(space, key=lambda config: _doublings(config, wanted))
+
+
+def walk(
+    space: Iterable[Config],
+    start: Config,
+    measure: Callable[[Config], float],
+    *,
+    most: int,
+    expired: Callable[[], bool],
+) -> Found:
+    """Improve one parameter at a time until none does, ``most`` are measured, or time is up.
+
+    ``measure`` returns microseconds, infinity for a config that cannot run. No config is measured
+    twice.
+    """
+    configs = list(space)
+    known: dict[tuple[int, ...], float] = {}
+    best, least = start, math.inf
+    improved = True
+    while improved:
+        improved = False
+        for config in [start] if not known else _neighbours(configs, best):
+            if (key := _key(config)) in known:
+                continue
+            if len(known) >= most or expired():
+                return _found(best, least, known, complete=False)
+            known[key] = measure(config)
+            if known[key] < least:
+                best, least, improved = config, known[key], True
+                break
+        else:
+            # The start itself may not run; its neighbours may.
+            improved = len(known) == 1 and math.isinf(least)
+    return _found(best, least, known, complete=True)
+
+
+def _found(
+    best: Config, least: float, known: Mapping[tuple[int, ...], float], *, complete: bool
+) -> Found:
+    return Found(None if math.isinf(least) else best, least, len(known), complete)
+
+
+def _neighbours(space: list[Config], config: Config) -> Iterator[Config]:
+    """What differs in exactly one parameter, the most influential first."""
+    for parameter in PARAMETERS:
+        for other in space:
+            apart = [name for name in PARAMETERS if other[name] != config[name]]
+            if apart == [parameter]:
+                yield other
+
+
+def _key(config: Config) -> tuple[int, ...]:
+    return tuple(config[name] for name in PARAMETERS)
+
+
+def _doublings(config: Config, other: Config) -> float:
+    return sum(abs(math.log2(config[name] / other.get(name, config[name]))) for name in PARAMETERS)
+
+
+def _power_of_two(value: float) -> int:
+    """The smallest power of two that is not less than ``value``."""
+    return 1 << max(0, math.ceil(math.log2(value))) if value > 1 else 1
