@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +39,13 @@ RUNS = {
     "bf16": ("stock", "real", "-bf16"),
 }
 # Kernels that the patched routing must avoid on 12.1, by class or backend name.
-UNWANTED = re.compile(r"Cutlass|CUTLASS|DeepGemm|DEEPGEMM|FlashInfer|FLASHINFER", re.ASCII)
-WANTED = re.compile(r"Triton|TRITON|Torch", re.ASCII)
+UNWANTED = re.compile(r"cutlass|deep_?gemm|flashinfer", re.IGNORECASE)
+WANTED = re.compile(r"triton|torch", re.IGNORECASE)
+# Launched kernels that multiply matrices; nvjet is cuBLAS, its first letters are the types.
 MATRIX = re.compile(
-    r"gemm|cutlass|scaled_mm|fused_moe|nvjet|gemv|splitk|xmma|deep_gemm", re.IGNORECASE
+    r"deep_gemm::\w+|cutlass\w*gemm\w*|_w8a8\w+|fused_moe_kernel|nvjet_[a-z0-9]+_[a-z]+|\w*xmma_gemm\w*"
 )
-SAID = re.compile(r"(Selected \w+ for|Fp8 MoE backend out|patchkit|DeepGEMM)", re.ASCII)
+SAID = re.compile(r"Selected \w+ for \w+|Using \w+ Fp8 MoE backend|patchkit: .*")
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ def run(model: str, name: str, sites: dict[str, Path], work: Path) -> Outcome:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DEEP_GEMM_WARMUP": "skip",  # compiles every shape that might come
         "HF_HUB_OFFLINE": "1",
     }
     checkpoint = work / "models" / f"{model}{suffix}"
@@ -119,7 +122,7 @@ def run(model: str, name: str, sites: dict[str, Path], work: Path) -> Outcome:
 def gathered(out: Path) -> Outcome:
     """What a finished, failed or stopped run left in its folder."""
     log = (out / "log").read_text(errors="replace")
-    said = [line.split("] ", 1)[-1] for line in log.splitlines() if SAID.search(line)]
+    said = [match[0] for line in log.splitlines() if (match := SAID.search(line))]
     result = {"error": (log.strip().splitlines() or ["no output"])[-1]}
     if (out / "result.json").exists():
         result = json.loads((out / "result.json").read_text())
@@ -150,8 +153,11 @@ def report(model: str, outcomes: dict[str, Outcome]) -> list[str]:
     for name, outcome in outcomes.items():
         state = outcome.result.get("error") or outcome.classes
         say(f"{name:13} {outcome.result.get('seconds', '?'):>6} s  {state}")
-        for line in [*outcome.said, *matrix_kernels(outcome)]:
-            say(f"{'':14}{line[:200]}")
+        for line in outcome.said:
+            say(f"{'':14}log: {line}")
+        if launched := matrix_kernels(outcome):
+            counts = ", ".join(f"{kind} x{count}" for kind, count in launched.items())
+            say(f"{'':14}ran: {counts}")
     problems = [
         f"{model} {name}: {o.result['error']}"
         for name, o in outcomes.items()
@@ -162,24 +168,27 @@ def report(model: str, outcomes: dict[str, Outcome]) -> list[str]:
     return [f"{model}: {what}" for what in [*selection(outcomes), *agreement(outcomes)]]
 
 
-def matrix_kernels(outcome: Outcome) -> list[str]:
-    """The launched kernels that multiply matrices, shortened."""
-    launched = outcome.result.get("launched", {})
-    return [
-        f"{count:5} x {re.sub(r'[<(].*', '', name)[:110]}"
-        for name, count in launched.items()
-        if MATRIX.search(name)
-    ]
+def matrix_kernels(outcome: Outcome) -> dict[str, int]:
+    """The kinds of launched kernels that multiply matrices, and how often each ran."""
+    kinds: Counter[str] = Counter()
+    for name, count in outcome.result.get("launched", {}).items():
+        if match := MATRIX.search(name):
+            kinds[match[0]] += count
+    return dict(kinds)
 
 
 def selection(outcomes: dict[str, Outcome]) -> list[str]:
-    """12.1 must get Triton or torch, and only that; a real 9.0 exactly what stock gives it."""
+    """12.1 must get Triton or torch, and only that; a real device exactly what stock gives it."""
     if "patched" not in outcomes:
         return []
-    chosen, problems = outcomes["patched@12.1"].classes, []
+    mine, problems = outcomes["patched@12.1"], []
+    chosen = f"{mine.classes} {' '.join(matrix_kernels(mine))}"
     if UNWANTED.search(chosen) or not WANTED.search(chosen):
         problems.append(f"12.1 gets {chosen}")
-    if outcomes["patched"].result["classes"] != outcomes["stock"].result["classes"]:
+    if not any(line.startswith("patchkit: ") for line in mine.said):
+        problems.append("the log does not say that patchkit rerouted")
+    same = [outcomes[name].result["classes"] for name in ("patched", "stock")]
+    if same[0] != same[1] or any("patchkit" in line for line in outcomes["patched"].said):
         problems.append(f"a real device gets {outcomes['patched'].classes}")
     return problems
 

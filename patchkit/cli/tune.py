@@ -63,7 +63,7 @@ def _integers(text: str, option: str, count: int = 0) -> tuple[int, ...]:
 @click.option("--batch-sizes", metavar="M,M,...", help=f"[default: {','.join(map(str, GRID))}]")
 @click.option("--budget", type=float, default=1800.0, show_default=True, metavar="SECONDS")
 @click.option(
-    "--max-configs", "most", type=int, default=60, show_default=True, help="Per batch size."
+    "--max-configs", "most", type=int, default=100, show_default=True, help="Per batch size."
 )
 @click.option("--repeats", type=int, default=5, show_default=True, help="Of the comparison.")
 @click.option("--python", default=sys.executable, metavar="EXE", help="The Python that has vLLM.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 Config = Mapping[str, int]
 
-# Most influential first: the walk changes one of these at a time.
+# Most influential first: the walk changes them in this order.
 PARAMETERS = (
     "BLOCK_SIZE_M",
     "BLOCK_SIZE_N",
@@ -17,6 +17,8 @@ PARAMETERS = (
     "num_warps",
     "GROUP_SIZE_M",
 )
+# Parameters changed at once: pairs lead out of the valleys that single changes end in.
+_REACH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def walk(
     most: int,
     expired: Callable[[], bool],
 ) -> Found:
-    """Improve one parameter at a time until none does, ``most`` are measured, or time is up.
+    """Improve until no change of one or two parameters does, ``most`` are measured, or time is up.
 
     ``measure`` returns microseconds, infinity for a config that cannot run. No config is measured
     twice.
@@ -102,13 +104,13 @@ def _found(
     return Found(None if math.isinf(least) else best, least, len(known), complete)
 
 
-def _neighbours(space: list[Config], config: Config) -> Iterator[Config]:
-    """What differs in exactly one parameter, the most influential first."""
-    for parameter in PARAMETERS:
-        for other in space:
-            apart = [name for name in PARAMETERS if other[name] != config[name]]
-            if apart == [parameter]:
-                yield other
+def _neighbours(space: list[Config], config: Config) -> list[Config]:
+    """What differs in one parameter, the most influential first; then what differs in two."""
+    apart = [[name for name in PARAMETERS if other[name] != config[name]] for other in space]
+    near = [(names, other) for names, other in zip(apart, space, strict=True) if names]
+    rank = {name: number for number, name in enumerate(PARAMETERS)}
+    near.sort(key=lambda pair: (len(pair[0]), [rank[name] for name in pair[0]]))
+    return [other for names, other in near if len(names) <= _REACH]
 
 
 def _key(config: Config) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ class Job:
     block_shape: tuple[int, int] | None = None
     batch_sizes: tuple[int, ...] = GRID
     budget: float = 1800.0
-    most: int = 60
+    most: int = 100
     repeats: int = 5
 
     def check(self) -> None:
