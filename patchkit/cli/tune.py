@@ -65,7 +65,13 @@ def _integers(text: str, option: str, count: int = 0) -> tuple[int, ...]:
 @click.option(
     "--max-configs", "most", type=int, default=100, show_default=True, help="Per batch size."
 )
-@click.option("--repeats", type=int, default=5, show_default=True, help="Of the comparison.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=3),
+    default=5,
+    show_default=True,
+    help="Of the comparison.",
+)
 @click.option("--python", default=sys.executable, metavar="EXE", help="The Python that has vLLM.")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path(), help="Folder.  [default: .]"
@@ -154,10 +160,11 @@ def _print(outcome: Outcome, place: Path, job: Job) -> None:
     missing = [size for size in job.batch_sizes if size not in {r.batch_size for r in outcome.rows}]
     if missing:
         left = ", ".join(map(str, missing))
-        console.print(f"{outcome.stopped}: batch sizes {left} stay untuned")
+        console.print(Text(f"{outcome.stopped}: batch sizes {left} stay untuned"), soft_wrap=True)
     if cut := [str(row.batch_size) for row in outcome.rows if not row.complete]:
         console.print(f"search cut short, best so far kept: batch sizes {', '.join(cut)}")
-    console.print(f"wrote {place}; vLLM reads it with VLLM_TUNED_CONFIG_FOLDER={place.parent}")
+    folder = Text(f"VLLM_TUNED_CONFIG_FOLDER={place.parent.resolve()}")
+    console.print(Text(f"wrote {place}; vLLM reads it with ") + folder, soft_wrap=True)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

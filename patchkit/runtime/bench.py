@@ -63,10 +63,10 @@ class Measuring:
         self._answers.put("")
 
     def _last_words(self) -> str:
-        self._process.wait(timeout=30)
+        code = self._process.wait(timeout=30)
         self._log.seek(0)
         lines = [line.strip() for line in self._log if line.strip()]
-        return lines[-1] if lines else f"exit code {self._process.returncode}"
+        return f"exit code {code}" + (f", after {lines[-1]!r}" if lines else "")
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ ELEMENT_BYTES = {"fp8_w8a8": 1, "auto": 2}
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _SEARCH_SHARE = 0.7  # of a batch size's time; the rest is for comparing
 _SEARCH_ITERATIONS, _FINAL_ITERATIONS = 20, 50
+_LEAST_TURNS = 3  # of a comparison, whatever the budget: fewer show no spread
 _START = 300.0  # seconds for importing vLLM
 _GRACE = 60.0  # seconds past the budget after which a measurement is given up
 # What benchmark_config has been called with since 0.11.1; more is fine if it has a default.
@@ -278,7 +279,7 @@ def compared(
     """Times of each config, taken in turns so that clocks and heat treat them alike."""
     times: list[list[float]] = [[] for _ in configs]
     for turn in range(repeats):
-        if turn and time.monotonic() > until:
+        if turn >= _LEAST_TURNS and time.monotonic() > until:
             break
         for config, series in zip(configs, times, strict=True):
             series.append(timer.time(config, _FINAL_ITERATIONS))

@@ -21,7 +21,7 @@ from patchkit.patching.transaction import locked
 RELEASE = "0.19.1"
 EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;)")
-WITH_A_SOURCE = ["apply", "status", "diff", "revert", "export", "archs"]
+WITH_A_SOURCE = ["apply", "status", "diff", "revert", "export", "archs", "tune"]
 VERBS = [*WITH_A_SOURCE, "fixes", "explain", "fetch", "completion"]
 
 
