@@ -104,7 +104,7 @@ def _label(value: object) -> str:
     if isinstance(value, type):
         return value.__name__ if "Expert" in value.__name__ else ""
     named = type(value).__name__
-    return named if named.endswith("Kernel") and "MM" in named else ""
+    return named if named.endswith(("LinearKernel", "MMKernel")) else ""
 
 
 def generate(llm: Any) -> tuple[list[list[int]], numpy.ndarray]:

@@ -1,4 +1,4 @@
-"""Tiny random FP8 checkpoints in the published formats, and the same weights in bfloat16.
+"""Tiny random FP8 and NVFP4 checkpoints in published formats, and the same weights in bfloat16.
 
 Real files rather than vLLM's dummy weights: those are drawn from ±1e-3, which FP8 rounds to almost
 nothing, and then any two kernels agree.
@@ -20,51 +20,73 @@ HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 8, 2, 64, 512
 BLOCK = 128
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the largest float8_e4m3fn
+FP4_MAX = 6.0
+GROUP = 16  # values that share an NVFP4 scale
+FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # e2m1, by its three low bits
 SHAPES = ("dense", "moe")
-SCALINGS = ("tensor", "block")
+SCALINGS = ("tensor", "block", "nvfp4")
 
 
 def write_checkpoints(folder: Path, seed: int = 0) -> None:
     """``dense-tensor``, ``moe-block`` and so on, each with a ``-bf16`` twin beside it."""
     for shape in SHAPES:
         for scaling in SCALINGS:
-            weights = dict(_weights(shape, torch.Generator().manual_seed(seed)))
-            linear = {name for name in weights if _is_quantised(name)}
-            fp8: dict[str, torch.Tensor] = {}
-            twin: dict[str, torch.Tensor] = {}
-            for name, weight in weights.items():
-                if name not in linear:
-                    fp8[name] = twin[name] = weight.bfloat16()
-                    continue
-                stored, scale = quantised(weight, scaling)
-                fp8[name] = stored
-                fp8[name + ("_scale_inv" if scaling == "block" else "_scale")] = scale
-                twin[name] = dequantised(stored, scale, scaling).bfloat16()
-            _save(folder / f"{shape}-{scaling}", fp8, _config(shape, scaling))
+            packed, twin = {}, {}
+            for name, weight in _weights(shape, torch.Generator().manual_seed(seed)):
+                if name.endswith("_proj.weight"):
+                    stored, twin[name] = QUANTISERS[scaling](weight)
+                    layer = name.removesuffix("weight")
+                    packed |= {layer + key: tensor for key, tensor in stored.items()}
+                else:
+                    packed[name] = twin[name] = weight
+            _save(folder / f"{shape}-{scaling}", packed, _config(shape, scaling))
             _save(folder / f"{shape}-{scaling}-bf16", twin, _config(shape, None))
 
 
-def quantised(weight: torch.Tensor, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """FP8 values and their float32 scales: one scale, or one per block of 128 by 128."""
-    if scaling == "tensor":
-        scale = weight.abs().max() / FP8_MAX
-        return (weight / scale).to(FP8), scale
+Quantised = tuple[dict[str, torch.Tensor], torch.Tensor]  # what is stored, what it stands for
+
+
+def per_tensor(weight: torch.Tensor) -> Quantised:
+    """FP8 values and one float32 scale."""
+    scale = weight.abs().max() / FP8_MAX
+    stored = (weight / scale).to(FP8)
+    return {"weight": stored, "weight_scale": scale}, stored.float() * scale
+
+
+def per_block(weight: torch.Tensor) -> Quantised:
+    """FP8 values and a float32 scale per block of 128 by 128."""
     rows, columns = (size // BLOCK for size in weight.shape)
     blocks = weight.view(rows, BLOCK, columns, BLOCK)
     scales = blocks.abs().amax(dim=(1, 3)) / FP8_MAX
-    return (blocks / scales[:, None, :, None]).view_as(weight).to(FP8), scales
+    stored = (blocks / scales[:, None, :, None]).view_as(weight).to(FP8)
+    wide = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    return {"weight": stored, "weight_scale_inv": scales}, stored.float() * wide
 
 
-def dequantised(stored: torch.Tensor, scale: torch.Tensor, scaling: str) -> torch.Tensor:
-    """What the FP8 values stand for, in float32."""
-    if scaling == "tensor":
-        return stored.float() * scale
-    wide = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-    return stored.float() * wide
+def nvfp4(weight: torch.Tensor) -> Quantised:
+    """Pairs of FP4 values, the even one in the low half; FP8 scales per 16; a scale for all.
+
+    The outer scale is the same everywhere, because layers that vLLM fuses must share it.
+    """
+    outer = torch.tensor(1.0 / (FP4_MAX * FP8_MAX))
+    groups = weight.view(weight.shape[0], -1, GROUP)
+    inner = (groups.abs().amax(2) / FP4_MAX / outer).to(FP8)
+    scales = (inner.float() * outer)[:, :, None]
+    # A group of zeros has a scale of zero.
+    scaled = (groups / scales.clamp_min(1e-12)).view_as(weight)
+    nearest = (scaled.abs()[..., None] - FP4).abs().argmin(-1)
+    codes = (nearest + 8 * (scaled < 0)).to(torch.uint8)
+    values = FP4[nearest] * torch.where(scaled < 0, -1.0, 1.0)
+    stored = {
+        "weight": codes[:, 0::2] | (codes[:, 1::2] << 4),
+        "weight_scale": inner,
+        "weight_scale_2": outer,
+        "input_scale": torch.tensor(8.0 / (FP4_MAX * FP8_MAX)),
+    }
+    return stored, (values.view_as(groups) * scales).view_as(weight)
 
 
-def _is_quantised(name: str) -> bool:
-    return name.endswith("_proj.weight")
+QUANTISERS = {"tensor": per_tensor, "block": per_block, "nvfp4": nvfp4}
 
 
 def _weights(shape: str, generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,12 +146,21 @@ def _config(shape: str, scaling: str | None) -> dict[str, Any]:
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         }
-    if scaling:
-        skipped = ["lm_head", *(f"model.layers.{i}.mlp.gate" for i in range(LAYERS))]
+    skipped = ["lm_head"]
+    if shape == "moe":
+        skipped += [f"model.layers.{number}.mlp.gate" for number in range(LAYERS)]
+    if scaling == "nvfp4":
+        config["quantization_config"] = {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "group_size": GROUP,
+            "ignore": skipped,
+        }
+    elif scaling:
         config["quantization_config"] = {
             "quant_method": "fp8",
             "activation_scheme": "dynamic",
-            "modules_to_not_convert": skipped if shape == "moe" else ["lm_head"],
+            "modules_to_not_convert": skipped,
             **({"weight_block_size": [BLOCK, BLOCK]} if scaling == "block" else {}),
         }
     return config
@@ -137,6 +168,15 @@ def _config(shape: str, scaling: str | None) -> dict[str, Any]:
 
 def _save(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    scales = ("scale", "scale_inv", "scale_2")
+    whole = {
+        # Weights that are not quantised are bfloat16; scales and packed values stay as they are.
+        name: (
+            tensor.bfloat16()
+            if tensor.dtype == torch.float32 and not name.endswith(scales)
+            else tensor
+        ).contiguous()
+        for name, tensor in tensors.items()
+    }
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))

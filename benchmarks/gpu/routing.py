@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -39,13 +40,16 @@ RUNS = {
     "bf16": ("stock", "real", "-bf16"),
 }
 # Kernels that the patched routing must avoid on 12.1, by class or backend name.
+# The first two are for FP8, the last for NVFP4.
+WANTED = {"tensor": "triton|torch", "block": "triton", "nvfp4": "marlin"}
 UNWANTED = re.compile(r"cutlass|deep_?gemm|flashinfer", re.IGNORECASE)
-WANTED = re.compile(r"triton|torch", re.IGNORECASE)
 # Launched kernels that multiply matrices; nvjet is cuBLAS, its first letters are the types.
 MATRIX = re.compile(
-    r"deep_gemm::\w+|cutlass\w*gemm\w*|_w8a8\w+|fused_moe_kernel|nvjet_[a-z0-9]+_[a-z]+|\w*xmma_gemm\w*"
+    r"deep_gemm::\w+|cutlass\w*gemm\w*|_w8a8\w+|fused_moe_kernel|nvjet_[a-z0-9]+_[a-z]+|marlin\w*::Marlin|\w*xmma_gemm\w*"
 )
-SAID = re.compile(r"Selected \w+ for \w+|Using \w+ Fp8 MoE backend|patchkit: .*")
+SAID = re.compile(
+    r"Selected \w+ for \w+|Using '?\w+'? (for NVFP4 GEMM|\w+ MoE backend)|patchkit: .*"
+)
 
 
 @dataclass(slots=True)
@@ -58,10 +62,11 @@ class Outcome:
 
     @property
     def classes(self) -> str:
-        found = self.result.get("classes", {})
-        names = {value for key, value in found.items() if "attn.attn" not in key}
-        fp8 = {name for name in names if name.startswith(("Fp8", "Unquantized"))}
-        return "; ".join(sorted(name for name in fp8 if name.startswith("Fp8")) or sorted(fp8))
+        """What computes the quantised layers, or all layers of an unquantised model."""
+        found = dict.fromkeys(self.result.get("classes", {}).values())
+        plain = [name for name in found if name.startswith("Unquantized")]
+        quantised = [name for name in found if name not in plain and "KVCache" not in name]
+        return "; ".join(quantised or plain)
 
 
 def main() -> int:
@@ -87,6 +92,13 @@ def main() -> int:
         for model in options.models
         for problem in report(model, {n: o for (m, n), o in outcomes.items() if m == model})
     ]
+    if options.patched:
+        say(
+            "\n| model | stock | stock, 12.1 | patched, 12.1 | rms s-b | rms p-s | rms p-b | same top |"
+        )
+        say("|---|---|---|---|---:|---:|---:|---:|")
+        for model in options.models:
+            say(table_row(model, {n: o for (m, n), o in outcomes.items() if m == model}))
     say("\n".join(["", *(failed or ["every check held"])]))
     return 1 if failed else 0
 
@@ -95,7 +107,8 @@ def run(model: str, name: str, sites: dict[str, Path], work: Path) -> Outcome:
     """One process; its log stays beside its result."""
     which, capability, suffix = RUNS[name]
     out = work / "runs" / model / name
-    out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     paths = [str(sites[which]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
@@ -163,9 +176,14 @@ def report(model: str, outcomes: dict[str, Outcome]) -> list[str]:
         for name, o in outcomes.items()
         if "error" in o.result and name != "stock@12.1"
     ]
+    problems += [
+        f"{model} {name}: log-probabilities that are not finite"
+        for name, o in outcomes.items()
+        if not o.result.get("finite", True)
+    ]
     if problems:
         return problems
-    return [f"{model}: {what}" for what in [*selection(outcomes), *agreement(outcomes)]]
+    return [f"{model}: {what}" for what in [*selection(model, outcomes), *agreement(outcomes)]]
 
 
 def matrix_kernels(outcome: Outcome) -> dict[str, int]:
@@ -177,13 +195,14 @@ def matrix_kernels(outcome: Outcome) -> dict[str, int]:
     return dict(kinds)
 
 
-def selection(outcomes: dict[str, Outcome]) -> list[str]:
-    """12.1 must get Triton or torch, and only that; a real device exactly what stock gives it."""
+def selection(model: str, outcomes: dict[str, Outcome]) -> list[str]:
+    """12.1 must get what is wanted, and only that; a real device exactly what stock gives it."""
     if "patched" not in outcomes:
         return []
     mine, problems = outcomes["patched@12.1"], []
     chosen = f"{mine.classes} {' '.join(matrix_kernels(mine))}"
-    if UNWANTED.search(chosen) or not WANTED.search(chosen):
+    wanted = re.compile(WANTED[model.split("-")[1]], re.IGNORECASE)
+    if UNWANTED.search(chosen) or not all(map(wanted.search, mine.classes.split("; "))):
         problems.append(f"12.1 gets {chosen}")
     if not any(line.startswith("patchkit: ") for line in mine.said):
         problems.append("the log does not say that patchkit rerouted")
@@ -217,6 +236,27 @@ def agreement(outcomes: dict[str, Outcome]) -> list[str]:
         if not (apart <= 2 * fp8 and off <= 2 * fp8):
             problems.append(f"{name} is {apart:.4f} from stock and {off:.4f} from bfloat16")
     return problems
+
+
+def table_row(model: str, outcomes: dict[str, Outcome]) -> str:
+    """One row of the summary: kernels by capability, and distances of log-probabilities."""
+    cells = [_kernels(outcomes[name]) for name in ("stock", "stock@12.1", "patched@12.1")]
+    names = ("stock", "patched@12.1", "bf16")
+    tables = [outcomes[name].logprobs for name in names]
+    if all(table is not None for table in tables):
+        stock, mine, exact = tables
+        pairs = ((stock, exact), (mine, stock), (mine, exact))
+        cells += [f"{distance(*pair):.4f}" for pair in pairs]
+        cells.append(f"{agreeing(mine, stock):.1%}")
+    return f"| {model} | {' | '.join(cells)} |"
+
+
+def _kernels(outcome: Outcome) -> str:
+    names = re.findall(r"\w*LinearKernel|\w*MMKernel|(?<=backend=)\w+", outcome.classes)
+    for line in [] if names else outcome.said:
+        names += re.findall(r"(?:Selected|Using) '?(\w+)'?", line)
+    shown = [re.sub(r"(ScaledMM)?(Linear)?Kernel$", "", name) for name in names]
+    return ", ".join(dict.fromkeys(shown)) + (" (stops)" if "error" in outcome.result else "")
 
 
 def distance(a: numpy.ndarray, b: numpy.ndarray) -> float:
