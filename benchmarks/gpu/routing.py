@@ -93,9 +93,7 @@ def main() -> int:
         for problem in report(model, {n: o for (m, n), o in outcomes.items() if m == model})
     ]
     if options.patched:
-        say(
-            "\n| model | stock | stock, 12.1 | patched, 12.1 | rms s-b | rms p-s | rms p-b | same top |"
-        )
+        say("\n| model | stock | stock, 12.1 | patched, 12.1 | s-b | p-s | p-b | same top |")
         say("|---|---|---|---|---:|---:|---:|---:|")
         for model in options.models:
             say(table_row(model, {n: o for (m, n), o in outcomes.items() if m == model}))
@@ -206,6 +204,8 @@ def selection(model: str, outcomes: dict[str, Outcome]) -> list[str]:
         problems.append(f"12.1 gets {chosen}")
     if not any(line.startswith("patchkit: ") for line in mine.said):
         problems.append("the log does not say that patchkit rerouted")
+    if mine.result["capability"] == outcomes["stock"].result["capability"]:
+        return problems  # the device is a GB10: the patched run is meant to differ from stock
     same = [outcomes[name].result["classes"] for name in ("patched", "stock")]
     if same[0] != same[1] or any("patchkit" in line for line in outcomes["patched"].said):
         problems.append(f"a real device gets {outcomes['patched'].classes}")

@@ -214,6 +214,9 @@ def tune(bench: Measuring, job: Job, facts: dict[str, Any], progress: Progress) 
         except (StalledError, HostError) as error:
             outcome.stopped = str(error) or "a measurement did not end within the budget"
             break
+        except KeyboardInterrupt:
+            outcome.stopped = "interrupted"
+            break
     return outcome
 
 

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import patchkit
 from patchkit.runtime.moe_search import PARAMETERS, shared_memory
 from patchkit.runtime.tune import BENCHMARK, GRID, check_benchmark
 from patchkit.source.detect import detect
 
+ALONE = str(Path(patchkit.__file__).parents[1])
 NAME = "E=128,N=768,device_name=NVIDIA_GB10,dtype=fp8_w8a8.json"
 SHAPE = ["--experts", "128", "--intermediate", "768", "--hidden", "2048", "--topk", "8"]
 BEST = dict(zip(PARAMETERS, (16, 128, 256, 3, 8, 1), strict=True))
@@ -215,11 +221,32 @@ def test_a_process_that_dies_leaves_what_was_compared(tune, written):
     assert written()[1] == BEST
 
 
+def test_an_interrupt_keeps_what_was_compared(environment, tune, tmp_path, written):
+    tune("--repeats", "1", rc=2)  # lays the files out
+    path = os.pathsep.join([environment["PYTHONPATH"], str(tmp_path / "site")])
+    command = [sys.executable, "-m", "patchkit", "tune", "--vllm-src", tmp_path / "vllm-0.25.1"]
+    command += [*SHAPE, "--batch-sizes", "1,64", "--out", tmp_path / "out"]
+    with subprocess.Popen(
+        [*map(str, command)],
+        env={**environment, "PYTHONPATH": path, "BENCHMARK": "0.02"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert any("batch size 64" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)
+
+    assert (process.returncode, said[1]) == (0, "")
+    assert "interrupted: batch sizes 64 stay untuned" in said[0]
+    assert written()[1] == BEST
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings", "rc", "says"),
     [
         (["--batch-sizes", "1"], {"benchmark": "fault"}, 9, "an illegal memory access"),
-        ([], {"env": {"PYTHONPATH": ""}}, 9, "torch cannot be imported"),
+        ([], {"env": {"PYTHONPATH": ALONE}}, 9, "torch cannot be imported"),
         (["--python", "no-such-python"], {}, 9, "no-such-python: No such file or directory"),
         (["--intermediate", "900000"], {}, 9, "the device has 128 GiB"),
         (["--batch-sizes", "1,x"], {}, 2, "--batch-sizes takes some numbers"),
@@ -228,10 +255,6 @@ def test_a_process_that_dies_leaves_what_was_compared(tune, written):
     ],
 )
 def test_what_cannot_be_done(tune, tmp_path, arguments, settings, rc, says):
-    if "env" in settings:
-        import patchkit
-
-        settings = {"env": {"PYTHONPATH": patchkit.__path__[0].removesuffix("/patchkit")}}
     assert says in tune(*arguments, rc=rc, **settings).stderr
     assert not (tmp_path / "out").exists()
 
