@@ -1,0 +1,135 @@
+"""The fastsafetensors loader, on nodes that have one device each."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from patchkit.edit.python import swap
+from patchkit.errors import ProofError
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    upstream,
+)
+from patchkit.proof.routing import Anything, function
+from patchkit.source.tree import SourceTree
+
+_PATH = "vllm/model_executor/model_loader/weight_utils.py"
+_SCOPE = "fastsafetensors_weights_iterator"
+_UPSTREAM = (
+    'device = torch.device(f"cuda:{current_platform.current_device()}")\n'
+    "    hf_weights_files = sorted(hf_weights_files, key=_natural_sort_key)\n"
+)
+_BEFORE = 'device = torch.device(f"cuda:{pg.rank()}")'
+_AFTER = """\
+# A rank is no device index: every node of a cluster has a cuda:0. All ranks must deal the files
+# out in the same order, which the folders of two nodes do not promise.
+device = torch.device(f"cuda:{current_platform.current_device()}")
+hf_weights_files = sorted(hf_weights_files, key=os.path.basename)
+"""
+_FILES = ["/a/2", "/a/1", "/a/3"]
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """Which device the loader copies to, and whether it sorts the files."""
+    text = tree.read(_PATH)
+    if _UPSTREAM in text:
+        return upstream(f"{_PATH}: {_SCOPE} copies to the current device")
+    edits = swap(_PATH, text, _SCOPE, _BEFORE, _AFTER, note="the node's own device")
+    return found(
+        edits,
+        now=f"{_PATH}: {_SCOPE} copies to the device that has the rank's number",
+        done=f"{_PATH}: {_SCOPE} copies to the current device",
+    )
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """Two nodes with one device each, whose folders list the files in different orders."""
+    text = patched.read(_PATH)
+    nodes = [_loaded(text, 0, 0, _FILES), _loaded(text, 1, 0, sorted(_FILES))]
+    one_host = [_loaded(text, rank, rank, _FILES) for rank in (0, 1)]
+    expected = [("/a/1", "/a/2"), ("/a/3",)]
+    for device, runs in (("cuda:0", nodes), ("cuda:1", one_host[1:])):
+        for got in runs:
+            if got != [(device, files) for files in expected]:
+                raise ProofError(
+                    f"{_SCOPE} loads {got}, expected {expected} on {device}",
+                    why="the function was edited by hand, or upstream rewrote it",
+                )
+    return f"{_SCOPE}: two nodes load the same files, each to its own cuda:0"
+
+
+def _loaded(text: str, rank: int, device: int, files: list[str]) -> list[object]:
+    """What a rank of two hands to its loader: (device, files) for each round."""
+    rounds: list[object] = []
+    group = SimpleNamespace(rank=lambda: rank, size=lambda: 2)
+
+    def loader(_group: object, device: str, files: list[str], *, nogds: bool) -> object:
+        rounds.append((device, tuple(files)))
+        buffer = SimpleNamespace(key_to_rank_lidx={}, close=Anything())
+        return SimpleNamespace(copy_files_to_device=lambda: buffer, close=Anything())
+
+    names = {
+        "torch": SimpleNamespace(
+            distributed=SimpleNamespace(
+                is_initialized=lambda: True, group=SimpleNamespace(WORLD=group)
+            ),
+            device=str,
+        ),
+        "current_platform": SimpleNamespace(current_device=lambda: device),
+        "os": SimpleNamespace(path=SimpleNamespace(basename=lambda path: path[3:])),
+        "tqdm": lambda rounds, **_options: rounds,
+        "enable_tqdm": Anything(),
+        "_BAR_FORMAT": "",
+        "_init_loader": loader,
+        "logger": Anything(),
+    }
+    assert list(function(_PATH, text, _SCOPE, names)(files, False)) == []
+    return rounds
+
+
+FIX = Fix(
+    id="fastsafetensors_rank",
+    title="fastsafetensors loads to the node's own device, in one order on all nodes",
+    symptom='"invalid device ordinal" on the second node with --load-format fastsafetensors.',
+    why="The loader takes the rank for a device index, and the second of two Sparks has no cuda:1. "
+    "It also deals the files out in the order in which a node's folder lists them, and every rank "
+    "has to deal alike.",
+    needs=(
+        Need(
+            ">=0.11.1,<0.17",
+            Severity.RECOMMENDED,
+            "--load-format fastsafetensors fails on every node but the first",
+        ),
+    ),
+    upstream="0.17.0 takes the current device and sorts the files",
+    evidence=(
+        Evidence(
+            "the function is one and the same from 0.11.1 to 0.16.0", "weight_utils.py", "read"
+        ),
+        Evidence(
+            "rank 1 of two nodes asks for cuda:1 before, for cuda:0 after",
+            "the function, run with stand-ins",
+            "measured",
+        ),
+        Evidence("0.17.0 made both changes", "vLLM 0.17.0 weight_utils.py", "read"),
+    ),
+    look=look,
+    prove=prove,
+    examples=(
+        Example(
+            version="0.16.0",
+            path=_PATH,
+            before=f"def {_SCOPE}(hf_weights_files):\n    {_BEFORE}\n    return device\n",
+            after=f"def {_SCOPE}(hf_weights_files):\n"
+            + "".join(f"    {line}\n" for line in _AFTER.splitlines())
+            + "    return device\n",
+        ),
+    ),
+)
