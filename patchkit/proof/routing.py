@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from patchkit.errors import PatchkitError, ProofError
@@ -44,8 +46,8 @@ class Platform:
     def has_device_capability(self, wanted: int) -> bool:
         return self._capability.to_int() >= wanted
 
-    def is_device_capability(self, wanted: int) -> bool:
-        return self._capability.to_int() == wanted
+    def is_device_capability(self, wanted: int | tuple[int, int]) -> bool:
+        return wanted in (self._capability, self._capability.to_int())
 
     def is_device_capability_family(self, wanted: int) -> bool:
         return self._capability.to_int() // 10 == wanted // 10
@@ -72,15 +74,28 @@ def function(path: str, text: str, scope: str, names: Mapping[str, object]) -> A
     return space[name]
 
 
-def prove_routing(
-    what: str, decide: Callable[[str, Capability], object], before: str, after: str, wanted: object
-) -> str:
-    """Show that a patch gives ``wanted`` on SM12x and leaves everybody else alone.
+def importing(**names: object) -> dict[str, object]:
+    """What ``function`` needs as ``__builtins__`` if imports within it are to find these names."""
+    module = SimpleNamespace(annotations=None, **names)
+    return {**vars(builtins), "__import__": lambda *_args: module}
 
-    ``decide(text, capability)`` runs the decision; ``before`` and ``after`` are the file's texts.
-    Raises ProofError on the first difference; returns the sentence that was established.
+
+def prove_routing(
+    what: str,
+    decide: Callable[[str, Capability], object],
+    before: str,
+    after: str,
+    wanted: object,
+    on: tuple[Capability, ...] = SM12X,
+) -> str:
+    """Show that a patch gives ``wanted`` where it should and leaves everybody else alone.
+
+    ``decide(text, capability)`` runs the decision; ``before`` and ``after`` are the file's texts;
+    ``on`` are the devices that the patch is for. Raises ProofError on the first difference; returns
+    the sentence that was established.
     """
-    expected = {c: decide(before, c) for c in OTHERS} | dict.fromkeys(SM12X, wanted)
+    others = [c for c in (*OTHERS, *SM12X) if c not in on]
+    expected = {c: decide(before, c) for c in others} | dict.fromkeys(on, wanted)
     for capability, answer in expected.items():
         got = decide(after, capability)
         if got != answer:
@@ -88,7 +103,13 @@ def prove_routing(
                 f"{what} is {got!r} for {capability.major}.{capability.minor}, expected {answer!r}",
                 why="the function was edited by hand, or decides by something else as well",
             )
-    return f"{what} is {wanted!r} for 12.x and unchanged for 8.0, 9.0 and 10.0"
+    device = "12.x" if on == SM12X else ", ".join(map(_dotted, on))
+    rest = ", ".join(map(_dotted, others[:-1]))
+    return f"{what} is {wanted!r} for {device} and unchanged for {rest} and {_dotted(others[-1])}"
+
+
+def _dotted(capability: Capability) -> str:
+    return f"{capability.major}.{capability.minor}"
 
 
 Decide = Callable[[SourceTree, Capability], object]

@@ -1,0 +1,177 @@
+"""Total memory on a device that does not tell NVML, and the defaults that depend on it."""
+
+from __future__ import annotations
+
+import textwrap
+from types import SimpleNamespace
+
+from patchkit.edit.python import swap
+from patchkit.patching.fix import (
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    upstream,
+)
+from patchkit.proof.routing import (
+    GB10,
+    Anything,
+    Capability,
+    Platform,
+    function,
+    importing,
+    prove_routing,
+)
+from patchkit.source.tree import SourceTree
+
+_CUDA = "vllm/platforms/cuda.py"
+_MEMORY = "NvmlCudaPlatform.get_device_total_memory"
+_ARGS = "vllm/engine/arg_utils.py"
+_DEFAULTS = "EngineArgs.get_batch_defaults"
+_UPSTREAM = "is_gb10 = current_platform.is_device_capability((12, 1))"
+_GIB = 1 << 30
+_GB10_MEMORY = 119 * _GIB  # torch reports 119.6 to 121.7 GiB
+
+_ASK_NVML = "return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)"
+_ASK_CUDA_TOO = """\
+try:
+    return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+except pynvml.NVMLError as error:
+    # A GB10 shares the memory of its CPU, which NVML does not count: nvidia-smi says [N/A].
+    from vllm.utils.platform_utils import cuda_get_device_properties
+
+    logger.info_once("patchkit: NVML has no memory total (%s); asking CUDA.", str(error))
+    return int(cuda_get_device_properties(device_id, ("total_memory",))[0])
+"""
+_ASK_PLATFORM = "device_memory = current_platform.get_device_total_memory()"
+_FORGET_GB10 = """\
+device_memory = current_platform.get_device_total_memory()
+if (
+    current_platform.is_cuda()
+    and current_platform.is_device_capability((12, 1))
+):
+    # A GB10 has the memory of a large device, not its speed: keep the small defaults.
+    device_memory = 0
+"""
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """The query, and the tier of default batch sizes that a GB10 would reach with its answer."""
+    cuda, args = tree.read(_CUDA), tree.read(_ARGS)
+    if _UPSTREAM in args:
+        return upstream(f"{_ARGS}: a GB10 keeps the small defaults")
+    edits = [
+        *swap(_CUDA, cuda, _MEMORY, _ASK_NVML, _ASK_CUDA_TOO, note="CUDA if NVML cannot tell"),
+        *swap(_ARGS, args, _DEFAULTS, _ASK_PLATFORM, _FORGET_GB10, note="keep the small defaults"),
+    ]
+    return found(
+        edits,
+        now=f"{_CUDA}: the total memory comes from NVML alone",
+        done=f"{_CUDA}: CUDA answers where NVML cannot",
+    )
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """The query answers on 12.1, and a GB10 that knows its memory gets the defaults of today."""
+    cuda, args = ((stock.read(path), patched.read(path)) for path in (_CUDA, _ARGS))
+    today = _defaults(args[0], GB10[0], memory=_unknown)
+    return "; ".join(
+        (
+            prove_routing(_MEMORY, _memory, *cuda, wanted=_GB10_MEMORY, on=GB10),
+            prove_routing(_DEFAULTS, _defaults, *args, wanted=today, on=GB10),
+        )
+    )
+
+
+def _indented(code: str) -> str:
+    return textwrap.indent(code, " " * 8)
+
+
+class _NVMLError(Exception):
+    """Stands for ``pynvml.NVMLError``."""
+
+
+def _unknown() -> int:
+    raise _NVMLError
+
+
+def _memory(text: str, capability: Capability) -> object:
+    def ask_nvml(_handle: object) -> object:
+        return SimpleNamespace(total=80 * _GIB if capability not in GB10 else _unknown())
+
+    names = {
+        "pynvml": SimpleNamespace(
+            NVMLError=_NVMLError,
+            nvmlDeviceGetHandleByIndex=Anything(),
+            nvmlDeviceGetMemoryInfo=ask_nvml,
+        ),
+        "logger": Anything(),
+        "__builtins__": importing(cuda_get_device_properties=lambda *_args: (_GB10_MEMORY,)),
+    }
+    return function(_CUDA, text, _MEMORY, names)(Anything())
+
+
+def _defaults(text: str, capability: Capability, memory: object = lambda: _GB10_MEMORY) -> object:
+    platform = Platform(capability)
+    names = {
+        "GiB_bytes": _GIB,
+        "current_platform": SimpleNamespace(
+            get_device_total_memory=memory,
+            get_device_name=lambda: "NVIDIA",
+            is_tpu=lambda: False,
+            is_cpu=lambda: False,
+            is_cuda=platform.is_cuda,
+            is_device_capability=platform.is_device_capability,
+        ),
+        "__builtins__": importing(
+            UsageContext=SimpleNamespace(LLM_CLASS="LLM", OPENAI_API_SERVER="server")
+        ),
+    }
+    return function(_ARGS, text, _DEFAULTS, names)(None, 1)
+
+
+FIX = Fix(
+    id="nvml_total_memory",
+    title="Total memory from CUDA where NVML has none, with the batch defaults as they are",
+    symptom="NVMLError_NotSupported stops a worker with VLLM_ENABLE_STARTUP_PLAN=1.",
+    why="A GB10 does not tell NVML how much memory it has. The engine's defaults swallow the error "
+    "and take the small tier; the startup plan of 0.26 and later does not. With an answer a GB10 "
+    "would count as a large device and batch 8192 tokens instead of 2048, so that tier is closed "
+    "to it in the same fix.",
+    needs=(
+        Need(">=0.11.1,<0.26", Severity.OPTIONAL, "the only caller swallows the error"),
+        Need(">=0.26,<0.33", Severity.RECOMMENDED, "VLLM_ENABLE_STARTUP_PLAN=1 stops the worker"),
+    ),
+    upstream="0.33.0 asks CUDA as well, and keeps the small defaults on 12.1",
+    evidence=(
+        Evidence("the query and all its callers, every release", "vLLM sources", "read"),
+        Evidence(
+            "nvidia-smi shows [N/A] for the memory of a GB10", "NVIDIA's known issues", "read"
+        ),
+        Evidence(
+            "the defaults of 12.1 before and after, with and without an answer",
+            "the functions, run with stand-ins",
+            "measured",
+        ),
+    ),
+    look=look,
+    prove=prove,
+    examples=(
+        Example(
+            version="0.32.0",
+            path=_CUDA,
+            beside={
+                _ARGS: "class EngineArgs:\n    def get_batch_defaults(cls):\n"
+                + _indented(_FORGET_GB10)
+            },
+            before="class NvmlCudaPlatform:\n    def get_device_total_memory(cls, device_id):\n"
+            f"        {_ASK_NVML}\n",
+            after="class NvmlCudaPlatform:\n    def get_device_total_memory(cls, device_id):\n"
+            + _indented(_ASK_CUDA_TOO),
+        ),
+    ),
+)
