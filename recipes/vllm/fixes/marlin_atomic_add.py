@@ -1,0 +1,174 @@
+"""The default of VLLM_MARLIN_USE_ATOMIC_ADD, which is no cure for anything."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+from patchkit.edit.text import swap_text
+from patchkit.errors import ProofError
+from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
+from patchkit.proof.routing import (
+    GB10,
+    Anything,
+    Capability,
+    Platform,
+    function,
+    importing,
+    prove_routing,
+)
+from patchkit.source.tree import SourceTree
+
+_ENVS = "vllm/envs.py"
+_NAME = "VLLM_MARLIN_USE_ATOMIC_ADD"
+_FUNCTION = "_marlin_use_atomic_add"
+_READER = "vllm/model_executor/layers/quantization/utils/marlin_utils.py"
+_READS = "should_use_atomic_add_reduce"
+
+_TABLE = "environment_variables: dict[str, Callable[[], Any]] = {\n"
+# The decision is taken where the variable is read, not in should_use_atomic_add_reduce: that one is
+# traced by torch.compile, whose cache is keyed by the values of these variables.
+_DEFAULT = f'''\
+def {_FUNCTION}() -> bool:
+    """What the user says; otherwise on for a GB10, and for nothing else."""
+    if "{_NAME}" in os.environ:
+        return os.environ["{_NAME}"] == "1"
+    from vllm.logger import init_logger
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return False
+    if not current_platform.is_device_capability((12, 1)):
+        return False
+    init_logger(__name__).info_once(
+        "patchkit: dense Marlin uses atomic adds on 12.1, as it was asked to; "
+        "{_NAME}=0 turns them off."
+    )
+    return True
+
+
+'''
+_ENTRY = f'    "{_NAME}": '
+_STOCK = (
+    f'lambda: os.environ.get(\n        "{_NAME}", "0"\n    )\n    == "1",\n',  # to 0.19.1
+    f'lambda: (\n        os.environ.get("{_NAME}", "0") == "1"\n    ),\n',
+)
+
+
+def look(tree: SourceTree, request: Request) -> Finding:
+    """The entry of the variable, and the function that takes its place."""
+    text = tree.read(_ENVS)
+    stock = next((form for form in _STOCK if _ENTRY + form in text), _STOCK[-1])
+    edits = [
+        *swap_text(_ENVS, text, _TABLE, _DEFAULT + _TABLE, note="on by default on 12.1"),
+        *swap_text(
+            _ENVS, text, _ENTRY + stock, f"{_ENTRY}{_FUNCTION},\n", note="on by default on 12.1"
+        ),
+    ]
+    return found(
+        edits,
+        now=f"{_ENVS}: {_NAME} is off unless set",
+        done=f"{_ENVS}: {_NAME} is on for 12.1 unless set",
+    )
+
+
+def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+    """Only an unset variable on 12.1 changes; what the user sets counts, and dense Marlin obeys."""
+    reader = patched.read(_READER)
+    said = [
+        prove_routing(
+            f"{_NAME} ({value or 'unset'})",
+            lambda text, capability: _value(text, capability, {_NAME: value} if value else {}),  # noqa: B023
+            stock.read(_ENVS),
+            patched.read(_ENVS),
+            wanted=value != "0",
+            on=GB10,
+        )
+        for value in ("", "0", "1")
+    ]
+    answers = [_dense_marlin(reader, GB10[0], value) for value in (False, True)]
+    if answers != [False, True]:
+        raise ProofError(
+            f"{_READER}: {_READS} does not follow {_NAME}",
+            why="the function was edited by hand, or decides by something else as well",
+        )
+    return f"{said[0]}; a value that the user sets is kept"
+
+
+def _value(text: str, capability: Capability, environ: Mapping[str, str]) -> object:
+    """What the entry of the variable returns."""
+    entry = next(
+        value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value == _NAME
+    )
+    names: dict[str, object] = {
+        "__name__": "envs",
+        "__builtins__": importing(current_platform=Platform(capability), init_logger=Anything()),
+        "os": SimpleNamespace(environ=environ),
+    }
+    if isinstance(entry, ast.Name):
+        return function(_ENVS, text, entry.id, names)()
+    return eval(compile(ast.Expression(entry), _ENVS, "eval"), names)()  # noqa: S307
+
+
+def _dense_marlin(text: str, capability: Capability, value: bool) -> object:
+    """Whether a small dense layer reduces with atomic adds."""
+    names = {
+        "envs": SimpleNamespace(**{_NAME: value}),
+        "torch": SimpleNamespace(
+            bfloat16="bfloat16",
+            cuda=SimpleNamespace(get_device_capability=lambda _device: capability),
+        ),
+        "maybe_warn_marlin_atomic_add_env": Anything(),
+    }
+    device = SimpleNamespace(type="cuda")
+    return function(_READER, text, _READS, names)(1, 1024, 4096, device, "bfloat16")
+
+
+FIX = Fix(
+    id="marlin_atomic_add",
+    title="Atomic adds in dense Marlin by default on 12.1 (asked for, but no cure)",
+    symptom='Guides say that "VLLM_MARLIN_USE_ATOMIC_ADD=1 is required for Marlin on SM121".',
+    why="It is not. Marlin MoE passes use_atomic_add=False whatever the variable says (0.12 and "
+    "later), so it cannot have been the cure for wrong MoE output: that came from Marlin without "
+    "SM12x code, which marlin_sass builds. In dense layers (n below 2048, k from 2048 on) atomic "
+    "adds are a matter of speed, and they add in no fixed order: equal requests may differ. This "
+    "fix only makes the guides' setting the default, for those who want it; VLLM_MARLIN_USE_ATOMIC"
+    "_ADD=0 still turns it off.",
+    needs=(Need(">=0.11.1", Severity.OPTIONAL, "speed of small dense layers; costs determinism"),),
+    upstream="never; the default is 0 in every release",
+    evidence=(
+        Evidence(
+            "the function that decides is one and the same in all releases; its callers are dense "
+            "layers",
+            "vLLM marlin_utils*.py",
+            "read",
+        ),
+        Evidence(
+            "fused Marlin MoE passes use_atomic_add=False from 0.12.0 on",
+            "fused_marlin_moe.py, experts/marlin_moe.py",
+            "read",
+        ),
+        Evidence("12 of 12 outputs differ with atomic adds", "sglang#39455", "reported"),
+        Evidence(
+            "corrupted Marlin MoE output went from 14 of 30 to 0 of 30 with SM12x code",
+            "vllm#40923",
+            "reported",
+        ),
+    ),
+    look=look,
+    prove=prove,
+    examples=tuple(
+        Example(
+            version=version,
+            path=_ENVS,
+            before=f"{_TABLE}{_ENTRY}{stock}}}\n",
+            after=f"{_DEFAULT}{_TABLE}{_ENTRY}{_FUNCTION},\n}}\n",
+        )
+        for version, stock in zip(("0.19.1", "0.33.0"), _STOCK, strict=True)
+    ),
+)
