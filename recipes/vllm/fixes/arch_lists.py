@@ -190,6 +190,8 @@ def _expected(group: Group, request: Request, active: frozenset[str]) -> set[fro
     wanted = frozenset({request.arch_list})
     if "sm100_lists" in active and any(d.endswith("_SM100=1") for d in group.defines):
         return {others}
+    if "mla_archs" in active and group.variable == "MLA_ARCHS":
+        return {others}
     if members:
         # A family build may keep plain code where the sources use no family instruction.
         plain = request.arch == "family" and members == {request.target.stock}
