@@ -85,7 +85,7 @@ def _loaded(text: str, rank: int, device: int, files: list[str]) -> list[object]
         "current_platform": SimpleNamespace(current_device=lambda: device),
         "os": SimpleNamespace(path=SimpleNamespace(basename=lambda path: path[3:])),
         "tqdm": lambda rounds, **_options: rounds,
-        "enable_tqdm": Anything(),
+        "enable_tqdm": bool,
         "_BAR_FORMAT": "",
         "_init_loader": loader,
         "logger": Anything(),
