@@ -22,7 +22,7 @@ _VERBS = {
     "export": "The fixes as a series that git am takes.",
     "archs": "Kernel groups and their archs, stock beside patched.",
     "fixes": "The catalogue of fixes.",
-    "explain": "One fix: symptom, reason, releases, evidence.",
+    "explain": "One fix, or a claim that guides make: reason, releases, evidence.",
     "fetch": "Download a release, verified by its locked sha256.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
     "completion": "Shell completion for bash, zsh or fish.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import click
@@ -13,22 +15,69 @@ from patchkit.cli import show
 from patchkit.cli.options import as_json
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
-from patchkit.patching.fix import Example, Fix
-from patchkit.patching.plan import close_to
+from patchkit.patching.claims import Claim, load_claims
+from patchkit.patching.fix import Evidence, Example, Fix
 from patchkit.patching.recipe import load_recipe
 
 
+def _ids() -> list[str]:
+    return [*(fix.id for fix in load_recipe().fixes), *(claim.id for claim in load_claims())]
+
+
 @click.command()
-@click.argument(
-    "fix_id", metavar="ID", shell_complete=lambda *_: [f.id for f in load_recipe().fixes]
-)
+@click.argument("wanted", metavar="[ID]", required=False, shell_complete=lambda *_: _ids())
 @as_json
-def command(fix_id: str, *, as_json: bool) -> None:
-    """One fix: symptom, reason, releases, evidence and its confidence, before and after."""
-    recipe = load_recipe()
-    fix = recipe.fix(fix_id.replace("-", "_"))
+def command(wanted: str | None, *, as_json: bool) -> None:
+    """One fix: symptom, reason, releases, evidence and its confidence, before and after.
+
+    Or one of the claims that guides make, and how it stands. Without ID: what there is.
+    """
+    if wanted is None:
+        _overview(as_json=as_json)
+        return
+    name = wanted.replace("-", "_")
+    if claim := next((claim for claim in load_claims() if claim.id == name), None):
+        _claim(claim, as_json=as_json)
+        return
+    fix = load_recipe().fix(name)
     if fix is None:
-        raise UsageError(f"no fix is called {fix_id!r}", hint=close_to(recipe, fix_id))
+        raise UsageError(f"no fix or claim is called {wanted!r}", hint=_close_to(name))
+    _fix(fix, as_json=as_json)
+
+
+def _close_to(name: str) -> str:
+    close = difflib.get_close_matches(name, _ids(), n=1)
+    return f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
+
+
+def _overview(*, as_json: bool) -> None:
+    fixes, claims = load_recipe().fixes, load_claims()
+    if as_json:
+        show.print_json(
+            {
+                "fixes": [{"id": fix.id, "title": fix.title} for fix in fixes],
+                "claims": [asdict(claim) for claim in claims],
+            }
+        )
+        return
+    console = show.console()
+    _section(console, "Fixes", _rows((fix.id, fix.title) for fix in fixes))
+    claimed = ((claim.id, claim.verdict, claim.says) for claim in claims)
+    _section(console, "What guides say", _rows(claimed))
+
+
+def _claim(claim: Claim, *, as_json: bool) -> None:
+    if as_json:
+        show.print_json(asdict(claim))
+        return
+    console = show.console()
+    console.print(f"[bold]{claim.id}[/]  {claim.verdict} {claim.versions}\n")
+    for title, text in (("Claim", claim.says), ("Why", claim.why), ("Instead", claim.instead)):
+        _section(console, title, text)
+    _section(console, "Evidence", _evidence(claim.evidence))
+
+
+def _fix(fix: Fix, *, as_json: bool) -> None:
     if as_json:
         show.print_json(_fields(fix))
         return
@@ -37,7 +86,7 @@ def command(fix_id: str, *, as_json: bool) -> None:
     for title, text in (("Symptom", fix.symptom), ("Why", fix.why), ("Upstream", fix.upstream)):
         _section(console, title, text)
     _section(console, "Needed", _needs(fix))
-    _section(console, "Evidence", _evidence(fix))
+    _section(console, "Evidence", _evidence(fix.evidence))
     for example in fix.examples:
         console.print(f"[bold]Before and after[/], as in {example.version}")
         show.print_diff(unified_diff(example.path, example.before, example.after))
@@ -49,17 +98,25 @@ def _section(console: Console, title: str, body: str | Table) -> None:
 
 
 def _needs(fix: Fix) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for need in fix.needs:
-        mode = f"--arch {need.arch}" if need.arch else ""
-        table.add_row(need.versions, need.severity.value, mode, need.reason)
-    return table
+    return _rows(
+        (
+            need.versions,
+            need.severity.value,
+            f"--arch {need.arch}" if need.arch else "",
+            need.reason,
+        )
+        for need in fix.needs
+    )
 
 
-def _evidence(fix: Fix) -> Table:
+def _evidence(evidence: Iterable[Evidence]) -> Table:
+    return _rows((each.confidence, each.claim, each.source) for each in evidence)
+
+
+def _rows(rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for evidence in fix.evidence:
-        table.add_row(evidence.confidence, evidence.claim, evidence.source)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -100,6 +100,7 @@ def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
     needed = json.loads(cli("fixes", "--version", "0.33.0", "--json").stdout)
     assert {fix["id"] for fix in needed if fix["needs"]} == {
         "arch_lists",
+        "marlin_atomic_add",
         "marlin_sass",
         "moe_configs",
         "version_label",
@@ -107,6 +108,20 @@ def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
     for fix in recipe.fixes:
         shown = json.loads(cli("explain", fix.id, "--json").stdout)
         assert (shown["id"], shown["symptom"]) == (fix.id, fix.symptom)
+
+
+def test_explain_tells_how_the_advice_of_guides_stands(cli, recipe):
+    listed = json.loads(cli("explain", "--json").stdout)
+    assert [fix["id"] for fix in listed["fixes"]] == [fix.id for fix in recipe.fixes]
+    shown = cli("explain").stdout
+    assert all(each["id"] in shown for each in (*listed["fixes"], *listed["claims"]))
+    for claim in listed["claims"]:
+        assert json.loads(cli("explain", claim["id"], "--json").stdout) == claim
+
+    said = " ".join(cli("explain", "marlin-atomic-add-required").stdout.split())
+    assert said.startswith("marlin_atomic_add_required false")
+    assert "Instead Unset it." in said
+    assert "reported 12 of 12 outputs differ with atomic adds sglang#39455" in said
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

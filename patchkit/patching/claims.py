@@ -1,0 +1,34 @@
+"""What guides say about an upstream project, and how it stands: advice that is no fix of ours."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+
+from patchkit.patching.fix import Evidence
+from patchkit.paths import RECIPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One entry of ``folklore.toml``; the fields are described there."""
+
+    id: str
+    says: str
+    verdict: str
+    versions: str
+    why: str
+    instead: str
+    evidence: tuple[Evidence, ...]
+
+
+@cache
+def load_claims(project: str = "vllm") -> tuple[Claim, ...]:
+    """The claims that ship with a recipe, in the order of the file."""
+    place = RECIPES / project / "folklore.toml"
+    table = tomllib.loads(place.read_text(encoding="utf-8"))
+    return tuple(
+        Claim(**{**entry, "evidence": tuple(Evidence(**each) for each in entry["evidence"])})
+        for entry in table["claim"]
+    )
