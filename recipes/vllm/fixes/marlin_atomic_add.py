@@ -29,7 +29,7 @@ _READS = "should_use_atomic_add_reduce"
 _TABLE = "environment_variables: dict[str, Callable[[], Any]] = {\n"
 # The decision is taken where the variable is read, not in should_use_atomic_add_reduce: that one is
 # traced by torch.compile, whose cache is keyed by the values of these variables.
-_DEFAULT = f'''\
+_DEFAULT = f'''
 def {_FUNCTION}() -> bool:
     """What the user says; otherwise on for a GB10, and for nothing else."""
     if "{_NAME}" in os.environ:
@@ -42,7 +42,7 @@ def {_FUNCTION}() -> bool:
     if not current_platform.is_device_capability((12, 1)):
         return False
     init_logger(__name__).info_once(
-        "patchkit: dense Marlin uses atomic adds on 12.1, as it was asked to; "
+        "patchkit: dense Marlin uses atomic adds on 12.1 (marlin_atomic_add); "
         "{_NAME}=0 turns them off."
     )
     return True

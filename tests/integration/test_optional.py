@@ -1,0 +1,128 @@
+"""Fixes that nobody gets without asking: they apply, keep their promise, and know themselves."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from packaging.version import Version
+
+from patchkit.apply import apply, open_workspace, plan_for, prove
+from patchkit.errors import ProofError
+from patchkit.patching.fix import Severity, State
+from patchkit.patching.plan import make_plan
+from patchkit.proof.archs import evaluate
+
+pytestmark = pytest.mark.releases
+
+
+@pytest.fixture
+def planned(release, recipe, ask):
+    """A plan of an untouched release: ``planned("0.24.0", "native", also={"x"})``."""
+
+    def make(version, arch="native", **selection):
+        return plan_for(open_workspace(release(version)), recipe, ask(arch, **selection))
+
+    return make
+
+
+def states(plan, wanted):
+    return {verdict.fix.id: verdict.state for verdict in plan.verdicts if verdict.fix.id in wanted}
+
+
+def test_optional_fixes_apply_and_know_themselves(version, arch, planned, recipe):
+    wanted = {
+        fix.id
+        for fix in recipe.fixes
+        if arch in fix.arches and (need := fix.need(Version(version), arch))
+        if need.severity is Severity.OPTIONAL
+    }
+    assert "marlin_atomic_add" in wanted
+    assert states(planned(version, arch), wanted) == dict.fromkeys(wanted, State.OFF)
+
+    plan = planned(version, arch, also=wanted)
+    prove(plan)
+    again = make_plan(plan.patched, recipe, plan.request)
+
+    assert states(plan, wanted) == dict.fromkeys(wanted, State.APPLY)
+    assert states(again, wanted) == dict.fromkeys(wanted, State.APPLIED)
+
+
+@pytest.mark.parametrize("version", ["0.11.1", "0.18.1", "0.19.1", "0.23.0"])
+def test_without_mla_every_other_group_is_built_as_before(version, arch, planned):
+    def built(plan):
+        target, arch_list = plan.request.target, plan.request.arch_list
+        groups = evaluate(plan.patched, target, arch_list, target.cuda)
+        return {(group.place, group.variable): group.archs for group in groups}
+
+    with_it, without = (
+        built(planned(version, arch)),
+        built(planned(version, arch, also={"mla_archs"})),
+    )
+    mla = [key for key in with_it if key[1] == "MLA_ARCHS"]
+    assert len(mla) == 1
+    assert with_it[mla[0]] != ()
+    assert without == {**with_it, mla[0]: ()}
+
+
+@pytest.mark.parametrize("version", ["0.18.1"])
+def test_a_tree_without_mla_and_without_its_ledger_is_recognised(version, tree, recipe, ask):
+    root, request = tree(version), ask(also={"mla_archs"})
+    apply(root, recipe, request)
+    shutil.rmtree(root / ".patchkit")
+
+    again = apply(root, recipe, request)
+
+    assert again.written == ()
+    assert {v.fix.id: v.state for v in again.verdicts}["mla_archs"] is State.APPLIED
+
+
+@pytest.mark.parametrize(
+    ("fix_id", "version", "path", "promised", "broken"),
+    [
+        ("marlin_atomic_add", "0.27.1", "vllm/envs.py", "((12, 1))", "((12, 0))"),
+        ("marlin_atomic_add", "0.19.1", "vllm/envs.py", "if not current_platform.is_d", "if cur"),
+        ("marlin_atomic_add", "0.33.0", "vllm/envs.py", 'ADD" in os.environ:', 'ADDS" in {}:'),
+        (
+            "nvml_total_memory",
+            "0.27.1",
+            "vllm/platforms/cuda.py",
+            "except pynvml.NVMLError as",
+            "except cuda.Error as",
+        ),
+        (
+            "nvml_total_memory",
+            "0.27.1",
+            "vllm/engine/arg_utils.py",
+            "= 0\n            device_name = c",
+            "= 1 << 40\n            device_name = c",
+        ),
+        ("nvml_total_memory", "0.27.1", "vllm/engine/arg_utils.py", "((12, 1))", "(120)"),
+        (
+            "fastsafetensors_rank",
+            "0.14.1",
+            "vllm/model_executor/model_loader/weight_utils.py",
+            "sorted(hf_weights_files, key=os.path.basename)",
+            "hf_weights_files",
+        ),
+        (
+            "fastsafetensors_rank",
+            "0.11.2",
+            "vllm/model_executor/model_loader/weight_utils.py",
+            '"cuda:{current_platform.current_device()}")\n    hf',
+            '"cuda:{pg.rank()}")\n    hf',
+        ),
+    ],
+)
+def test_proofs_notice_what_was_promised_and_is_not_there(
+    fix_id, version, path, promised, broken, planned
+):
+    plan = planned(version, also={fix_id})
+    fix = next(v.fix for v in plan.verdicts if v.fix.id == fix_id)
+    text = plan.patched.read(path)
+    assert text.count(promised) == 1
+    other = plan.patched.with_texts({path: text.replace(promised, broken)})
+
+    assert fix.prove(plan.stock, plan.patched, plan.request, frozenset({fix_id}))
+    with pytest.raises(ProofError):
+        fix.prove(plan.stock, other, plan.request, frozenset({fix_id}))
