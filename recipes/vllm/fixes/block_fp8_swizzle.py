@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patchkit.edit.text import swap_text
+from patchkit.edit.text import region, swap_text
 from patchkit.errors import DriftError
 from patchkit.patching.fix import (
     Evidence,
@@ -20,6 +20,7 @@ from patchkit.source.tree import SourceTree, first_existing
 _FOLDER = "quantization/w8a8/cutlass/c3x/scaled_mm_blockwise_sm120_fp8_dispatch.cuh"
 _PATHS = (f"csrc/libtorch_stable/{_FOLDER}", f"csrc/{_FOLDER}")
 _UPSTREAM = "int max_swizzle_size"
+_FUNCTION = "void cutlass_gemm_caller_blockwise("
 _BEFORE = """\
   c3x::cutlass_gemm_caller<GemmKernel>(a.device(), prob_shape, mainloop_args,
                                        epilogue_args);
@@ -47,7 +48,14 @@ def look(tree: SourceTree, request: Request) -> Finding:
     text = tree.read(path)
     if _UPSTREAM in text:
         return upstream(f"{path}: the order depends on the L2")
-    edits = swap_text(path, text, _BEFORE, _AFTER, note="swizzle if the L2 is too small")
+    edits = swap_text(
+        path,
+        text,
+        _BEFORE,
+        _AFTER,
+        note="swizzle if the L2 is too small",
+        within=region(path, text, _FUNCTION, "\n}\n"),
+    )
     return found(
         edits,
         now=f"{path}: tiles are visited in the default order",
@@ -89,8 +97,8 @@ FIX = Fix(
         Example(
             version="0.29.0",
             path=_PATHS[0],
-            before=f"void cutlass_gemm_caller_blockwise() {{\n{_BEFORE}}}\n",
-            after=f"void cutlass_gemm_caller_blockwise() {{\n{_AFTER}}}\n",
+            before=f"{_FUNCTION}) {{\n{_BEFORE}}}\n",
+            after=f"{_FUNCTION}) {{\n{_AFTER}}}\n",
         ),
     ),
 )

@@ -13,17 +13,17 @@ _VARIABLE = "MLA_ARCHS"
 
 
 def look(tree: SourceTree, request: Request) -> Finding:
-    """Both MLA lists: the one of CUDA 13 and the one of older compilers."""
+    """Two MLA lists: the one of CUDA 13 and the one of older compilers."""
     lists = [
         call.arguments[1]
         for call in parsed(_PATH, tree.read(_PATH))
         if call.name == INTERSECTION and len(call.arguments) == 3
         if call.arguments[0].value == _VARIABLE
     ]
-    if not lists:
+    if len(lists) != 2:
         raise DriftError(
-            f"{_PATH}: no {_VARIABLE} list",
-            why="upstream renamed the list, or the file was edited by hand",
+            f"{_PATH}: {len(lists)} {_VARIABLE} lists, expected 2",
+            why="upstream changed them, or the file was edited by hand",
             hint="restore the file from the release, or leave this fix out",
         )
     named = [argument for argument in lists if any(map(_is_sm12x, list_items(argument)))]
@@ -41,6 +41,13 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def _is_sm12x(item: str) -> bool:
     return item.startswith("12.")
+
+
+def _example(cuda13: str, older: str) -> str:
+    lists = (
+        f'  {INTERSECTION}({_VARIABLE} "{items}" "${{CUDA_ARCHS}}")' for items in (cuda13, older)
+    )
+    return "if(CUDA_13)\n{}\nelse()\n{}\nendif()\n".format(*lists)
 
 
 FIX = Fix(
@@ -63,8 +70,8 @@ FIX = Fix(
         Example(
             version="0.19.1",
             path=_PATH,
-            before=f'{INTERSECTION}({_VARIABLE} "10.0f;11.0f;12.0f" "${{CUDA_ARCHS}}")\n',
-            after=f'{INTERSECTION}({_VARIABLE} "10.0f;11.0f" "${{CUDA_ARCHS}}")\n',
+            before=_example("10.0f;11.0f;12.0f", "10.0a;12.0a;12.1a"),
+            after=_example("10.0f;11.0f", "10.0a"),
         ),
     ),
 )
