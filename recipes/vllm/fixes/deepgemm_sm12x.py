@@ -106,6 +106,11 @@ FIX = Fix(
     ),
     upstream="0.25.0 pins a DeepGEMM with SM120 kernels; the default stays on",
     evidence=(
+        Evidence(
+            "unpatched, block-FP8 layers and MoE go to DeepGEMM; patched, to others",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "measured",
+        ),
         Evidence("arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"),
         Evidence(
             "a device that reports 12.1 is routed to DeepGEMM",

@@ -17,7 +17,8 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import Anything, function
+from patchkit.proof.routing import function
+from patchkit.proof.running import Anything
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/model_executor/model_loader/weight_utils.py"

@@ -102,6 +102,11 @@ FIX = Fix(
     upstream="never the default; from 0.22.0 --linear-backend triton does the same",
     evidence=(
         Evidence(
+            "Triton runs, and answers within FP8's tolerance of DeepGEMM",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "measured",
+        ),
+        Evidence(
             "CUTLASS's block kernel is guarded for 12.0 alone up to 0.14, for the family from "
             "0.16 on; patchkit's builds open the old guard",
             "vLLM csrc",

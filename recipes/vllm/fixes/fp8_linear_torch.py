@@ -112,6 +112,11 @@ FIX = Fix(
     upstream="never the default; from 0.22.0 --linear-backend torch does the same",
     evidence=(
         Evidence(
+            "torch._scaled_mm runs, and answers within FP8's tolerance of CUTLASS",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "measured",
+        ),
+        Evidence(
             "enable_sm120_only compiles to a trap for 12.1 (0.16-0.21)", "vLLM csrc", "compiled"
         ),
         Evidence(

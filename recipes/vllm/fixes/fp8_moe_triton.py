@@ -95,6 +95,11 @@ FIX = Fix(
     upstream="Triton was the only choice up to 0.14; from 0.17.0 --moe-backend triton asks for it",
     evidence=(
         Evidence(
+            "Triton runs, and answers within FP8's tolerance of what stock takes",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "measured",
+        ),
+        Evidence(
             "what each release takes on 12.1, by its own code with the capability given",
             "patchkit's proof of this fix",
             "measured",

@@ -11,13 +11,13 @@ from patchkit.errors import ProofError
 from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
 from patchkit.proof.routing import (
     GB10,
-    Anything,
     Capability,
     Platform,
     function,
     importing,
     prove_routing,
 )
+from patchkit.proof.running import Anything
 from patchkit.source.tree import SourceTree
 
 _ENVS = "vllm/envs.py"

@@ -33,7 +33,8 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import Anything, function
+from patchkit.proof.routing import function
+from patchkit.proof.running import Anything
 from patchkit.source.tree import SourceTree
 
 _HOME = Path(__file__).parents[1] / "moe_configs"

@@ -174,6 +174,11 @@ FIX = Fix(
     upstream="never the default; VLLM_NVFP4_GEMM_BACKEND=marlin in 0.16-0.23, --linear-backend "
     "marlin from 0.22.0",
     evidence=(
+        Evidence(
+            "unpatched, CUTLASS; patched, Marlin, with the answers of a device that has no FP4",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "measured",
+        ),
         Evidence("NVFP4 dense does not work on a GB10", "vllm#30163 (0.11-0.12)", "reported"),
         Evidence(
             "wrong results without a message, for some models",

@@ -159,6 +159,11 @@ FIX = Fix(
     ),
     upstream="0.12.0 has an SM120 NVFP4 MoE kernel; from 0.17.0 --moe-backend marlin",
     evidence=(
+        Evidence(
+            "unpatched, CUTLASS; patched, Marlin, with the answers of a device that has no FP4",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "measured",
+        ),
         Evidence("no SM120 variant in nvfp4_blockwise_moe_kernel.cu", "vLLM 0.11.2 csrc", "read"),
         Evidence(
             "Marlin MoE from PTX corrupts 14 of 30 answers on 12.x, from machine code none",

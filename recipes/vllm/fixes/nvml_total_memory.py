@@ -19,13 +19,13 @@ from patchkit.patching.fix import (
 )
 from patchkit.proof.routing import (
     GB10,
-    Anything,
     Capability,
     Platform,
     function,
     importing,
     prove_routing,
 )
+from patchkit.proof.running import Anything
 from patchkit.source.tree import SourceTree
 
 _CUDA = "vllm/platforms/cuda.py"
