@@ -32,8 +32,12 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Every supported release in both arch modes, real sdists and real CMake."""
+    """Every supported release in both arch modes, real sdists and real CMake.
+
+    Rewrites the tables and docs/ first, and stops if they were stale.
+    """
     _install(session, "test")
+    session.run("python", "tests/regenerate.py", "--check", env={"PYTHONPATH": "."})
     session.run("pytest", "-m", "releases", *session.posargs, env={"PATCHKIT_ALL_RELEASES": "1"})
 
 

@@ -1,30 +1,37 @@
-"""The golden tables, made from every supported release and then read by people.
+"""The golden tables and the catalogue, made from every supported release and then read by people.
 
-    python tests/regenerate.py     (from a checkout, with patchkit installed in editable mode)
+    python tests/regenerate.py             (from a checkout)
+    python tests/regenerate.py --check     ends with 1, and says what is stale, if anything changed
 
-recipes/vllm/stock_archs.csv: what untouched releases build for 12.0. In tests/data:
-states.json: release → arch mode → fix → state after an apply. archs.csv: a row per kernel group,
-with what the untouched release builds for 12.0 and the patched one for the arch of the mode. Look
-at the difference before you commit it: the tables are there to show what a change has changed.
+In recipes/vllm: stock_archs.csv, what untouched releases build for 12.0; support.json, fix → arch
+mode → release → how much it needs the fix. In tests/data: states.json: release → arch mode → fix →
+state after an apply; archs.csv: a row per kernel group, with what the untouched release builds for
+12.0 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix.
+Look at the difference before you commit it: they are there to show what a change has changed.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.apply import open_workspace, plan_for, prove, settled
 from patchkit.cli.options import located
+from patchkit.patching.catalogue import catalogue
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.support import load_support, support_of
 from patchkit.proof.archs import Group, evaluate
 from patchkit.proof.stock import render_stock
 from patchkit.target import targets
 
 DATA = Path(__file__).with_name("data")
+DOCS = Path(__file__).parents[1] / "docs"
 MODES = ("native", "family")
 COLUMNS = ("release", "arch", "group", "file", "variable", "stock", "patched")
 
@@ -78,8 +85,13 @@ def read_table(name: str) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def main() -> None:
-    """Look at every release, then write: a run that ends early leaves the tables as they were.
+def support(plan: Plan) -> dict[str, str]:
+    """fix → how much the release needs it."""
+    return {verdict.fix.id: support_of(verdict).value for verdict in plan.verdicts}
+
+
+def look_at_all() -> dict[Path, str]:
+    """Path → text of every table, from every release.
 
     Nothing is proved here, since proofs compare with one of these tables; the tests do that.
     """
@@ -87,6 +99,7 @@ def main() -> None:
     stock: list[tuple[str, list[Group]]] = []
     rows: list[Row] = []
     table: dict[str, dict[str, dict[str, str]]] = {}
+    needed: dict[str, dict[str, dict[str, str]]] = {}
     for version in map(str, recipe.supported):
         print(version, file=sys.stderr)  # noqa: T201
         with located(f"{recipe.project}=={version}", None, offline=False, keep=False) as root:
@@ -95,13 +108,46 @@ def main() -> None:
             stock.append((version, evaluate(tree, target, target.stock, target.cuda)))
             table[version] = {arch: states(each) for arch, each in plans.items()}
             rows += [row for each in plans.values() for row in arch_rows(each)]
-    (recipe.home / "stock_archs.csv").write_text(render_stock(stock))
-    (DATA / "states.json").write_text(json.dumps(table, indent=1) + "\n")
-    with (DATA / "archs.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+            for arch, each in plans.items():
+                for fix, level in support(each).items():
+                    needed.setdefault(fix, {}).setdefault(arch, {})[version] = level
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return {
+        recipe.home / "stock_archs.csv": render_stock(stock),
+        recipe.home / "support.json": json.dumps(needed, indent=1) + "\n",
+        DATA / "states.json": json.dumps(table, indent=1) + "\n",
+        DATA / "archs.csv": file.getvalue(),
+    }
+
+
+def pages() -> dict[Path, str]:
+    """Path → text of the catalogue, from the tables as they are."""
+    texts = catalogue(load_recipe(), load_support())
+    return {DOCS / name: text for name, text in texts.items()}
+
+
+def main() -> int:
+    """Write what has changed, all at the end: a run that ends early leaves everything as it was."""
+    texts = look_at_all()
+    stale = write(texts)
+    # The pages show what has just been written.
+    stale += write(pages())
+    for path in stale:
+        print(f"was stale: {path}", file=sys.stderr)  # noqa: T201
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+def write(texts: Mapping[Path, str]) -> list[Path]:
+    """The files that had another text."""
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(texts[path])
+    return stale
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,6 +12,7 @@ from patchkit.cli.options import as_json
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Fix, Need
 from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.patching.support import load_support
 
 
 @click.command()
@@ -50,8 +51,8 @@ def _needs(needs: list[Need]) -> str:
 
 
 def _need(need: Need) -> str:
-    mode = f" ({need.arch})" if need.arch else ""
-    return f"{need.severity.value} {need.versions}{mode}"
+    only = ", ".join(filter(None, (need.arch, need.kind)))
+    return f"{need.severity.value} {need.versions}{f' ({only})' if only else ''}"
 
 
 def _fields(fix: Fix, version: Version | None) -> dict[str, object]:
@@ -67,8 +68,17 @@ def _fields(fix: Fix, version: Version | None) -> dict[str, object]:
                 "severity": need.severity.value,
                 "reason": need.reason,
                 "arch": need.arch or None,
+                "kind": need.kind or None,
             }
             for need in fix.needs
             if version is None or need.covers(version)
         ],
+        "releases": {
+            mode: {
+                release: level.value
+                for release, level in row.items()
+                if version is None or release == str(version)
+            }
+            for mode, row in load_support()[fix.id].items()
+        },
     }

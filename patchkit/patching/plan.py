@@ -88,7 +88,11 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
         return Verdict(fix, State.NOT_APPLICABLE, f"not needed in {tree.version}")
     severity = (need or (needs or fix.needs)[-1]).severity
     if reason := _switched_off(fix, severity, request):
-        return Verdict(fix, State.OFF, reason, severity=severity)
+        # A release past the last that could use an optional fix should not seem to lack it.
+        past = known and need is None and not (request.only or fix.id in request.skip)
+        place = _upstream_place(fix, tree, request) if past else ""
+        state = State.UPSTREAM if place else State.OFF
+        return Verdict(fix, state, place or reason, severity=severity)
     try:
         finding = fix.look(tree, request)
     except DriftError as error:
@@ -169,6 +173,15 @@ def _switched_off(fix: Fix, severity: Severity, request: Request) -> str:
     if severity is Severity.OPTIONAL and not asked:
         return f"optional; --with {fix.id} turns it on"
     return ""
+
+
+def _upstream_place(fix: Fix, tree: SourceTree, request: Request) -> str:
+    """Where a release has what an optional fix would do; "" if it cannot be seen."""
+    try:
+        finding = fix.look(tree, request)
+    except DriftError:
+        return ""
+    return "" if finding.edits else finding.reason
 
 
 def _disagreement(finding: Finding, needed: bool, version: Version, fix: Fix) -> str:

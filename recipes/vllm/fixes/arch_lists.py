@@ -221,6 +221,11 @@ FIX = Fix(
     upstream="never; from 0.11.1 on upstream builds 12.0f for the whole family",
     evidence=(
         Evidence(
+            "ten files of 0.19.1 and 0.33.0 have the same instructions for 12.1a and 12.0f",
+            "nvcc 13.0.88: docs/kernel-proof.md",
+            "compiled",
+        ),
+        Evidence(
             "each release's own CMake, run before and after, gives 12.1a for every group",
             "patchkit archs; tests/integration",
             "measured",

@@ -1,0 +1,124 @@
+"""The catalogue as Markdown: the support matrix, and a page per fix."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+
+from patchkit.edit.splice import git_diff
+from patchkit.patching.fix import Example, Fix
+from patchkit.patching.recipe import Recipe
+from patchkit.patching.support import Level, Support
+
+Row = Mapping[str, Level]
+"""release → level, oldest first"""
+
+_SIGNS = {
+    Level.REQUIRED: "●",
+    Level.RECOMMENDED: "◐",
+    Level.OPTIONAL: "○",
+    Level.UPSTREAM: "✓",
+    Level.NOT_APPLICABLE: "·",
+}
+_MEANING = {
+    Level.REQUIRED: "required: on by default, a GB10 fails without it",
+    Level.RECOMMENDED: "recommended: on by default",
+    Level.OPTIONAL: "optional: `--with` turns it on",
+    Level.UPSTREAM: "upstream has it",
+    Level.NOT_APPLICABLE: "not applicable: the release or the mode has no such code",
+}
+_TITLES = {"native": "`--arch native` (12.1a)", "family": "`--arch family` (12.0f)"}
+_INTRODUCTION = """\
+What `patchkit apply` decides for untouched sources of each release, by looking at the code. For an
+installed package some fixes differ; their pages say so.
+"""
+_MADE = "<!-- Made by tests/regenerate.py from plans of every release. Do not edit. -->\n"
+
+
+def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
+    """Path below ``docs`` → text of each page."""
+    pages = {f"fixes/{fix.id}.md": page(fix, support[fix.id]) for fix in recipe.fixes}
+    return {"support-matrix.md": matrix(recipe, support), **pages}
+
+
+def matrix(recipe: Recipe, support: Support) -> str:
+    """Fix by release for both arch modes; neighbours that agree in everything share a column."""
+    parts = [
+        "# Which release needs which fix\n",
+        _MADE,
+        _INTRODUCTION,
+        "\n".join(f"- {_SIGNS[level]} {meaning}" for level, meaning in _MEANING.items()) + "\n",
+    ]
+    for mode, title in _TITLES.items():
+        columns = _columns([support[fix.id][mode] for fix in recipe.fixes])
+        rows = [
+            [f"[{fix.id}](fixes/{fix.id}.md)"]
+            + [_SIGNS[support[fix.id][mode][releases[0]]] for releases in columns]
+            for fix in recipe.fixes
+        ]
+        parts += [f"## {title}\n", table(["fix", *map(_span, columns)], rows)]
+    return "\n".join(parts)
+
+
+def _columns(rows: Sequence[Row]) -> list[list[str]]:
+    """Runs of releases that have the same level in every row."""
+    runs: list[list[str]] = []
+    for release in rows[0]:
+        if runs and all(row[runs[-1][0]] is row[release] for row in rows):
+            runs[-1].append(release)
+        else:
+            runs.append([release])
+    return runs
+
+
+def page(fix: Fix, modes: Mapping[str, Row]) -> str:
+    """Everything known about one fix."""
+    needs = [[n.versions, n.severity.value, _limits(n.arch, n.kind), n.reason] for n in fix.needs]
+    proof = inspect.getdoc(fix.prove) if fix.prove else None
+    parts = [
+        f"# {fix.id}\n",
+        _MADE,
+        f"**{fix.title}**\n",
+        f"Symptom: {fix.symptom}\n",
+        f"Why: {fix.why}\n",
+        f"Upstream: {fix.upstream}.\n",
+        "## Needed\n",
+        table(["releases", "how much", "only", "because"], needs),
+        "\n".join(f"- {_TITLES[mode]}: {_ranges(row)}" for mode, row in modes.items()) + "\n",
+        "## How it decides\n",
+        f"{inspect.getdoc(fix.look)}\n",
+        f"Proved on every apply: {proof}\n" if proof else "",
+        "## Evidence\n",
+        table(
+            ["confidence", "claim", "source"],
+            [[e.confidence, e.claim, e.source] for e in fix.evidence],
+        ),
+        *map(_example, fix.examples),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _limits(arch: str, kind: str) -> str:
+    return ", ".join(filter(None, (f"`--arch {arch}`" if arch else "", kind)))
+
+
+def _ranges(row: Row) -> str:
+    """Runs of one level: "required 0.11.1-0.22.1, upstream 0.23.0-0.33.0"."""
+    return ", ".join(f"{row[run[0]].value} {_span(run)}" for run in _columns([row]))
+
+
+def _span(releases: Sequence[str]) -> str:
+    return releases[0] if len(releases) == 1 else f"{releases[0]}-{releases[-1]}"
+
+
+def _example(example: Example) -> str:
+    diff = git_diff(example.path, example.before, example.after)
+    return f"## Before and after, as in {example.version}\n\n```diff\n{diff}```\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; bars in cells are escaped."""
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )

@@ -1,0 +1,45 @@
+"""How much each release needs each fix, as plans of untouched releases said."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from functools import cache
+
+from patchkit.patching.fix import State, Verdict
+from patchkit.paths import RECIPES
+
+Support = Mapping[str, Mapping[str, Mapping[str, "Level"]]]
+"""fix id → arch mode → release → level"""
+
+
+class Level(enum.Enum):
+    """What a fix is to a release: how much it is needed, or why it is not."""
+
+    REQUIRED = "required"
+    RECOMMENDED = "recommended"
+    OPTIONAL = "optional"
+    UPSTREAM = "upstream"
+    NOT_APPLICABLE = "not-applicable"
+
+
+def support_of(verdict: Verdict) -> Level:
+    """The level that a verdict on an untouched release amounts to."""
+    if verdict.state in (State.UPSTREAM, State.NOT_APPLICABLE):
+        return Level(verdict.state.value)
+    assert verdict.severity is not None
+    return Level(verdict.severity.value)
+
+
+@cache
+def load_support(project: str = "vllm") -> Support:
+    """The table that ships with a recipe, ``support.json``."""
+    table = json.loads((RECIPES / project / "support.json").read_text(encoding="utf-8"))
+    return {
+        fix: {
+            mode: {release: Level(word) for release, word in row.items()}
+            for mode, row in modes.items()
+        }
+        for fix, modes in table.items()
+    }
