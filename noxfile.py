@@ -7,6 +7,8 @@ import nox
 nox.needs_version = ">=2025.10.14"
 nox.options.sessions = ["tests", "lint"]
 
+# A file's tests stay together: they come release by release and share what was parsed.
+SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=loadfile")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
@@ -18,7 +20,7 @@ def _install(session: nox.Session, group: str) -> None:
 def tests(session: nox.Session) -> None:
     """Everything but the full matrix; downloads the releases that it needs once, by hash."""
     _install(session, "test")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session
@@ -38,7 +40,8 @@ def matrix(session: nox.Session) -> None:
     """
     _install(session, "test")
     session.run("python", "tests/regenerate.py", "--check", env={"PYTHONPATH": "."})
-    session.run("pytest", "-m", "releases", *session.posargs, env={"PATCHKIT_ALL_RELEASES": "1"})
+    everything = {"PATCHKIT_ALL_RELEASES": "1"}
+    session.run("pytest", "-m", "releases", *SIDE_BY_SIDE, *session.posargs, env=everything)
 
 
 @nox.session(name="kernel-proof")

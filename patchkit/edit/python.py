@@ -160,8 +160,9 @@ def _matches(source: str, code: str) -> list[tuple[int, int]]:
     pattern = cst.parse_module(_normal(code)).body
     expression = _expression(pattern[0]) if len(pattern) == 1 else None
     wanted = _shape(code)
+    kinds = [_kind(node) for node in pattern]
     runs: Iterator[list[cst.CSTNode]] = (
-        _windows(wrapper.module, len(pattern))
+        (run for run in _windows(wrapper.module, len(pattern)) if [*map(_kind, run)] == kinds)
         if expression is None
         else ([node] for node in _walk(wrapper.module) if type(node) is type(expression))
     )
@@ -186,6 +187,14 @@ def _span(source: str, first: object, last: object) -> tuple[int, int]:
         return start, stop
     data = source.encode()
     return len(data[:start].decode()), len(data[:stop].decode())
+
+
+def _kind(node: cst.CSTNode) -> tuple[type, ...]:
+    """What sort of statement it is: telling is much cheaper than writing it out to compare."""
+    import libcst as cst
+
+    parts = node.body if isinstance(node, cst.SimpleStatementLine) else ()
+    return type(node), *map(type, parts)
 
 
 def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

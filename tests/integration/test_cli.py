@@ -99,11 +99,9 @@ def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
     assert [fix["id"] for fix in listed] == [fix.id for fix in recipe.fixes]
     needed = json.loads(cli("fixes", "--version", "0.33.0", "--json").stdout)
     assert {fix["id"] for fix in needed if fix["needs"]} == {
-        "arch_lists",
-        "marlin_atomic_add",
-        "marlin_sass",
-        "moe_configs",
-        "version_label",
+        *("arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"),
+        *("fp8_linear_torch", "fp8_block_triton", "fp8_moe_triton"),
+        *("nvfp4_linear_marlin", "nvfp4_moe_marlin", "marlin_atomic_add", "moe_configs"),
     }
     for fix in recipe.fixes:
         shown = json.loads(cli("explain", fix.id, "--json").stdout)
@@ -423,7 +421,7 @@ def test_a_version_newer_than_the_table_is_decided_by_its_code(
     assert f"{version or metadata} is not in the table; decided by the code alone" in shown
     assert again["version"] == (version or metadata)
     applied = {fix["id"]: fix for fix in again["fixes"] if fix["state"] == "applied"}
-    assert applied.keys() == {"arch_lists", "marlin_sass", "version_label"}
+    assert applied.keys() == {"arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"}
     assert all("not in the table" in fix["note"] for fix in applied.values())
     assert (
         f"{metadata}{'.' if '+' in metadata else '+'}cu130.gb10.p"

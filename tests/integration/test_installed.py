@@ -16,11 +16,20 @@ from patchkit.apply import apply
 
 pytestmark = pytest.mark.releases
 # Release → the fixes that an installed package of it gets.
+_NVFP4 = ("nvfp4_linear_marlin", "nvfp4_moe_marlin")
 PYTHON_FIXES = {
-    "0.11.1": {"nvfp4_moe_marlin", "mxfp4_moe_marlin", "fastsafetensors_rank"},
-    "0.19.1": {"fp8_grouped_gemm", "marlin_w4a8_fp8"},
-    "0.24.0": {"deepgemm_sm12x"},
+    "0.11.1": {*_NVFP4, "mxfp4_moe_marlin", "fastsafetensors_rank"},
+    # Wheels: FP8 kernels may be traps, and Marlin MoE is PTX.
+    "0.19.1": {"fp8_grouped_gemm", "marlin_w4a8_fp8", "fp8_linear_torch", "nvfp4_linear_marlin"},
+    "0.24.0": {*_NVFP4, "deepgemm_sm12x"},
 }
+# What fixes look at, and what the release's own code imports from there.
+_PACKAGED = (
+    *("envs.py", "_custom_ops.py", "config/*.py", "platforms/*.py", "utils/*.py"),
+    *("engine/arg_utils.py", "model_executor/model_loader/weight_utils.py"),
+    *("model_executor/kernels/**/*.py", "model_executor/layers/quantization/**/*.py"),
+    *("model_executor/layers/fused_moe/**/*.py", "model_executor/layers/fused_moe/configs/*.json"),
+)
 of_configs = pytest.mark.parametrize("version", ["0.14.1", "0.25.1", "0.33.0"])
 
 
@@ -34,8 +43,8 @@ def wheel(release, version, recipe, tmp_path):
     """A wheel of the Python files of a release, and of what its MoE layers look up."""
     root = release(version)
     files = {"vllm/__init__.py": (root / "vllm/__init__.py").read_bytes()}
-    for pattern in ("*.py", "fused_moe/configs/*.json"):
-        for place in root.glob(f"vllm/**/{pattern}"):
+    for pattern in _PACKAGED:
+        for place in root.glob(f"vllm/{pattern}"):
             files[str(place.relative_to(root))] = place.read_bytes()
     info = f"vllm-{version}.dist-info"
     files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode()
@@ -164,7 +173,7 @@ def test_an_installed_release_gets_the_python_of_a_patched_source_tree(
 ):
     root = tree(version)
     python = [path for path in apply(package, recipe, ask()).written if path.endswith(".py")]
-    apply(root, recipe, ask())
+    apply(root, recipe, ask(also=PYTHON_FIXES[version]))
     assert python
     for path in python:
         assert (package.parent / path).read_bytes() == (root / path).read_bytes()
