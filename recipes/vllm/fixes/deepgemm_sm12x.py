@@ -37,14 +37,18 @@ return (
 """
 _AFTER_OLD_PIN = f"""\
 if cls.is_device_capability_family(120):
-    logger.info_once("patchkit: this release's DeepGEMM has no SM12x kernels")
+    logger.info_once(
+        "patchkit: no DeepGEMM on SM12x, this release's has no kernels for it "
+        "(deepgemm_sm12x)"
+    )
     return False
 
 {_BEFORE}"""
 _AFTER = f"""\
 if cls.is_device_capability((12, 1)) and not envs.is_set("VLLM_USE_DEEP_GEMM"):
     logger.info_once(
-        "patchkit: DeepGEMM is off on capability 12.1; VLLM_USE_DEEP_GEMM=1 turns it on"
+        "patchkit: DeepGEMM is off on 12.1, as in upstream's GB10 recipes; "
+        "VLLM_USE_DEEP_GEMM=1 turns it on (deepgemm_sm12x)"
     )
     return False
 

@@ -37,7 +37,8 @@ def _triton_on_gb10() -> bool:
     ):
         return False
     logger.info_once(
-        "patchkit: block-scaled FP8 linear layers take Triton on capability 12.1"
+        "patchkit: block-scaled FP8 linear layers take Triton on 12.1, not CUTLASS "
+        "(fp8_block_triton)"
     )
     return True
 '''
@@ -54,7 +55,8 @@ def _triton_first_on_gb10(kernels):
     ):
         return kernels
     logger.info_once(
-        "patchkit: block-scaled FP8 linear layers prefer Triton on capability 12.1"
+        "patchkit: block-scaled FP8 linear layers prefer Triton on 12.1 to CUTLASS "
+        "and DeepGEMM (fp8_block_triton)"
     )
     platform = current_platform._enum
     ordered = sorted(

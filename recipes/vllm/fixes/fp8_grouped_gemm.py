@@ -51,7 +51,8 @@ def cutlass_group_gemm_supported() -> bool:
         from vllm.logger import init_logger
 
         init_logger(__name__).info_once(
-            "patchkit: no CUTLASS FP8 grouped GEMM on SM12x, none is built"
+            "patchkit: no CUTLASS FP8 grouped GEMM on SM12x, for none is built "
+            "(fp8_grouped_gemm)"
         )
         return False
 

@@ -28,7 +28,8 @@ def _torch_on_gb10() -> bool:
     from vllm.logger import init_logger
 
     init_logger(__name__).info_once(
-        "patchkit: FP8 linear layers take torch._scaled_mm on capability 12.1"
+        "patchkit: FP8 linear layers take torch._scaled_mm on 12.1, not CUTLASS "
+        "(fp8_linear_torch)"
     )
     return True
 '''
@@ -44,7 +45,8 @@ def _torch_first_on_gb10(kernels):
     ):
         return kernels
     logger.info_once(
-        "patchkit: FP8 linear layers prefer torch._scaled_mm on capability 12.1"
+        "patchkit: FP8 linear layers prefer torch._scaled_mm on 12.1 to CUTLASS "
+        "(fp8_linear_torch)"
     )
     last = (
         "FlashInferFP8ScaledMMLinearKernel",

@@ -25,7 +25,9 @@ _SCOPE = "_get_priority_backends"
 _BEFORE = "return _AVAILABLE_BACKENDS\n"
 _AFTER = """\
 if current_platform.is_cuda() and current_platform.is_device_capability((12, 1)):
-    logger.info_once("patchkit: FP8 MoE layers prefer Triton on capability 12.1")
+    logger.info_once(
+        "patchkit: FP8 MoE layers prefer Triton on 12.1 to FlashInfer (fp8_moe_triton)"
+    )
     _move_to_front(_AVAILABLE_BACKENDS, Fp8MoeBackend.BATCHED_TRITON)
     _move_to_front(_AVAILABLE_BACKENDS, Fp8MoeBackend.TRITON)
 
@@ -42,7 +44,9 @@ activation_format = (
 """
 _FORMAT_AFTER = f"""\
 if current_platform.is_cuda() and current_platform.is_device_capability((12, 1)):
-    logger.info_once("patchkit: FP8 MoE layers prefer Triton on capability 12.1")
+    logger.info_once(
+        "patchkit: FP8 MoE layers prefer Triton on 12.1 to FlashInfer (fp8_moe_triton)"
+    )
     for triton in (Fp8MoeBackend.BATCHED_TRITON, Fp8MoeBackend.TRITON):
         AVAILABLE_BACKENDS.remove(triton)
         AVAILABLE_BACKENDS.insert(0, triton)

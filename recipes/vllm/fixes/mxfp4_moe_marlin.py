@@ -29,7 +29,10 @@ def _marlin_on_sm12x() -> bool:
     capability = current_platform.get_device_capability()
     if not current_platform.is_cuda() or capability is None or capability[0] < 12:
         return False
-    logger.info_once("patchkit: MXFP4 MoE layers take Marlin on SM12x")
+    logger.info_once(
+        "patchkit: MXFP4 MoE layers take Marlin on SM12x, where Triton's kernels do not "
+        "run (mxfp4_moe_marlin)"
+    )
     return True
 '''
 

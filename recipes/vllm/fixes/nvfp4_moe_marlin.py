@@ -43,7 +43,10 @@ def _marlin_first_on_gb10(backends):
         current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
     ):
         return backends
-    logger.info_once("patchkit: NVFP4 MoE layers prefer Marlin on capability 12.1")
+    logger.info_once(
+        "patchkit: NVFP4 MoE layers prefer Marlin on 12.1, where FP4 kernels were "
+        "reported wrong (nvfp4_moe_marlin)"
+    )
     return sorted(backends, key=lambda backend: backend != NvFp4MoeBackend.MARLIN)
 '''
 
@@ -61,7 +64,10 @@ def _marlin_on_gb10() -> bool:
         current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
     ):
         return False
-    logger.info_once("patchkit: NVFP4 MoE layers take Marlin on capability 12.1")
+    logger.info_once(
+        "patchkit: NVFP4 MoE layers take Marlin on 12.1, where FP4 kernels were "
+        "reported wrong (nvfp4_moe_marlin)"
+    )
     return True
 '''
 
@@ -72,14 +78,17 @@ _DETECTED = {
     # 0.11 has no kernel for any SM12x.
     "allow_flashinfer = cutlass_supported and is_flashinfer_fp4_cutlass_moe_available()\n": (
         "capability is not None and capability[0] == 12 and not allow_flashinfer",
-        "SM12x",
+        "SM12x, which has no other kernel",
     ),
     """\
 allow_flashinfer = cutlass_supported and (
     is_flashinfer_fp4_cutlass_moe_available()
     or is_flashinfer_fp4_cutedsl_moe_available()
 )
-""": ("capability == (12, 1) and not allow_flashinfer", "capability 12.1"),
+""": (
+        "capability == (12, 1) and not allow_flashinfer",
+        "12.1, where FP4 kernels were reported wrong",
+    ),
 }
 
 
@@ -91,7 +100,10 @@ from vllm.platforms import current_platform
 
 capability = current_platform.get_device_capability()
 if current_platform.is_cuda() and {condition}:
-    _logger.info_once("patchkit: NVFP4 MoE layers take Marlin on {devices}")
+    _logger.info_once(
+        "patchkit: NVFP4 MoE layers take Marlin on {devices} "
+        "(nvfp4_moe_marlin)"
+    )
     cutlass_supported = False
 """
 
