@@ -123,17 +123,29 @@ def _dotted(capability: Capability) -> str:
     return f"{capability.major}.{capability.minor}"
 
 
+# How upstream says that it cannot run a layer.
+_REFUSALS = (AssertionError, ImportError, NotImplementedError, ValueError)
+
 Decide = Callable[[SourceTree, Capability], object]
 
 
 def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
-    """What is decided; an error of upstream's own is a decision too, in words."""
+    """What is decided; a refusal of upstream's own is a decision too, in words.
+
+    Raises ProofError if the code stumbles instead of deciding.
+    """
     try:
         return decide(tree, capability)
     except PatchkitError:
         raise
-    except Exception as error:  # noqa: BLE001  (whatever upstream raises)
+    except _REFUSALS as error:
         return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        raise ProofError(
+            f"upstream's code cannot be run for {capability}: {type(error).__name__}: {error}",
+            why="it was edited by hand, or asks for something that the proof does not know",
+            hint="restore the file from the release, or leave the fix out with --skip",
+        ) from error
 
 
 def prove_decision(

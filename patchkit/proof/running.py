@@ -119,7 +119,10 @@ class Code:
         module, wanted = source
         if module.split(".")[0] in sys.stdlib_module_names:
             real = importlib.import_module(module)
-            return real if wanted is None else getattr(real, wanted)
+            if wanted is not None:
+                return getattr(real, wanted)
+            # `import a.b` binds a, `import a.b as c` binds b.
+            return sys.modules.get(name, real)
         if wanted is not None and (path := self._file(module)):
             found = self.module(path)
             if found.has(wanted):

