@@ -127,6 +127,7 @@ def on_device(
         "ops": SimpleNamespace(**_COMPILED),
         "cutlass_scaled_mm_supports_fp4": _COMPILED["cutlass_scaled_mm_supports_fp4"],
         "logger": Anything("logger"),
+        "init_logger": Anything("init_logger"),
         "os": SimpleNamespace(environ=variables, getenv=variables.get, path=os.path),
         "get_current_vllm_config": lambda: configuration,
         "get_current_vllm_config_or_none": lambda: configuration,

@@ -12,6 +12,7 @@ import builtins
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
+from copy import copy
 from functools import lru_cache
 from types import CodeType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple  # noqa: F401  (where dataclasses looks for the name)
@@ -101,6 +102,19 @@ class Code:
             raise ProofError(f"{path}: no {scope} to run")
         return found
 
+    def method(self, path: str, scope: str) -> Any:
+        """``Class.name`` of a file as a plain function, without running the body of its class.
+
+        Raises ProofError if it is not there.
+        """
+        owner, name = scope.split(".")
+        piece = self.module(path).method(owner, name)
+        if piece is None:
+            raise ProofError(f"{path}: no {scope} to run")
+        space: dict[str, Any] = {}
+        exec(piece.code, self.module(path), space)  # noqa: S102
+        return space[name]
+
     def has(self, path: str, name: str) -> bool:
         """Whether a file is there and defines or imports ``name``."""
         return self._tree.exists(path) and self.module(path).has(name)
@@ -165,6 +179,9 @@ class _Module(dict[str, Any]):
     def has(self, name: str) -> bool:
         source = self._source
         return name in source.definitions or name in source.imports or name in self._code.names
+
+    def method(self, owner: str, name: str) -> _Piece | None:
+        return self._source.method(owner, name)
 
     def __missing__(self, name: str) -> object:
         if name in self._code.names:
@@ -246,6 +263,17 @@ class _Source:
         if name not in self._pieces:
             self._pieces[name] = [self._piece(node) for node in self.definitions[name]]
         return self._pieces[name]
+
+    def method(self, owner: str, name: str) -> _Piece | None:
+        classes = [
+            node for node in self.definitions.get(owner, ()) if isinstance(node, ast.ClassDef)
+        ]
+        for node in [part for each in classes for part in each.body]:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                plain = copy(node)
+                plain.decorator_list = []
+                return self._piece(plain)
+        return None
 
     def _piece(self, node: Definition) -> _Piece:
         future = ast.parse("from __future__ import annotations").body

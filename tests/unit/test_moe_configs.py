@@ -144,7 +144,7 @@ def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("def get_config_file_name", "def get_name", "no function get_config_file_name"),
+        ("def get_config_file_name", "def get_name", "no get_config_file_name to run"),
         ("current_platform.get_device_name()", "device_name()", "'device_name' is not defined"),
         ("E, N, dtype, block_shape=None", "E, N", "positional argument"),
         ("def get_config_file_name(E", "def get_config_file_name(", "cannot be run as it was"),

@@ -17,8 +17,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import function
-from patchkit.proof.running import Anything
+from patchkit.proof.running import Anything, Code
 from patchkit.source.tree import SourceTree
 
 _PATH = "vllm/model_executor/model_loader/weight_utils.py"
@@ -52,9 +51,8 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """Two nodes with one device each, whose folders list the files in different orders."""
-    text = patched.read(_PATH)
-    nodes = [_loaded(text, 0, 0, _FILES), _loaded(text, 1, 0, sorted(_FILES))]
-    one_host = [_loaded(text, rank, rank, _FILES) for rank in (0, 1)]
+    nodes = [_loaded(patched, 0, 0, _FILES), _loaded(patched, 1, 0, sorted(_FILES))]
+    one_host = [_loaded(patched, rank, rank, _FILES) for rank in (0, 1)]
     expected = [("/a/1", "/a/2"), ("/a/3",)]
     for device, runs in (("cuda:0", nodes), ("cuda:1", one_host[1:])):
         for got in runs:
@@ -66,7 +64,7 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
     return f"{_SCOPE}: two nodes load the same files, each to its own cuda:0"
 
 
-def _loaded(text: str, rank: int, device: int, files: list[str]) -> list[object]:
+def _loaded(tree: SourceTree, rank: int, device: int, files: list[str]) -> list[object]:
     """What a rank of two hands to its loader: (device, files) for each round."""
     rounds: list[object] = []
     group = SimpleNamespace(rank=lambda: rank, size=lambda: 2)
@@ -89,9 +87,11 @@ def _loaded(text: str, rank: int, device: int, files: list[str]) -> list[object]
         "enable_tqdm": bool,
         "_BAR_FORMAT": "",
         "_init_loader": loader,
-        "logger": Anything(),
     }
-    assert list(function(_PATH, text, _SCOPE, names)(files, False)) == []
+    code = Code(tree, {"logger": Anything("logger")})
+    for name, value in names.items():
+        code.put(_PATH, name, value)
+    assert list(code.get(_PATH, _SCOPE)(files, False)) == []
     return rounds
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from types import SimpleNamespace
 
 from patchkit.edit.text import swap_text
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
-from patchkit.proof.routing import (
-    GB10,
-    Capability,
-    Platform,
-    function,
-    importing,
-    prove_routing,
-)
+from patchkit.proof.decisions import on_device
+from patchkit.proof.routing import GB10, Capability, prove_decision
 from patchkit.proof.running import Anything
 from patchkit.source.tree import SourceTree
 
@@ -75,20 +68,19 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """Only an unset variable on 12.1 changes; what the user sets counts, and dense Marlin obeys."""
-    reader = patched.read(_READER)
     said = [
-        prove_routing(
+        prove_decision(
             f"{_NAME} ({value or 'unset'})",
-            lambda text, capability: _value(text, capability, {_NAME: value} if value else {}),  # noqa: B023
-            stock.read(_ENVS),
-            patched.read(_ENVS),
+            lambda tree, capability, value=value: _value(  # type: ignore[misc]
+                tree, capability, {_NAME: value} if value else {}
+            ),
+            stock,
+            patched,
             wanted=value != "0",
-            on=GB10,
         )
         for value in ("", "0", "1")
     ]
-    answers = [_dense_marlin(reader, GB10[0], value) for value in (False, True)]
-    if answers != [False, True]:
+    if [_dense_marlin(patched, value) for value in ("0", "1")] != [False, True]:
         raise ProofError(
             f"{_READER}: {_READS} does not follow {_NAME}",
             why="the function was edited by hand, or decides by something else as well",
@@ -96,37 +88,18 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
     return f"{said[0]}; a value that the user sets is kept"
 
 
-def _value(text: str, capability: Capability, environ: Mapping[str, str]) -> object:
-    """What the entry of the variable returns."""
-    entry = next(
-        value
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Dict)
-        for key, value in zip(node.keys, node.values, strict=True)
-        if isinstance(key, ast.Constant) and key.value == _NAME
-    )
-    names: dict[str, object] = {
-        "__name__": "envs",
-        "__builtins__": importing(current_platform=Platform(capability), init_logger=Anything()),
-        "os": SimpleNamespace(environ=environ),
-    }
-    if isinstance(entry, ast.Name):
-        return function(_ENVS, text, entry.id, names)()
-    return eval(compile(ast.Expression(entry), _ENVS, "eval"), names)()  # noqa: S307
+def _value(tree: SourceTree, capability: Capability, environ: Mapping[str, str]) -> object:
+    return getattr(on_device(tree, capability, environ).name("envs"), _NAME)
 
 
-def _dense_marlin(text: str, capability: Capability, value: bool) -> object:
-    """Whether a small dense layer reduces with atomic adds."""
-    names = {
-        "envs": SimpleNamespace(**{_NAME: value}),
-        "torch": SimpleNamespace(
-            bfloat16="bfloat16",
-            cuda=SimpleNamespace(get_device_capability=lambda _device: capability),
-        ),
-        "maybe_warn_marlin_atomic_add_env": Anything(),
-    }
+def _dense_marlin(tree: SourceTree, value: str) -> object:
+    """Whether a small dense layer on 12.1 reduces with atomic adds."""
+    code = on_device(tree, GB10[0], {_NAME: value})
+    cuda = SimpleNamespace(get_device_capability=lambda _device: GB10[0])
+    code.put(_READER, "torch", SimpleNamespace(bfloat16="bfloat16", cuda=cuda))
+    code.put(_READER, "maybe_warn_marlin_atomic_add_env", Anything())
     device = SimpleNamespace(type="cuda")
-    return function(_READER, text, _READS, names)(1, 1024, 4096, device, "bfloat16")
+    return code.get(_READER, _READS)(1, 1024, 4096, device, "bfloat16")
 
 
 FIX = Fix(

@@ -33,8 +33,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import function
-from patchkit.proof.running import Anything
+from patchkit.proof.running import Anything, Code
 from patchkit.source.tree import SourceTree
 
 _HOME = Path(__file__).parents[1] / "moe_configs"
@@ -203,7 +202,10 @@ def _released(
 ) -> Callable[..., Any]:
     """A function of the release; whatever it stumbles over is drift."""
     with _as_drift(path, scope):
-        run = function(path, tree.read(path), scope, names)
+        code = Code(tree, {})
+        for name, value in names.items():
+            code.put(path, name, value)
+        run = code.get(path, scope)
 
     def call(*arguments: object) -> Any:
         with _as_drift(path, scope):

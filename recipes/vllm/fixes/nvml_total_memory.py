@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from patchkit.edit.python import swap
@@ -17,19 +18,14 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
-from patchkit.proof.routing import (
-    GB10,
-    Capability,
-    Platform,
-    function,
-    importing,
-    prove_routing,
-)
+from patchkit.proof.decisions import on_device
+from patchkit.proof.routing import GB10, Capability, prove_decision
 from patchkit.proof.running import Anything
 from patchkit.source.tree import SourceTree
 
 _CUDA = "vllm/platforms/cuda.py"
 _MEMORY = "NvmlCudaPlatform.get_device_total_memory"
+_UTILS = "vllm/utils/platform_utils.py"
 _ARGS = "vllm/engine/arg_utils.py"
 _DEFAULTS = "EngineArgs.get_batch_defaults"
 _UPSTREAM = "is_gb10 = current_platform.is_device_capability((12, 1))"
@@ -77,14 +73,10 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """The query answers on 12.1, and a GB10 that knows its memory gets the defaults of today."""
-    cuda, args = ((stock.read(path), patched.read(path)) for path in (_CUDA, _ARGS))
-    today = _defaults(args[0], GB10[0], memory=_unknown)
-    return "; ".join(
-        (
-            prove_routing(_MEMORY, _memory, *cuda, wanted=_GB10_MEMORY, on=GB10),
-            prove_routing(_DEFAULTS, _defaults, *args, wanted=today, on=GB10),
-        )
-    )
+    today = _defaults(stock, GB10[0], memory=_unknown)
+    prove_decision(_MEMORY, _memory, stock, patched, wanted=_GB10_MEMORY)
+    prove_decision(_DEFAULTS, _defaults, stock, patched, wanted=today)
+    return "the total memory is known on 12.1, default batch sizes stay as they are everywhere"
 
 
 def _indented(code: str) -> str:
@@ -99,39 +91,29 @@ def _unknown() -> int:
     raise _NVMLError
 
 
-def _memory(text: str, capability: Capability) -> object:
+def _memory(tree: SourceTree, capability: Capability) -> object:
     def ask_nvml(_handle: object) -> object:
         return SimpleNamespace(total=80 * _GIB if capability not in GB10 else _unknown())
 
-    names = {
-        "pynvml": SimpleNamespace(
-            NVMLError=_NVMLError,
-            nvmlDeviceGetHandleByIndex=Anything(),
-            nvmlDeviceGetMemoryInfo=ask_nvml,
-        ),
-        "logger": Anything(),
-        "__builtins__": importing(cuda_get_device_properties=lambda *_args: (_GB10_MEMORY,)),
-    }
-    return function(_CUDA, text, _MEMORY, names)(Anything())
+    code = on_device(tree, capability)
+    nvml = SimpleNamespace(
+        NVMLError=_NVMLError,
+        nvmlDeviceGetHandleByIndex=Anything(),
+        nvmlDeviceGetMemoryInfo=ask_nvml,
+    )
+    code.put(_CUDA, "pynvml", nvml)
+    code.put(_UTILS, "cuda_get_device_properties", lambda *_args: (_GB10_MEMORY,))
+    return code.method(_CUDA, _MEMORY)(Anything())
 
 
-def _defaults(text: str, capability: Capability, memory: object = lambda: _GB10_MEMORY) -> object:
-    platform = Platform(capability)
-    names = {
-        "GiB_bytes": _GIB,
-        "current_platform": SimpleNamespace(
-            get_device_total_memory=memory,
-            get_device_name=lambda: "NVIDIA",
-            is_tpu=lambda: False,
-            is_cpu=lambda: False,
-            is_cuda=platform.is_cuda,
-            is_device_capability=platform.is_device_capability,
-        ),
-        "__builtins__": importing(
-            UsageContext=SimpleNamespace(LLM_CLASS="LLM", OPENAI_API_SERVER="server")
-        ),
-    }
-    return function(_ARGS, text, _DEFAULTS, names)(None, 1)
+def _defaults(
+    tree: SourceTree, capability: Capability, memory: Callable[[], int] = lambda: _GB10_MEMORY
+) -> object:
+    code = on_device(tree, capability)
+    platform = code.name("current_platform")
+    platform.get_device_total_memory = memory
+    platform.get_device_name = lambda: "NVIDIA"
+    return code.method(_ARGS, _DEFAULTS)(None, 1)
 
 
 FIX = Fix(

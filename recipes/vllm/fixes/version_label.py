@@ -11,7 +11,7 @@ from packaging.version import Version
 from patchkit.edit.python import swap
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
-from patchkit.proof.routing import function
+from patchkit.proof.running import Code
 from patchkit.source.tree import SourceTree
 
 _PATH = "setup.py"
@@ -70,7 +70,7 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
         "print": lambda _text: None,
         "VLLM_GIT_DESCRIBE_COMMAND": None,
     }
-    label = str(function(_PATH, patched.read(_PATH), _SCOPE, names)())
+    label = str(Code(patched, names).get(_PATH, _SCOPE)())
     if str(Version(label)) != label or not _is_own(label, request):
         raise ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
     return f"the build is called {label}"
