@@ -33,10 +33,12 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
 
     Raises DriftError unless exactly one of the two is found, exactly once.
     """
+    node = ast.Module([_definition(path, text, scope)], [])
+    kept = _count(ast.parse(_normal(after)), before)  # an insertion keeps what it is put beside
+    if _count(node, after) == 1 and _count(node, before) == kept:
+        return []
     segment = Segment(path, text, scope)
     spans, done = segment.matches(before), segment.matches(after)
-    if len(done) == 1 and len(spans) == _kept(before, after):
-        return []
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         return [Edit(path, start, stop, _indented(text, start, after), note)]
@@ -89,9 +91,27 @@ def _start(text: str, node: Definition) -> int:
     return sum(len(line) + 1 for line in text.split("\n")[: first - 1])
 
 
-def _kept(before: str, after: str) -> int:
-    # An insertion keeps the code it is put beside, so `after` contains `before`.
-    return len(_matches(_normal(after), before))
+def _count(node: ast.AST, code: str) -> int:
+    """How often code occurs in a piece of syntax; telling is quicker than finding where."""
+    pattern = ast.parse(_normal(code)).body
+    wanted: list[ast.AST] = [*pattern]
+    runs: Iterator[list[ast.AST]] = (
+        list(each[start : start + len(pattern)])
+        for each in _bodies(node)
+        for start in range(len(each) - len(pattern) + 1)
+    )
+    if len(pattern) == 1 and isinstance(pattern[0], ast.Expr):
+        wanted = [pattern[0].value]
+        runs = ([part] for part in ast.walk(node))
+    kinds, dumps = [*map(type, wanted)], [*map(ast.dump, wanted)]
+    return sum([*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps for run in runs)
+
+
+def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for part in ast.walk(node):
+        for _name, value in ast.iter_fields(part):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                yield value
 
 
 class Segment:

@@ -250,7 +250,7 @@ class _Source:
         elif isinstance(node, ast.Import):
             self.imports |= {a.asname or a.name.split(".")[0]: (a.name, None) for a in node.names}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self.definitions[node.name] = [_undecorated(node)]
+            self.definitions[node.name] = [node]
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name):
@@ -276,6 +276,7 @@ class _Source:
         return None
 
     def _piece(self, node: Definition) -> _Piece:
+        _undecorate(node)
         future = ast.parse("from __future__ import annotations").body
         code = compile(ast.Module([*future, node], []), self._path, "exec")
         return _Piece(code, tuple(_at_once(node)))
@@ -297,13 +298,10 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _undecorated(
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
-) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef:
+def _undecorate(node: Definition) -> None:
     for part in ast.walk(node):
         if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             part.decorator_list = [d for d in part.decorator_list if _decorator(d) in _DECORATORS]
-    return node
 
 
 def _decorator(node: ast.expr) -> str:
