@@ -68,9 +68,9 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """12.1 must take Triton for every kind of scale; everybody else what they took before."""
-    return "; ".join(
+    said = {
         prove_decision(
-            f"FP8 MoE, one scale per {scales}",
+            f"FP8 MoE, one scale per {', '.join(SCALES)}",
             lambda tree, capability, scales=scales: fp8_moe(  # type: ignore[misc]
                 on_device(tree, capability), scales
             ),
@@ -79,7 +79,8 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
             wanted="TRITON",
         )
         for scales in SCALES
-    )
+    }
+    return said.pop()
 
 
 FIX = Fix(

@@ -116,6 +116,14 @@ _COMPRESSED = (
 )
 
 
+# What it is called where the choice is made.
+_MARLIN = {
+    REGISTRIES[0]: "MarlinNvFp4LinearKernel",
+    _SELECT[0]: "MARLIN",
+    _MODELOPT[0]: "marlin",
+}
+
+
 def look(tree: SourceTree, request: Request) -> Finding:
     """A list of kernels; up to 0.19 a chain of conditions, up to 0.14 one per checkpoint format."""
     edits = _edits(tree)
@@ -145,16 +153,15 @@ def _forms(tree: SourceTree) -> list[tuple[str, str, str, str, str]]:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """12.1 must take Marlin; everybody else what they took before."""
-    registry = stock.exists(REGISTRIES[0]) and _INIT in stock.read(REGISTRIES[0])
-    old = not registry and not stock.exists(_SELECT[0])
+    place = _forms(stock)[0][0]
     said = prove_decision(
         "NVFP4 linear",
-        lambda tree, capability: nvfp4_linear(on_device(tree, capability)).lower(),
+        lambda tree, capability: nvfp4_linear(on_device(tree, capability)),
         stock,
         patched,
-        wanted="marlinnvfp4linearkernel" if registry else "marlin",
+        wanted=_MARLIN[place],
     )
-    if not old:
+    if place != _MODELOPT[0]:
         return said
     return f"{said}; " + prove_decision(
         "NVFP4 linear of compressed-tensors",
