@@ -23,6 +23,8 @@ from patchkit.source.tree import SourceTree
 # Decorators that change how a function is called; others (torch.compile …) are left off.
 _DECORATORS = {"classmethod", "staticmethod", "property", "abstractmethod", "dataclass"}
 
+_MISSING = object()
+
 Import = tuple[str, str | None]  # the module's dotted name, and what is taken from it
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
@@ -95,10 +97,10 @@ class Code:
         """``name`` or ``Class.name`` of a file. Raises ProofError if it is not there."""
         first, *rest = scope.split(".")
         module = self.module(path)
-        found = module[first] if module.has(first) else None
+        found = module[first] if module.has(first) else _MISSING
         for name in rest:
-            found = getattr(found, name, None)
-        if found is None:
+            found = getattr(found, name, _MISSING)
+        if found is _MISSING:
             raise ProofError(f"{path}: no {scope} to run")
         return found
 

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from patchkit.edit.python import check_syntax, swap
+from patchkit.edit.python import check_syntax, define, swap, wrap
 from patchkit.edit.splice import splice
 from patchkit.errors import DriftError
 
@@ -225,3 +225,46 @@ def test_swap_keeps_the_rest_whatever_its_layout(indent, blank):
 def test_check_syntax_names_the_line():
     with pytest.raises(DriftError, match=r"^src/a.py:3: not valid Python"):
         check_syntax("src/a.py", "x = 1\n\nx =\n")
+
+
+HELPER = '''\
+def _first(kernels):
+    """Ours."""
+    return sorted(kernels)
+'''
+CHOOSER = "@cache\ndef choose(kernels):\n    return kernels[0]\n"
+WRAPPED = f"{HELPER}\n\n@cache\ndef choose(kernels):\n    return _first(kernels)[0]\n"
+
+
+def wrapped(text):
+    form = ("choose", "kernels[0]", "_first(kernels)[0]", HELPER)
+    return wrap("x.py", text, *form, note="ours first")
+
+
+def test_wrap_puts_a_function_ahead_and_calls_it():
+    assert splice(CHOOSER, wrapped(CHOOSER)) == WRAPPED
+    assert wrapped(WRAPPED) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (WRAPPED.replace("_first(kernels)[0]", "kernels[0]"), "definition of _first is there"),
+        (WRAPPED.replace(HELPER, ""), "call of _first is there, its definition is not"),
+        (WRAPPED.replace("sorted", "list"), "def _first"),
+        ("def other(kernels):\n    return kernels[0]\n", "0 definitions of choose"),
+        (CHOOSER.replace("kernels[0]", "kernels[1]"), "found 0 times in choose"),
+    ],
+    ids=["no call", "no definition", "another definition", "renamed", "other code"],
+)
+def test_half_of_it_or_something_else_is_drift(text, message):
+    with pytest.raises(DriftError, match=message):
+        wrapped(text)
+
+
+def test_define_fits_between_decorated_neighbours():
+    text = "x = 1\n\n\n@a\n@b\nclass C:\n    pass\n"
+    code = "def f():\n    return 1\n"
+    (edit,) = define("x.py", text, code, before="C", note="f")
+    assert splice(text, [edit]) == f"x = 1\n\n\n{code}\n\n@a\n@b\nclass C:\n    pass\n"
+    assert define("x.py", splice(text, [edit]), code, before="C", note="f") == []

@@ -1,0 +1,167 @@
+"""Upstream's Python run piece by piece: what is found where, and what may not decide."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from patchkit.errors import ProofError
+from patchkit.proof.routing import GB10, SM12X, outcome, prove_decision
+from patchkit.proof.running import Anything, Code
+
+FILES = {
+    "vllm/a.py": """\
+from __future__ import annotations
+
+import importlib.util
+import math as m
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from .b import Base, helper as renamed
+from vllm import b
+
+if TYPE_CHECKING:
+    Shape = None
+else:
+    Shape = int
+
+LIMIT = m.floor(2.5) + b.ONE
+
+
+@torch.compile
+def area(side: Unknown, times=LIMIT) -> Unknown:
+    from vllm.b import ONE
+
+    return renamed(side) * times * ONE
+
+
+@dataclass(frozen=True)
+class Point(Base, torch.nn.Module):
+    KIND: ClassVar[str] = "plane"
+    x: int = LIMIT
+
+    @classmethod
+    def origin(cls) -> Point:
+        return cls(0)
+
+    @torch.inference_mode()
+    def moved(self, by):
+        return Point(self.x + by)
+
+
+Point.FAR = Point(99)
+
+
+def found():
+    return importlib.util.find_spec("math") is not None
+
+
+def same(dtype):
+    return dtype == torch.bfloat16
+
+
+def decides():
+    return 1 if torch.cuda.is_available() else 2
+
+
+def counts():
+    return [each for each in torch.devices]
+
+
+def stumbles():
+    return LIMIT.nothing
+
+
+def refuses():
+    raise ValueError("not on this device")
+""",
+    "vllm/b.py": """\
+ONE = 1
+
+
+class Base:
+    name = "base"
+
+
+def helper(x):
+    return x * x
+""",
+    "vllm/broken.py": "import nowhere\n\nclass A(nowhere.B):\n    pass\n\nraise SystemExit\n",
+}
+A = "vllm/a.py"
+
+
+@pytest.fixture
+def code(make_tree):
+    return Code(make_tree("0.25.1", FILES), {})
+
+
+def test_names_are_found_where_python_would_find_them(code):
+    assert code.get(A, "LIMIT") == 3
+    assert code.get(A, "area")(2) == 12
+    assert code.get(A, "Shape") is None  # the branch that a type checker sees
+    assert code.get(A, "Point.origin")().moved(4).x == 4
+    assert (code.get(A, "Point").FAR.x, code.get(A, "Point").name) == (99, "base")
+    assert code.get(A, "found")()
+    assert code.get("vllm/broken.py", "A").__name__ == "A"  # nothing else in the file is run
+
+
+def test_a_name_of_ours_stands_in_everywhere_or_in_one_file(make_tree):
+    tree = make_tree("0.25.1", FILES)
+    everywhere = Code(tree, {"ONE": 10})
+    assert everywhere.get(A, "area")(2, 1) == 40
+    one_file = Code(tree, {})
+    one_file.put(A, "renamed", lambda _: 5)
+    assert one_file.get(A, "area")(2, 1) == 5
+
+
+def test_a_method_can_be_had_without_its_class(code):
+    code.put(A, "Point", lambda x: f"at {x}")
+    assert code.method(A, "Point.moved")(SimpleNamespace(x=2), 1) == "at 3"
+    with pytest.raises(ProofError, match=r"^vllm/a.py: no Point.gone to run"):
+        code.method(A, "Point.gone")
+
+
+def test_what_is_not_there_can_be_compared_but_never_decides(code):
+    assert code.get(A, "same")(Anything("torch.bfloat16"))
+    assert not code.get(A, "same")(Anything("torch.float16"))
+    for name in ("decides", "counts"):
+        with pytest.raises(ProofError, match=r"the code decides by torch\.(cuda|devices)"):
+            code.get(A, name)()
+
+
+@pytest.mark.parametrize("scope", ["nothing", "Point.nothing"])
+def test_what_nobody_defines_is_an_error(scope, code):
+    with pytest.raises(ProofError, match=rf"^vllm/a.py: no {scope} to run"):
+        code.get(A, scope)
+
+
+def test_a_refusal_is_a_decision_and_a_stumble_is_not(make_tree):
+    tree = make_tree("0.25.1", FILES)
+
+    def ask(name):
+        return lambda tree, _capability: Code(tree, {}).get(A, name)()
+
+    assert outcome(ask("refuses"), tree, GB10[0]) == "ValueError: not on this device"
+    with pytest.raises(ProofError, match=r"cannot be run for 12\.1: AttributeError"):
+        outcome(ask("stumbles"), tree, GB10[0])
+
+
+def test_a_patch_must_change_the_right_devices_and_no_others(make_tree):
+    before = make_tree("0.25.1", {"x.py": "def f(cc):\n    return cc >= (12, 0)\n"})
+    one = before.with_texts({"x.py": "def f(cc):\n    return cc == (12, 0)\n"})
+    all_of_them = before.with_texts({"x.py": "def f(cc):\n    return cc > (99, 0)\n"})
+
+    def ask(tree, capability):
+        return Code(tree, {}).get("x.py", "f")(capability)
+
+    said = prove_decision("f", ask, before, one, wanted=False)
+    assert said == "f: False on 12.1, unchanged on 8.0, 9.0, 10.0, 12.0"
+    assert prove_decision("f", ask, before, all_of_them, wanted=False, changed=SM12X)
+    with pytest.raises(ProofError, match=r"f: False on 12.0, expected True"):
+        prove_decision("f", ask, before, all_of_them, wanted=False)
+    with pytest.raises(ProofError, match=r"f: True on 12.1, expected False"):
+        prove_decision("f", ask, before, before, wanted=False)
