@@ -123,6 +123,7 @@ FIX = Fix(
     ),
     look=look,
     prove=prove,
+    majors=(11, 12),  # any node with one device, a Jetson Thor too
     examples=(
         Example(
             version="0.16.0",
