@@ -300,7 +300,7 @@ def test_thor_gets_its_own_arch_and_no_sm12x_fix(cli, root):
         if fix["id"] not in ("arch_lists", "version_label", "fastsafetensors_rank")
     }
     assert reasons == {"thor is not SM12x"}
-    # Of no device in particular: 0.18 and later have it.
+    # Of no device in particular; from 0.17 on upstream has it.
     assert states["fastsafetensors_rank"] == "upstream"
 
 
