@@ -129,7 +129,10 @@ def _say(size: int, what: str) -> None:
 def _write(place: Path, text: str) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+        # Measured for minutes or hours: never half of it, and never half of what was there.
+        draft = place.with_name(f".{place.name}.new")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(place)
     except OSError as error:
         raise StorageError(f"{place}: {error.strerror}") from error
 
