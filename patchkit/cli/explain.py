@@ -99,13 +99,7 @@ def _section(console: Console, title: str, body: str | Table) -> None:
 
 def _needs(fix: Fix) -> Table:
     return _rows(
-        (
-            need.versions,
-            need.severity.value,
-            f"--arch {need.arch}" if need.arch else "",
-            need.reason,
-        )
-        for need in fix.needs
+        (need.versions, need.severity.value, need.limits, need.reason) for need in fix.needs
     )
 
 

@@ -51,8 +51,8 @@ def _needs(needs: list[Need]) -> str:
 
 
 def _need(need: Need) -> str:
-    only = ", ".join(filter(None, (need.arch, need.kind)))
-    return f"{need.severity.value} {need.versions}{f' ({only})' if only else ''}"
+    only = f" ({need.limits})" if need.limits else ""
+    return f"{need.severity.value} {need.versions}{only}"
 
 
 def _fields(fix: Fix, version: Version | None) -> dict[str, object]:

@@ -73,7 +73,7 @@ def _columns(rows: Sequence[Row]) -> list[list[str]]:
 
 def page(fix: Fix, modes: Mapping[str, Row]) -> str:
     """Everything known about one fix."""
-    needs = [[n.versions, n.severity.value, _limits(n.arch, n.kind), n.reason] for n in fix.needs]
+    needs = [[n.versions, n.severity.value, n.limits, n.reason] for n in fix.needs]
     proof = inspect.getdoc(fix.prove) if fix.prove else None
     parts = [
         f"# {fix.id}\n",
@@ -96,10 +96,6 @@ def page(fix: Fix, modes: Mapping[str, Row]) -> str:
         *map(_example, fix.examples),
     ]
     return "\n".join(part for part in parts if part)
-
-
-def _limits(arch: str, kind: str) -> str:
-    return ", ".join(filter(None, (f"`--arch {arch}`" if arch else "", kind)))
 
 
 def _ranges(row: Row) -> str:

@@ -46,6 +46,11 @@ class Need:
     arch: str = ""
     kind: str = ""
 
+    @property
+    def limits(self) -> str:
+        """What it is limited to, in words: "--arch native", "installed"; "" if to nothing."""
+        return ", ".join(filter(None, (f"--arch {self.arch}" if self.arch else "", self.kind)))
+
     def covers(self, version: Version) -> bool:
         """Pre-releases and development versions count; those of a boundary belong to it."""
         return SpecifierSet(self.versions).contains(version, prereleases=True) or SpecifierSet(

@@ -108,6 +108,15 @@ def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
         assert (shown["id"], shown["symptom"]) == (fix.id, fix.symptom)
 
 
+def test_a_need_says_what_it_is_limited_to(cli):
+    shown = cli("explain", "nvfp4_moe_marlin").stdout
+    assert [
+        len(re.findall(rf">=0\.12,<0\.23 +\w+ +{kind} ", shown)) for kind in ("source", "installed")
+    ] == [1, 1]
+    assert "recommended >=0.19,<0.20 (installed)" in cli("fixes").stdout
+    assert re.search(r">=0\.23 +recommended +--arch native ", cli("explain", "marlin_sass").stdout)
+
+
 def test_explain_tells_how_the_advice_of_guides_stands(cli, recipe):
     listed = json.loads(cli("explain", "--json").stdout)
     assert [fix["id"] for fix in listed["fixes"]] == [fix.id for fix in recipe.fixes]
