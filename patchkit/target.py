@@ -71,6 +71,21 @@ def load(arch: Arch, capability: tuple[int, int]) -> Load:
     return Load.NONE
 
 
+def load_ptx(arch: Arch, capability: tuple[int, int]) -> Load:
+    """How bare PTX for ``arch`` (``compute_120f``) reaches a device: compiled there, or not at all.
+
+    Without a suffix it is compiled on every later device, ``f`` within its major version, ``a`` on
+    its own device alone.
+    """
+    later = arch.capability <= capability
+    fits = {
+        "": later,
+        "f": later and arch.major == capability[0],
+        "a": arch.capability == capability,
+    }
+    return Load.JIT if fits[arch.suffix] else Load.NONE
+
+
 def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
     """The best way any entry of an arch list reaches the device; NONE for an empty list."""
     return max((load(parse_arch(arch), capability) for arch in archs), default=Load.NONE)

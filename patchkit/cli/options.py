@@ -64,7 +64,7 @@ def request_options(command: F) -> F:
 
     for option in reversed(
         [
-            click.option("--target", metavar="gb10|thor", help="The device.  [default: gb10]"),
+            click.option("--target", metavar="gb10|thor|h200", help="The device.  [default: gb10]"),
             click.option(
                 "--arch",
                 metavar="native|family",

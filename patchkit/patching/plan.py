@@ -142,7 +142,7 @@ def close_to(recipe: Recipe, fix_id: str) -> str:
 
 def _outside(fix: Fix, tree: SourceTree, request: Request) -> str:
     if request.target.major not in fix.majors:
-        return f"{request.target.name} is not SM{fix.majors[0]}x"
+        return f"{request.target.name} is not {' or '.join(f'SM{m}x' for m in fix.majors)}"
     if request.arch not in fix.arches:
         return f"only an --arch {fix.arches[0]} build needs it"
     if fix.layer == "build" and tree.kind == "installed":
