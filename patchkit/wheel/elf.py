@@ -1,0 +1,183 @@
+"""What an ELF file says of itself: for which machine, what it needs, where its sections lie.
+
+pyelftools reads it, through a stream that gives out only so much: whatever loops or sizes a hostile
+file makes up, each of them has to read, and so comes to an end.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from typing import IO, cast
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.sections import NoteSection
+
+from patchkit.errors import PatchkitError, SourceError
+
+MAGIC = b"\x7fELF"
+# libtorch_cuda.so takes 4,000 reads, an object with 10,000 sections 300,000; none is over 4 KiB.
+_MOST_READS = 1_000_000
+_LONGEST_READ = 1 << 20
+_BUILD_ID = ".note.gnu.build-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section with contents in the file; ``offset`` and ``size`` in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """The facts of an ELF file; empty where it has none, as an object file has no soname.
+
+    ``machine`` is named as uname names it: ``aarch64``, ``x86_64``. ``versions`` are the symbol
+    versions that it needs (``GLIBC_2.34``) of each needed library. ``build_id`` is in hex.
+    """
+
+    machine: str
+    soname: str
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    runpath: tuple[str, ...]
+    versions: Mapping[str, tuple[str, ...]]
+    build_id: str
+    sections: tuple[Section, ...]
+
+    def highest(self, family: str) -> str:
+        """The highest version that it needs of ``GLIBC``, ``GLIBCXX``, …; empty if it needs none.
+
+        It decides on which distributions the file can be loaded.
+        """
+        numbered = re.compile(rf"{re.escape(family)}_\d[\d.]*")
+        names = {name for needed in self.versions.values() for name in needed}
+        return max(filter(numbered.fullmatch, names), key=by_version, default="")
+
+
+def read_library(path: Path) -> Library:
+    """The facts of a file. Raises SourceError if it is no ELF file, or damaged."""
+    with path.open("rb") as stream:
+        return parse_library(stream, str(path))
+
+
+def parse_library(stream: BufferedIOBase, name: str) -> Library:
+    """The facts of an open file; errors call it ``name``."""
+    stream.seek(0)
+    if stream.read(4) != MAGIC:
+        raise SourceError(
+            f"{name} is not an ELF file", hint="give a shared library of Linux, or a wheel"
+        )
+    try:
+        rationed = cast("IO[bytes]", _Rationed(stream, name))
+        return _library(ELFFile(rationed), stream.seek(0, io.SEEK_END), name)
+    except (PatchkitError, OSError):
+        raise
+    except Exception as error:  # damage surfaces anywhere in the parser, as anything
+        raise damaged(name, str(error) or type(error).__name__) from error
+
+
+def damaged(name: str, what: str) -> SourceError:
+    """The error for bytes that contradict the format."""
+    return SourceError(
+        f"{name} cannot be read: {what}",
+        why="the file is cut short or damaged, or it was made to mislead",
+        hint="download or build it again, and compare its sha256",
+    )
+
+
+class _Rationed:
+    """A stream that refuses the read that is one too many, or too long."""
+
+    def __init__(self, stream: BufferedIOBase, name: str) -> None:
+        self._stream = stream
+        self._name = name
+        self._left = _MOST_READS
+
+    def read(self, size: int = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0 or not 0 <= size <= _LONGEST_READ:
+            raise damaged(self._name, "its tables are larger than those of any real library")
+        return self._stream.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+
+def _library(elf: ELFFile, size: int, name: str) -> Library:
+    if elf.num_sections() == 0:
+        raise damaged(name, "it has no section headers, so nobody can say what it holds")
+    dynamic: dict[str, list[str]] = {}
+    versions: dict[str, tuple[str, ...]] = {}
+    build_id = ""
+    sections = []
+    for section in elf.iter_sections():
+        if section["sh_type"] in ("SHT_NOBITS", "SHT_NULL"):
+            continue
+        place = Section(section.name, section["sh_offset"], section["sh_size"])
+        if place.offset + place.size > size:
+            raise damaged(name, f"the section {place.name!r} ends behind the end of the file")
+        sections.append(place)
+        if isinstance(section, DynamicSection):
+            dynamic = _dynamic(section)
+        elif isinstance(section, GNUVerNeedSection):
+            versions = _versions(section)
+        elif isinstance(section, NoteSection) and section.name == _BUILD_ID:
+            build_id = _build_id(section)
+    return Library(
+        machine=str(elf["e_machine"]).removeprefix("EM_").lower(),
+        soname="".join(dynamic.get("soname", ())),
+        needed=tuple(dynamic.get("needed", ())),
+        rpath=_folders(dynamic.get("rpath", [])),
+        runpath=_folders(dynamic.get("runpath", [])),
+        versions=versions,
+        build_id=build_id,
+        sections=tuple(sections),
+    )
+
+
+def _dynamic(section: DynamicSection) -> dict[str, list[str]]:
+    """The strings of the dynamic section: soname, needed, rpath and runpath."""
+    found: dict[str, list[str]] = {}
+    for tag in section.iter_tags():
+        key = str(tag.entry.d_tag).removeprefix("DT_").lower()
+        if key in ("soname", "needed", "rpath", "runpath"):
+            found.setdefault(key, []).append(getattr(tag, key))
+    return found
+
+
+def _folders(paths: list[str]) -> tuple[str, ...]:
+    return tuple(folder for path in paths for folder in path.split(":") if folder)
+
+
+def _versions(section: GNUVerNeedSection) -> dict[str, tuple[str, ...]]:
+    """The symbol versions by library, lowest first."""
+    found: dict[str, set[str]] = {}
+    for library, needed in section.iter_versions():
+        found.setdefault(str(library.name), set()).update(version.name for version in needed)
+    return {library: tuple(sorted(names, key=by_version)) for library, names in found.items()}
+
+
+def by_version(name: str) -> list[tuple[int, str]]:
+    """Sorts ``GLIBC_2.4`` before ``GLIBC_2.17``."""
+    parts = re.findall(r"\d{1,9}|\D+|\d+", name)
+    return [
+        (int(part), "") if len(part) < 10 and part.isdecimal() else (-1, part) for part in parts
+    ]
+
+
+def _build_id(section: NoteSection) -> str:
+    notes = (n for n in section.iter_notes() if n["n_type"] == "NT_GNU_BUILD_ID")
+    return next((str(note["n_desc"]) for note in notes), "")
