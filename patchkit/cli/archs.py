@@ -16,7 +16,7 @@ from patchkit.errors import UsageError
 from patchkit.proof.archs import Group, evaluate
 from patchkit.target import Load, Target, best_load
 
-_STYLES = {
+STYLES = {
     Load.EXACT: "green",
     Load.FAMILY: "green",
     Load.COMPATIBLE: "cyan",
@@ -85,7 +85,7 @@ def _table(stock: list[Group], patched: list[Group], target: Target) -> Table:
         table.add_column(column, no_wrap=True)
     for old, new in zip(stock, patched, strict=True):
         load = best_load(new.archs, target.capability)
-        style = _STYLES[load]
+        style = STYLES[load]
         table.add_row(
             Text(new.name, "" if new.archs else "dim"),
             " ".join(new.switches),
