@@ -63,7 +63,7 @@ def conclusion(binary: Binary, target: Target) -> str:
     loads = binary.loads(target)
     load = max(loads)
     live = (code for code in binary.codes if code.section == LIVE)
-    names = ", ".join(c.name for c in live if reach(c.kind, c.arch, target) is load)
+    names = ", ".join(dict.fromkeys(c.name for c in live if reach(c.kind, c.arch, target) is load))
     if binary.linked_anew(target):
         return (
             f"loads on {target.title}: jit, linked anew on the device at first use ({RELOCATABLE})"

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, cast
 
+from elftools.common.utils import struct_parse
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
-from elftools.elf.sections import NoteSection
+from elftools.elf.sections import NoteSection, StringTableSection
 
 from patchkit.errors import PatchkitError, SourceError
 
 MAGIC = b"\x7fELF"
-# libtorch_cuda.so takes 4,000 reads, an object with 10,000 sections 300,000; none is over 4 KiB.
-_MOST_READS = 1_000_000
-_LONGEST_READ = 1 << 20
+# Each header of a section takes 11 reads, of 64 bytes or less.
+_MOST_READS = 500_000
+_LONGEST_READ = 1 << 16
+_OPENED = ("SHT_DYNAMIC", "SHT_GNU_verneed", "SHT_NOTE")
 _BUILD_ID = ".note.gnu.build-id"
 
 
@@ -78,8 +80,8 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
             f"{name} is not an ELF file", hint="give a shared library of Linux, or a wheel"
         )
     try:
-        rationed = cast("IO[bytes]", _Rationed(stream, name))
-        return _library(ELFFile(rationed), stream.seek(0, io.SEEK_END), name)
+        rationed = cast("IO[bytes]", _Rationed(stream))
+        return _library(ELFFile(rationed), stream.seek(0, io.SEEK_END))
     except (PatchkitError, OSError):
         raise
     except Exception as error:  # damage surfaces anywhere in the parser, as anything
@@ -96,17 +98,16 @@ def damaged(name: str, what: str) -> SourceError:
 
 
 class _Rationed:
-    """A stream that refuses the read that is one too many, or too long."""
+    """A stream that refuses the read that is one too many, or too long, with a ValueError."""
 
-    def __init__(self, stream: BufferedIOBase, name: str) -> None:
+    def __init__(self, stream: BufferedIOBase) -> None:
         self._stream = stream
-        self._name = name
         self._left = _MOST_READS
 
     def read(self, size: int = -1, /) -> bytes:
         self._left -= 1
         if self._left < 0 or not 0 <= size <= _LONGEST_READ:
-            raise damaged(self._name, "its tables are larger than those of any real library")
+            raise ValueError("its tables are larger than those of any real library")
         return self._stream.read(size)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -116,26 +117,25 @@ class _Rationed:
         return self._stream.tell()
 
 
-def _library(elf: ELFFile, size: int, name: str) -> Library:
-    if elf.num_sections() == 0:
-        raise damaged(name, "it has no section headers, so nobody can say what it holds")
+def _library(elf: ELFFile, size: int) -> Library:
     dynamic: dict[str, list[str]] = {}
     versions: dict[str, tuple[str, ...]] = {}
     build_id = ""
     sections = []
-    for section in elf.iter_sections():
-        if section["sh_type"] in ("SHT_NOBITS", "SHT_NULL"):
+    for number, kind, section in _sections(elf):
+        if section.offset + section.size > size:
+            raise ValueError(f"the section {section.name!r} ends behind the end of the file")
+        sections.append(section)
+        # No other section is opened: of symbol hashes the parser would read every number.
+        if kind not in _OPENED:
             continue
-        place = Section(section.name, section["sh_offset"], section["sh_size"])
-        if place.offset + place.size > size:
-            raise damaged(name, f"the section {place.name!r} ends behind the end of the file")
-        sections.append(place)
-        if isinstance(section, DynamicSection):
-            dynamic = _dynamic(section)
-        elif isinstance(section, GNUVerNeedSection):
-            versions = _versions(section)
-        elif isinstance(section, NoteSection) and section.name == _BUILD_ID:
-            build_id = _build_id(section)
+        contents = elf.get_section(number)
+        if isinstance(contents, DynamicSection):
+            dynamic = _dynamic(contents)
+        elif isinstance(contents, GNUVerNeedSection):
+            versions = _versions(contents)
+        elif isinstance(contents, NoteSection) and section.name == _BUILD_ID:
+            build_id = _build_id(contents)
     return Library(
         machine=str(elf["e_machine"]).removeprefix("EM_").lower(),
         soname="".join(dynamic.get("soname", ())),
@@ -146,6 +146,19 @@ def _library(elf: ELFFile, size: int, name: str) -> Library:
         build_id=build_id,
         sections=tuple(sections),
     )
+
+
+def _sections(elf: ELFFile) -> Iterator[tuple[int, str, Section]]:
+    """The number and type of each section that has contents in the file."""
+    names = elf.get_section(elf.get_shstrndx()) if elf.num_sections() else None
+    if not isinstance(names, StringTableSection):
+        raise ValueError("it has no section headers, so nobody can say what it holds")
+    for number in range(elf.num_sections()):
+        place = elf["e_shoff"] + number * elf["e_shentsize"]
+        header = struct_parse(elf.structs.Elf_Shdr, elf.stream, place)
+        if header.sh_type not in ("SHT_NOBITS", "SHT_NULL"):
+            name = names.get_string(header.sh_name)
+            yield number, header.sh_type, Section(name, header.sh_offset, header.sh_size)
 
 
 def _dynamic(section: DynamicSection) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ bytes in all):
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedIOBase
 
@@ -53,17 +53,18 @@ class Entry:
     container: int
 
 
-def entries(stream: BufferedIOBase, section: Section, name: str) -> list[Entry]:
-    """The entries of a section, in the order of the file.
+def entries(stream: BufferedIOBase, sections: Iterable[Section], name: str) -> tuple[Entry, ...]:
+    """The entries of some sections, in the order of the file.
 
-    Raises SourceError, calling the file ``name``, if it is not a row of containers.
+    Raises SourceError, calling the file ``name``, if a section is not a row of containers.
     """
     found: list[Entry] = []
-    for entry in _Walker(stream, section, name).walk():
-        found.append(entry)
-        if len(found) > _MOST_ENTRIES:
-            raise damaged(name, f"{section.name} has more than {_MOST_ENTRIES:,} entries")
-    return found
+    for section in sections:
+        for entry in _Walker(stream, section, name).walk():
+            found.append(entry)
+            if len(found) > _MOST_ENTRIES:
+                raise damaged(name, f"it has more than {_MOST_ENTRIES:,} pieces of device code")
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ one set of kernels for several archs, and the driver takes the best that loads.
 from __future__ import annotations
 
 import hashlib
+import io
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
@@ -116,17 +117,17 @@ def _binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
         raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")
     stream.seek(0)
     sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    found: dict[str, list[Entry]] = {LIVE: [], RELOCATABLE: []}
-    for section in library.sections:
-        if section.name in found:
-            found[section.name] += entries(stream, section, where)
+    live, relocatable = (
+        entries(stream, [each for each in library.sections if each.name == section], where)
+        for section in (LIVE, RELOCATABLE)
+    )
     return Binary(
         name=name,
-        size=stream.seek(0, 2),
+        size=stream.seek(0, io.SEEK_END),
         sha256=sha256,
         library=library,
-        live=tuple(found[LIVE]),
-        relocatable=tuple(found[RELOCATABLE]),
+        live=live,
+        relocatable=relocatable,
     )
 
 

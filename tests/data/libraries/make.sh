@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Makes the libraries in this folder again, byte by byte. They are to be read, not to be loaded:
+# pages of 64 bytes keep them small. Made with nvcc 13.0.88, g++ and aarch64-linux-gnu-gcc 12.2.0.
+#
+#   archs.so    x86-64, linked by nvcc: two files, each compiled for several archs
+#   gb10.so     aarch64: two fat binaries of sm_121, one of sm_100f as NCCL adds them, and what
+#               sm_121 was linked from; soname, needed, rpath, symbol versions
+#   stock.so    the same for sm_90, sm_120 and compute_120, as a stock library is
+#   modes.so    aarch64: not compressed, LZ4 and zstd, PTX alone, code for link-time optimisation
+set -euo pipefail
+export LC_ALL=C
+here=$(cd "$(dirname "$0")" && pwd)
+nvcc=${NVCC:-/usr/local/cuda-13.0/bin/nvcc}
+work=/tmp/patchkit-libraries # nvcc writes the path into names
+rm -rf "$work" && mkdir "$work" && cd "$work"
+cp "$here"/*.cu "$here"/*.c .
+
+gencode() { # 121a -> code for sm_121a; +120 -> PTX for compute_120; =121 -> for the linker
+  for arch in "$@"; do
+    case $arch in
+    +*) echo "-gencode=arch=compute_${arch#+},code=compute_${arch#+}" ;;
+    =*) echo "-gencode=arch=compute_${arch#=},code=lto_${arch#=}" ;;
+    *) echo "-gencode=arch=compute_$arch,code=sm_$arch" ;;
+    esac
+  done
+}
+
+fatbin() { # NAME MODE ARCH... -> NAME.fatbin
+  local name=$1 mode=$2
+  shift 2
+  "$nvcc" -fatbin --compress-mode="$mode" $(gencode "$@") ${RDC:-} twice.cu -o "$name.fatbin"
+}
+
+library() { # NAME LIVE RELOCATABLE: fat binaries by name, wrapped as a linker of aarch64 would
+  {
+    echo '.section .nv_fatbin,"a"'
+    for name in $2; do printf '.balign 256\n.incbin "%s.fatbin"\n' "$name"; done
+    echo '.section __nv_relfatbin,"a"'
+    for name in $3; do printf '.balign 256\n.incbin "%s.fatbin"\n' "$name"; done
+  } >device.S
+  aarch64-linux-gnu-gcc -shared -fPIC -s -o "$here/$1.so" facts.c device.S -lm \
+    -Wl,-soname,"lib$1.so.2",--build-id,--disable-new-dtags,-rpath,'$ORIGIN/../lib:/opt/nccl' \
+    -Wl,-z,max-page-size=64,-z,common-page-size=64,-z,noseparate-code,-z,norelro
+}
+
+for file in twice thrice; do
+  archs=$([ $file = twice ] && echo 120 121a +120 || echo 100f 120f 121 +120f)
+  "$nvcc" -c -Xcompiler -fPIC --compress-mode=size $(gencode $archs) $file.cu -o $file.o
+done
+"$nvcc" -shared -cudart none twice.o thrice.o -o "$here/archs.so" \
+  -Xlinker -s,--build-id,-z,max-page-size=64,-z,common-page-size=64,-z,noseparate-code,-z,norelro
+
+fatbin own size 121
+fatbin added size 100f
+fatbin stock size 90 120 +120
+fatbin speed speed 121 +120
+fatbin size size 121
+fatbin ptx size +90
+RDC=-rdc=true fatbin parts size 121
+RDC=-rdc=true fatbin stockparts size 90 120 +120
+RDC=-rdc=true fatbin lto size =121
+library gb10 "own own added" "parts"
+library stock "stock stock added" "stockparts"
+library modes "speed size ptx lto" ""
+chmod 644 "$here"/*.so

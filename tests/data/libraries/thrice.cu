@@ -1,0 +1,1 @@
+__global__ void thrice(float *values) { values[threadIdx.x] *= 3; }

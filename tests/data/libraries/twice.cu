@@ -1,0 +1,1 @@
+__global__ void twice(float *values) { values[threadIdx.x] *= 2; }
