@@ -6,6 +6,7 @@ file makes up, each of them has to read, and so comes to an end.
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import NoteSection, StringTableSection
 
-from patchkit.errors import PatchkitError, SourceError
+from patchkit.errors import SourceError
 
 MAGIC = b"\x7fELF"
 # Each header of a section takes 11 reads, of 64 bytes or less.
@@ -82,9 +83,9 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
     try:
         rationed = cast("IO[bytes]", _Rationed(stream))
         return _library(ELFFile(rationed), stream.seek(0, io.SEEK_END))
-    except (PatchkitError, OSError):
-        raise
     except Exception as error:  # damage surfaces anywhere in the parser, as anything
+        if failed_disk(error):
+            raise
         raise damaged(name, str(error) or type(error).__name__) from error
 
 
@@ -95,6 +96,11 @@ def damaged(name: str, what: str) -> SourceError:
         why="the file is cut short or damaged, or it was made to mislead",
         hint="download or build it again, and compare its sha256",
     )
+
+
+def failed_disk(error: Exception) -> bool:
+    """Whether reading failed, and not for a position that damaged headers made up."""
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
 class _Rationed:

@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from patchkit.errors import SourceError
+from patchkit.errors import SourceError, StorageError
 from patchkit.target import targets
-from patchkit.wheel.elf import MAGIC, damaged
+from patchkit.wheel.elf import MAGIC, damaged, failed_disk
 
 _HEAD = struct.Struct("<16xHH")
 _PROGRAM, _SHARED, _CUDA = 2, 3, 190  # ET_EXEC, ET_DYN, EM_CUDA
@@ -83,12 +83,19 @@ def _explained(wheel: Path) -> Iterator[None]:
         zipfile.BadZipFile,
         zlib.error,
         EOFError,
+        OSError,
         struct.error,
         ArithmeticError,  # numbers in a header that no file can hold
         LookupError,
         ValueError,
         RuntimeError,  # zipfile: encrypted
     ) as error:
+        if failed_disk(error):
+            raise StorageError(
+                f"cannot unpack {wheel}: {error}",
+                why="the disk is full, or the file cannot be read",
+                hint="free some space, or set TMPDIR to a folder that has some",
+            ) from error
         raise damaged(str(wheel), str(error) or type(error).__name__) from error
 
 

@@ -35,7 +35,7 @@ def container(*parts, magic=MAGIC, version=1, header=16, size=None):
 
 
 def walk(data: bytes, *, before=24):
-    """The entries of a section that begins ``before`` bytes into the file, with others behind it."""
+    """The entries of a section that lies ``before`` bytes into a file, with more behind it."""
     stream = io.BytesIO(b"\x11" * before + data + container(entry()))
     return entries(stream, [Section(".nv_fatbin", before, len(data))], "lib.so")
 
