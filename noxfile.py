@@ -1,4 +1,4 @@
-"""Sessions: tests, lint (the default two), matrix (every release), kernel-proof, bench, picture."""
+"""Sessions: tests, lint (the default two), matrix (every release), and more: `nox --list`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,24 @@ def kernel_proof(session: nox.Session) -> None:
     """Real kernels, compiled for the GB10 and for its family and compared; rewrites its docs."""
     _install(session, "test")
     session.run("python", "tests/kernel_proof.py", *session.posargs)
+
+
+@nox.session(name="arch-proof")
+def arch_proof(session: nox.Session) -> None:
+    """Inspection of stock NCCL wheels, 1.1 GB of them, beside NVIDIA's cuobjdump."""
+    _install(session, "test")
+    everything = {"PATCHKIT_ALL_WHEELS": "1"}
+    session.run("pytest", "tests/integration/test_inspect.py", *session.posargs, env=everything)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Coverage-guided fuzzing of inspection: `nox -s fuzz -- SECONDS`, a minute by default."""
+    _install(session, "fuzz")
+    seconds = session.posargs[0] if session.posargs else "60"
+    corpus = str(session.cache_dir / "fuzz-corpus")
+    limit = f"-max_total_time={seconds}"
+    session.run("python", "tests/fuzz/inspect_binaries.py", limit, corpus)
 
 
 @nox.session

@@ -137,6 +137,7 @@ def test_severity_is_that_of_the_need(version, arch, severity, plan_of):
         ({"layer": "build"}, {"kind": "installed"}, "an installed package is already compiled"),
         ({"arches": ("native",)}, {"arch": "family"}, "only an --arch native build needs it"),
         ({"majors": (12,)}, {"target": "thor"}, "thor is not SM12x"),
+        ({"majors": (11, 12)}, {"target": "h200"}, "h200 is not SM11x or SM12x"),
     ],
 )
 def test_a_fix_stays_out_of_what_it_is_not_for(fields, request_, reason, plan_of):

@@ -103,7 +103,11 @@ def test_best_load(archs, expected):
 
 @pytest.mark.parametrize(
     ("name", "capability", "cpu", "cuda_tag"),
-    [("gb10", GB10, "aarch64", "cu130"), ("thor", THOR, "aarch64", "cu130")],
+    [
+        ("gb10", GB10, "aarch64", "cu130"),
+        ("thor", THOR, "aarch64", "cu130"),
+        ("h200", H100, "x86_64", "cu130"),
+    ],
 )
 def test_a_target_reaches_its_own_device(name, capability, cpu, cuda_tag):
     target = targets()[name]
@@ -146,6 +150,7 @@ def test_gencode_flags(arch_list, expected):
         ("gb10", "12.0f;12.1", "12.1a"),
         ("gb10", "9.0 12.1", "12.1a"),
         ("thor", "11.0", "11.0a"),
+        ("h200", "9.0", "9.0a"),
     ],
 )
 def test_a_bare_arch_is_refused(name, arch_list, hint):
