@@ -1,12 +1,14 @@
 """How long patchkit takes: cold processes, warm page cache, medians of one run.
 
 Beside it stand a peer (``git apply`` of the same change), the floor (a Python that only imports
-libcst), and what libcst needs to parse the Python files that an apply edits.
+libcst), and what libcst needs to parse the Python files that an apply edits. For the inspection of
+the largest stock NCCL the floor is a Python that hashes the file, the peer NVIDIA's cuobjdump.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import resource
 import shutil
 import statistics
@@ -14,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +25,16 @@ import libcst
 from rich.console import Console
 from rich.table import Table
 
+from patchkit.source.fetch import LockEntry, fetch
+
 RELEASES = ("0.19.1", "0.33.0")
 PATCHKIT = (sys.executable, "-m", "patchkit")
 FLOOR = (sys.executable, "-c", "import libcst")
+HASH = (
+    "import hashlib, sys; print(hashlib.file_digest(open(sys.argv[1], 'rb'), 'sha256').hexdigest())"
+)
+WHEELS = Path(__file__).parents[1] / "tests" / "data" / "wheels.toml"
+NCCL = ("nvidia-nccl-cu13", "2.32.3")
 
 
 def main() -> None:
@@ -34,6 +45,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for release in RELEASES:
             measure(release, Path(folder) / release, runs)
+        measure_inspection(Path(folder), runs)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     Console().print(f"largest process: {peak:.0f} MiB")
 
@@ -56,8 +68,36 @@ def measure(release: str, tree: Path, runs: int) -> None:
         note("status of an unpatched tree", (*PATCHKIT, "status", *source))
         note("git apply", ("git", "-C", str(tree), "apply", str(patch)))
         run("git", "-C", str(tree), "apply", "--reverse", str(patch))
-    show(release, rows)
+    show(f"vLLM {release}", rows)
     shutil.rmtree(tree)
+
+
+def measure_inspection(folder: Path, runs: int) -> None:
+    """One table: a process that inspects a library of 346 MB, and one that hashes it."""
+    wheels = tomllib.loads(WHEELS.read_text(encoding="utf-8"))["wheel"]
+    stock = next(each for each in wheels if (each["project"], each["version"]) == NCCL)
+    library = member(stock, "nvidia/nccl/lib/libnccl.so.2", folder)
+    commands = {
+        "floor: sha256 in Python": (sys.executable, "-c", HASH, str(library)),
+        "inspect": (*PATCHKIT, "inspect", str(library)),
+    }
+    for tool in (each for each in wheels if each.get("machine") == platform.machine()):
+        program = member(tool, "nvidia/cu13/bin/cuobjdump", folder)
+        program.chmod(0o755)
+        commands["cuobjdump -all"] = (str(program), "-all", str(library))
+    rows: dict[str, list[float]] = {}
+    note = recorder(rows)
+    for _ in range(runs):
+        for name, command in commands.items():
+            note(name, command)
+    show(f"NCCL {NCCL[1]}, {library.stat().st_size / 1e6:.0f} MB", rows)
+
+
+def member(wheel: dict, name: str, folder: Path) -> Path:
+    """A file of a wheel from the package index."""
+    entry = LockEntry(*(wheel[key] for key in ("version", "filename", "sha256", "size")))
+    with zipfile.ZipFile(fetch(wheel["project"], entry.version, {entry.version: entry})) as bundle:
+        return Path(bundle.extract(name, folder))
 
 
 def recorder(rows: dict[str, list[float]]) -> Callable[[str, tuple[str, ...]], None]:
@@ -88,9 +128,9 @@ def parse(paths: list[Path]) -> None:
         libcst.parse_module(path.read_text())
 
 
-def show(release: str, rows: dict[str, list[float]]) -> None:
-    floor = statistics.median(rows["floor: import libcst"])
-    table = Table(title=f"vLLM {release}, seconds", box=None, title_justify="left")
+def show(title: str, rows: dict[str, list[float]]) -> None:
+    floor = statistics.median(next(rows[name] for name in rows if name.startswith("floor")))
+    table = Table(title=f"{title}, seconds", box=None, title_justify="left")
     for column in ("", "median", "min", "max", "ratio to the floor"):
         table.add_column(column, justify="left" if not column else "right")
     for name, values in rows.items():
