@@ -64,9 +64,9 @@ def fuzz(session: nox.Session) -> None:
     """Coverage-guided fuzzing of inspection: `nox -s fuzz -- SECONDS`, a minute by default."""
     _install(session, "fuzz")
     seconds = session.posargs[0] if session.posargs else "60"
-    corpus = str(session.cache_dir / "fuzz-corpus")
-    limit = f"-max_total_time={seconds}"
-    session.run("python", "tests/fuzz/inspect_binaries.py", limit, corpus)
+    cache = session.cache_dir
+    limits = (f"-max_total_time={seconds}", f"-artifact_prefix={cache}/")
+    session.run("python", "tests/fuzz/inspect_binaries.py", *limits, str(cache / "fuzz-corpus"))
 
 
 @nox.session

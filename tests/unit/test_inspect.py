@@ -9,6 +9,7 @@ import contextlib
 import io
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,10 @@ def test_code_that_was_linked_is_linked_anew_only_from_all_of_its_parts(tmp_path
     assert lost.linked_anew(GB10)
     assert lost.load(GB10) is Load.JIT
     assert not lost.linked_anew(H200)  # there is live code for it
+    part = replace(lost.relocatable[0], container=0)
+    assert part.arch == Arch(9, 0, "", False)
+    assert not replace(lost, relocatable=(*lost.relocatable, part)).linked_anew(GB10)
+    assert not replace(lost, relocatable=()).linked_anew(GB10)
     assert not changed(tmp_path, "gb10", {n: {"arch": 90} for n in range(3)}).linked_anew(H200)
 
 
