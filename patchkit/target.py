@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from patchkit.errors import UsageError
@@ -116,6 +116,10 @@ class Target:
     def arch_list(self, arch: str) -> str:
         """TORCH_CUDA_ARCH_LIST for a ``native`` or ``family`` build."""
         return self.native if arch == "native" else self.family
+
+    def plain(self, arch: str) -> str:
+        """The arch without a suffix, as nvcc names it: ``121`` for ``native``, else ``120``."""
+        return replace(parse_arch(self.arch_list(arch)), suffix="", ptx=False).gencode
 
     def gencode_flags(self, arch_list: str) -> str:
         """What torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto`` asks the device."""

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import SourceError
-from patchkit.patching.fix import Fix
+from patchkit.patching.fix import Fix, Request
 from patchkit.paths import RECIPES
+
+PROJECTS = ("vllm", "nccl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,21 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildVariable:
+    """What a build is told about archs: a variable, and its value with places to fill in.
+
+    ``{list}``: the arch list, with suffixes; ``{plain}``: the arch as nvcc names it, without.
+    """
+
+    variable: str
+    value: str
+
+    def value_for(self, request: Request) -> str:
+        plain = request.target.plain(request.arch)
+        return self.value.format(list=request.arch_list, plain=plain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """``recipe.toml`` and the fixes beside it, in the order in which they are applied."""
 
@@ -36,6 +54,7 @@ class Recipe:
     releases: tuple[Version, ...]
     refused: tuple[Refused, ...]
     fixes: tuple[Fix, ...]
+    build: BuildVariable
     digest: str
 
     @property
@@ -77,13 +96,24 @@ def load_recipe(project: str = "vllm") -> Recipe:
     return Recipe(
         project=project,
         home=home,
-        releases=tuple(map(Version, table["releases"])),
+        releases=tuple(map(Version, _releases(table))),
         refused=tuple(
             Refused(versions=r["versions"], reasons=tuple(r["reasons"])) for r in table["refused"]
         ),
         fixes=tuple(_load_fix(home, name) for name in order),
+        build=BuildVariable(**table["build"]),
         digest=_digest(home),
     )
+
+
+def load_recipes() -> tuple[Recipe, ...]:
+    """Every recipe that ships with patchkit."""
+    return tuple(map(load_recipe, PROJECTS))
+
+
+def _releases(table: dict[str, Any]) -> list[str]:
+    """A list of versions, or a table per release with everything known about it."""
+    return table.get("releases") or [each["version"] for each in table["release"]]
 
 
 def _load_fix(home: Path, name: str) -> Fix:
@@ -105,10 +135,7 @@ def _load_module(name: str, path: Path) -> ModuleType:
 
 def _digest(home: Path) -> str:
     """A digest of everything that decides a plan: facts, fixes and targets."""
-    names = ("recipe.toml", "stock_archs.csv", "../targets.toml")
-    folders = ("fixes/*.py", "moe_configs/*")
-    files = [
-        *(home / name for name in names),
-        *(path for pattern in folders for path in sorted(home.glob(pattern))),
-    ]
+    patterns = ("recipe.toml", "stock_archs.csv", "fixes/*.py", "moe_configs/*")
+    files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
+    files.append(home.parent / "targets.toml")
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import enum
+import lzma
 import stat
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from patchkit.errors import PatchkitError, SourceError, StorageError
 from patchkit.source.fetch import Progress
 
 T = TypeVar("T")
 
+_MODES: Mapping[str, Literal["r:gz", "r:xz"]] = {
+    ".gz": "r:gz",
+    ".tgz": "r:gz",
+    ".xz": "r:xz",
+    ".txz": "r:xz",
+}
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"
 
 
 def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Path:
-    """Unpack a .tar.gz, .tar or .zip sdist so that ``dest`` is the root of its tree.
+    """Unpack a .tar.gz, .tar.xz, .tar or .zip archive so that ``dest`` is the root of its tree.
 
     The archive's single top-level folder is stripped. ``dest`` must not exist or be an empty
     directory; missing parents are created. On any failure nothing is left behind. ``progress``
@@ -63,6 +70,7 @@ def _explained(archive: Path, dest: Path) -> Iterator[None]:
         tarfile.TarError,
         zipfile.BadZipFile,
         zlib.error,
+        lzma.LZMAError,
         EOFError,
         ArithmeticError,  # numbers in a header that no clock or file can hold
         ValueError,
@@ -74,7 +82,7 @@ def _explained(archive: Path, dest: Path) -> Iterator[None]:
 def _damaged(archive: Path, error: Exception) -> PatchkitError:
     return SourceError(
         f"{archive} cannot be unpacked: {error or type(error).__name__}",
-        why="the file is damaged, cut short, or no .tar.gz, .tar or .zip archive at all",
+        why="the file is damaged, cut short, or no .tar.gz, .tar.xz, .tar or .zip archive at all",
         hint=_TRY_AGAIN,
     )
 
@@ -92,7 +100,7 @@ def _require_file(archive: Path) -> None:
         raise SourceError(
             f"there is no archive at {archive}",
             why="the path is mistyped, or it names a folder",
-            hint="give the path of a .tar.gz, .tar or .zip source distribution",
+            hint="give the path of a .tar.gz, .tar.xz, .tar or .zip source distribution",
         )
 
 
@@ -113,8 +121,7 @@ def _extract(archive: Path, root: Path, progress: Progress | None) -> Path:
 
 def _extract_tar(archive: Path, root: Path, progress: Progress | None) -> str:
     _require_data_filter()
-    gzipped = archive.suffix.lower() in {".gz", ".tgz"}
-    with tarfile.open(archive, "r:gz" if gzipped else "r:") as tar:
+    with tarfile.open(archive, _MODES.get(archive.suffix.lower(), "r:")) as tar:
         infos = tar.getmembers()
         _read_to_end(tar)
         top = _require_safe(archive, [_tar_member(info) for info in infos])

@@ -1,9 +1,10 @@
-"""What lies at a path: an unpacked sdist, a git checkout or an installed package; which version."""
+"""What lies at a path: unpacked sources, a git checkout or an installed package; which version."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -11,27 +12,77 @@ from packaging.version import InvalidVersion, Version
 from patchkit.errors import SourceError
 from patchkit.source.tree import SourceTree
 
-_MARKERS = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
+_ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
 
 
-def detect(path: Path) -> SourceTree:
-    """The vLLM tree at ``path``. Raises SourceError if there is none, or its version is unknown."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Project:
+    """What makes a folder a tree of the project, and what else the option may name."""
+
+    title: str
+    markers: tuple[str, ...]
+    where: str
+    spelled: str
+
+
+_PROJECTS = {
+    "vllm": _Project(
+        title="vLLM",
+        markers=("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py"),
+        where="setup.py and CMakeLists.txt",
+        spelled="an unpacked sdist, a git checkout, an sdist file, an installed "
+        "site-packages/vllm, or a release such as vllm==0.24.0",
+    ),
+    "nccl": _Project(
+        title="NCCL",
+        markers=("makefiles/version.mk", "makefiles/common.mk", "src/Makefile", "src/nccl.h.in"),
+        where="makefiles and src",
+        spelled="an unpacked archive, a git checkout, an archive file, a git URL with a commit, "
+        "or a release such as nccl==2.29.7",
+    ),
+}
+
+
+def detect(path: Path, project: str = "vllm") -> SourceTree:
+    """The tree of a project at ``path``.
+
+    Raises SourceError if there is none, or its version is unknown.
+    """
     root = path.resolve()
-    if root.name == "vllm" and (root / "__init__.py").is_file():
+    if project == "vllm" and root.name == "vllm" and (root / "__init__.py").is_file():
         return _package(root)
+    _check_tree(path, root, project)
+    return _nccl(root) if project == "nccl" else _vllm(path, root)
+
+
+def spelled(project: str) -> str:
+    """In words: what may name sources of the project."""
+    return _PROJECTS[project].spelled
+
+
+def _check_tree(path: Path, root: Path, project: str) -> None:
+    """Raise SourceError unless the folder is a tree of the project."""
+    wanted = _PROJECTS[project]
     if not root.is_dir():
-        raise SourceError(
-            f"{path}: no such directory",
-            hint="name an unpacked sdist, a git checkout, an sdist file, an installed "
-            "site-packages/vllm, or a release such as vllm==0.24.0",
-        )
-    if missing := [marker for marker in _MARKERS if not (root / marker).is_file()]:
-        raise SourceError(
-            f"{path}: not a vLLM source tree: {missing[0]} is missing",
-            why="the path is one level too high or too low, or the tree is incomplete",
-            hint="name the folder that holds setup.py and CMakeLists.txt",
-        )
+        raise SourceError(f"{path}: no such directory", hint=f"name {wanted.spelled}")
+    missing = [marker for marker in wanted.markers if not (root / marker).is_file()]
+    if not missing:
+        return
+    for name, other in _PROJECTS.items():
+        if name != project and all((root / marker).is_file() for marker in other.markers):
+            raise SourceError(
+                f"{path}: is a source tree of {other.title}, not of {wanted.title}",
+                hint=f"name it with --{name}-src",
+            )
+    raise SourceError(
+        f"{path}: not a source tree of {wanted.title}: {missing[0]} is missing",
+        why="the path is one level too high or too low, or the tree is incomplete",
+        hint=f"name the folder that holds {wanted.where}",
+    )
+
+
+def _vllm(path: Path, root: Path) -> SourceTree:
     if (root / "PKG-INFO").is_file():
         return SourceTree(root=root, project="vllm", version=_pkg_info(root), kind="sdist")
     if (root / ".git").exists():
@@ -41,6 +92,31 @@ def detect(path: Path) -> SourceTree:
         why="this is a copy of the files without their history",
         hint="use the sdist, or a git checkout with its tags",
     )
+
+
+def _nccl(root: Path) -> SourceTree:
+    """The makefiles say the version, with and without a history."""
+    kind = "git" if (root / ".git").exists() else "archive"
+    return SourceTree(root=root, project="nccl", version=_make_version(root), kind=kind)
+
+
+def _make_version(root: Path) -> Version:
+    """MAJOR.MINOR.PATCH and SUFFIX (rc1, mostly nothing), as the library itself reports it.
+
+    PKG_REVISION is no part of it: it counts packagings of one version, and is 1 in every tag.
+    """
+    place = root / "makefiles/version.mk"
+    text = place.read_text(encoding="utf-8", errors="replace")
+    values = {match["name"]: match["value"] for match in _ASSIGNED.finditer(text)}
+    names = ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")
+    if missing := [name for name in names if not values.get(name, "").isdecimal()]:
+        raise SourceError(
+            f"{place}: {missing[0]} is not set to a number",
+            why="the file was edited by hand, or cut short",
+            hint="restore the file from the release",
+        )
+    release = ".".join(values[name] for name in names)
+    return _version(f"{release}{values.get('NCCL_SUFFIX', '')}", place)
 
 
 def state_folder(tree: SourceTree) -> Path:

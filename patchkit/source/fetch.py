@@ -33,6 +33,7 @@ Progress = Callable[[int, int], None]
 
 _CHUNK = 1 << 18
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
+_LARGEST = 1 << 30  # bytes of a file whose size nobody says
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _LOCK_HEADER = """\
@@ -210,8 +211,7 @@ def _mismatch(where: str, entry: LockEntry, actual: str, size: int | None = None
 
 
 def _download(project: str, entry: LockEntry, path: Path, progress: Progress | None) -> None:
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
+    with _beside(path) as part:
         with part.open("xb") as stream, closing(_chunks(project, entry.filename)) as chunks:
             digest, size = _copy(chunks, stream, entry.size, progress)
             stream.flush()
@@ -219,8 +219,61 @@ def _download(project: str, entry: LockEntry, path: Path, progress: Progress | N
         if (digest, size) != (entry.sha256, entry.size):
             raise _mismatch(f"the download of {entry.filename}", entry, digest, size)
         part.replace(path)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A name in the same folder to write to; nothing is left of it."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield part
     finally:
         part.unlink(missing_ok=True)
+
+
+def save(url: str, path: Path, sha256: str, progress: Progress | None = None) -> None:
+    """Download a file from a place that is no index, and keep it if it has that sha256.
+
+    Raises HashMismatchError if it has another one, StorageError if network or disk fail.
+    """
+    with _disk_errors(f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(path) as part:
+            with part.open("xb") as stream, closing(_body(url)) as chunks:
+                expected = next(chunks)
+                assert isinstance(expected, int)
+                data = (chunk for chunk in chunks if isinstance(chunk, bytes))
+                digest, _size = _copy(data, stream, expected or _LARGEST, progress)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if digest != sha256:
+                raise HashMismatchError(
+                    f"{url} has the sha256 {digest}, but the recipe says {sha256}",
+                    why="the file is damaged, or it is not the one that was released",
+                    hint="try again later; if it stays so, name a git commit instead",
+                )
+            part.replace(path)
+
+
+def _body(url: str) -> Generator[int | bytes, None, None]:
+    """The size of a file in bytes, 0 if the server does not say, then its content."""
+    import requests
+
+    headers = {"Accept-Encoding": "identity"}
+    try:
+        with requests.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+            response.raise_for_status()
+            yield int(response.headers.get("Content-Length", 0))
+            yield from response.iter_content(_CHUNK)
+    except requests.HTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        raise StorageError(f"{_host(url)} answered with the HTTP status {status}") from None
+    except requests.RequestException as error:
+        raise StorageError(
+            f"the connection to {_host(url)} failed ({type(error).__name__})",
+            why="there is no network, or a proxy or certificate is missing",
+            hint="try again; check HTTPS_PROXY and REQUESTS_CA_BUNDLE",
+        ) from None
 
 
 def _copy(

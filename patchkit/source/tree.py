@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, StorageError
 
-Kind = str  # "sdist" | "git" | "installed"
+Kind = str  # "sdist" | "archive" | "git" | "installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ def test_the_bash_completion_script_completes(cli, environment, tmp_path):
     ("arguments", "rc", "says"),
     [
         (["status", "--vllm-src", "nowhere"], 3, ["nowhere: no such file or directory", "vllm=="]),
-        (["status", "--vllm-src", "."], 3, ["not a vLLM source tree", "setup.py is missing"]),
+        (["status", "--vllm-src", "."], 3, ["not a source tree of vLLM", "setup.py is missing"]),
         (["apply", "--vllm-src", "vllm==0.11.0"], 3, ["0.11.0 is not supported", "cu130", "SM121"]),
         (["apply", "--vllm-src", "vllm==99.0"], 3, ["99.0", "0.33.0"]),
         (["apply", "--vllm-src", "vllm==abc"], 2, ["'abc' is not a version"]),

@@ -76,7 +76,7 @@ def test_a_root_by_another_name(sources, through, tmp_path, monkeypatch):
 def test_a_folder_without_a_marker_is_refused(sources, missing):
     write(sources, {"PKG-INFO": header("0.19.1")})
     (sources / missing).unlink()
-    with pytest.raises(SourceError, match=rf"not a vLLM source tree: {missing} is missing"):
+    with pytest.raises(SourceError, match=rf"not a source tree of vLLM: {missing} is missing"):
         detect(sources)
 
 

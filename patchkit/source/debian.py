@@ -1,0 +1,212 @@
+"""The upstream archive of a source package, through apt and the distribution that apt knows.
+
+apt is run with lists, cache and sources of its own in a throw-away folder: no root, no change to
+the system. The archive's address comes from the machine's own apt configuration.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.errors import HostError, SourceError, StorageError
+from patchkit.source.releases import Distribution
+
+_ETC = Path("/etc")
+_TIMEOUT_S = 600
+_ONE_LINE = re.compile(r"deb(-src)?\s+(\[(?P<options>[^]]*)\]\s*)?(?P<uri>\S+)\s+(?P<suite>\S+)\s")
+_URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """A line of an apt configuration: an archive, and one of its suites."""
+
+    uri: str
+    suite: str
+
+
+def upstream_archive(
+    package: str, version: str, distributions: Mapping[str, Distribution], dest: Path
+) -> Path:
+    """Put the archive that the package was made from into ``dest``; its path.
+
+    ``version`` is upstream's. Which bytes arrived is for the caller to check. Raises HostError if
+    there is no apt or no archive of a known distribution, SourceError if that lacks the version.
+    """
+    name = _distribution()
+    if shutil.which("apt-get") is None or name not in distributions:
+        raise HostError(
+            f"no apt that would have {package}: this is {name or 'an unknown system'}",
+            why=f"the source package is in {' and '.join(distributions)}",
+        )
+    with tempfile.TemporaryDirectory(prefix="patchkit-apt-") as scratch:
+        apt = _Apt(Path(scratch), package, distributions[name], mirrors(_ETC / "apt"))
+        return apt.fetch(version, dest)
+
+
+def mirrors(folder: Path) -> tuple[Mirror, ...]:
+    """The archives that a machine is configured for: sources.list and sources.list.d, in order."""
+    parts = folder / "sources.list.d"
+    lists = [folder / "sources.list", *sorted(parts.glob("*.list"))]
+    found = [mirror for path in lists for mirror in _from_lines(_text(path))]
+    found += [mirror for path in sorted(parts.glob("*.sources")) for mirror in _deb822(_text(path))]
+    return tuple(dict.fromkeys(found))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _from_lines(text: str) -> Iterator[Mirror]:
+    for line in text.splitlines():
+        if match := _ONE_LINE.match(line.strip() + " "):
+            yield Mirror(match["uri"], match["suite"])
+
+
+def _deb822(text: str) -> Iterator[Mirror]:
+    for fields in stanzas(text):
+        if fields.get("enabled", "yes").lower() not in ("no", "false", "0"):
+            for uri in fields.get("uris", "").split():
+                for suite in fields.get("suites", "").split():
+                    yield Mirror(uri, suite)
+
+
+def stanzas(text: str) -> list[dict[str, str]]:
+    """The paragraphs of a control file: field name in lower case → value, lines joined."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip())
+    return [dict(_fields(paragraph)) for paragraph in paragraphs if paragraph.strip()]
+
+
+def _fields(paragraph: str) -> Iterator[tuple[str, str]]:
+    for field in re.split(r"\n(?=\S)", paragraph):
+        name, _, value = field.partition(":")
+        yield name.strip().lower(), value.strip()
+
+
+def _distribution(etc: Path = _ETC) -> str:
+    return _os_release(etc).get("ID", "").lower()
+
+
+def _os_release(etc: Path) -> dict[str, str]:
+    pairs = [line.partition("=") for line in _text(etc / "os-release").splitlines()]
+    return {key: value.strip().strip("\"'") for key, _, value in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class _Apt:
+    """apt on one folder of its own."""
+
+    home: Path
+    package: str
+    place: Distribution
+    machine: tuple[Mirror, ...]
+
+    def fetch(self, version: str, dest: Path) -> Path:
+        self._configure()
+        # A mirror that lacks other lists is no reason to stop: what counts is asked for next.
+        updated = self._call("apt-get", "-qq", "update")
+        shown = self._call("apt-cache", "showsrc", "--only-source", self.package).stdout
+        exact = [
+            fields["version"]
+            for fields in stanzas(shown)
+            if fields.get("version", "").rpartition("-")[0].partition("-")[0] == version
+        ]
+        if not exact:
+            raise self._absent(version, shown, updated.stderr)
+        return self._download(max(exact, key=len), dest)
+
+    def _configure(self) -> None:
+        lines = [
+            f"deb-src [signed-by={self.place.keyring}] {uri} {suite} "
+            f"{' '.join(self.place.components)}\n"
+            for uri, suite in self._archives()
+        ]
+        (self.home / "sources.list").write_text("".join(lines), encoding="utf-8")
+        for folder in ("parts", "state/lists/partial", "cache/archives/partial"):
+            (self.home / folder).mkdir(parents=True)
+        (self.home / "status").touch()
+
+    def _archives(self) -> list[tuple[str, str]]:
+        """Archive and suite, those of the machine that carry the system's own release."""
+        codename = _os_release(_ETC).get("VERSION_CODENAME", "")
+        own = [each for each in self.machine if each.suite.partition("-")[0] == codename]
+        plain = [each for each in own if each.suite in (codename, f"{codename}-updates")]
+        if not plain:
+            raise HostError(
+                f"apt is configured for no archive of {codename or 'this system'}",
+                why="/etc/apt holds no line for it, or this is a container without sources",
+            )
+        suites = self.place.suites
+        if not suites:
+            return [(each.uri, each.suite) for each in plain]
+        return list(dict.fromkeys((each.uri, suite) for each in plain for suite in suites))
+
+    def _download(self, exact: str, dest: Path) -> Path:
+        named = self._call(
+            "apt-get", "source", "--download-only", "--print-uris", f"{self.package}={exact}"
+        )
+        for match in _URI.finditer(named.stdout):
+            if re.search(r"\.orig\.tar\.\w+$", match["file"]):
+                path = dest / match["file"]
+                # Only this file: the packaging of it is of no use here, and mirrors may lack it.
+                done = self._call(str(_helper()), "download-file", match["uri"], str(path))
+                if done.returncode == 0 and path.is_file():
+                    return path
+                raise StorageError(
+                    f"apt cannot download {match['file']}: {_last(done.stderr)}",
+                    why="the network failed, or the mirror lacks the file",
+                    hint="try again later",
+                )
+        raise SourceError(
+            f"apt names no upstream archive of {self.package} {exact}: {_last(named.stderr)}"
+        )
+
+    def _absent(self, version: str, shown: str, trouble: str) -> SourceError:
+        offered = sorted({fields.get("version", "") for fields in stanzas(shown)} - {""})
+        return SourceError(
+            f"apt offers no {self.package} {version}"
+            + (f", only {', '.join(offered)}" if offered else ""),
+            why=_last(trouble) if trouble.strip() else "the distribution does not carry it",
+        )
+
+    def _call(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        options = {
+            "Dir::Etc::sourcelist": self.home / "sources.list",
+            "Dir::Etc::sourceparts": self.home / "parts",
+            "Dir::State": self.home / "state",
+            "Dir::State::status": self.home / "status",
+            "Dir::Cache": self.home / "cache",
+            "APT::Sandbox::User": "root",  # nobody to change to: the folder is the caller's
+            "Acquire::Languages": "none",
+            "Acquire::Retries": "3",
+        }
+        flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+        try:
+            return subprocess.run(
+                [program, *flags, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_TIMEOUT_S,
+            )
+        except FileNotFoundError:
+            raise HostError(f"{program} is not installed") from None
+        except subprocess.TimeoutExpired:
+            raise StorageError(f"{program} did not end within {_TIMEOUT_S} s") from None
+
+
+def _helper() -> Path:
+    return Path("/usr/lib/apt/apt-helper")
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "apt said nothing"

@@ -1,0 +1,171 @@
+"""One commit of a git repository as an archive, every object of it verified by git."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TIMEOUT_S = 900
+# Exactly the bytes of the commit, whatever .gitattributes and the user's settings say.
+_ATTRIBUTES = "* -text -ident -filter -export-subst -export-ignore\n"
+_PLAIN = ("-c", "core.autocrlf=false", "-c", "core.symlinks=true", "-c", "tar.umask=0022")
+
+
+@dataclass(frozen=True, slots=True)
+class GitSource:
+    """A repository's URL without its ``git+``, and the commit, or the name of a tag or branch."""
+
+    url: str
+    name: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether the name is a full commit id, which alone says what the files are."""
+        return _COMMIT.fullmatch(self.name) is not None
+
+
+def parse_git(spec: str) -> GitSource | None:
+    """Read ``git+URL@NAME`` or ``URL#NAME``; None for anything else.
+
+    A URL with a scheme and no name at all is a git source too, with the name ``""``.
+    """
+    if not re.match(r"(git\+)?[a-z][a-z0-9+.-]*://", spec):
+        return None
+    url, _, name = spec.removeprefix("git+").partition("#")
+    if name:
+        return GitSource(url, name)
+    # An @ in front of the host is a user's name.
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    path, at, name = path.rpartition("@")
+    return GitSource(f"{scheme}://{host}{slash}{path}", name) if at else GitSource(url, "")
+
+
+def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: bool) -> Path:
+    """A tar of the files of that commit, below ``prefix``; ``cache`` keeps the commit.
+
+    Only that commit is fetched, without its history; what git keeps is checked on every call.
+    Raises SourceError if it cannot be had, HashMismatchError if the cache is damaged, HostError
+    without git, StorageError for I/O.
+    """
+    assert _COMMIT.fullmatch(commit)
+    repository = cache / "git" / commit
+    if not _has(repository, commit):
+        if offline:
+            raise SourceError(
+                f"the commit {commit} is not in the cache, and offline it cannot be fetched",
+                hint="run once without --offline",
+            )
+        _fetch(url, commit, repository)
+    _verify(repository, commit)
+    archive = cache / f"{prefix}-{commit}.tar"
+    part = archive.with_name(f".{archive.name}.{os.getpid()}.part")
+    try:
+        made = ("archive", "--format=tar", f"--prefix={prefix}/", f"--output={part}", commit)
+        _run(repository, *_PLAIN, *made)
+        part.replace(archive)
+    except OSError as error:
+        raise StorageError(f"cannot write {archive}: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return archive
+
+
+def _has(repository: Path, commit: str) -> bool:
+    if not (repository / "HEAD").is_file():
+        return False
+    return _call(repository, "cat-file", "-e", f"{commit}^{{tree}}").returncode == 0
+
+
+def _fetch(url: str, commit: str, repository: Path) -> None:
+    """Fetch one commit into a bare repository beside, then put that in place."""
+    try:
+        repository.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch.", dir=repository.parent) as scratch:
+            fresh = Path(scratch) / "repository"
+            _run(None, "init", "--quiet", "--bare", "--template=", str(fresh))
+            (fresh / "info").mkdir(exist_ok=True)
+            (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
+            done = _call(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
+            if done.returncode:
+                raise _not_fetched(url, commit, done.stderr)
+            if not _has(fresh, commit):
+                raise SourceError(f"{commit} is not a commit of {_shown(url)}")
+            if not repository.exists():
+                fresh.rename(repository)
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or repository}: {error.strerror}",
+            hint="free some space, or choose another cache with PATCHKIT_CACHE_DIR",
+        ) from error
+
+
+def _verify(repository: Path, commit: str) -> None:
+    """Raise HashMismatchError unless every object still has the id that its commit names."""
+    done = _call(repository, "fsck", "--full", "--no-dangling", "--no-progress", commit)
+    if done.returncode:
+        raise HashMismatchError(
+            f"{repository}: is damaged: {_last(done.stderr)}",
+            why="a file in the cache was changed, or the disk failed",
+            hint=f"remove {repository}, then run again",
+        )
+
+
+def _not_fetched(url: str, commit: str, stderr: str) -> SourceError:
+    return SourceError(
+        f"git cannot fetch the commit {commit} from {_shown(url)}: {_last(stderr)}",
+        why="there is no network, the repository is another one, or its server does not serve "
+        "single commits",
+        hint="check the URL, or clone the repository yourself and name the folder",
+    )
+
+
+def _last(stderr: str) -> str:
+    lines = [line for line in stderr.strip().splitlines() if line.strip()]
+    return lines[-1] if lines else "git said nothing"
+
+
+def _shown(url: str) -> str:
+    """The URL without user and password."""
+    return re.sub(r"://[^/@]*@", "://", url)
+
+
+def _run(repository: Path | None, *arguments: str) -> None:
+    done = _call(repository, *arguments)
+    if done.returncode:
+        raise StorageError(f"git {arguments[0]} failed: {_last(done.stderr)}")
+
+
+def _call(repository: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
+    where = [] if repository is None else [f"--git-dir={repository}"]
+    command = ["git", *where, *arguments]
+    inherited = {key: value for key, value in os.environ.items() if not _redirects(key)}
+    try:
+        return subprocess.run(
+            command,
+            env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+        )
+    except FileNotFoundError:
+        raise HostError("git is not installed", hint="install git, or use an archive") from None
+    except subprocess.TimeoutExpired:
+        raise StorageError(
+            f"git {arguments[0]} did not end within {_TIMEOUT_S} s", hint="check the network"
+        ) from None
+
+
+def _redirects(key: str) -> bool:
+    """Variables that would send git to another repository than the one it is told."""
+    return key.startswith("GIT_") and not key.startswith(("GIT_SSH", "GIT_SSL", "GIT_CONFIG"))

@@ -1,0 +1,361 @@
+"""Sources of NCCL: whatever names them becomes a folder or an archive, with an identity.
+
+Nothing of them is on a package index, so there are four ways, and each is verified: a folder, by a
+digest over its files; an archive, by its sha256; a git commit, by git's own hashes; a release, by
+the figures of ``recipes/nccl/recipe.toml``, from the cache, the distribution or upstream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from patchkit.errors import (
+    HashMismatchError,
+    HostError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
+from patchkit.source.archive import unpack
+from patchkit.source.debian import upstream_archive
+from patchkit.source.detect import detect, spelled
+from patchkit.source.fetch import Progress, cache_dir, save
+from patchkit.source.git import GitSource, commit_archive, parse_git
+from patchkit.source.releases import Facts, Release, load_facts
+
+PROJECT = "nccl"
+_RELEASE = re.compile(r"nccl==(?P<version>[^/\s]+)", re.IGNORECASE)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Not upstream's: patchkit's own state, a history, and what a plain make leaves behind.
+_ASIDE = frozenset({".git", ".patchkit", "build"})
+
+Report = Callable[[str], Progress]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOrigin:
+    """Sources that are on this machine, and by what they are known.
+
+    ``path`` is a folder, or an archive that ``source.archive.unpack`` takes. ``identity`` begins
+    with what kind it is: ``sha256:`` of an archive, ``git:`` and the commit, ``tree:sha256:`` over
+    the files of a folder.
+    """
+
+    path: Path
+    version: Version
+    identity: str
+
+    @property
+    def is_tree(self) -> bool:
+        return self.path.is_dir()
+
+
+def nccl_tree(
+    spec: str,
+    *,
+    sha256: str | None = None,
+    cache: Path | None = None,
+    offline: bool = False,
+    report: Report | None = None,
+    check: Callable[[Version], None] | None = None,
+) -> SourceOrigin:
+    """The sources that ``spec`` names, fetched if need be and verified in any case.
+
+    ``spec`` is a folder, an archive, ``git+URL@COMMIT`` or ``URL#COMMIT``, or ``nccl==2.29.7``.
+    ``sha256`` is what an archive must have, for one that the recipe does not know. ``cache`` is the
+    folder for downloads (default: patchkit's). ``check`` refuses unsupported versions, for a
+    release before anything is fetched.
+
+    Raises SourceError, HashMismatchError, UsageError for a spec that says too little, StorageError
+    and HostError if network, disk or a program fails.
+    """
+    _check_sha256(sha256)
+    store = (cache or cache_dir()) / "sources"
+    wanted = _Wanted(load_facts(PROJECT), store, offline, report or _silent)
+    origin = _found(spec, sha256, wanted, check)
+    if check is not None:
+        check(origin.version)
+    return origin
+
+
+def tree_digest(root: Path) -> str:
+    """sha256 over names, kinds, executable bits and contents of a folder's files, in hex.
+
+    The same for copies in different places, whatever their times and owners. Links count as what
+    they say, not as what they lead to.
+    """
+    total = hashlib.sha256()
+    for path in _files(root):
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            kind, content = "link", str(path.readlink()).encode()
+        else:
+            kind = "program" if path.stat().st_mode & 0o100 else "file"
+            content = path.read_bytes()
+        total.update(f"{kind} {name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What every way of getting sources has to know."""
+
+    facts: Facts
+    store: Path
+    offline: bool
+    report: Report
+
+
+def _silent(_task: str) -> Progress:
+    return lambda _done, _total: None
+
+
+def _check_sha256(sha256: str | None) -> None:
+    if sha256 is not None and not _SHA256.fullmatch(sha256):
+        raise UsageError(
+            f"{sha256!r} is not a sha256", hint="64 lower-case hex digits, as sha256sum prints them"
+        )
+
+
+def _found(
+    spec: str, sha256: str | None, wanted: _Wanted, check: Callable[[Version], None] | None
+) -> SourceOrigin:
+    path = Path(spec)
+    if path.is_dir():
+        if sha256 is not None:
+            raise UsageError(f"{spec} is a folder; --sha256 is for an archive")
+        version = detect(path, PROJECT).version
+        return SourceOrigin(
+            path=path, version=version, identity=f"tree:sha256:{tree_digest(path.resolve())}"
+        )
+    if path.is_file():
+        return _archive(path, sha256, wanted)
+    if source := parse_git(spec):
+        return _commit(source, wanted)
+    if match := _RELEASE.fullmatch(spec):
+        version = _version(match["version"])
+        if check is not None:
+            check(version)
+        return _release(wanted.facts.known(version), wanted)
+    raise SourceError(
+        f"{spec}: no such file or directory, and neither a git URL nor a release",
+        hint=f"name {spelled(PROJECT)}",
+    )
+
+
+def _version(text: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise UsageError(f"{text!r} is not a version", hint="for example nccl==2.29.7") from None
+
+
+def _archive(path: Path, sha256: str | None, wanted: _Wanted) -> SourceOrigin:
+    """An archive that the user has: known by the recipe, or vouched for with its sha256."""
+    actual = _digest(path)
+    if sha256 is not None and actual != sha256:
+        raise HashMismatchError(
+            f"{path} has the sha256 {actual}, not {sha256}",
+            why="it is damaged, or not the archive that was meant",
+            hint="fetch it again, from a source that you trust",
+        )
+    release = wanted.facts.by_digest(actual)
+    version = _version_inside(path)
+    if release is None and sha256 is None:
+        raise _unverified(path, actual, version, wanted.facts)
+    if release is not None and release.version != version:
+        raise SourceError(f"{path}: its files say {version}, the recipe says {release.version}")
+    return SourceOrigin(path=path, version=version, identity=f"sha256:{actual}")
+
+
+def _unverified(path: Path, actual: str, version: Version, facts: Facts) -> SourceError:
+    release = facts.release(version)
+    if release is None or not release.sha256:
+        why = f"the recipe knows no sha256 of NCCL {version}"
+    else:
+        why = f"the archive of {release.tag} has {release.sha256}"
+    return SourceError(
+        f"{path} (NCCL {version}) has the sha256 {actual}, which the recipe does not know",
+        why=why,
+        hint=f"if you trust this very file, add --sha256 {actual}; {_other_ways(release, facts)}",
+    )
+
+
+def _other_ways(release: Release | None, facts: Facts) -> str:
+    """Where verified sources of a release can be had, in words."""
+    ways = []
+    if release is not None and release.sha256:
+        address = facts.archive.format(tag=release.tag)
+        ways.append(f"download {address} (sha256 {release.sha256}) and name the file")
+    if release is not None and release.commit:
+        ways.append(f"name git+{facts.git}@{release.commit}")
+    ways.append("clone the repository, check the tag out and name the folder")
+    return "or ".join(f"{way}; " for way in ways).removesuffix("; ")
+
+
+def _commit(source: GitSource, wanted: _Wanted) -> SourceOrigin:
+    """A commit of a repository; the tag of a known release stands for the commit it should be."""
+    name = source.name
+    release = next((each for each in wanted.facts.releases if each.tag == name), None)
+    commit = release.commit if release is not None else name
+    if not GitSource(source.url, commit).exact:
+        raise UsageError(
+            f"{source.url}: {name!r} is not a commit"
+            if name
+            else f"{source.url}: no commit is named",
+            why="tags and branches can be moved, and upstream has moved a release's tag"
+            if release is None
+            else f"the recipe does not know which commit {name} has to be",
+            hint=f"write git+{source.url}@ and the 40 hex digits of the commit "
+            "(git ls-remote shows them)",
+        )
+    return _from_git(source.url, commit, release, wanted)
+
+
+def _from_git(url: str, commit: str, release: Release | None, wanted: _Wanted) -> SourceOrigin:
+    archive = commit_archive(
+        url, commit, cache=wanted.store, prefix=PROJECT, offline=wanted.offline
+    )
+    version = _version_inside(archive)
+    if release is not None and release.version != version:
+        raise SourceError(f"{url}: commit {commit} is {version}, the recipe says {release.version}")
+    return SourceOrigin(path=archive, version=version, identity=f"git:{commit}")
+
+
+def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
+    """A release: kept in the cache, or from the distribution, or from upstream."""
+    if not release.verifiable:
+        raise SourceError(
+            f"the sources of NCCL {release.version} cannot be verified: the recipe knows neither "
+            f"the commit of {release.tag} nor the sha256 of its archive",
+            hint="name an archive with --sha256, "
+            f"git+{wanted.facts.git}@COMMIT, or an unpacked folder",
+        )
+    if release.sha256 and (kept := _kept(release, wanted.store)):
+        return _verified(kept, release)
+    troubles: list[PatchkitError] = []
+    for way in _ways(release):
+        try:
+            return way(release, wanted)
+        except (SourceError, StorageError, HostError) as error:
+            troubles.append(error)
+    raise SourceError(
+        f"no sources of NCCL {release.version} could be had:\n"
+        + "\n".join(f"  {error.what}" for error in troubles),
+        why="; ".join(dict.fromkeys(error.why for error in troubles if error.why)),
+        hint=_other_ways(release, wanted.facts),
+    )
+
+
+_Way = Callable[[Release, _Wanted], SourceOrigin]
+
+
+def _ways(release: Release) -> Iterator[_Way]:
+    """The distribution first: signed, mirrored and near; a commit before an archive."""
+    if release.debian:
+        yield _from_distribution
+    if release.commit:
+        yield lambda one, wanted: _from_git(wanted.facts.git, one.commit, one, wanted)
+    if release.sha256:
+        yield _from_upstream
+
+
+def _kept(release: Release, store: Path) -> Path | None:
+    path = _place(release, store)
+    return path if path.is_file() and _digest(path) == release.sha256 else None
+
+
+def _place(release: Release, store: Path) -> Path:
+    return store / f"{PROJECT}-{release.version}.tar.gz"
+
+
+def _from_distribution(release: Release, wanted: _Wanted) -> SourceOrigin:
+    facts, version = wanted.facts, str(release.version)
+    if wanted.offline:
+        raise _not_kept(release, wanted)
+    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+        found = upstream_archive(facts.package, version, facts.distributions, Path(folder))
+        _check(found, release)
+        place = _place(release, wanted.store)
+        part = place.with_name(f".{place.name}.{secrets.token_hex(8)}.part")
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(found, part)
+            part.replace(place)
+        except OSError as error:
+            raise StorageError(f"cannot write {place}: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+    return _verified(place, release)
+
+
+def _from_upstream(release: Release, wanted: _Wanted) -> SourceOrigin:
+    if wanted.offline:
+        raise _not_kept(release, wanted)
+    address = wanted.facts.archive.format(tag=release.tag)
+    place = _place(release, wanted.store)
+    save(address, place, release.sha256, wanted.report(f"Fetching {address.rpartition('/')[2]}"))
+    return _verified(place, release)
+
+
+def _not_kept(release: Release, wanted: _Wanted) -> SourceError:
+    place = _place(release, wanted.store)
+    return SourceError(
+        f"{place.name} is not in the cache, and offline it cannot be downloaded",
+        why=f"it was never fetched into {place.parent}, or is damaged",
+    )
+
+
+def _verified(path: Path, release: Release) -> SourceOrigin:
+    _check(path, release)
+    return SourceOrigin(path=path, version=release.version, identity=f"sha256:{release.sha256}")
+
+
+def _check(path: Path, release: Release) -> None:
+    if (actual := _digest(path)) != release.sha256:
+        raise HashMismatchError(
+            f"{path.name} has the sha256 {actual}, but the recipe says {release.sha256}",
+            why="the file is damaged, or it is not the one that was released",
+            hint="run again; if it happens twice, name a git commit instead",
+        )
+
+
+def _version_inside(archive: Path) -> Version:
+    """What the makefiles inside an archive say; also a check that it is one of NCCL, and safe."""
+    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+        tree = unpack(archive, Path(folder) / PROJECT)
+        try:
+            return detect(tree, PROJECT).version
+        except SourceError as error:
+            what = error.what.replace(f"{tree}", str(archive))
+            raise SourceError(what, why=error.why, hint="name an archive of NCCL") from None
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _files(root: Path) -> list[Path]:
+    """Every file and link below a folder, in one order on every machine."""
+    tops = [entry for entry in root.iterdir() if entry.name not in _ASIDE]
+    inside = [path for top in tops for path in ([top, *top.rglob("*")] if _real(top) else [top])]
+    files = [path for path in inside if path.is_symlink() or path.is_file()]
+    return sorted(files, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _real(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

@@ -1,0 +1,124 @@
+"""Releases that have no file on a package index: where their sources come from, and by what they
+are known. The facts are those of ``recipes/PROJECT/recipe.toml``, which describes the fields.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from patchkit.errors import SourceError
+from patchkit.paths import RECIPES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One release; ``""`` and 0 where a figure is not known."""
+
+    version: Version
+    tag: str
+    sha256: str = ""
+    size: int = 0
+    commit: str = ""
+    figures: str = ""
+    archs: tuple[str, ...] = ()
+    debian: bool = False
+
+    @property
+    def verifiable(self) -> bool:
+        return bool(self.sha256 or self.commit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """A bug of some releases that no fix of ours mends."""
+
+    versions: str
+    says: str
+    instead: str
+    source: str
+
+    def covers(self, version: Version) -> bool:
+        return SpecifierSet(self.versions).contains(version.base_version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Where a distribution keeps the source package."""
+
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    keyring: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything known about the releases of one project, oldest first."""
+
+    default: Version
+    releases: tuple[Release, ...]
+    bugs: tuple[Bug, ...]
+    git: str
+    archive: str
+    package: str
+    distributions: Mapping[str, Distribution]
+    torch: Mapping[str, Version]
+
+    def release(self, version: Version) -> Release | None:
+        return next((each for each in self.releases if each.version == version), None)
+
+    def known(self, version: Version) -> Release:
+        """The release of that version. Raises SourceError, naming those that are known."""
+        if found := self.release(version):
+            return found
+        names = ", ".join(str(each.version) for each in self.releases)
+        raise SourceError(
+            f"NCCL {version} is not among the releases that this patchkit knows",
+            why="it is mistyped, or newer than the recipe",
+            hint=f"known are {names}; others can be built from a folder, from an archive with "
+            f"--sha256, or from {self.git}@COMMIT",
+        )
+
+    def by_digest(self, sha256: str) -> Release | None:
+        """The release whose archive has this sha256."""
+        return next((each for each in self.releases if each.sha256 == sha256), None)
+
+    def bugs_of(self, version: Version) -> tuple[Bug, ...]:
+        return tuple(bug for bug in self.bugs if bug.covers(version))
+
+
+@cache
+def load_facts(project: str = "nccl") -> Facts:
+    """The facts that ship with a recipe."""
+    text = (RECIPES / project / "recipe.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    upstream, debian = table["upstream"], table["debian"]
+    return Facts(
+        default=Version(table["default"]),
+        releases=tuple(map(_release, table["release"])),
+        bugs=tuple(Bug(**each) for each in table["bug"]),
+        git=upstream["git"],
+        archive=upstream["archive"],
+        package=debian["package"],
+        distributions={
+            name: Distribution(
+                suites=tuple(each["suites"]),
+                components=tuple(each["components"]),
+                keyring=each["keyring"],
+            )
+            for name, each in debian["distributions"].items()
+        },
+        torch={series: Version(version) for series, version in table["torch"].items()},
+    )
+
+
+def _release(table: dict[str, object]) -> Release:
+    fields = {**table, "version": Version(str(table["version"]))}
+    if isinstance(archs := table.get("archs"), list):
+        fields["archs"] = tuple(archs)
+    return Release(**fields)  # type: ignore[arg-type]
