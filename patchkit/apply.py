@@ -53,13 +53,13 @@ class Outcome:
     diff: str = ""
 
 
-def open_workspace(path: Path, *, writing: bool = False) -> Workspace:
-    """The tree at ``path``, upstream's texts taken from the ledger where patchkit changed them.
+def open_workspace(path: Path, project: str = "vllm", *, writing: bool = False) -> Workspace:
+    """The tree of a project at ``path``; upstream's texts of changed files from the ledger.
 
-    Raises SourceError if it is no vLLM tree, DriftError if a patched file was edited since,
+    Raises SourceError if it is no such tree, DriftError if a patched file was edited since,
     StorageError if an earlier run was cut short and this one must not write.
     """
-    tree = detect(path)
+    tree = detect(path, project)
     state = state_folder(tree)
     if interrupted(state) and not writing:
         raise StorageError(
@@ -140,29 +140,30 @@ def _check_recognised(plan: Plan) -> None:
             if again.state is not State.APPLIED:
                 raise ProofError(
                     f"{verdict.fix.id} does not recognise its own result: {again.reason}",
-                    hint="please report this with the vLLM version",
+                    hint="please report this with the version",
                 )
 
 
 def apply(path: Path, recipe: Recipe, request: Request, *, dry_run: bool = False) -> Outcome:
     """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before."""
     if dry_run:
-        return _apply(open_workspace(path), recipe, request, dry_run=True)
-    tree = detect(path)
+        return _apply(open_workspace(path, recipe.project), recipe, request, dry_run=True)
+    tree = detect(path, recipe.project)
     with locked(tree.root):
         recover(tree.root, state_folder(tree))
-        return _apply(open_workspace(path, writing=True), recipe, request, dry_run=False)
+        workspace = open_workspace(path, recipe.project, writing=True)
+        return _apply(workspace, recipe, request, dry_run=False)
 
 
-def revert(path: Path) -> tuple[str, ...]:
+def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
     """Put back what upstream shipped, byte by byte; the paths that were restored.
 
     Raises SourceError if patchkit changed nothing here, DriftError if a patched file was edited.
     """
-    tree = detect(path)
+    tree = detect(path, project)
     with locked(tree.root):
         recover(tree.root, state_folder(tree))
-        workspace = open_workspace(path, writing=True)
+        workspace = open_workspace(path, project, writing=True)
         if workspace.ledger is None:
             raise SourceError(
                 f"{path}: patchkit has changed nothing here",

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.apply import open_workspace, plan_for, prove, settled
-from patchkit.cli.options import located
+from patchkit.cli.options import Source, located
 from patchkit.patching.catalogue import catalogue
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan
@@ -102,7 +102,7 @@ def look_at_all() -> dict[Path, str]:
     needed: dict[str, dict[str, dict[str, str]]] = {}
     for version in map(str, recipe.supported):
         print(version, file=sys.stderr)  # noqa: T201
-        with located(f"{recipe.project}=={version}", None, offline=False, keep=False) as root:
+        with located(Source(recipe.project, f"{recipe.project}=={version}"), keep=False) as root:
             plans = {arch: _unproved(root, arch) for arch in MODES}
             tree = plans["native"].stock
             stock.append((version, evaluate(tree, target, target.stock, target.cuda)))

@@ -9,9 +9,16 @@ import click
 
 from patchkit.apply import Outcome, apply, open_workspace
 from patchkit.cli import show
-from patchkit.cli.options import Selection, as_json, located, request_options, source_options
+from patchkit.cli.options import (
+    Selection,
+    Source,
+    as_json,
+    located,
+    request_options,
+    source_options,
+)
 from patchkit.patching.fix import Request
-from patchkit.patching.recipe import load_recipe
+from patchkit.patching.recipe import Recipe, load_recipe
 
 _EPILOG = """\
 \b
@@ -19,6 +26,7 @@ Examples:
   patchkit apply --vllm-src vllm==0.24.0 --dest build/vllm-0.24.0
   patchkit apply --vllm-src ~/src/vllm --arch family --dry-run
   patchkit apply --vllm-src .venv/lib/python3.12/site-packages/vllm
+  patchkit apply --nccl-src nccl==2.29.7 --dest build/nccl-2.29.7
 """
 
 
@@ -28,10 +36,8 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
 @as_json
 def command(
-    source: str,
-    dest: Path | None,
+    source: Source,
     *,
-    offline: bool,
     selection: Selection,
     dry_run: bool,
     as_json: bool,
@@ -41,14 +47,16 @@ def command(
     What is asked for is what the tree becomes, whatever was applied before; asking again changes
     nothing. Either everything is written or nothing.
     """
-    recipe, request = load_recipe(), selection.request()
-    with located(source, dest, offline=offline, keep=not dry_run) as path:
+    recipe, request = load_recipe(source.project), selection.request()
+    with located(source, keep=not dry_run) as path:
         outcome = apply(path, recipe, request, dry_run=dry_run)
-        _print(path, request, outcome, dry_run=dry_run, as_json=as_json)
+        _print(path, recipe, request, outcome, dry_run=dry_run, as_json=as_json)
 
 
-def _print(path: Path, request: Request, outcome: Outcome, *, dry_run: bool, as_json: bool) -> None:
-    workspace = open_workspace(path)
+def _print(
+    path: Path, recipe: Recipe, request: Request, outcome: Outcome, *, dry_run: bool, as_json: bool
+) -> None:
+    workspace = open_workspace(path, recipe.project)
     if as_json:
         fields: dict[str, Any] = {
             **show.tree_fields(workspace, request),
@@ -62,14 +70,18 @@ def _print(path: Path, request: Request, outcome: Outcome, *, dry_run: bool, as_
     console = show.console()
     console.print(show.header(workspace, request))
     console.print(show.verdict_table(outcome.verdicts))
-    for line in [*show.notes(outcome.verdicts), *show.proof_lines(outcome.proofs)]:
+    for line in [
+        *show.notes(outcome.verdicts),
+        *show.bugs(workspace),
+        *show.proof_lines(outcome.proofs),
+    ]:
         console.print(line)
-    console.print(_summary(path, outcome, dry_run=dry_run))
+    console.print(_summary(path, recipe.project, outcome, dry_run=dry_run))
     if workspace.tree.kind != "installed" and not dry_run:
-        console.print(f"build with TORCH_CUDA_ARCH_LIST={request.arch_list}", style="bold")
+        console.print(f"build with {recipe.build.setting(request)}", style="bold")
 
 
-def _summary(path: Path, outcome: Outcome, *, dry_run: bool) -> str:
+def _summary(path: Path, project: str, outcome: Outcome, *, dry_run: bool) -> str:
     if dry_run:
         files = sum(line.startswith("diff --git") for line in outcome.diff.splitlines())
         return f"dry run: {files} files would change; patchkit diff shows how"
@@ -78,5 +90,5 @@ def _summary(path: Path, outcome: Outcome, *, dry_run: bool) -> str:
     count = len(outcome.written)
     return (
         f"{count} file{'' if count == 1 else 's'} changed; see the change with patchkit diff, "
-        f"undo it with patchkit revert --vllm-src {path}"
+        f"undo it with patchkit revert --{project}-src {path}"
     )

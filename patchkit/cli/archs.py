@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 from rich.table import Table
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from patchkit.apply import plan_for
 from patchkit.cli import show
-from patchkit.cli.options import Selection, as_json, opened, request_options, source_options
+from patchkit.cli.options import Selection, Source, as_json, opened, request_options, vllm_options
 from patchkit.errors import UsageError
 from patchkit.proof.archs import Group, evaluate
 from patchkit.target import Load, Target, best_load
@@ -26,16 +25,14 @@ STYLES = {
 
 
 @click.command()
-@source_options
+@vllm_options
 @request_options
 @click.option("--arch-list", help="TORCH_CUDA_ARCH_LIST, or Auto.  [default: the target's]")
 @click.option("--cuda", help="Version of the CUDA compiler.  [default: the target's, 13.0]")
 @as_json
 def command(
-    source: str,
-    dest: Path | None,
+    source: Source,
     *,
-    offline: bool,
     selection: Selection,
     arch_list: str | None,
     cuda: str | None,
@@ -46,10 +43,10 @@ def command(
     The release's own CMake decides; no compiler, torch or GPU is needed. The last column says how
     the patched group reaches the device: exact, family, compatible, jit (from PTX), or none.
     """
-    with opened(source, dest, offline=offline) as (recipe, workspace):
+    with opened(source) as (recipe, workspace):
         request = selection.request(workspace)
         if workspace.tree.kind == "installed":
-            raise UsageError(f"{source} is installed: its kernels are compiled already")
+            raise UsageError(f"{source.spec} is installed: its kernels are compiled already")
         target = request.target
         wanted = arch_list or request.arch_list
         target.check_arch_list(wanted)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from patchkit.apply import plan_for
-from patchkit.cli.options import Selection, opened, request_options, source_options
+from patchkit.cli.options import Selection, Source, opened, request_options, source_options
 
 
 @click.command()
 @source_options
 @request_options
-def command(source: str, dest: Path | None, *, offline: bool, selection: Selection) -> None:
+def command(source: Source, *, selection: Selection) -> None:
     """What apply would change, or did: a unified diff that git apply takes."""
-    with opened(source, dest, offline=offline) as (recipe, workspace):
+    with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace))
         from patchkit.cli import show
 

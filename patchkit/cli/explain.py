@@ -17,11 +17,15 @@ from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.claims import Claim, load_claims
 from patchkit.patching.fix import Evidence, Example, Fix
-from patchkit.patching.recipe import load_recipe
+from patchkit.patching.recipe import load_recipes
 
 
 def _ids() -> list[str]:
-    return [*(fix.id for fix in load_recipe().fixes), *(claim.id for claim in load_claims())]
+    return [*(fix.id for fix in _all_fixes()), *(claim.id for claim in load_claims())]
+
+
+def _all_fixes() -> list[Fix]:
+    return [fix for recipe in load_recipes() for fix in recipe.fixes]
 
 
 @click.command()
@@ -39,7 +43,7 @@ def command(wanted: str | None, *, as_json: bool) -> None:
     if claim := next((claim for claim in load_claims() if claim.id == name), None):
         _claim(claim, as_json=as_json)
         return
-    fix = load_recipe().fix(name)
+    fix = next((fix for fix in _all_fixes() if fix.id == name), None)
     if fix is None:
         raise UsageError(f"no fix or claim is called {wanted!r}", hint=_close_to(name))
     _fix(fix, as_json=as_json)
@@ -51,17 +55,19 @@ def _close_to(name: str) -> str:
 
 
 def _overview(*, as_json: bool) -> None:
-    fixes, claims = load_recipe().fixes, load_claims()
+    recipes, claims = load_recipes(), load_claims()
     if as_json:
         show.print_json(
             {
-                "fixes": [{"id": fix.id, "title": fix.title} for fix in fixes],
+                "fixes": [{"id": fix.id, "title": fix.title} for fix in _all_fixes()],
                 "claims": [asdict(claim) for claim in claims],
             }
         )
         return
     console = show.console()
-    _section(console, "Fixes", _rows((fix.id, fix.title) for fix in fixes))
+    for recipe in recipes:
+        fixes = _rows((fix.id, fix.title) for fix in recipe.fixes)
+        _section(console, f"Fixes of {recipe.project}", fixes)
     claimed = ((claim.id, claim.verdict, claim.says) for claim in claims)
     _section(console, "What guides say", _rows(claimed))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from patchkit.apply import plan_for
-from patchkit.cli.options import Selection, opened, request_options, source_options
+from patchkit.cli.options import Selection, Source, opened, request_options, source_options
 from patchkit.patching.export import write_series
 
 
@@ -17,11 +17,9 @@ from patchkit.patching.export import write_series
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the series."
 )
-def command(
-    source: str, dest: Path | None, *, offline: bool, selection: Selection, output: Path
-) -> None:
+def command(source: Source, *, selection: Selection, output: Path) -> None:
     """The fixes as a series that git am takes: one patch per fix, reasons and evidence on top."""
-    with opened(source, dest, offline=offline) as (recipe, workspace):
+    with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace))
         for path in write_series(plan, output):
             click.echo(path)

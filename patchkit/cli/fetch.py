@@ -6,22 +6,26 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.options import progress, resolve_options
+from patchkit.cli.options import Source, progress, resolve_options
 from patchkit.source.archive import unpack
 from patchkit.source.resolve import fetch_release
 
 
 @click.command()
-@click.argument("release", metavar="vllm==X.Y.Z")
+@click.argument("release", metavar="vllm==X.Y.Z|nccl==X.Y.Z")
 @click.option("--dest", type=click.Path(path_type=Path), help="Unpack it there.")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 def command(release: str, dest: Path | None, *, offline: bool) -> None:
-    """Download a release's sdist from the package index that pip is configured for.
+    """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's
+    sources from the distribution or from upstream.
 
-    It is verified against the sha256 that patchkit ships and kept in a cache; prints where it is.
+    It is verified against what patchkit ships and kept in a cache; prints where it is.
     """
+    project = "nccl" if release.lower().startswith("nccl==") else "vllm"
     with progress() as report:
-        path = fetch_release(release, resolve_options(report, dest, offline=offline))
+        path = fetch_release(
+            release, resolve_options(report, Source(project, release, offline=offline))
+        )
         if dest is not None:
             path = unpack(path, dest, progress=report("Unpacking"))
     click.echo(path)

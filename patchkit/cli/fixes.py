@@ -11,22 +11,43 @@ from patchkit.cli import show
 from patchkit.cli.options import as_json
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Fix, Need
-from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.patching.recipe import PROJECTS, Recipe, load_recipe, load_recipes
 from patchkit.patching.support import load_support
 
 
 @click.command()
 @click.option("--version", "wanted", metavar="X.Y.Z", help="What this release needs.")
+@click.option("--project", type=click.Choice(PROJECTS), help="Only the fixes of one project.")
 @as_json
-def command(wanted: str | None, *, as_json: bool) -> None:
+def command(wanted: str | None, project: str | None, *, as_json: bool) -> None:
     """The catalogue of fixes; with a version, what the table says that release needs."""
-    recipe = load_recipe()
-    version = _version(wanted, recipe) if wanted else None
+    version = _version(wanted) if wanted else None
+    recipes = _recipes(project, version)
     if as_json:
-        show.print_json([_fields(fix, version) for fix in recipe.fixes])
+        fixes = [_fields(recipe, fix, version) for recipe in recipes for fix in recipe.fixes]
+        show.print_json(fixes)
         return
+    for recipe in recipes:
+        show.console().print(_table(recipe, version))
+
+
+def _recipes(project: str | None, version: Version | None) -> list[Recipe]:
+    """One project's recipe, or all; a version without a project is of one that knows it."""
+    if project is not None:
+        recipes = [load_recipe(project)]
+    elif version is None:
+        recipes = list(load_recipes())
+    else:
+        known = [recipe for recipe in load_recipes() if recipe.knows(version)]
+        recipes = known[:1] or [load_recipe()]
+    if version is not None:
+        recipes[0].check(version)
+    return recipes
+
+
+def _table(recipe: Recipe, version: Version | None) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("fix", no_wrap=True, style="bold")
+    table.add_column(f"{recipe.project} fix", no_wrap=True, style="bold")
     table.add_column("needed" if version is None else f"in {version}", overflow="fold")
     table.add_column("what it does", overflow="fold")
     table.add_column("upstream", overflow="fold", style="dim")
@@ -34,16 +55,14 @@ def command(wanted: str | None, *, as_json: bool) -> None:
         needs = [need for need in fix.needs if version is None or need.covers(version)]
         quiet = "" if needs else "dim"
         table.add_row(Text(fix.id, quiet), _needs(needs), Text(fix.title, quiet), fix.upstream)
-    show.console().print(table)
+    return table
 
 
-def _version(text: str, recipe: Recipe) -> Version:
+def _version(text: str) -> Version:
     try:
-        version = Version(text)
+        return Version(text)
     except InvalidVersion:
         raise UsageError(f"{text!r} is not a version") from None
-    recipe.check(version)
-    return version
 
 
 def _needs(needs: list[Need]) -> str:
@@ -55,9 +74,10 @@ def _need(need: Need) -> str:
     return f"{need.severity.value} {need.versions}{only}"
 
 
-def _fields(fix: Fix, version: Version | None) -> dict[str, object]:
+def _fields(recipe: Recipe, fix: Fix, version: Version | None) -> dict[str, object]:
     return {
         "id": fix.id,
+        "project": recipe.project,
         "title": fix.title,
         "layer": fix.layer,
         "arches": list(fix.arches),
@@ -79,6 +99,6 @@ def _fields(fix: Fix, version: Version | None) -> dict[str, object]:
                 for release, level in row.items()
                 if version is None or release == str(version)
             }
-            for mode, row in load_support()[fix.id].items()
+            for mode, row in load_support(recipe.project).get(fix.id, {}).items()
         },
     }

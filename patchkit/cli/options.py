@@ -23,28 +23,88 @@ F = TypeVar("F", bound=Callable[..., Any])
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What --vllm-src or --nccl-src names, and how it may be had."""
+
+    project: str
+    spec: str
+    dest: Path | None = None
+    offline: bool = False
+    sha256: str | None = None
+
+    @property
+    def option(self) -> str:
+        """How to name a folder of this project on the command line."""
+        return f"--{self.project}-src"
+
+
+_VLLM_SRC = click.option(
+    "--vllm-src",
+    metavar="SOURCE",
+    help="An unpacked sdist, a git checkout, an sdist file, an installed "
+    "site-packages/vllm, or a release such as vllm==0.24.0.",
+)
+_NCCL_SRC = click.option(
+    "--nccl-src",
+    metavar="SOURCE",
+    help="The same for NCCL: a folder, an archive, git+URL@COMMIT, or a release such as "
+    "nccl==2.29.7.",
+)
+_SHA256 = click.option(
+    "--sha256", metavar="HEX", help="What an NCCL archive must have that the recipe does not know."
+)
+_DEST = click.option(
+    "--dest",
+    type=click.Path(path_type=Path),
+    help="Where an archive or a release is unpacked.  [default: build/PROJECT-VERSION]",
+)
+_OFFLINE = click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+
+
 def source_options(command: F) -> F:
-    """--vllm-src, --dest and --offline."""
-    for option in reversed(
-        [
-            click.option(
-                "--vllm-src",
-                "source",
-                required=True,
-                metavar="SOURCE",
-                help="An unpacked sdist, a git checkout, an sdist file, an installed "
-                "site-packages/vllm, or a release such as vllm==0.24.0.",
-            ),
-            click.option(
-                "--dest",
-                type=click.Path(path_type=Path),
-                help="Where an sdist file or a release is unpacked.  [default: build/vllm-VERSION]",
-            ),
-            click.option("--offline", is_flag=True, help="Use only what is in the cache."),
-        ]
-    ):
-        command = option(command)
-    return command
+    """--vllm-src or --nccl-src, --sha256, --dest and --offline, handed on as one ``source``."""
+    return _sources(command, (_VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE))
+
+
+def vllm_options(command: F) -> F:
+    """The same for what only vLLM has."""
+    return _sources(command, (_VLLM_SRC, _DEST, _OFFLINE))
+
+
+def folder_options(command: F) -> F:
+    """--vllm-src or --nccl-src, where only a folder will do."""
+    return _sources(command, (_VLLM_SRC, _NCCL_SRC))
+
+
+def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
+    projects = ("vllm", "nccl") if _NCCL_SRC in options else ("vllm",)
+
+    @functools.wraps(command)
+    def wrapped(
+        dest: Path | None = None, *, offline: bool = False, sha256: str | None = None, **rest: Any
+    ) -> Any:
+        named = {project: rest.pop(f"{project}_src") for project in projects}
+        project = _only(named)
+        if sha256 is not None and project != "nccl":
+            raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
+        return command(source=Source(project, named[project], dest, offline, sha256), **rest)
+
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+def _only(named: dict[str, str | None]) -> str:
+    """The one project that was named. Raises UsageError."""
+    given = [project for project, spec in named.items() if spec is not None]
+    options = " or ".join(f"--{project}-src" for project in named)
+    if len(given) != 1:
+        raise UsageError(
+            f"{'both' if given else 'no'} sources are named",
+            hint=f"name {'one of them' if given else 'them'} with {options}",
+        )
+    return given[0]
 
 
 def request_options(command: F) -> F:
@@ -128,35 +188,36 @@ def _arch(arch: str) -> str:
 
 
 @contextlib.contextmanager
-def located(source: str, dest: Path | None, *, offline: bool, keep: bool) -> Iterator[Path]:
+def located(source: Source, *, keep: bool) -> Iterator[Path]:
     """The folder of a source, fetched and unpacked under progress bars if it has to be."""
     with (
         progress() as report,
-        resolved(source, resolve_options(report, dest, offline=offline), keep=keep) as path,
+        resolved(source.spec, resolve_options(report, source), keep=keep) as path,
     ):
         yield path
 
 
 @contextlib.contextmanager
-def opened(source: str, dest: Path | None, *, offline: bool) -> Iterator[tuple[Recipe, Workspace]]:
+def opened(source: Source) -> Iterator[tuple[Recipe, Workspace]]:
     """The recipe and the workspace of a source that is only read."""
-    recipe = load_recipe()
-    with located(source, dest, offline=offline, keep=False) as path:
-        workspace = open_workspace(path)
+    recipe = load_recipe(source.project)
+    with located(source, keep=False) as path:
+        workspace = open_workspace(path, source.project)
         recipe.check(workspace.tree.version)
         yield recipe, workspace
 
 
-def resolve_options(report: Report, dest: Path | None, *, offline: bool) -> Options:
+def resolve_options(report: Report, source: Source) -> Options:
     """What the resolver has to know, from the recipe and the command line."""
-    recipe = load_recipe()
+    recipe = load_recipe(source.project)
     return Options(
         project=recipe.project,
         lock=recipe.home / "lock.toml",
         check=recipe.check,
         report=report,
-        dest=dest,
-        offline=offline,
+        dest=source.dest,
+        offline=source.offline,
+        sha256=source.sha256,
     )
 
 

@@ -7,24 +7,18 @@ from pathlib import Path
 import click
 
 from patchkit.apply import revert
-from patchkit.cli.options import as_json
+from patchkit.cli.options import Source, as_json, folder_options
 
 
 @click.command()
-@click.option(
-    "--vllm-src",
-    "source",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The folder that was patched.",
-)
+@folder_options
 @as_json
-def command(source: Path, *, as_json: bool) -> None:
+def command(source: Source, *, as_json: bool) -> None:
     """Put back what upstream shipped, byte by byte.
 
     Refuses, and names the file, if a patched file was edited since.
     """
-    restored = revert(source)
+    restored = revert(Path(source.spec), source.project)
     if as_json:
         from patchkit.cli import show
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from patchkit.apply import Workspace
 from patchkit.patching.fix import Request, State, Verdict
+from patchkit.patching.recipe import load_recipe
 
 STYLES = {
     State.APPLY: ("→", "yellow"),
@@ -38,7 +40,7 @@ def header(workspace: Workspace, request: Request) -> Text:
     return Text.assemble(
         (f"{tree.project} {tree.version}", "bold"),
         f"  {tree.kind}  →  {target.title}, {request.arch} ",
-        (request.arch_list, "bold"),
+        (load_recipe(tree.project).build.value_for(request), "bold"),
     )
 
 
@@ -69,6 +71,15 @@ def notes(verdicts: Iterable[Verdict]) -> list[Text]:
     return [Text.assemble(("note ", "yellow"), note) for note in found]
 
 
+def bugs(workspace: Workspace) -> list[Text]:
+    """What is known against this very release, whatever fixes it gets."""
+    tree = workspace.tree
+    return [
+        Text.assemble(("known ", "yellow"), f"{bug.says}; instead: {bug.instead} ({bug.source})")
+        for bug in load_recipe(tree.project).bugs_of(tree.version)
+    ]
+
+
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     return {
         "id": verdict.fix.id,
@@ -82,6 +93,7 @@ def verdict_fields(verdict: Verdict) -> dict[str, Any]:
 
 def tree_fields(workspace: Workspace, request: Request) -> dict[str, Any]:
     tree = workspace.tree
+    recipe = load_recipe(tree.project)
     return {
         "project": tree.project,
         "version": str(tree.version),
@@ -89,7 +101,8 @@ def tree_fields(workspace: Workspace, request: Request) -> dict[str, Any]:
         "root": str(tree.root),
         "target": request.target.name,
         "arch": request.arch,
-        "torch_cuda_arch_list": request.arch_list,
+        recipe.build.variable.lower(): recipe.build.value_for(request),
+        "known_bugs": [asdict(bug) for bug in recipe.bugs_of(tree.version)],
     }
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from patchkit.apply import known_verdicts, settled
-from patchkit.cli.options import Selection, as_json, opened, request_options, source_options
+from patchkit.cli.options import (
+    Selection,
+    Source,
+    as_json,
+    opened,
+    request_options,
+    source_options,
+)
 from patchkit.errors import DriftError
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.plan import Plan, make_plan
@@ -17,15 +22,13 @@ from patchkit.patching.plan import Plan, make_plan
 @source_options
 @request_options
 @as_json
-def command(
-    source: str, dest: Path | None, *, offline: bool, selection: Selection, as_json: bool
-) -> None:
+def command(source: Source, *, selection: Selection, as_json: bool) -> None:
     """Every fix and its state; nothing is written.
 
     Without options, a patched tree is compared with what it was patched for. Exits with 4 if a fix
     does not fit the code.
     """
-    with opened(source, dest, offline=offline) as (recipe, workspace):
+    with opened(source) as (recipe, workspace):
         request = selection.request(workspace)
         verdicts = known_verdicts(workspace, recipe, request)
         if verdicts is None:
@@ -39,7 +42,7 @@ def command(
             console = show.console()
             console.print(show.header(workspace, request))
             console.print(show.verdict_table(verdicts))
-            for line in show.notes(verdicts):
+            for line in [*show.notes(verdicts), *show.bugs(workspace)]:
                 console.print(line)
     if any(verdict.state is State.DRIFTED for verdict in verdicts):
         raise SystemExit(DriftError.exit_code)

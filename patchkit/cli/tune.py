@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from patchkit.cli import show
-from patchkit.cli.options import as_json, opened, source_options
+from patchkit.cli.options import Source, as_json, opened, vllm_options
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.runtime.bench import measuring
 from patchkit.runtime.tune import (
@@ -47,7 +47,7 @@ def _integers(text: str, option: str, count: int = 0) -> tuple[int, ...]:
 
 
 @click.command(epilog=_EPILOG)
-@source_options
+@vllm_options
 @click.option("--experts", type=int, required=True, metavar="E", help="Experts of one layer.")
 @click.option(
     "--intermediate",
@@ -79,10 +79,8 @@ def _integers(text: str, option: str, count: int = 0) -> tuple[int, ...]:
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @as_json
 def command(
-    source: str,
-    dest: Path | None,
+    source: Source,
     *,
-    offline: bool,
     block_shape: str | None,
     batch_sizes: str | None,
     python: str,
@@ -104,7 +102,7 @@ def command(
         sizes["batch_sizes"] = _integers(batch_sizes, "--batch-sizes")  # type: ignore[assignment]
     job = Job(**sizes)  # type: ignore[arg-type]
     job.check()
-    with opened(source, dest, offline=offline) as (_, workspace), measuring(python) as bench:
+    with opened(source) as (_, workspace), measuring(python) as bench:
         check_benchmark(workspace.tree)
         facts = connect(bench, job, workspace.tree)
         place = out / facts["name"]

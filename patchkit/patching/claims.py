@@ -25,9 +25,9 @@ class Claim:
 
 @cache
 def load_claims(project: str = "vllm") -> tuple[Claim, ...]:
-    """The claims that ship with a recipe, in the order of the file."""
+    """The claims that ship with a recipe, in the order of the file; none without one."""
     place = RECIPES / project / "folklore.toml"
-    table = tomllib.loads(place.read_text(encoding="utf-8"))
+    table = tomllib.loads(place.read_text(encoding="utf-8")) if place.is_file() else {"claim": ()}
     return tuple(
         Claim(**{**entry, "evidence": tuple(Evidence(**each) for each in entry["evidence"])})
         for entry in table["claim"]

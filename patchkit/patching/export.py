@@ -11,6 +11,7 @@ from patchkit.edit.splice import git_diff
 from patchkit.errors import StorageError, UsageError
 from patchkit.patching.fix import Verdict
 from patchkit.patching.plan import Plan, Texts
+from patchkit.patching.recipe import load_recipe
 
 # git needs a date; a constant one makes the same plan give the same bytes.
 _DATE = email.utils.formatdate(0)
@@ -48,6 +49,7 @@ def write_series(plan: Plan, folder: Path) -> list[Path]:
 
 def _mail(plan: Plan, verdict: Verdict, texts: Texts, number: str) -> str:
     fix = verdict.fix
+    arch = load_recipe(plan.stock.project).build.value_for(plan.request)
     evidence = [f"{e.claim} [{e.confidence}: {e.source}]" for e in fix.evidence]
     paragraphs = [
         f"Symptom: {fix.symptom}",
@@ -62,7 +64,7 @@ def _mail(plan: Plan, verdict: Verdict, texts: Texts, number: str) -> str:
         [
             f"Origin: patchkit {__version__}, fix {fix.id}",
             f"Applies-To: {plan.stock.project} {plan.stock.version}",
-            f"Target: {plan.request.target.name}, {plan.request.arch} {plan.request.arch_list}",
+            f"Target: {plan.request.target.name}, {plan.request.arch} {arch}",
         ]
     )
     diff = "".join(git_diff(path, *pair) for path, pair in texts.items())

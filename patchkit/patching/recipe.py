@@ -18,6 +18,7 @@ from packaging.version import Version
 from patchkit.errors import SourceError
 from patchkit.patching.fix import Fix, Request
 from patchkit.paths import RECIPES
+from patchkit.source.releases import Bug
 
 PROJECTS = ("vllm", "nccl")
 
@@ -44,6 +45,10 @@ class BuildVariable:
         plain = request.target.plain(request.arch)
         return self.value.format(list=request.arch_list, plain=plain)
 
+    def setting(self, request: Request) -> str:
+        """As it is written on a command line."""
+        return f"{self.variable}={self.value_for(request)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -55,6 +60,7 @@ class Recipe:
     refused: tuple[Refused, ...]
     fixes: tuple[Fix, ...]
     build: BuildVariable
+    bugs: tuple[Bug, ...]
     digest: str
 
     @property
@@ -83,6 +89,10 @@ class Recipe:
     def _refused(self, version: Version) -> bool:
         return any(SpecifierSet(e.versions).contains(version) for e in self.refused)
 
+    def bugs_of(self, version: Version) -> tuple[Bug, ...]:
+        """Bugs of that release that no fix mends."""
+        return tuple(bug for bug in self.bugs if bug.covers(version))
+
     def fix(self, fix_id: str) -> Fix | None:
         return next((fix for fix in self.fixes if fix.id == fix_id), None)
 
@@ -102,6 +112,7 @@ def load_recipe(project: str = "vllm") -> Recipe:
         ),
         fixes=tuple(_load_fix(home, name) for name in order),
         build=BuildVariable(**table["build"]),
+        bugs=tuple(Bug(**each) for each in table.get("bug", ())),
         digest=_digest(home),
     )
 

@@ -34,8 +34,9 @@ def support_of(verdict: Verdict) -> Level:
 
 @cache
 def load_support(project: str = "vllm") -> Support:
-    """The table that ships with a recipe, ``support.json``."""
-    table = json.loads((RECIPES / project / "support.json").read_text(encoding="utf-8"))
+    """The table that ships with a recipe, ``support.json``; empty if its releases cannot be had."""
+    place = RECIPES / project / "support.json"
+    table = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
     return {
         fix: {
             mode: {release: Level(word) for release, word in row.items()}

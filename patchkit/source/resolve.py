@@ -1,4 +1,4 @@
-"""What --vllm-src may name: a folder, an sdist file, or a release of the lock."""
+"""What --vllm-src and --nccl-src may name: a folder, an archive, a commit, a release."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.source.detect import detect
+from patchkit.source.detect import detect, spelled
+
+if TYPE_CHECKING:
+    from patchkit.source.nccl import SourceOrigin
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
+_EXAMPLES = {"vllm": "vllm==0.24.0", "nccl": "nccl==2.29.7"}
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Report = Callable[[str], Progress]
 
@@ -23,8 +28,9 @@ Report = Callable[[str], Progress]
 class Options:
     """What is known of the project, and what the user wants.
 
-    ``lock`` names its releases, ``check`` refuses unsupported ones; ``dest`` is where archives are
-    unpacked; ``report(task)`` gives a progress callback.
+    ``lock`` names its releases on the package index, ``check`` refuses unsupported ones; ``dest``
+    is where archives are unpacked; ``report(task)`` gives a progress callback; ``sha256`` is what an
+    archive must have that nothing else vouches for.
     """
 
     project: str
@@ -33,6 +39,7 @@ class Options:
     report: Report
     dest: Path | None = None
     offline: bool = False
+    sha256: str | None = None
 
 
 @contextlib.contextmanager
@@ -51,21 +58,22 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Path]:
             )
         yield Path(spec)
     elif keep or options.dest is not None:
-        yield _unpacked(
-            archive, options.dest or Path("build") / f"{options.project}-{version}", options
-        )
+        dest = options.dest or Path("build") / f"{options.project}-{version}"
+        yield _unpacked(archive, version, dest, options)
     else:
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
             yield _unpack(archive, Path(folder) / "tree", options)
 
 
 def fetch_release(spec: str, options: Options) -> Path:
-    """The sdist of ``vllm==X.Y.Z`` in the cache, verified against the lock."""
+    """The archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache, verified."""
     version = _release(spec, options.project)
     if version is None:
         raise UsageError(
-            f"{spec!r} names no release", hint=f"for example {options.project}==0.24.0"
+            f"{spec!r} names no release", hint=f"for example {_EXAMPLES[options.project]}"
         )
+    if options.project == "nccl":
+        return _nccl(spec, options).path
     from patchkit.source.fetch import fetch, read_lock  # a tree in a folder needs no downloads
 
     lock = read_lock(options.lock)
@@ -73,8 +81,24 @@ def fetch_release(spec: str, options: Options) -> Path:
     return fetch(options.project, version, lock, offline=options.offline, progress=progress)
 
 
+def _nccl(spec: str, options: Options) -> SourceOrigin:
+    from patchkit.source.nccl import nccl_tree  # nothing of it is needed for vLLM
+
+    return nccl_tree(
+        spec,
+        sha256=options.sha256,
+        offline=options.offline,
+        report=options.report,
+        check=options.check,
+    )
+
+
 def _archive(spec: str, options: Options) -> tuple[Path | None, str]:
+    """An archive to unpack and its version; None for a folder."""
     path = Path(spec)
+    if options.project == "nccl" and not path.is_dir():
+        origin = _nccl(spec, options)
+        return origin.path, str(origin.version)
     if path.is_dir():
         return None, ""
     if path.is_file():
@@ -86,8 +110,7 @@ def _archive(spec: str, options: Options) -> tuple[Path | None, str]:
     if version is None:
         raise SourceError(
             f"{spec}: no such file or directory",
-            hint="name an unpacked sdist, a git checkout, an sdist file, an installed "
-            f"site-packages/{options.project}, or a release such as {options.project}==0.24.0",
+            hint=f"name {spelled(options.project)}",
         )
     options.check(Version(version))
     return fetch_release(spec, options), version
@@ -103,11 +126,11 @@ def _release(spec: str, project: str) -> str | None:
         raise UsageError(f"{match['version']!r} is not a version") from None
 
 
-def _unpacked(archive: Path, dest: Path, options: Options) -> Path:
+def _unpacked(archive: Path, version: str, dest: Path, options: Options) -> Path:
     if dest.is_dir() and any(dest.iterdir()):
         # A second run names the same release: the tree of the first is the one to work on.
-        tree = detect(dest)
-        if not archive.name.startswith(f"{tree.project}-{tree.version}."):
+        tree = detect(dest, options.project)
+        if str(tree.version) != version:
             raise SourceError(
                 f"{dest}: holds {tree.project} {tree.version}, not {archive.name}",
                 hint="name another --dest",
