@@ -29,8 +29,8 @@ class Options:
     """What is known of the project, and what the user wants.
 
     ``lock`` names its releases on the package index, ``check`` refuses unsupported ones; ``dest``
-    is where archives are unpacked; ``report(task)`` gives a progress callback; ``sha256`` is what an
-    archive must have that nothing else vouches for.
+    is where archives are unpacked; ``report(task)`` gives a progress callback; ``sha256`` is what
+    an archive must have that nothing else vouches for.
     """
 
     project: str
