@@ -123,8 +123,10 @@ def load_recipes() -> tuple[Recipe, ...]:
 
 
 def _releases(table: dict[str, Any]) -> list[str]:
-    """A list of versions, or a table per release with everything known about it."""
-    return table.get("releases") or [each["version"] for each in table["release"]]
+    """A list of versions, or a table per release; of those the ones whose files were read."""
+    return table.get("releases") or [
+        each["version"] for each in table["release"] if each.get("read", True)
+    ]
 
 
 def _load_fix(home: Path, name: str) -> Fix:

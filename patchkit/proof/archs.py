@@ -237,7 +237,7 @@ def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> li
         build_files = [path for path in texts if _is_build_file(path)]
         result = subprocess.run(
             [
-                _cmake(),
+                cmake_program(),
                 "--trace-expand",
                 "--trace-format=json-v1",
                 f"--trace-redirect={log}",
@@ -276,7 +276,7 @@ def _mirror(tree: SourceTree, texts: dict[str, str], root: Path) -> None:
             (root / entry.name).symlink_to(entry)
 
 
-def _cmake() -> str:
+def cmake_program() -> str:
     # The script that pip puts on PATH starts a Python first; the binary beside it does not.
     try:
         from cmake import CMAKE_BIN_DIR

@@ -28,6 +28,7 @@ class Release:
     figures: str = ""
     archs: tuple[str, ...] = ()
     debian: bool = False
+    read: bool = True
 
     @property
     def verifiable(self) -> bool:

@@ -1,0 +1,196 @@
+"""What NCCL's own build files would do, without a compiler or a GPU.
+
+GNU make reads makefiles/common.mk with a stand-in for nvcc that only tells a version. CMake runs
+the two CMakeLists.txt that decide archs, libraries and nccl.pc in script mode; its trace says what
+every target would be given.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.errors import HostError, ProofError
+from patchkit.proof.archs import cmake_program
+from patchkit.source.tree import SourceTree
+
+COMMON_MK = "makefiles/common.mk"
+ROOT_FILE = "CMakeLists.txt"
+SOURCE_FILE = "src/CMakeLists.txt"
+PC_FILE = "lib/pkgconfig/nccl.pc"
+# What CMake takes from nvcc 13.0 itself when nobody says anything: the oldest arch that it has.
+COMPILER_DEFAULT = "75"
+_DRIVER = Path(__file__).with_name("nccl_trace.cmake")
+_USING = "Using CUDA_ARCHITECTURES: "
+_TIMEOUT_S = 60
+_PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
+_NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release {cuda}, V{cuda}.0'\n"
+
+
+def make_flags(
+    tree: SourceTree,
+    cuda: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """The flags that make hands to nvcc of that version, for every device file.
+
+    ``environment`` and ``arguments`` are what a user sets. Raises HostError without GNU make,
+    ProofError if it stops.
+    """
+    make = shutil.which("make")
+    if make is None:
+        raise HostError("make is not installed", hint="install GNU make: NCCL is built with it")
+    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+        home = Path(folder)
+        nvcc = home / "nvcc"
+        nvcc.write_text(_NVCC.format(cuda=cuda), encoding="utf-8")
+        nvcc.chmod(0o755)
+        (home / "common.mk").write_text(tree.read(COMMON_MK), encoding="utf-8")
+        (home / "Makefile").write_text(_PRINT, encoding="utf-8")
+        done = subprocess.run(
+            [make, "--no-print-directory", f"CUDA_HOME={home}", f"NVCC={nvcc}", *arguments],
+            cwd=home,
+            env={"PATH": "/usr/bin:/bin", **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("patchkit ")]
+    if done.returncode or len(lines) != 1:
+        raise ProofError(
+            f"make stopped in {COMMON_MK}: {(done.stderr or done.stdout).strip()}",
+            why="the file was edited by hand, or upstream rewrote it",
+            hint="restore the file from the release",
+        )
+    return tuple(shlex.split(lines[0])[1:])
+
+
+def gencodes(flags: Sequence[str]) -> tuple[str, ...]:
+    """The -gencode flags among others, as they are written."""
+    return tuple(flag for flag in flags if flag.startswith("-gencode"))
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What CMake would generate: archs, nccl.pc, and target → its sources and libraries.
+
+    ``outputs`` are files that custom commands make, each as often as it is named.
+    """
+
+    archs: str
+    pkgconfig: str
+    sources: Mapping[str, tuple[str, ...]]
+    libraries: Mapping[str, tuple[str, ...]]
+    outputs: tuple[str, ...]
+
+
+def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> Configured:
+    """Run the build files of a tree. ``definitions`` are the user's, as ``-DNAME=VALUE``.
+
+    Raises ProofError if CMake stops, or does not say what archs it uses.
+    """
+    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+        root, build = Path(folder, "tree"), Path(folder, "build")
+        build.mkdir()
+        _mirror(tree, root)
+        log = build / "trace"
+        result = subprocess.run(
+            [
+                cmake_program(),
+                "--trace-expand",
+                "--trace-format=json-v1",
+                f"--trace-redirect={log}",
+                f"-DPATCHKIT_TREE={root}",
+                f"-DPATCHKIT_CUDA={cuda}",
+                f"-DPATCHKIT_DEFAULT={COMPILER_DEFAULT}",
+                *definitions,
+                "-P",
+                str(_DRIVER),
+            ],
+            cwd=build,
+            env={},  # CUDAARCHS of the user's would decide
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+        if result.returncode:
+            raise ProofError(
+                f"CMake stopped in NCCL's build files:\n{result.stderr.replace(f'{root}/', '')}",
+                why="the files were edited by hand, or upstream rewrote them",
+                hint="restore them from the release",
+            )
+        calls = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+        pc = build / PC_FILE
+        return Configured(
+            archs=_said(result.stdout),
+            pkgconfig=pc.read_text(encoding="utf-8") if pc.is_file() else "",
+            sources=dict(_targets(calls, "add_library", "target_sources")),
+            libraries=dict(_targets(calls, "target_link_libraries")),
+            outputs=tuple(_outputs(calls, f"{build}/")),
+        )
+
+
+def _said(output: str) -> str:
+    said = [line.partition(_USING)[2] for line in output.splitlines() if _USING in line]
+    if len(said) != 1:
+        raise ProofError(
+            f"{ROOT_FILE} says {len(said)} times which archs it uses, expected 1",
+            why="upstream rewrote the choice of archs",
+        )
+    return said[0]
+
+
+_Calls = Sequence[Mapping[str, object]]
+
+
+def _targets(calls: _Calls, *commands: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Target → arguments of all those commands for it, keywords left out."""
+    found: dict[str, list[str]] = {}
+    for arguments in _named(calls, commands):
+        found.setdefault(arguments[0], []).extend(
+            item for argument in arguments[1:] for item in argument.split(";") if not _keyword(item)
+        )
+    yield from ((target, tuple(items)) for target, items in found.items())
+
+
+def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[list[str]]:
+    """The arguments of every call of one of the commands."""
+    for call in calls:
+        arguments = call["args"]
+        if str(call["cmd"]).lower() in commands and isinstance(arguments, list) and arguments:
+            yield arguments
+
+
+def _keyword(item: str) -> bool:
+    return item in ("", "PUBLIC", "PRIVATE", "INTERFACE", "SHARED", "STATIC", "OBJECT")
+
+
+def _outputs(calls: _Calls, build: str) -> Iterator[str]:
+    """What follows OUTPUT and BYPRODUCTS of each custom command, relative to the build folder."""
+    for arguments in _named(calls, ("add_custom_command",)):
+        keyword = ""
+        for argument in arguments:
+            if argument.isupper() and argument.isalpha():
+                keyword = argument
+            elif keyword in ("OUTPUT", "BYPRODUCTS"):
+                yield argument.removeprefix(build)
+
+
+def _mirror(tree: SourceTree, root: Path) -> None:
+    """The two build files with pending edits, beside links to everything else."""
+    for path in (ROOT_FILE, SOURCE_FILE):
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(tree.read(path), encoding="utf-8")
+    for folder in ("", "src"):
+        for entry in (tree.root / folder).iterdir():
+            if not (root / folder / entry.name).exists():
+                (root / folder / entry.name).symlink_to(entry)

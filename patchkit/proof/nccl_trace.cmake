@@ -1,0 +1,57 @@
+# Runs NCCL's CMakeLists.txt and src/CMakeLists.txt in script mode. Nothing is compiled; commands
+# that make targets are stubs, and the trace tells what they were given.
+#
+#   PATCHKIT_TREE     the sources
+#   PATCHKIT_CUDA     version that the CUDA toolkit is said to have
+#   PATCHKIT_DEFAULT  CMAKE_CUDA_ARCHITECTURES as CMake takes it from nvcc
+cmake_minimum_required(VERSION 3.26)
+
+set(CMAKE_SOURCE_DIR "${PATCHKIT_TREE}")
+set(CMAKE_BINARY_DIR "${CMAKE_CURRENT_BINARY_DIR}")
+set(PROJECT_SOURCE_DIR "${PATCHKIT_TREE}")
+set(PROJECT_BINARY_DIR "${CMAKE_BINARY_DIR}")
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_CXX_COMPILER_ID GNU)
+if(NOT CMAKE_INSTALL_PREFIX)
+  set(CMAKE_INSTALL_PREFIX /usr/local)
+endif()
+
+foreach(command
+    add_compile_definitions add_compile_options add_custom_command add_custom_target
+    add_definitions add_dependencies add_executable add_library configure_package_config_file export
+    find_library install set_target_properties target_compile_definitions
+    target_include_directories target_link_libraries target_link_options target_sources
+    write_basic_package_version_file)
+  cmake_language(EVAL CODE "function(${command})\nendfunction()")
+endforeach()
+
+# As CMake's own: a language that nobody chose archs for takes those of its compiler.
+macro(project name)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES "${PATCHKIT_DEFAULT}")
+  endif()
+endmacro()
+
+macro(find_package package)
+  if("${package}" STREQUAL "CUDAToolkit")
+    set(CUDAToolkit_VERSION "${PATCHKIT_CUDA}")
+    set(CUDAToolkit_INCLUDE_DIRS /usr/local/cuda/include)
+  endif()
+endmacro()
+
+# CMake's modules ask the compiler; what they would find is of no use here.
+macro(include file)
+  if(NOT "${file}" MATCHES "^(GNUInstallDirs|CMakePackageConfigHelpers)$")
+    _include("${file}")
+  endif()
+endmacro()
+
+macro(add_subdirectory folder)
+  if("${folder}" STREQUAL "src")
+    set(CMAKE_CURRENT_SOURCE_DIR "${PATCHKIT_TREE}/src")
+    _include("${PATCHKIT_TREE}/src/CMakeLists.txt")
+  endif()
+endmacro()
+
+set(CMAKE_CURRENT_SOURCE_DIR "${PATCHKIT_TREE}")
+_include("${PATCHKIT_TREE}/CMakeLists.txt")
