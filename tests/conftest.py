@@ -25,6 +25,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch, read_lock
+from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
 
 # One release at least per code path: SM100 lists (0.11.1), the old guard (to 0.14), routes that
@@ -163,6 +164,34 @@ def tree(release, tmp_path):
     # pytest keeps temporary folders of several runs; thousands of links each would add up.
     for root in made:
         shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def nccl_release(tmp_path_factory):
+    """The pristine tree of NCCL 2.29.7 as Debian has it. Nobody writes to it.
+
+    Skips if neither the cache nor the distribution nor upstream has it.
+    """
+    try:
+        origin = nccl_tree("nccl==2.29.7")
+    except SourceError as error:
+        pytest.skip(f"NCCL 2.29.7: {error.what}")
+    root = unpack(origin.path, tmp_path_factory.mktemp("nccl") / "nccl-2.29.7")
+    stamps = _stamps(root)
+    yield root
+    assert _stamps(root) == stamps
+
+
+@pytest.fixture
+def nccl(nccl_release, tmp_path):
+    """A private tree of it, of hard links: ``nccl()``, or ``nccl(name="b")``."""
+
+    def linked(name="nccl"):
+        return Path(
+            shutil.copytree(nccl_release, tmp_path / name, copy_function=os.link, symlinks=True)
+        )
+
+    return linked
 
 
 @pytest.fixture(scope="session")

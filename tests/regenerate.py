@@ -6,7 +6,8 @@
 In recipes/vllm: stock_archs.csv, what untouched releases build for 12.0; support.json, fix → arch
 mode → release → how much it needs the fix. In tests/data: states.json: release → arch mode → fix →
 state after an apply; archs.csv: a row per kernel group, with what the untouched release builds for
-12.0 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix.
+12.0 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix,
+of NCCL too, whose releases are on no index.
 Look at the difference before you commit it: they are there to show what a change has changed.
 """
 
@@ -24,7 +25,7 @@ from patchkit.cli.options import Source, located
 from patchkit.patching.catalogue import catalogue
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan
-from patchkit.patching.recipe import load_recipe
+from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import load_support, support_of
 from patchkit.proof.archs import Group, evaluate
 from patchkit.proof.stock import render_stock
@@ -125,8 +126,11 @@ def look_at_all() -> dict[Path, str]:
 
 def pages() -> dict[Path, str]:
     """Path → text of the catalogue, from the tables as they are."""
-    texts = catalogue(load_recipe(), load_support())
-    return {DOCS / name: text for name, text in texts.items()}
+    return {
+        DOCS / name: text
+        for recipe in load_recipes()
+        for name, text in catalogue(recipe, load_support(recipe.project)).items()
+    }
 
 
 def main() -> int:

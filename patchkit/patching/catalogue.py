@@ -33,12 +33,22 @@ What `patchkit apply` decides for untouched sources of each release, by looking 
 installed package some fixes differ; their pages say so.
 """
 _MADE = "<!-- Made by tests/regenerate.py from plans of every release. Do not edit. -->\n"
+_MADE_OF_RECIPE = "<!-- Made by tests/regenerate.py from the recipe. Do not edit. -->\n"
 
 
 def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
-    """Path below ``docs`` → text of each page."""
-    pages = {f"fixes/{fix.id}.md": page(fix, support[fix.id]) for fix in recipe.fixes}
-    return {"support-matrix.md": matrix(recipe, support), **pages}
+    """Path below ``docs`` → text of each page.
+
+    Without ``support``, where no release can be had from an index, there is no matrix.
+    """
+    home = folder(recipe.project)
+    pages = {f"{home}/{fix.id}.md": page(fix, support.get(fix.id, {})) for fix in recipe.fixes}
+    return {"support-matrix.md": matrix(recipe, support), **pages} if support else pages
+
+
+def folder(project: str) -> str:
+    """Where the pages of a project's fixes are, below ``docs``."""
+    return "fixes" if project == "vllm" else f"{project}-fixes"
 
 
 def matrix(recipe: Recipe, support: Support) -> str:
@@ -75,16 +85,17 @@ def page(fix: Fix, modes: Mapping[str, Row]) -> str:
     """Everything known about one fix."""
     needs = [[n.versions, n.severity.value, n.limits, n.reason] for n in fix.needs]
     proof = inspect.getdoc(fix.prove) if fix.prove else None
+    levels = [f"- {_TITLES[mode]}: {_ranges(row)}" for mode, row in modes.items()]
     parts = [
         f"# {fix.id}\n",
-        _MADE,
+        _MADE if modes else _MADE_OF_RECIPE,
         f"**{fix.title}**\n",
         f"Symptom: {fix.symptom}\n",
         f"Why: {fix.why}\n",
         f"Upstream: {fix.upstream}.\n",
         "## Needed\n",
         table(["releases", "how much", "only", "because"], needs),
-        "\n".join(f"- {_TITLES[mode]}: {_ranges(row)}" for mode, row in modes.items()) + "\n",
+        "\n".join(levels) + "\n" if levels else "",
         "## How it decides\n",
         f"{inspect.getdoc(fix.look)}\n",
         f"Proved on every apply: {proof}\n" if proof else "",

@@ -57,7 +57,7 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
     """
     assert _COMMIT.fullmatch(commit)
     repository = cache / "git" / commit
-    if not _has(repository, commit):
+    if not _is_kept(repository):
         if offline:
             raise SourceError(
                 f"the commit {commit} is not in the cache, and offline it cannot be fetched",
@@ -78,10 +78,9 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
     return archive
 
 
-def _has(repository: Path, commit: str) -> bool:
-    if not (repository / "HEAD").is_file():
-        return False
-    return _call(repository, "cat-file", "-e", f"{commit}^{{tree}}").returncode == 0
+def _is_kept(repository: Path) -> bool:
+    """It is put in place complete; whether it is still is for ``_verify`` to say."""
+    return (repository / "HEAD").is_file()
 
 
 def _fetch(url: str, commit: str, repository: Path) -> None:
@@ -96,10 +95,13 @@ def _fetch(url: str, commit: str, repository: Path) -> None:
             done = _call(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
             if done.returncode:
                 raise _not_fetched(url, commit, done.stderr)
-            if not _has(fresh, commit):
-                raise SourceError(f"{commit} is not a commit of {_shown(url)}")
-            if not repository.exists():
+            if _call(fresh, "cat-file", "-e", f"{commit}^{{commit}}").returncode:
+                raise SourceError(f"{commit} is no commit in {_shown(url)}")
+            try:
                 fresh.rename(repository)
+            except OSError:
+                if not _is_kept(repository):  # somebody else may have been quicker
+                    raise
     except OSError as error:
         raise StorageError(
             f"{error.filename or repository}: {error.strerror}",

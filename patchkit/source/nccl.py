@@ -68,20 +68,21 @@ def nccl_tree(
     offline: bool = False,
     report: Report | None = None,
     check: Callable[[Version], None] | None = None,
+    facts: Facts | None = None,
 ) -> SourceOrigin:
     """The sources that ``spec`` names, fetched if need be and verified in any case.
 
     ``spec`` is a folder, an archive, ``git+URL@COMMIT`` or ``URL#COMMIT``, or ``nccl==2.29.7``.
     ``sha256`` is what an archive must have, for one that the recipe does not know. ``cache`` is the
     folder for downloads (default: patchkit's). ``check`` refuses unsupported versions, for a
-    release before anything is fetched.
+    release before anything is fetched. ``facts`` are the recipe's unless others are given.
 
     Raises SourceError, HashMismatchError, UsageError for a spec that says too little, StorageError
     and HostError if network, disk or a program fails.
     """
     _check_sha256(sha256)
     store = (cache or cache_dir()) / "sources"
-    wanted = _Wanted(load_facts(PROJECT), store, offline, report or _silent)
+    wanted = _Wanted(facts or load_facts(PROJECT), store, offline, report or _silent)
     origin = _found(spec, sha256, wanted, check)
     if check is not None:
         check(origin.version)

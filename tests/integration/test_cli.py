@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from patchkit import __version__
+from patchkit.patching.recipe import load_recipes
 from patchkit.patching.transaction import locked
 
 RELEASE = "0.19.1"
@@ -96,7 +97,9 @@ def test_errors_are_json_if_json_is_asked_for(cli):
 
 def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
     listed = json.loads(cli("fixes", "--json").stdout)
-    assert [fix["id"] for fix in listed] == [fix.id for fix in recipe.fixes]
+    assert [(fix["project"], fix["id"]) for fix in listed] == [
+        (each.project, fix.id) for each in load_recipes() for fix in each.fixes
+    ]
     needed = json.loads(cli("fixes", "--version", "0.33.0", "--json").stdout)
     assert {fix["id"] for fix in needed if fix["needs"]} == {
         *("arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"),

@@ -14,13 +14,13 @@ from patchkit.target import targets
 def make_tree(tmp_path):
     """Write files and return the SourceTree that holds them: ``make_tree("0.19.1", files)``."""
 
-    def make(version, files, *, kind="sdist", name="tree"):
+    def make(version, files, *, kind="sdist", name="tree", project="vllm"):
         root = tmp_path / name
         for path, text in files.items():
             place = root / path
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
-        return SourceTree(root=root, project="vllm", version=Version(version), kind=kind)
+        return SourceTree(root=root, project=project, version=Version(version), kind=kind)
 
     return make
 

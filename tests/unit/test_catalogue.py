@@ -9,13 +9,17 @@ import pytest
 from click.testing import CliRunner
 
 from patchkit.cli.fixes import command
-from patchkit.patching.catalogue import catalogue, matrix, table
-from patchkit.patching.recipe import load_recipe
+from patchkit.patching.catalogue import catalogue, folder, matrix, table
+from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import Level, load_support
 
 RECIPE = load_recipe()
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = catalogue(RECIPE, load_support())
+PAGES = {
+    name: text
+    for recipe in load_recipes()
+    for name, text in catalogue(recipe, load_support(recipe.project)).items()
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -24,9 +28,9 @@ def test_a_page_is_what_the_recipe_says(name):
 
 
 def test_there_is_no_page_without_a_fix():
-    assert {f"fixes/{path.name}" for path in (DOCS / "fixes").iterdir()} == {
-        name for name in PAGES if name.startswith("fixes/")
-    }
+    homes = [folder(recipe.project) for recipe in load_recipes()]
+    there = {f"{home}/{path.name}" for home in homes for path in (DOCS / home).iterdir()}
+    assert there == {name for name in PAGES if "/" in name}
 
 
 @pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
@@ -44,7 +48,12 @@ def test_the_table_agrees_with_what_the_fix_says_it_is_for(fix):
 
 def test_fixes_json_has_the_matrix():
     shown = json.loads(CliRunner().invoke(command, ["--json"]).stdout)
-    assert {fix["id"]: fix["releases"] for fix in shown} == {
+    by_project = {
+        project: {fix["id"]: fix["releases"] for fix in shown if fix["project"] == project}
+        for project in ("vllm", "nccl")
+    }
+    assert by_project["nccl"] == {fix.id: {} for fix in load_recipe("nccl").fixes}
+    assert by_project["vllm"] == {
         fix: {mode: {r: level.value for r, level in row.items()} for mode, row in modes.items()}
         for fix, modes in load_support().items()
     }

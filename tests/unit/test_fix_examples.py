@@ -11,31 +11,40 @@ from packaging.version import Version
 from patchkit.edit.python import check_syntax
 from patchkit.edit.splice import splice
 from patchkit.patching.fix import Severity, State
-from patchkit.patching.recipe import load_recipe
+from patchkit.patching.recipe import load_recipes
 
-RECIPE = load_recipe()
+RECIPES = load_recipes()
+FIXES = [pytest.param(recipe, fix, id=fix.id) for recipe in RECIPES for fix in recipe.fixes]
 EXAMPLES = [
     pytest.param(fix, example, id=f"{fix.id}-{example.version}-{example.arch}-{number}")
-    for fix in RECIPE.fixes
+    for recipe in RECIPES
+    for fix in recipe.fixes
     for number, example in enumerate(fix.examples)
 ]
 CONFIDENCE = {"measured", "compiled", "read", "reported", "inferred"}
 
 
-def test_every_file_in_fixes_is_one_fix_of_the_recipe():
-    names = [fix.id for fix in RECIPE.fixes]
-    files = sorted(path.stem for path in (RECIPE.home / "fixes").glob("*.py"))
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.project)
+def test_every_file_in_fixes_is_one_fix_of_the_recipe(recipe):
+    names = [fix.id for fix in recipe.fixes]
+    files = sorted(path.stem for path in (recipe.home / "fixes").glob("*.py"))
     assert sorted(names) == files
 
 
-def test_fixes_rest_on_known_fixes():
-    names = [fix.id for fix in RECIPE.fixes]
-    assert {name for fix in RECIPE.fixes for name in fix.requires} <= set(names)
-    assert all(fix.id not in fix.requires for fix in RECIPE.fixes)
+def test_an_id_is_one_fix_in_all_recipes():
+    names = [fix.id for recipe in RECIPES for fix in recipe.fixes]
+    assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
-def test_metadata_is_complete(fix):
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.project)
+def test_fixes_rest_on_known_fixes(recipe):
+    names = [fix.id for fix in recipe.fixes]
+    assert {name for fix in recipe.fixes for name in fix.requires} <= set(names)
+    assert all(fix.id not in fix.requires for fix in recipe.fixes)
+
+
+@pytest.mark.parametrize(("_recipe", "fix"), FIXES)
+def test_metadata_is_complete(_recipe, fix):
     for text in (fix.title, fix.symptom, fix.why, fix.upstream):
         assert text == text.strip() != ""
     assert "\n" not in fix.title
@@ -52,10 +61,10 @@ def test_metadata_is_complete(fix):
     assert fix.prove is None or fix.prove.__doc__
 
 
-@pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
-def test_needs_select_known_releases(fix):
+@pytest.mark.parametrize(("recipe", "fix"), FIXES)
+def test_needs_select_known_releases(recipe, fix):
     for need in fix.needs:
-        covered = [v for v in RECIPE.supported if need.covers(v)]
+        covered = [v for v in recipe.supported if need.covers(v)]
         assert covered, f"{need.versions} covers no release"
         assert need.reason
         assert isinstance(need.severity, Severity)
@@ -70,12 +79,12 @@ def test_needs_select_known_releases(fix):
         assert lower, f"nothing says where {fix.id} starts for {arch}"
 
 
-@pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
-def test_every_fix_has_an_example_that_needs_it(fix):
+@pytest.mark.parametrize(("recipe", "fix"), FIXES)
+def test_every_fix_has_an_example_that_needs_it(recipe, fix):
     assert fix.examples
     for example in fix.examples:
         assert example.arch in fix.arches
-        assert Version(example.version) in RECIPE.supported
+        assert Version(example.version) in recipe.supported
         assert fix.need(Version(example.version), example.arch) is not None
 
 

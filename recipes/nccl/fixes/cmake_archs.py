@@ -83,15 +83,21 @@ _PROJECT = "project(NCCL VERSION 2.29.7\n        LANGUAGES CUDA CXX C)\n"
 FIX = Fix(
     id="cmake_archs",
     title="A plain CMake build has code for the device",
-    symptom="A plain CMake build links and loads, and every collective fails: no kernel image is "
-    "available for execution on the device.",
+    symptom="cmake says `Using CUDA_ARCHITECTURES: 75`, and the library has no code for Blackwell, "
+    "only sm_75 and PTX of it.",
     why="The list of archs stands behind project(), which has defined CMAKE_CUDA_ARCHITECTURES by "
-    "then, as nvcc's own default: sm_75 alone, with PTX of sm_75. -DCMAKE_CUDA_ARCHITECTURES and "
-    "the variable CUDAARCHS still decide.",
+    "then, as nvcc's own default, its oldest arch. -DCMAKE_CUDA_ARCHITECTURES and the variable "
+    "CUDAARCHS still decide.",
     needs=(Need(">=2.28.7", Severity.REQUIRED, "nothing is built for Blackwell"),),
     upstream="never up to 2.32.3; before 2.28.7 there is no CMake build",
     evidence=(
         Evidence("what CMake would build, before and after", "patchkit's proof", "measured"),
+        Evidence(
+            "2.29.7 with this fix, configured with nvcc 13.0: sm_121 in all 156 commands, and "
+            "nothing else",
+            "cmake and ninja, tests/integration/test_nccl_cmake.py",
+            "measured",
+        ),
         Evidence(
             "stock 2.28.9, 2.29.7 and 2.30.7 configured with nvcc 13.0: CUDA_ARCHITECTURES: 75",
             "cmake, real toolkit",

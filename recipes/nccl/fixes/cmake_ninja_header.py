@@ -79,7 +79,8 @@ _COMMAND = (
 FIX = Fix(
     id="cmake_ninja_header",
     title="The CMake build works with Ninja",
-    symptom="ninja: error: build.ninja: include/nccl.h is defined as an output multiple times",
+    symptom="ninja: error: include/nccl.h is defined as an output multiple times; an older ninja: "
+    "multiple rules generate include/nccl.h",
     why="The command that makes nccl.h names it as its OUTPUT and under BYPRODUCTS. Make does not "
     "mind.",
     needs=(Need(">=2.28.7,<2.29", Severity.REQUIRED, "Ninja stops before it builds anything"),),

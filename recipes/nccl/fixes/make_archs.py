@@ -69,13 +69,13 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
 FIX = Fix(
     id="make_archs",
     title="A plain make builds NCCL for the device alone",
-    symptom="make takes six times as long, and libnccl.so has 190 MB instead of 33; with 2.26 and "
-    "CUDA 13 nvcc stops: Unsupported gpu architecture 'compute_50'.",
+    symptom="A plain make compiles for six GPUs that are not there, and not for the one that is. "
+    "With 2.26, nvcc 13 stops: Unsupported gpu architecture 'compute_50'.",
     why="The default of NVCC_GENCODE is a list for every GPU that CUDA supports, sm_121 not among "
     "them; that of 2.26 has archs that CUDA 13 dropped. Where the variable is set it decides.",
     needs=(
         Need(">=2.26,<2.27", Severity.REQUIRED, "nvcc 13 knows no compute_50 to compute_70"),
-        Need(">=2.27", Severity.RECOMMENDED, "no code for the very device, and six times as much"),
+        Need(">=2.27", Severity.RECOMMENDED, "no code for the very device, but for six others"),
     ),
     upstream="2.27 has a list for CUDA 13; none names sm_121, whose code is that of sm_120",
     evidence=(

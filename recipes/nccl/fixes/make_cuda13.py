@@ -91,14 +91,18 @@ _AFTER = (
 FIX = Fix(
     id="make_cuda13",
     title="C++17 and the cccl headers with CUDA 13",
-    symptom="NCCL 2.26 with CUDA 13: libcu++ requires at least C++17, or nv/target: No such file.",
+    symptom="2.26 with CUDA 13: errors out of CUDA's own headers, which are C++17 now.",
     why="The makefiles say -std=c++11 in any case, and CUDA 13 keeps libcu++ in include/cccl, "
     "where the host compiler does not look.",
-    needs=(Need(">=2.26,<2.27", Severity.REQUIRED, "CUDA 13 does not compile as C++11"),),
+    needs=(Need(">=2.26,<2.27", Severity.REQUIRED, "CUDA 13 needs C++17"),),
     upstream="2.27 chooses C++17 for CUDA 13, and looks in cccl",
     evidence=(
         Evidence("what make would give nvcc, before and after", "patchkit's proof", "measured"),
-        Evidence("the makefiles of 2.26.2 and 2.27.5", "upstream's repository", "read"),
+        Evidence(
+            "the makefiles of 2.26.2 and 2.27.5; a comment of the latter: CUDA 13.0 requires c++17",
+            "upstream's repository",
+            "read",
+        ),
         Evidence("2.26 compiles as C++17 with nvcc 13", "not compiled", "inferred"),
     ),
     look=look,

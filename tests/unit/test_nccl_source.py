@@ -1,0 +1,483 @@
+"""What names sources of NCCL, and that nothing unverified gets through."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+import zipfile
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.archive import unpack
+from patchkit.source.debian import Mirror, mirrors, stanzas
+from patchkit.source.detect import detect
+from patchkit.source.git import GitSource, parse_git
+from patchkit.source.nccl import nccl_tree, tree_digest
+from patchkit.source.pinned import default_version
+from patchkit.source.releases import load_facts
+from patchkit.target import parse_arch
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FACTS = load_facts()
+FILES = {
+    "makefiles/version.mk": "NCCL_MAJOR   := 2\nNCCL_MINOR   := 30\nNCCL_PATCH   := 7\n"
+    "NCCL_SUFFIX  :=\nPKG_REVISION := 1\n",
+    "makefiles/common.mk": "NVCC_GENCODE ?= x\n",
+    "src/Makefile": "all:\n",
+    "src/nccl.h.in": "\n",
+    "src/script.sh": "#!/bin/sh\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "nccl")
+
+
+def write(root, files=FILES):
+    for path, text in files.items():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def repository(folder, git):
+    """A local repository; its attributes would change what ``git archive`` and checkouts write."""
+    write(folder, {".gitattributes": "*.sh export-ignore\n*.in export-subst eol=crlf\n"})
+    write(folder, {"src/nccl.h.in": "$Format:%H$\n"})
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "one")
+    git(folder, "tag", "v2.30.7-1")
+    return folder
+
+
+@pytest.fixture
+def commit(repository, git):
+    return git(repository, "rev-parse", "HEAD").strip()
+
+
+@pytest.fixture
+def pack(folder, tmp_path):
+    """An archive of the folder: ``pack("nccl.tar.xz", "xz")``."""
+
+    def make(name, compression="gz"):
+        path = tmp_path / name
+        with tarfile.open(path, f"w:{compression}") as tar:
+            tar.add(folder, arcname="nccl-2.30.7-1")
+        return path
+
+    return make
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# A folder
+
+
+@pytest.mark.parametrize(("suffix", "version"), [("", "2.30.7"), ("rc1", "2.30.7rc1")])
+def test_the_makefiles_tell_the_version(folder, suffix, version):
+    text = FILES["makefiles/version.mk"].replace("NCCL_SUFFIX  :=", f"NCCL_SUFFIX  := {suffix}")
+    write(folder, {"makefiles/version.mk": text})
+    tree = detect(folder, "nccl")
+    assert (str(tree.version), tree.kind, tree.project) == (version, "archive", "nccl")
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "says"),
+    [
+        ("makefiles/version.mk", "NCCL_MAJOR := 2\n", "NCCL_MINOR is not set"),
+        ("makefiles/version.mk", "NCCL_MAJOR := two\n", "NCCL_MAJOR is not set to a number"),
+        ("makefiles/common.mk", None, "not a source tree of NCCL: makefiles/common.mk is missing"),
+    ],
+)
+def test_a_folder_that_is_not_nccl(folder, path, text, says):
+    (folder / path).unlink()
+    if text is not None:
+        write(folder, {path: text})
+    with pytest.raises(SourceError, match=says):
+        detect(folder, "nccl")
+
+
+def test_each_project_knows_the_tree_of_the_other(folder, tmp_path):
+    with pytest.raises(SourceError, match="source tree of NCCL, not of vLLM") as caught:
+        detect(folder)
+    assert "--nccl-src" in caught.value.hint
+    vllm = dict.fromkeys(
+        ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py"), ""
+    )
+    with pytest.raises(SourceError, match="source tree of vLLM, not of NCCL"):
+        detect(write(tmp_path / "vllm", vllm), "nccl")
+
+
+def test_a_folder_is_known_by_what_is_in_its_files(folder, tmp_path):
+    first = nccl_tree(str(folder))
+    assert (first.path, first.version, first.is_tree) == (folder, Version("2.30.7"), True)
+    assert first.identity == f"tree:sha256:{tree_digest(folder)}"
+
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(folder, copy, copy_function=shutil.copy)
+    (copy / "src/Makefile").touch()
+    for aside in (".git/HEAD", ".patchkit/ledger.json", "build/lib/libnccl.so"):
+        write(copy, {aside: "x"})
+    assert nccl_tree(str(copy)).identity == first.identity
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: write(root, {"src/Makefile": "all: \n"}),
+        lambda root: write(root, {"src/new": ""}),
+        lambda root: (root / "src/Makefile").unlink(),
+        lambda root: (root / "src/script.sh").chmod(0o755),
+        lambda root: (root / "src/link").symlink_to("Makefile"),
+        lambda root: (root / "src/script.sh").rename(root / "src/build"),
+        lambda root: write(root, {"src/build/x": ""}),
+    ],
+)
+def test_any_change_of_a_folder_shows(folder, change):
+    before = tree_digest(folder)
+    change(folder)
+    after = tree_digest(folder)
+    assert before != after
+    assert len(after) == 64
+
+
+# An archive
+
+
+@pytest.mark.parametrize(("name", "compression"), [("a.tar.gz", "gz"), ("nccl.txz", "xz")])
+def test_an_unknown_archive_needs_its_sha256(pack, name, compression, tmp_path):
+    path = pack(name, compression)
+    with pytest.raises(SourceError, match=sha256(path)) as caught:
+        nccl_tree(str(path))
+    assert "NCCL 2.30.7" in caught.value.what
+    assert FACTS.known(Version("2.30.7")).sha256 in caught.value.why
+    assert f"--sha256 {sha256(path)}" in caught.value.hint
+    assert f"git+{FACTS.git}@" in caught.value.hint
+
+    origin = nccl_tree(str(path), sha256=sha256(path))
+
+    assert (origin.identity, str(origin.version)) == (f"sha256:{sha256(path)}", "2.30.7")
+    assert detect(unpack(origin.path, tmp_path / "out"), "nccl").version == origin.version
+
+
+def facts_of(version, **figures):
+    """The facts, with one release alone and other figures."""
+    release = replace(FACTS.known(Version(version)), **figures)
+    return replace(FACTS, releases=(release,))
+
+
+def test_an_archive_that_the_recipe_knows(pack):
+    path = pack("any.tar.gz")
+    known = facts_of("2.30.7", sha256=sha256(path))
+    assert nccl_tree(str(path), facts=known).identity == f"sha256:{sha256(path)}"
+    with pytest.raises(SourceError, match=r"its files say 2\.30\.7, the recipe says 2\.29\.7"):
+        nccl_tree(str(path), facts=facts_of("2.29.7", sha256=sha256(path)))
+
+
+def test_a_wrong_sha256(pack):
+    with pytest.raises(HashMismatchError, match="not 00"):
+        nccl_tree(str(pack("a.tar.gz")), sha256="0" * 64)
+
+
+@pytest.mark.parametrize("text", ["abc", "G" * 64, "A" * 64, "0" * 63])
+def test_what_is_no_sha256_at_all(pack, text):
+    with pytest.raises(UsageError, match="is not a sha256"):
+        nccl_tree(str(pack("a.tar.gz")), sha256=text)
+
+
+def test_a_sha256_is_not_for_a_folder(folder):
+    with pytest.raises(UsageError, match="is a folder"):
+        nccl_tree(str(folder), sha256="0" * 64)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "garbage"])
+def test_an_archive_that_is_none_of_nccl(pack, folder, damage, tmp_path):
+    if damage == "other":
+        (folder / "makefiles/common.mk").unlink()
+    path = pack("a.tar.xz", "xz")
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-40])
+    elif damage == "garbage":
+        path.write_bytes(b"\xfd7zXZ\0" + b"x" * 200)
+    with pytest.raises(SourceError, match=r"a\.tar\.xz"):
+        nccl_tree(str(path), sha256=sha256(path), cache=tmp_path)
+
+
+# A commit
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (f"git+https://host/nccl@{COMMIT}", ("https://host/nccl", COMMIT)),
+        (f"https://host/nccl.git#{COMMIT}", ("https://host/nccl.git", COMMIT)),
+        (f"git+ssh://git@host/nccl@{COMMIT}", ("ssh://git@host/nccl", COMMIT)),
+        ("git+ssh://git@host/nccl", ("ssh://git@host/nccl", "")),
+        ("https://user:word@host/nccl", ("https://user:word@host/nccl", "")),
+        (f"file:///tmp/x#{COMMIT}", ("file:///tmp/x", COMMIT)),
+        ("git+https://host/nccl@v2.30.7-1", ("https://host/nccl", "v2.30.7-1")),
+        ("nccl==2.29.7", None),
+        ("some/folder@x", None),
+    ],
+)
+def test_git_urls(spec, expected):
+    found = parse_git(spec)
+    assert found == (GitSource(*expected) if expected else None)
+
+
+@pytest.mark.parametrize("form", ["git+{url}@{commit}", "{url}#{commit}"])
+def test_a_commit_is_fetched_once_and_kept(repository, commit, tmp_path, form):
+    cache, url = tmp_path / "cache", f"file://{repository}"
+    spec = form.format(url=url, commit=commit)
+
+    origin = nccl_tree(spec, cache=cache)
+
+    assert (origin.identity, str(origin.version)) == (f"git:{commit}", "2.30.7")
+    tree = unpack(origin.path, tmp_path / "out")
+    texts = {path: (repository / path).read_bytes() for path in [*FILES, ".gitattributes"]}
+    assert {path: (tree / path).read_bytes() for path in texts} == texts
+    shutil.rmtree(repository)
+    first = sha256(origin.path)
+    again = nccl_tree(spec, cache=cache, offline=True)
+    assert (again, sha256(again.path)) == (origin, first)
+
+
+def test_users_settings_change_no_byte(repository, commit, tmp_path, monkeypatch):
+    config = tmp_path / "gitconfig"
+    config.write_text("[core]\n autocrlf = true\n eol = crlf\n[tar]\n umask = 0077\n")
+    spec = f"file://{repository}#{commit}"
+    plain = sha256(nccl_tree(spec, cache=tmp_path / "a").path)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert sha256(nccl_tree(spec, cache=tmp_path / "b").path) == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "no commit is named"),
+        ("main", "'main' is not a commit"),
+        (COMMIT[:12], "is not a commit"),
+        ("v2.30.3-1", r"'v2\.30\.3-1' is not a commit"),
+    ],
+)
+def test_a_name_is_no_identity(repository, name, says, tmp_path):
+    with pytest.raises(UsageError, match=says) as caught:
+        nccl_tree(f"git+file://{repository}" + (f"@{name}" if name else ""), cache=tmp_path)
+    assert "40 hex digits" in caught.value.hint
+
+
+def test_a_known_tag_must_be_its_commit(repository, commit, tmp_path):
+    """A tag of the recipe stands for the recipe's commit, wherever the repository has moved it."""
+    spec = f"git+file://{repository}@v2.30.7-1"
+    with pytest.raises(SourceError, match=FACTS.known(Version("2.30.7")).commit):
+        nccl_tree(spec, cache=tmp_path / "a")
+    mine = facts_of("2.30.7", commit=commit)
+    assert nccl_tree(spec, cache=tmp_path / "b", facts=mine).identity == f"git:{commit}"
+    other = facts_of("2.30.4", commit=commit, tag="v2.30.7-1")
+    with pytest.raises(SourceError, match=r"is 2\.30\.7, the recipe says 2\.30\.4"):
+        nccl_tree(spec, cache=tmp_path / "b", facts=other)
+
+
+def test_a_release_comes_from_upstreams_repository(repository, commit, tmp_path):
+    upstream = replace(facts_of("2.30.7", commit=commit), git=f"file://{repository}")
+    origin = nccl_tree("nccl==2.30.7", cache=tmp_path, facts=upstream)
+    assert (origin.identity, origin.version) == (f"git:{commit}", Version("2.30.7"))
+
+
+def test_a_commit_that_is_not_there(repository, tmp_path):
+    with pytest.raises(SourceError, match=f"cannot fetch the commit {COMMIT}"):
+        nccl_tree(f"file://{repository}#{COMMIT}", cache=tmp_path)
+    with pytest.raises(SourceError, match="offline"):
+        nccl_tree(f"file://{repository}#{COMMIT}", cache=tmp_path, offline=True)
+    assert list(tmp_path.rglob("*.tar")) == []
+
+
+def test_a_password_in_a_url_is_not_shown(tmp_path):
+    spec = f"git+https://user:secret@localhost:1/nccl@{COMMIT}"
+    with pytest.raises(SourceError) as caught:
+        nccl_tree(spec, cache=tmp_path)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_damaged_cache_is_noticed(repository, commit, tmp_path):
+    spec = f"file://{repository}#{commit}"
+    nccl_tree(spec, cache=tmp_path)
+    kept = tmp_path / "sources/git"
+    found = [*kept.rglob("*.pack"), *kept.rglob("objects/??/" + "?" * 38)]
+    data = bytearray(found[0].read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    found[0].chmod(0o644)
+    found[0].write_bytes(data)
+    for offline in (True, False):
+        with pytest.raises(HashMismatchError, match="is damaged") as caught:
+            nccl_tree(spec, cache=tmp_path, offline=offline)
+        assert f"remove {kept / commit}" in caught.value.hint
+
+
+# A release
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "says"),
+    [
+        ("nccl==9.9", SourceError, "9.9 is not among the releases"),
+        ("nccl==two", UsageError, "'two' is not a version"),
+        ("nccl==2.29.2", SourceError, "cannot be verified"),
+        ("nccl==2.28.3", SourceError, "2.28.3 is not supported"),
+        ("nccl==2.22.3", SourceError, "2.22.3 is not supported"),
+        ("nowhere", SourceError, "no such file or directory"),
+        ("nccl==2.27.7", SourceError, r"nccl-2\.27\.7\.tar\.gz is not in the cache"),
+        ("nccl==2.30.7", SourceError, "is not in the cache, and offline"),
+    ],
+)
+def test_releases_that_cannot_be_had(spec, error, says, tmp_path):
+    with pytest.raises(error, match=says):
+        nccl_tree(spec, cache=tmp_path, offline=True, check=load_recipe("nccl").check)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kept_release_is_looked_at_again(pack, tmp_path):
+    """What lies in the cache counts by its bytes; another file there is not taken."""
+    path = pack("a.tar.gz")
+    facts = facts_of("2.27.7", sha256=sha256(path))
+    kept = tmp_path / "sources/nccl-2.27.7.tar.gz"
+    kept.parent.mkdir()
+    shutil.copy(path, kept)
+    assert nccl_tree("nccl==2.27.7", cache=tmp_path, offline=True, facts=facts).path == kept
+    kept.write_bytes(kept.read_bytes() + b"\0")
+    with pytest.raises(SourceError, match="not in the cache"):
+        nccl_tree("nccl==2.27.7", cache=tmp_path, offline=True, facts=facts)
+
+
+def test_a_refused_version_is_refused_whatever_names_it(folder):
+    text = FILES["makefiles/version.mk"].replace(":= 30", ":= 28").replace(":= 7", ":= 3")
+    write(folder, {"makefiles/version.mk": text})
+    with pytest.raises(SourceError, match=r"2\.28\.3 is not supported") as caught:
+        nccl_tree(str(folder), check=load_recipe("nccl").check)
+    assert "sticky CUDA error" in caught.value.why
+
+
+# The distribution
+
+
+def test_archives_of_an_apt_configuration(tmp_path):
+    parts = tmp_path / "sources.list.d"
+    parts.mkdir()
+    (tmp_path / "sources.list").write_text(
+        "# deb http://commented/debian x main\n"
+        "deb [arch=amd64 signed-by=/k] http://one/debian trixie main contrib\n"
+        "deb-src http://one/debian trixie main\n"
+    )
+    (parts / "b.list").write_text("deb http://two/apt stable main # note\n")
+    (parts / "c.sources").write_text(
+        "Types: deb\n# a comment\nURIs: http://three/ubuntu\nSuites: noble noble-updates\n"
+        "Components: main\n multiverse\n\nEnabled: no\nURIs: http://off\nSuites: x\n"
+    )
+    assert mirrors(tmp_path) == (
+        Mirror("http://one/debian", "trixie"),
+        Mirror("http://two/apt", "stable"),
+        Mirror("http://three/ubuntu", "noble"),
+        Mirror("http://three/ubuntu", "noble-updates"),
+    )
+    assert mirrors(tmp_path / "nothing") == ()
+
+
+def test_paragraphs_of_a_control_file():
+    text = "Package: a\nVersion: 1\nChecksums-Sha256:\n x 1 f\n\n\nPackage: b\n"
+    assert stanzas(text) == [
+        {"package": "a", "version": "1", "checksums-sha256": "x 1 f"},
+        {"package": "b"},
+    ]
+    assert stanzas("") == []
+
+
+# The facts
+
+
+@pytest.mark.parametrize("release", FACTS.releases, ids=lambda release: str(release.version))
+def test_figures_of_a_release_are_complete(release):
+    assert release.tag == f"v{release.version}-1"
+    assert len(release.sha256) in (0, 64)
+    assert len(release.commit) in (0, 40)
+    assert release.verifiable == bool(release.figures)
+    assert all(parse_arch(arch) for arch in release.archs)
+    assert not release.debian or (release.sha256 and release.size)
+
+
+def test_the_table_is_consistent():
+    versions = [release.version for release in FACTS.releases]
+    assert versions == sorted(set(versions))
+    assert {FACTS.default, *FACTS.torch.values()} <= set(versions)
+    assert FACTS.known(FACTS.default).verifiable
+    assert all(any(bug.covers(version) for version in versions) for bug in FACTS.bugs)
+    digests = [release.sha256 for release in FACTS.releases if release.sha256]
+    assert len(set(digests)) == len(digests)
+    assert [str(v) for v in load_recipe("nccl").supported][:2] == ["2.26.2", "2.26.3"]
+
+
+# Which NCCL
+
+
+def wheel(folder, name, *requirements):
+    metadata = "".join(f"Requires-Dist: {each}\n" for each in requirements)
+    project = name.split("-")[0]
+    with zipfile.ZipFile(folder / name, "w") as bundle:
+        bundle.writestr(f"{project}-1.dist-info/METADATA", f"Name: {project}\n{metadata}\ntext\n")
+
+
+VLLM, TORCH = (
+    "vllm-0.33.0-cp38-abi3-linux_aarch64.whl",
+    "torch-2.12.1-cp312-cp312-linux_aarch64.whl",
+)
+
+
+@pytest.mark.parametrize(
+    ("wheels", "version", "reason"),
+    [
+        ({}, "2.30.7", "default"),
+        ({VLLM: ["torch==2.14.0"]}, "2.30.7", "torch==2.14.0"),
+        ({VLLM: ["torch==2.11.0", 'torch==2.14.0; extra == "x"']}, "2.28.9", "torch==2.11.0"),
+        ({TORCH: ['nvidia-nccl-cu13==2.29.7; platform_system == "Linux"']}, "2.29.7", "cu13==2.29"),
+        ({VLLM: ["torch==2.14.0"], TORCH: ["nvidia_nccl_cu13 (==2.29.7)"]}, "2.29.7", TORCH),
+        ({VLLM: ["torch>=2.11"]}, "2.30.7", "default"),
+        ({"numpy-2.0-py3-none-any.whl": ["torch==2.11"]}, "2.30.7", "default"),
+    ],
+)
+def test_the_nccl_that_the_torch_in_the_wheelhouse_pins(tmp_path, wheels, version, reason):
+    for name, requirements in wheels.items():
+        wheel(tmp_path, name, *requirements)
+    found = default_version(tmp_path)
+    assert str(found[0]) == version
+    assert reason in found[1]
+
+
+def test_no_wheelhouse_is_no_reason_to_stop(tmp_path):
+    assert default_version(None) == default_version(tmp_path / "absent")
+
+
+def test_wheels_that_disagree_or_are_too_new(tmp_path):
+    wheel(tmp_path, VLLM, "torch==2.99.0")
+    with pytest.raises(UsageError, match=r"torch 2\.99\.0"):
+        default_version(tmp_path)
+    wheel(tmp_path, TORCH, "nvidia-nccl-cu13==2.29.7")
+    wheel(tmp_path, TORCH.replace("2.12.1", "2.14.0"), "nvidia-nccl-cu13==2.30.7")
+    with pytest.raises(UsageError, match="2 versions of NCCL"):
+        default_version(tmp_path)
+
+
+def test_a_wheel_that_cannot_be_read(tmp_path):
+    (tmp_path / TORCH).write_bytes(b"PK")
+    with pytest.raises(UsageError, match="cannot be read"):
+        default_version(tmp_path)
