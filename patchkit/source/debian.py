@@ -17,7 +17,6 @@ from pathlib import Path
 from patchkit.errors import HostError, SourceError, StorageError
 from patchkit.source.releases import Distribution
 
-_ETC = Path("/etc")
 _TIMEOUT_S = 600
 _ONE_LINE = re.compile(r"deb(-src)?\s+(\[(?P<options>[^]]*)\]\s*)?(?P<uri>\S+)\s+(?P<suite>\S+)\s")
 _URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+)", re.MULTILINE)
@@ -32,21 +31,29 @@ class Mirror:
 
 
 def upstream_archive(
-    package: str, version: str, distributions: Mapping[str, Distribution], dest: Path
+    package: str,
+    version: str,
+    distributions: Mapping[str, Distribution],
+    dest: Path,
+    *,
+    etc: Path = Path("/etc"),
 ) -> Path:
     """Put the archive that the package was made from into ``dest``; its path.
 
-    ``version`` is upstream's. Which bytes arrived is for the caller to check. Raises HostError if
-    there is no apt or no archive of a known distribution, SourceError if that lacks the version.
+    ``version`` is upstream's; ``etc`` says what the system is, and which archives it uses. Which
+    bytes arrived is for the caller to check. Raises HostError if there is no apt or no archive of a
+    known distribution, SourceError if that lacks the version, StorageError if apt cannot get it.
     """
-    name = _distribution()
+    system = _os_release(etc)
+    name = system.get("ID", "").lower()
     if shutil.which("apt-get") is None or name not in distributions:
         raise HostError(
             f"no apt that would have {package}: this is {name or 'an unknown system'}",
             why=f"the source package is in {' and '.join(distributions)}",
         )
     with tempfile.TemporaryDirectory(prefix="patchkit-apt-") as scratch:
-        apt = _Apt(Path(scratch), package, distributions[name], mirrors(_ETC / "apt"))
+        archives = _archives(etc, system.get("VERSION_CODENAME", ""), distributions[name].suites)
+        apt = _Apt(Path(scratch), package, distributions[name], archives)
         return apt.fetch(version, dest)
 
 
@@ -90,13 +97,26 @@ def _fields(paragraph: str) -> Iterator[tuple[str, str]]:
         yield name.strip().lower(), value.strip()
 
 
-def _distribution(etc: Path = _ETC) -> str:
-    return _os_release(etc).get("ID", "").lower()
-
-
 def _os_release(etc: Path) -> dict[str, str]:
     pairs = [line.partition("=") for line in _text(etc / "os-release").splitlines()]
     return {key: value.strip().strip("\"'") for key, _, value in pairs}
+
+
+def _archives(etc: Path, codename: str, suites: tuple[str, ...]) -> tuple[Mirror, ...]:
+    """The archives that the system's own release comes from, with those suites, or its own."""
+    plain = [
+        mirror
+        for mirror in mirrors(etc / "apt")
+        if codename and mirror.suite in (codename, f"{codename}-updates")
+    ]
+    if not plain:
+        raise HostError(
+            f"apt is configured for no archive of {codename or 'this system'}",
+            why=f"{etc / 'apt'} holds no line for it: a container without sources, for example",
+        )
+    if not suites:
+        return tuple(plain)
+    return tuple(dict.fromkeys(Mirror(each.uri, suite) for each in plain for suite in suites))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +126,7 @@ class _Apt:
     home: Path
     package: str
     place: Distribution
-    machine: tuple[Mirror, ...]
+    archives: tuple[Mirror, ...]
 
     def fetch(self, version: str, dest: Path) -> Path:
         self._configure()
@@ -124,29 +144,14 @@ class _Apt:
 
     def _configure(self) -> None:
         lines = [
-            f"deb-src [signed-by={self.place.keyring}] {uri} {suite} "
+            f"deb-src [signed-by={self.place.keyring}] {archive.uri} {archive.suite} "
             f"{' '.join(self.place.components)}\n"
-            for uri, suite in self._archives()
+            for archive in self.archives
         ]
         (self.home / "sources.list").write_text("".join(lines), encoding="utf-8")
         for folder in ("parts", "state/lists/partial", "cache/archives/partial"):
             (self.home / folder).mkdir(parents=True)
         (self.home / "status").touch()
-
-    def _archives(self) -> list[tuple[str, str]]:
-        """Archive and suite, those of the machine that carry the system's own release."""
-        codename = _os_release(_ETC).get("VERSION_CODENAME", "")
-        own = [each for each in self.machine if each.suite.partition("-")[0] == codename]
-        plain = [each for each in own if each.suite in (codename, f"{codename}-updates")]
-        if not plain:
-            raise HostError(
-                f"apt is configured for no archive of {codename or 'this system'}",
-                why="/etc/apt holds no line for it, or this is a container without sources",
-            )
-        suites = self.place.suites
-        if not suites:
-            return [(each.uri, each.suite) for each in plain]
-        return list(dict.fromkeys((each.uri, suite) for each in plain for suite in suites))
 
     def _download(self, exact: str, dest: Path) -> Path:
         named = self._call(
@@ -185,7 +190,8 @@ class _Apt:
             "Dir::Cache": self.home / "cache",
             "APT::Sandbox::User": "root",  # nobody to change to: the folder is the caller's
             "Acquire::Languages": "none",
-            "Acquire::Retries": "3",
+            "Acquire::Retries": "2",
+            "Acquire::Retries::Delay": "false",
         }
         flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
         try:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import http.server
 import shutil
 import tarfile
+import threading
 import zipfile
 from dataclasses import replace
 
 import pytest
 from packaging.version import Version
 
-from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.errors import HashMismatchError, HostError, SourceError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
-from patchkit.source.debian import Mirror, mirrors, stanzas
+from patchkit.source.debian import Mirror, mirrors, stanzas, upstream_archive
 from patchkit.source.detect import detect
 from patchkit.source.git import GitSource, parse_git
 from patchkit.source.nccl import nccl_tree, tree_digest
@@ -361,6 +364,54 @@ def test_a_kept_release_is_looked_at_again(pack, tmp_path):
         nccl_tree("nccl==2.27.7", cache=tmp_path, offline=True, facts=facts)
 
 
+@pytest.fixture
+def served(tmp_path):
+    """A folder that is served over HTTP, and its address."""
+    root = tmp_path / "served"
+    root.mkdir()
+    handler = functools.partial(Quiet, directory=root)
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield root, f"http://localhost:{server.server_port}"
+        server.shutdown()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format, *arguments):
+        pass
+
+
+def test_a_release_without_a_commit_comes_as_upstreams_archive(pack, served, tmp_path):
+    root, address = served
+    path = pack("a.tar.gz")
+    shutil.copy(path, root / "v2.27.7-1.tar.gz")
+    facts = replace(facts_of("2.27.7", sha256=sha256(path)), archive=address + "/{tag}.tar.gz")
+    steps = []
+    report = lambda task: lambda done, total: steps.append((task, done, total))  # noqa: E731
+
+    origin = nccl_tree("nccl==2.27.7", cache=tmp_path / "cache", facts=facts, report=report)
+
+    assert (origin.identity, origin.path.name) == (f"sha256:{sha256(path)}", "nccl-2.27.7.tar.gz")
+    size = path.stat().st_size
+    assert steps[-1] == ("Fetching v2.27.7-1.tar.gz", size, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("v2.27.7-1.tar.gz", HashMismatchError, "but the recipe says 98e6262b"),
+        ("other", SourceError, "HTTP status 404"),
+    ],
+)
+def test_upstreams_archive_is_not_taken_on_trust(pack, served, tmp_path, name, error, says):
+    root, address = served
+    shutil.copy(pack("a.tar.gz"), root / name)
+    facts = replace(facts_of("2.27.7"), archive=address + "/{tag}.tar.gz")
+    with pytest.raises(error, match=says):
+        nccl_tree("nccl==2.27.7", cache=tmp_path / "cache", facts=facts)
+    assert list((tmp_path / "cache/sources").iterdir()) == []
+
+
 def test_a_refused_version_is_refused_whatever_names_it(folder):
     text = FILES["makefiles/version.mk"].replace(":= 30", ":= 28").replace(":= 7", ":= 3")
     write(folder, {"makefiles/version.mk": text})
@@ -392,6 +443,41 @@ def test_archives_of_an_apt_configuration(tmp_path):
         Mirror("http://three/ubuntu", "noble-updates"),
     )
     assert mirrors(tmp_path / "nothing") == ()
+
+
+@pytest.fixture
+def etc(tmp_path):
+    """What /etc says of a system: ``etc("ubuntu", "noble", "http://host/ubuntu noble")``."""
+
+    def make(name, codename, *lines):
+        folder = tmp_path / "etc"
+        (folder / "apt").mkdir(parents=True)
+        (folder / "os-release").write_text(f'NAME="x"\nID={name}\nVERSION_CODENAME="{codename}"\n')
+        listed = "".join(f"deb {line} main\n" for line in lines)
+        (folder / "apt/sources.list").write_text(listed)
+        return folder
+
+    return make
+
+
+NOWHERE = "http://localhost:1/archive"
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
+@pytest.mark.parametrize(
+    ("system", "error", "says"),
+    [
+        (("fedora", "40"), HostError, "no apt that would have nvidia-nccl: this is fedora"),
+        (("debian", "trixie"), HostError, "no archive of trixie"),
+        (("debian", "", f"{NOWHERE} sid"), HostError, "no archive of this system"),
+        (("ubuntu", "noble", f"{NOWHERE} jammy"), HostError, "no archive of noble"),
+        (("ubuntu", "noble", f"{NOWHERE} noble"), SourceError, r"no nvidia-nccl 2\.29\.7"),
+        (("debian", "trixie", f"{NOWHERE} trixie"), SourceError, r"no nvidia-nccl 2\.29\.7"),
+    ],
+)
+def test_a_machine_that_cannot_have_the_source_package(etc, tmp_path, system, error, says):
+    with pytest.raises(error, match=says):
+        upstream_archive(FACTS.package, "2.29.7", FACTS.distributions, tmp_path, etc=etc(*system))
 
 
 def test_paragraphs_of_a_control_file():
