@@ -33,6 +33,7 @@ _EPILOG = """\
 Examples:
   patchkit apply --vllm-src vllm==0.24.0 --dest build/vllm-0.24.0
   patchkit status --vllm-src build/vllm-0.24.0
+  patchkit apply --nccl-src nccl==2.29.7 --dest build/nccl-2.29.7
   patchkit archs --vllm-src build/vllm-0.24.0
   patchkit explain arch_lists
 
@@ -70,8 +71,9 @@ class _Verbs(click.Group):
 def group() -> None:
     """Version-aware source patches that make vLLM build and run on a DGX Spark GB10 (sm_121).
 
-    patchkit knows the vLLM releases from 0.11.1 on, decides by looking at the code, proves the
-    effect with the release's own CMake (no GPU, no compiler), and never fails silently.
+    patchkit knows the releases of vLLM from 0.11.1 and of NCCL from 2.26 on, decides by looking at
+    the code, proves the effect with the release's own build files (no GPU, no compiler), and never
+    fails silently.
     """
 
 

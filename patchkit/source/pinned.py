@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from email.parser import HeaderParser
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -76,7 +77,15 @@ def _requirements(wheel: Path) -> Iterator[Requirement]:
             text = bundle.read(names[0]).decode()
         lines = HeaderParser().parsestr(text).get_all("Requires-Dist") or []
         parsed = [Requirement(line) for line in lines]
-    except (OSError, zipfile.BadZipFile, IndexError, UnicodeDecodeError, InvalidRequirement) as e:
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        IndexError,  # no METADATA at all
+        RuntimeError,  # encrypted, or a compression that zipfile does not know
+        ValueError,  # no UTF-8, or a requirement that is none
+    ) as e:
         raise UsageError(
             f"{wheel}: its requirements cannot be read: {e}",
             why="the file is damaged, or no wheel",

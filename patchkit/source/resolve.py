@@ -49,8 +49,8 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Path]:
     An archive or a release is unpacked into ``options.dest`` (default ``build/PROJECT-VERSION``),
     or into a folder that is removed again if nobody wants to ``keep`` it.
     """
-    archive, version = _archive(spec, options)
-    if archive is None:
+    found = _archive(spec, options)
+    if found is None:
         if options.dest is not None:
             raise UsageError(
                 f"{spec} is a folder and is patched in place; --dest is for archives and releases",
@@ -58,11 +58,11 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Path]:
             )
         yield Path(spec)
     elif keep or options.dest is not None:
-        dest = options.dest or Path("build") / f"{options.project}-{version}"
-        yield _unpacked(archive, version, dest, options)
+        dest = options.dest or Path("build") / f"{options.project}-{found.label}"
+        yield _unpacked(found, dest, options)
     else:
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
-            yield _unpack(archive, Path(folder) / "tree", options)
+            yield _unpack(found.path, Path(folder) / "tree", options)
 
 
 def fetch_release(spec: str, options: Options) -> Path:
@@ -93,19 +93,33 @@ def _nccl(spec: str, options: Options) -> SourceOrigin:
     )
 
 
-def _archive(spec: str, options: Options) -> tuple[Path | None, str]:
-    """An archive to unpack and its version; None for a folder."""
+@dataclass(frozen=True, slots=True)
+class _Archive:
+    """Something to unpack; ``label`` tells its default folder from others of the version."""
+
+    path: Path
+    version: str
+    label: str
+
+
+def _archive(spec: str, options: Options) -> _Archive | None:
+    """The archive that ``spec`` stands for; None for a folder."""
     path = Path(spec)
-    if options.project == "nccl" and not path.is_dir():
-        origin = _nccl(spec, options)
-        return origin.path, str(origin.version)
     if path.is_dir():
-        return None, ""
+        return None
+    if options.project == "nccl":
+        origin = _nccl(spec, options)
+        version = str(origin.version)
+        # Commits and archives of one version differ; a release is one thing.
+        other = f"{version}-{origin.identity.rpartition(':')[2][:8]}"
+        release = _release(spec, options.project) is not None
+        return _Archive(origin.path, version, version if release else other)
     if path.is_file():
         name = re.match(
             r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar|\.zip)$", path.name
         )
-        return path, name["version"] if name else path.stem
+        named = name["version"] if name else path.stem
+        return _Archive(path, named, named)
     version = _release(spec, options.project)
     if version is None:
         raise SourceError(
@@ -113,7 +127,7 @@ def _archive(spec: str, options: Options) -> tuple[Path | None, str]:
             hint=f"name {spelled(options.project)}",
         )
     options.check(Version(version))
-    return fetch_release(spec, options), version
+    return _Archive(fetch_release(spec, options), version, version)
 
 
 def _release(spec: str, project: str) -> str | None:
@@ -126,17 +140,17 @@ def _release(spec: str, project: str) -> str | None:
         raise UsageError(f"{match['version']!r} is not a version") from None
 
 
-def _unpacked(archive: Path, version: str, dest: Path, options: Options) -> Path:
+def _unpacked(archive: _Archive, dest: Path, options: Options) -> Path:
     if dest.is_dir() and any(dest.iterdir()):
         # A second run names the same release: the tree of the first is the one to work on.
         tree = detect(dest, options.project)
-        if str(tree.version) != version:
+        if str(tree.version) != archive.version:
             raise SourceError(
-                f"{dest}: holds {tree.project} {tree.version}, not {archive.name}",
+                f"{dest}: holds {tree.project} {tree.version}, not {archive.path.name}",
                 hint="name another --dest",
             )
         return dest
-    return _unpack(archive, dest, options)
+    return _unpack(archive.path, dest, options)
 
 
 def _unpack(archive: Path, dest: Path, options: Options) -> Path:

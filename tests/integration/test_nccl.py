@@ -365,11 +365,29 @@ def test_the_catalogue_is_of_both_projects(cli):
     assert "cmake_archs" in cli("explain").stdout
 
 
+def test_default_folders_of_different_sources_differ(cli, tmp_path, nccl_release, git):
+    """Two commits of one version must not be taken for each other."""
+    repository = tmp_path / "repository"
+    shutil.copytree(nccl_release, repository, symlinks=True)
+    git(repository, "init", "--quiet")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "one")
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    cache = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
+    cli("apply", "--nccl-src", f"git+file://{repository}@{commit}", env=cache)
+    archive = nccl_tree("nccl==2.29.7", offline=True)
+    cli("apply", "--nccl-src", archive.path)
+    cli("apply", "--nccl-src", "nccl==2.29.7")
+    found = {path.name for path in (tmp_path / "build").iterdir()}
+    digest = archive.identity.removeprefix("sha256:")
+    assert found == {"nccl-2.29.7", f"nccl-2.29.7-{commit[:8]}", f"nccl-2.29.7-{digest[:8]}"}
+
+
 def test_the_archive_of_the_release_by_itself(nccl_release, cli, tmp_path):
     archive = nccl_tree("nccl==2.29.7", offline=True).path
     copy = tmp_path / "v2.29.7-1.tar.gz"
     shutil.copy(archive, copy)
-    assert "4 files" not in cli("status", "--nccl-src", copy).stderr
+    assert cli("status", "--nccl-src", copy).stdout.count(" apply ") == 4
     copy.write_bytes(copy.read_bytes() + b"\0")
     said = cli("status", "--nccl-src", copy, rc=3).stderr
     assert "which the recipe does not know" in said

@@ -523,6 +523,7 @@ def wheel(folder, name, *requirements):
         bundle.writestr(f"{project}-1.dist-info/METADATA", f"Name: {project}\n{metadata}\ntext\n")
 
 
+EMPTY_ZIP = b"PK\5\6" + bytes(18)
 VLLM, TORCH = (
     "vllm-0.33.0-cp38-abi3-linux_aarch64.whl",
     "torch-2.12.1-cp312-cp312-linux_aarch64.whl",
@@ -563,7 +564,8 @@ def test_wheels_that_disagree_or_are_too_new(tmp_path):
         default_version(tmp_path)
 
 
-def test_a_wheel_that_cannot_be_read(tmp_path):
-    (tmp_path / TORCH).write_bytes(b"PK")
+@pytest.mark.parametrize("content", [b"PK", b"", EMPTY_ZIP, EMPTY_ZIP.replace(b"\5\6", b"\5\7")])
+def test_a_wheel_that_cannot_be_read(tmp_path, content):
+    (tmp_path / TORCH).write_bytes(content)
     with pytest.raises(UsageError, match="cannot be read"):
         default_version(tmp_path)
