@@ -1,6 +1,6 @@
 """What NCCL's own build files would do, without a compiler or a GPU.
 
-GNU make reads makefiles/common.mk with a stand-in for nvcc that only tells a version. CMake runs
+GNU make reads makefiles/common.mk and is told the version that nvcc would tell. CMake runs
 the two CMakeLists.txt that decide archs, libraries and nccl.pc in script mode; its trace says what
 every target would be given.
 """
@@ -30,7 +30,6 @@ _DRIVER = Path(__file__).with_name("nccl_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
 _TIMEOUT_S = 60
 _PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
-_NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release {cuda}, V{cuda}.0'\n"
 
 
 def make_flags(
@@ -50,13 +49,10 @@ def make_flags(
         raise HostError("make is not installed", hint="install GNU make: NCCL is built with it")
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         home = Path(folder)
-        nvcc = home / "nvcc"
-        nvcc.write_text(_NVCC.format(cuda=cuda), encoding="utf-8")
-        nvcc.chmod(0o755)
         (home / "common.mk").write_text(tree.read(COMMON_MK), encoding="utf-8")
         (home / "Makefile").write_text(_PRINT, encoding="utf-8")
         done = subprocess.run(
-            [make, "--no-print-directory", f"CUDA_HOME={home}", f"NVCC={nvcc}", *arguments],
+            [make, "--no-print-directory", f"CUDA_VERSION={cuda}", *arguments],
             cwd=home,
             env={"PATH": "/usr/bin:/bin", **(environment or {})},
             capture_output=True,

@@ -109,11 +109,11 @@ def _archive(spec: str, options: Options) -> _Archive | None:
         return None
     if options.project == "nccl":
         origin = _nccl(spec, options)
-        version = str(origin.version)
-        # Commits and archives of one version differ; a release is one thing.
-        other = f"{version}-{origin.identity.rpartition(':')[2][:8]}"
-        release = _release(spec, options.project) is not None
-        return _Archive(origin.path, version, version if release else other)
+        label = str(origin.version)
+        if _release(spec, options.project) is None:
+            # Commits and archives of one version differ; a release is one thing.
+            label += f"-{origin.identity.rpartition(':')[2][:8]}"
+        return _Archive(origin.path, str(origin.version), label)
     if path.is_file():
         name = re.match(
             r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar|\.zip)$", path.name
