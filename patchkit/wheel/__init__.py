@@ -1,0 +1,1 @@
+"""Finished wheels: what is in them, and the folder that holds them."""

@@ -1,8 +1,4 @@
-"""All or nothing, whatever happens: refusals, full disks, and being killed at any moment.
-
-A child process is killed before each single change that it makes to the disk, in turn: CPython
-announces every one of them as an audit event.
-"""
+"""All or nothing, whatever happens: refusals, full disks, and being killed at any moment."""
 
 from __future__ import annotations
 
@@ -12,13 +8,12 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
-import traceback
 from pathlib import PurePosixPath
 
 import pytest
 
-from patchkit.errors import BusyError, DriftError, PatchkitError, SourceError, StorageError
+from faults import EVENTS, in_child, kill, killed_everywhere
+from patchkit.errors import BusyError, DriftError, SourceError, StorageError
 from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
 
 LEDGER, ORIGINAL = ".patchkit/ledger.json", ".patchkit/originals/src/a.py"
@@ -52,8 +47,6 @@ WAYS = {
     "apply again": (PATCHED, REPATCHED),
     "revert": (PATCHED, STOCK),
 }
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-EVENTS = {"os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
 
 
 def changes_between(before, after):
@@ -88,57 +81,6 @@ def snapshot(root):
         )
         for place in root.rglob("*")
     }
-
-
-def in_child(action, hook=None):
-    """Run in a process of its own. Its exit code (a PatchkitError's, or 0), or minus its signal."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            if hook:
-                sys.addaudithook(hook)
-            action()
-            code = 0
-        except PatchkitError as error:
-            code = error.exit_code
-        finally:
-            if code == 1:
-                traceback.print_exc()
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def killer(number):
-    """An audit hook that kills the process before its n-th change of the disk.
-
-    A file that is opened to be written counts twice: before it, and when it is there but empty.
-    """
-    changes = itertools.count(1)
-
-    def hook(event, arguments):
-        opens = event == "open" and arguments[2] & WRITES
-        if (opens or event in EVENTS) and next(changes) == number:
-            kill()
-        if opens and next(changes) == number:
-            sys.setprofile(lambda _frame, what, _argument: what == "c_call" and kill())
-
-    return hook
-
-
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed_everywhere(action, prepare):
-    """Yields after each kill, the n-th before the n-th change, until the action gets through."""
-    for number in itertools.count(1):
-        prepare()
-        code = in_child(action, killer(number))
-        if code == 0:
-            return
-        assert code == -signal.SIGKILL
-        yield number
 
 
 @pytest.fixture
@@ -228,28 +170,6 @@ def test_a_file_that_cannot_be_written_whole(limit, root):
 
     assert in_child(limited) == StorageError.exit_code
     assert snapshot(root) == tree_of(STOCK)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Mount a file system of a given size; skips where that is not permitted."""
-    mounted = []
-
-    def mount(options):
-        place = tmp_path / f"disk{len(mounted)}"
-        place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-        if not shutil.which("mount"):
-            pytest.skip("there is no mount command")
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode:
-            pytest.skip(f"mounting is not permitted here: {result.stderr.splitlines()[0]}")
-        mounted.append(place)
-        return place
-
-    yield mount
-    for place in mounted:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def test_a_full_disk(small_disk):

@@ -1,0 +1,100 @@
+"""The three files that describe a wheelhouse, and which wheels fit into one together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.errors import SourceError
+from patchkit.wheel.record import ANY, WheelName, wheel_name
+
+MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
+_FORMAT = 1
+_HEADER = "# pip install --require-hashes --no-deps --no-index --find-links DIR -r DIR/{file}\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts."""
+
+    name: WheelName
+    sha256: str
+    size: int
+    facts: Mapping[str, Any]
+
+    @property
+    def filename(self) -> str:
+        return self.name.filename
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "filename": self.filename,
+            "project": self.name.project,
+            "version": str(self.name.version),
+            "tag": self.name.tag,
+            "sha256": self.sha256,
+            "size": self.size,
+            "facts": dict(self.facts),
+        }
+
+
+def read_manifest(data: bytes) -> tuple[Entry, ...]:
+    """Raises SourceError if this is not a manifest of this format."""
+    try:
+        fields = json.loads(data)
+        if fields["format"] != _FORMAT:
+            raise ValueError(f"format {fields['format']}, this patchkit reads {_FORMAT}")
+        return tuple(map(_entry, fields["wheels"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SourceError(
+            f"{MANIFEST}: cannot be read: {error or type(error).__name__}",
+            why="it was edited, or a newer patchkit wrote it",
+            hint="put it back; or move the wheels away, empty the folder, and build again",
+        ) from None
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    sha256, size, facts = row["sha256"], row["size"], row["facts"]
+    if not (isinstance(sha256, str) and isinstance(size, int) and isinstance(facts, dict)):
+        raise TypeError(f"{row['filename']}: a field has the wrong type")
+    return Entry(name=wheel_name(row["filename"]), sha256=sha256, size=size, facts=facts)
+
+
+def documents(entries: Iterable[Entry]) -> dict[str, str]:
+    """File name → text of everything that is told of these wheels; the same for the same wheels."""
+    ordered = sorted(entries, key=lambda entry: entry.filename)
+    manifest = {"format": _FORMAT, "wheels": [entry.fields() for entry in ordered]}
+    rows = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    needs = "".join(f"{_requirement(entry, ordered)}\n" for entry in ordered)
+    return {
+        MANIFEST: rows + "\n",
+        SUMS: "".join(f"{entry.sha256}  {entry.filename}\n" for entry in ordered),
+        REQUIREMENTS: _HEADER.format(file=REQUIREMENTS) + needs,
+    }
+
+
+def _requirement(entry: Entry, entries: Iterable[Entry]) -> str:
+    """A line of requirements.txt.
+
+    A marker only where there is a choice: alone, it would make pip on the other CPU install
+    nothing and be content.
+    """
+    siblings = [other for other in entries if other.name.project == entry.name.project]
+    cpus = " or ".join(f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus))
+    marker = f" ; {cpus}" if len(siblings) > 1 else ""
+    return f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}"
+
+
+def rivals(one: WheelName, other: WheelName) -> bool:
+    """Whether pip, given both files, would have to choose: it does not, and gives up."""
+    same_cpu = one.cpus & other.cpus or ANY in one.cpus | other.cpus
+    return one.project == other.project and one.filename != other.filename and bool(same_cpu)
+
+
+def supersedes(new: WheelName, old: WheelName) -> bool:
+    """Whether ``new`` is a later build of ``old``: one public version, and neither is stock."""
+    same = new.version == old.version
+    ours = new.version.local is not None and old.version.local is not None
+    return rivals(new, old) and new.version.public == old.version.public and (same or ours)

@@ -1,0 +1,389 @@
+"""A folder of wheels that is always whole: each wheel listed, each listed wheel there.
+
+A change is prepared in ``.staged`` with everything that it needs; renaming that folder to
+``.committed`` is the point of no return. What follows is only renaming and deleting, needs no
+space, and can be repeated: the next writer finishes what a killed one began. Readers then say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from patchkit.errors import (
+    BusyError,
+    HashMismatchError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
+from patchkit.patching.transaction import locked
+from patchkit.wheel.manifest import MANIFEST, Entry, documents, read_manifest, rivals, supersedes
+from patchkit.wheel.record import WheelName, faults, wheel_name
+
+_STAGED, _COMMITTED, _GONE = ".staged", ".committed", "gone"
+_PATIENCE = 60.0  # seconds; adding a wheel takes a few, and a build is too dear to lose to a lock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something wrong in a wheelhouse, what to do about it, and the exit code of its kind."""
+
+    filename: str
+    what: str
+    hint: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A file that was removed, or would be, and why."""
+
+    filename: str
+    reason: str
+
+
+def entries(house: Path) -> tuple[Entry, ...]:
+    """The wheels that the manifest lists. Raises SourceError, StorageError, BusyError."""
+    with _reading(house):
+        return _listed(house)
+
+
+def make_room(house: Path, filename: str) -> tuple[str, ...]:
+    """Wheels that a wheel of this name would replace; ask before a long build.
+
+    Raises UsageError if it cannot be held beside what is there.
+    """
+    name, outdated = wheel_name(filename), []
+    for there in _wheels(house):
+        if supersedes(name, there):
+            outdated.append(there.filename)
+        elif rivals(name, there):
+            raise _refused(name, there, house)
+    return tuple(outdated)
+
+
+def add(
+    house: Path,
+    wheel: Path,
+    facts: Mapping[str, Any],
+    *,
+    say: Callable[[str], None] = lambda _line: None,
+    patience: float = _PATIENCE,
+) -> Path:
+    """Put a finished wheel in its place, with what its builder knows of it (JSON).
+
+    An older build of the same version gives way; ``say`` is told which. Raises UsageError if the
+    wheel cannot be held beside another one, SourceError if it is damaged, StorageError for I/O,
+    BusyError if somebody else writes for more than ``patience`` seconds.
+    """
+    name = wheel_name(wheel.name)
+    with _writing(house, patience):
+        outdated = make_room(house, name.filename)
+        staged = _stage(house, wheel)
+        fresh = Entry(name=name, sha256=_sha256(staged), size=staged.stat().st_size, facts=facts)
+        leaving = {*outdated, name.filename}
+        kept = [entry for entry in _listed(house) if entry.filename not in leaving]
+        _commit(house, [*kept, fresh], outdated)
+    for filename in outdated:
+        say(f"{filename}: an older build of {name.pinned}, replaced")
+    return house / name.filename
+
+
+def verify(house: Path) -> tuple[Finding, ...]:
+    """Everything that is wrong in a wheelhouse. Raises SourceError, StorageError, BusyError."""
+    with _reading(house):
+        listed = _listed(house)
+        found = [*_leftovers(house)]
+        for entry in listed:
+            found += _entry_findings(house, entry)
+        found += _unlisted_findings(house, {entry.filename for entry in listed})
+        return (*found, *_stale(house, listed))
+
+
+def prune(
+    house: Path, *, drop: Collection[str] = (), dry_run: bool = False, patience: float = _PATIENCE
+) -> tuple[Pruned, ...]:
+    """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
+
+    ``drop`` names wheels by file name, project, or project==version. A listed wheel that is gone
+    is listed no more, and the three files are written anew. Raises as ``add`` does, and SourceError
+    if no manifest tells what belongs here.
+    """
+    _check_folder(house)
+    with _reading(house, patience) if dry_run else _locked(house, patience):
+        left = [Pruned(finding.filename, finding.what) for finding in _leftovers(house)]
+        if not dry_run:
+            _recover(house)
+        listed, dropped = _listed(house), _dropped(house, drop)
+        _check_manifest(house, dropped)
+        removed = _pruned(house, listed, dropped)
+        gone = {each.filename for each in removed}
+        kept = [entry for entry in listed if entry.filename not in gone]
+        stale = [Pruned(finding.filename, "written anew") for finding in _stale(house, kept)]
+        if (stale or removed) and not dry_run:
+            _commit(house, kept, sorted(gone))
+    return (*left, *removed, *stale)
+
+
+# Reading
+
+
+def _listed(house: Path) -> tuple[Entry, ...]:
+    place = house / MANIFEST
+    return read_manifest(place.read_bytes()) if place.exists() else ()
+
+
+def _wheels(house: Path) -> Iterator[WheelName]:
+    """Every wheel in the folder, listed or not, whose name says what it is."""
+    for place in sorted(house.glob("*.whl")):
+        with contextlib.suppress(SourceError):
+            yield wheel_name(place.name)
+
+
+def _refused(new: WheelName, old: WheelName, house: Path) -> UsageError:
+    same = new.version.public == old.version.public
+    return UsageError(
+        f"{house} holds {old.filename}; {new.filename} cannot be added",
+        why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): "
+        + ("stock and a build of ours are one version" if same else "two versions of one project"),
+        hint=f"patchkit wheelhouse prune --dir {house} --drop {old.filename}; "
+        "or build into another folder",
+    )
+
+
+def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
+    place, again = house / entry.filename, "build it again"
+    if not place.is_file():
+        hint = f"{again}, or: patchkit wheelhouse prune --dir {house}"
+        yield _finding(StorageError, entry.filename, "is listed, and not there", hint)
+        return
+    size = place.stat().st_size
+    if size != entry.size:
+        what = f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
+        yield _finding(HashMismatchError, entry.filename, what, again)
+    elif (found := _sha256(place)) != entry.sha256:
+        what = f"its sha256 is {found}, {entry.sha256} in {MANIFEST}: it was changed"
+        yield _finding(HashMismatchError, entry.filename, what, again)
+    for fault in faults(place):
+        yield _finding(HashMismatchError, entry.filename, fault, again)
+
+
+def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding]:
+    names = list(_wheels(house))
+    prune_it = f"move it away, or: patchkit wheelhouse prune --dir {house}"
+    for place in sorted(house.glob("*.whl")):
+        if place.name not in listed:
+            yield _finding(UsageError, place.name, f"is not in {MANIFEST}", prune_it)
+    for number, one in enumerate(names):
+        for other in names[number + 1 :]:
+            if rivals(one, other):
+                what = f"pip cannot resolve it beside {other.filename} (ResolutionImpossible)"
+                hint = f"patchkit wheelhouse prune --dir {house} --drop {one.filename}"
+                yield _finding(UsageError, one.filename, what, hint)
+
+
+def _leftovers(house: Path) -> Iterator[Finding]:
+    if (house / _STAGED).exists():
+        hint = f"patchkit wheelhouse prune --dir {house}"
+        yield _finding(StorageError, _STAGED, "left by an interrupted run", hint)
+
+
+def _stale(house: Path, listed: Sequence[Entry]) -> Iterator[Finding]:
+    if not listed and not (house / MANIFEST).exists():
+        return
+    for filename, text in documents(listed).items():
+        place = house / filename
+        if not place.exists() or place.read_bytes() != text.encode():
+            what = "does not say what belongs to these wheels" if place.exists() else "is missing"
+            hint = f"patchkit wheelhouse prune --dir {house} writes it anew"
+            yield _finding(HashMismatchError, filename, what, hint)
+
+
+def _finding(kind: type[PatchkitError], filename: str, what: str, hint: str) -> Finding:
+    return Finding(filename=filename, what=what, hint=hint, exit_code=kind.exit_code)
+
+
+def _check_folder(house: Path) -> None:
+    if not house.is_dir():
+        raise SourceError(f"{house}: no such folder", hint="name the wheelhouse with --dir")
+
+
+def _check_manifest(house: Path, dropped: Collection[str]) -> None:
+    others = [place for place in house.glob("*.whl") if place.name not in dropped]
+    if others and not (house / MANIFEST).exists():
+        raise SourceError(
+            f"{house / MANIFEST}: is missing, so nothing tells which wheels belong here",
+            why="it was deleted, or this is not a wheelhouse of patchkit",
+            hint="remove the wheels by hand, or build them again",
+        )
+
+
+def _dropped(house: Path, drop: Collection[str]) -> set[str]:
+    """File names of the wheels, listed or there, that ``drop`` names. Raises UsageError."""
+    listed = [entry.name for entry in _listed(house)]
+    known = {
+        name.filename: {name.filename, name.project, name.pinned}
+        for name in (*listed, *_wheels(house))
+    }
+    for name in drop:
+        if not any(name in names for names in known.values()):
+            raise UsageError(
+                f"no wheel here is called {name!r}", hint=f"there are {', '.join(known) or 'none'}"
+            )
+    return {filename for filename, names in known.items() if names & set(drop)}
+
+
+def _pruned(house: Path, listed: Sequence[Entry], dropped: Collection[str]) -> list[Pruned]:
+    names = {entry.filename for entry in listed}
+    on_disk = {place.name for place in house.glob("*.whl")}
+    return [
+        *(Pruned(name, "dropped") for name in sorted(dropped)),
+        *(Pruned(name, f"not in {MANIFEST}") for name in sorted(on_disk - names - {*dropped})),
+        *(Pruned(name, "gone, listed no more") for name in sorted(names - on_disk - {*dropped})),
+    ]
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def _locked(house: Path, patience: float) -> Iterator[None]:
+    """Hold the folder alone; wait for whoever has it, since each holds it for seconds only."""
+    deadline = time.monotonic() + patience
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(house))
+                break
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        yield
+
+
+@contextlib.contextmanager
+def _reading(house: Path, patience: float = _PATIENCE) -> Iterator[None]:
+    _check_folder(house)
+    with _locked(house, patience):
+        if (house / _COMMITTED).exists():
+            raise StorageError(
+                f"{house}: a change was cut short in mid-commit",
+                why="patchkit was killed",
+                hint=f"patchkit wheelhouse prune --dir {house} finishes it; so does the next build",
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _writing(house: Path, patience: float) -> Iterator[None]:
+    with _translated(house):
+        house.mkdir(parents=True, exist_ok=True)
+    with _locked(house, patience):
+        _recover(house)
+        yield
+
+
+def _recover(house: Path) -> None:
+    """Clear away what was only staged, finish what was committed."""
+    with _translated(house):
+        _clear(house)
+        if (house / _COMMITTED).exists():
+            _carry_out(house)
+
+
+def _stage(house: Path, wheel: Path) -> Path:
+    """A copy of the wheel, proven whole. Raises SourceError, StorageError."""
+    staged = house / _STAGED / wheel.name
+    with _cleared_on_failure(house):
+        with _translated(house):
+            staged.parent.mkdir()
+            with wheel.open("rb") as source, staged.open("xb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+                _flush(copy)
+        if found := list(faults(staged)):
+            raise SourceError(f"{wheel}: {found[0]}", why=_others(found), hint="build it again")
+    return staged
+
+
+def _others(found: Sequence[str]) -> str:
+    return f"and {len(found) - 1} faults more" if len(found) > 1 else "the wheel is damaged"
+
+
+def _commit(house: Path, listed: Sequence[Entry], gone: Sequence[str]) -> None:
+    """Make the folder hold ``listed``, the new wheel being staged, and nothing called ``gone``."""
+    staged = house / _STAGED
+    with _cleared_on_failure(house), _translated(house):
+        staged.mkdir(exist_ok=True)
+        for filename, text in {**documents(listed), _GONE: "\n".join(gone)}.items():
+            with (staged / filename).open("xb") as file:
+                file.write(text.encode())
+                _flush(file)
+        _sync(staged)
+        staged.rename(house / _COMMITTED)
+    with _translated(house, "the change is prepared and not finished"):
+        _sync(house)
+        _carry_out(house)
+
+
+def _carry_out(house: Path) -> None:
+    folder = house / _COMMITTED
+    for name in (folder / _GONE).read_text(encoding="utf-8").split():
+        (house / name).unlink(missing_ok=True)
+    for place in sorted(folder.iterdir()):
+        if place.name != _GONE:
+            place.replace(house / place.name)
+    _sync(house)
+    folder.rename(house / _STAGED)
+    _clear(house)
+
+
+@contextlib.contextmanager
+def _cleared_on_failure(house: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        _clear(house)
+        raise
+
+
+def _clear(house: Path) -> None:
+    shutil.rmtree(house / _STAGED, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _translated(house: Path, outcome: str = "nothing was changed") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename2 or error.filename or house}: {error.strerror}; {outcome}",
+            hint="check permissions and free space, then run the same command again",
+        ) from error
+
+
+def _sha256(place: Path) -> str:
+    with place.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

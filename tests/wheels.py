@@ -1,0 +1,53 @@
+"""Small valid wheels, made by the standard library."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+import zipfile
+
+CPU = platform.machine()
+OTHER_CPU = "aarch64" if CPU != "aarch64" else "x86_64"
+HERE, ELSEWHERE = (f"py3-none-manylinux_2_17_{cpu}" for cpu in (CPU, OTHER_CPU))
+
+_FILES = {"nvidia-nccl-cu13": "nvidia/nccl/lib/libnccl.so.2"}
+
+
+def write_wheel(
+    folder, version, *, project="nvidia-nccl-cu13", tag=HERE, files=None, requires=(), change=None
+):
+    """Write a wheel into a folder; ``change`` may spoil its members, RECORD among them."""
+    stem = f"{project.replace('-', '_')}-{version}"
+    home = f"{stem}.dist-info"
+    named = [f"Name: {project}", f"Version: {version}"]
+    named += [f"Requires-Dist: {each}" for each in requires]
+    members = {
+        **(files or {_FILES.get(project, f"{project}.txt"): f"{version} {tag}".encode()}),
+        f"{home}/METADATA": _fields(
+            "Metadata-Version: 2.1", f"Name: {project}", f"Version: {version}"
+        ),
+        f"{home}/WHEEL": _fields("Wheel-Version: 1.0", "Root-Is-Purelib: true", f"Tag: {tag}"),
+    }
+    members[f"{home}/RECORD"] = record(home, members)
+    if change:
+        change(members, home)
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in members.items():
+            archive.writestr(zipfile.ZipInfo(path), data)
+    return place
+
+
+def record(home, members):
+    rows = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in members.items()]
+    return "\n".join([*rows, f"{home}/RECORD,,", ""]).encode()
+
+
+def _fields(*lines):
+    return "\n".join([*lines, ""]).encode()
+
+
+def _digest(data):
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
