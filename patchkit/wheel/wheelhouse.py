@@ -1,36 +1,18 @@
-"""A folder of wheels that is always whole: each wheel listed, each listed wheel there.
-
-A change is prepared in ``.staged`` with everything that it needs; renaming that folder to
-``.committed`` is the point of no return. What follows is only renaming and deleting, needs no
-space, and can be repeated: the next writer finishes what a killed one began. Readers then say so.
-"""
+"""The folder of finished wheels: each wheel listed, each listed wheel there."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import shutil
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from patchkit.errors import (
-    BusyError,
-    HashMismatchError,
-    PatchkitError,
-    SourceError,
-    StorageError,
-    UsageError,
-)
-from patchkit.patching.transaction import locked
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError, UsageError
 from patchkit.wheel.manifest import MANIFEST, Entry, documents, read_manifest, rivals, supersedes
 from patchkit.wheel.record import WheelName, faults, wheel_name
-
-_STAGED, _COMMITTED, _GONE = ".staged", ".committed", "gone"
-_PATIENCE = 60.0  # seconds; adding a wheel takes a few, and a build is too dear to lose to a lock
+from patchkit.wheel.storage import PATIENCE, STAGED, commit, held, reading, recover, staged, writing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +35,7 @@ class Pruned:
 
 def entries(house: Path) -> tuple[Entry, ...]:
     """The wheels that the manifest lists. Raises SourceError, StorageError, BusyError."""
-    with _reading(house):
+    with reading(house):
         return _listed(house)
 
 
@@ -63,7 +45,7 @@ def make_room(house: Path, filename: str) -> tuple[str, ...]:
     Raises UsageError if it cannot be held beside what is there.
     """
     name, outdated = wheel_name(filename), []
-    for there in _wheels(house):
+    for there in _known(house):
         if supersedes(name, there):
             outdated.append(there.filename)
         elif rivals(name, there):
@@ -77,7 +59,7 @@ def add(
     facts: Mapping[str, Any],
     *,
     say: Callable[[str], None] = lambda _line: None,
-    patience: float = _PATIENCE,
+    patience: float = PATIENCE,
 ) -> Path:
     """Put a finished wheel in its place, with what its builder knows of it (JSON).
 
@@ -86,13 +68,16 @@ def add(
     BusyError if somebody else writes for more than ``patience`` seconds.
     """
     name = wheel_name(wheel.name)
-    with _writing(house, patience):
+    with writing(house, patience):
         outdated = make_room(house, name.filename)
-        staged = _stage(house, wheel)
-        fresh = Entry(name=name, sha256=_sha256(staged), size=staged.stat().st_size, facts=facts)
         leaving = {*outdated, name.filename}
         kept = [entry for entry in _listed(house) if entry.filename not in leaving]
-        _commit(house, [*kept, fresh], outdated)
+        with staged(house, wheel) as copy:
+            if found := list(faults(copy)):
+                raise SourceError(f"{wheel}: {found[0]}", why=_others(found), hint="build it again")
+            size = copy.stat().st_size
+            fresh = Entry(name=name, sha256=_sha256(copy), size=size, facts=facts)
+            commit(house, documents([*kept, fresh]), outdated)
     for filename in outdated:
         say(f"{filename}: an older build of {name.pinned}, replaced")
     return house / name.filename
@@ -100,7 +85,7 @@ def add(
 
 def verify(house: Path) -> tuple[Finding, ...]:
     """Everything that is wrong in a wheelhouse. Raises SourceError, StorageError, BusyError."""
-    with _reading(house):
+    with reading(house):
         listed = _listed(house)
         found = [*_leftovers(house)]
         for entry in listed:
@@ -110,7 +95,7 @@ def verify(house: Path) -> tuple[Finding, ...]:
 
 
 def prune(
-    house: Path, *, drop: Collection[str] = (), dry_run: bool = False, patience: float = _PATIENCE
+    house: Path, *, drop: Collection[str] = (), dry_run: bool = False, patience: float = PATIENCE
 ) -> tuple[Pruned, ...]:
     """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
 
@@ -118,11 +103,10 @@ def prune(
     is listed no more, and the three files are written anew. Raises as ``add`` does, and SourceError
     if no manifest tells what belongs here.
     """
-    _check_folder(house)
-    with _reading(house, patience) if dry_run else _locked(house, patience):
+    with reading(house, patience) if dry_run else held(house, patience):
         left = [Pruned(finding.filename, finding.what) for finding in _leftovers(house)]
         if not dry_run:
-            _recover(house)
+            recover(house)
         listed, dropped = _listed(house), _dropped(house, drop)
         _check_manifest(house, dropped)
         removed = _pruned(house, listed, dropped)
@@ -130,16 +114,19 @@ def prune(
         kept = [entry for entry in listed if entry.filename not in gone]
         stale = [Pruned(finding.filename, "written anew") for finding in _stale(house, kept)]
         if (stale or removed) and not dry_run:
-            _commit(house, kept, sorted(gone))
+            commit(house, documents(kept), sorted(gone))
     return (*left, *removed, *stale)
-
-
-# Reading
 
 
 def _listed(house: Path) -> tuple[Entry, ...]:
     place = house / MANIFEST
     return read_manifest(place.read_bytes()) if place.exists() else ()
+
+
+def _known(house: Path) -> list[WheelName]:
+    """Every wheel that is listed or there."""
+    names = [entry.name for entry in _listed(house)] + list(_wheels(house))
+    return list({name.filename: name for name in names}.values())
 
 
 def _wheels(house: Path) -> Iterator[WheelName]:
@@ -192,9 +179,9 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
 
 
 def _leftovers(house: Path) -> Iterator[Finding]:
-    if (house / _STAGED).exists():
+    if (house / STAGED).exists():
         hint = f"patchkit wheelhouse prune --dir {house}"
-        yield _finding(StorageError, _STAGED, "left by an interrupted run", hint)
+        yield _finding(StorageError, STAGED, "left by an interrupted run", hint)
 
 
 def _stale(house: Path, listed: Sequence[Entry]) -> Iterator[Finding]:
@@ -212,11 +199,6 @@ def _finding(kind: type[PatchkitError], filename: str, what: str, hint: str) -> 
     return Finding(filename=filename, what=what, hint=hint, exit_code=kind.exit_code)
 
 
-def _check_folder(house: Path) -> None:
-    if not house.is_dir():
-        raise SourceError(f"{house}: no such folder", hint="name the wheelhouse with --dir")
-
-
 def _check_manifest(house: Path, dropped: Collection[str]) -> None:
     others = [place for place in house.glob("*.whl") if place.name not in dropped]
     if others and not (house / MANIFEST).exists():
@@ -229,11 +211,7 @@ def _check_manifest(house: Path, dropped: Collection[str]) -> None:
 
 def _dropped(house: Path, drop: Collection[str]) -> set[str]:
     """File names of the wheels, listed or there, that ``drop`` names. Raises UsageError."""
-    listed = [entry.name for entry in _listed(house)]
-    known = {
-        name.filename: {name.filename, name.project, name.pinned}
-        for name in (*listed, *_wheels(house))
-    }
+    known = {name.filename: {name.filename, name.project, name.pinned} for name in _known(house)}
     for name in drop:
         if not any(name in names for names in known.values()):
             raise UsageError(
@@ -252,138 +230,10 @@ def _pruned(house: Path, listed: Sequence[Entry], dropped: Collection[str]) -> l
     ]
 
 
-# Writing
-
-
-@contextlib.contextmanager
-def _locked(house: Path, patience: float) -> Iterator[None]:
-    """Hold the folder alone; wait for whoever has it, since each holds it for seconds only."""
-    deadline = time.monotonic() + patience
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(house))
-                break
-            except BusyError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-        yield
-
-
-@contextlib.contextmanager
-def _reading(house: Path, patience: float = _PATIENCE) -> Iterator[None]:
-    _check_folder(house)
-    with _locked(house, patience):
-        if (house / _COMMITTED).exists():
-            raise StorageError(
-                f"{house}: a change was cut short in mid-commit",
-                why="patchkit was killed",
-                hint=f"patchkit wheelhouse prune --dir {house} finishes it; so does the next build",
-            )
-        yield
-
-
-@contextlib.contextmanager
-def _writing(house: Path, patience: float) -> Iterator[None]:
-    with _translated(house):
-        house.mkdir(parents=True, exist_ok=True)
-    with _locked(house, patience):
-        _recover(house)
-        yield
-
-
-def _recover(house: Path) -> None:
-    """Clear away what was only staged, finish what was committed."""
-    with _translated(house):
-        _clear(house)
-        if (house / _COMMITTED).exists():
-            _carry_out(house)
-
-
-def _stage(house: Path, wheel: Path) -> Path:
-    """A copy of the wheel, proven whole. Raises SourceError, StorageError."""
-    staged = house / _STAGED / wheel.name
-    with _cleared_on_failure(house):
-        with _translated(house):
-            staged.parent.mkdir()
-            with wheel.open("rb") as source, staged.open("xb") as copy:
-                shutil.copyfileobj(source, copy, 1 << 20)
-                _flush(copy)
-        if found := list(faults(staged)):
-            raise SourceError(f"{wheel}: {found[0]}", why=_others(found), hint="build it again")
-    return staged
-
-
 def _others(found: Sequence[str]) -> str:
     return f"and {len(found) - 1} faults more" if len(found) > 1 else "the wheel is damaged"
-
-
-def _commit(house: Path, listed: Sequence[Entry], gone: Sequence[str]) -> None:
-    """Make the folder hold ``listed``, the new wheel being staged, and nothing called ``gone``."""
-    staged = house / _STAGED
-    with _cleared_on_failure(house), _translated(house):
-        staged.mkdir(exist_ok=True)
-        for filename, text in {**documents(listed), _GONE: "\n".join(gone)}.items():
-            with (staged / filename).open("xb") as file:
-                file.write(text.encode())
-                _flush(file)
-        _sync(staged)
-        staged.rename(house / _COMMITTED)
-    with _translated(house, "the change is prepared and not finished"):
-        _sync(house)
-        _carry_out(house)
-
-
-def _carry_out(house: Path) -> None:
-    folder = house / _COMMITTED
-    for name in (folder / _GONE).read_text(encoding="utf-8").split():
-        (house / name).unlink(missing_ok=True)
-    for place in sorted(folder.iterdir()):
-        if place.name != _GONE:
-            place.replace(house / place.name)
-    _sync(house)
-    folder.rename(house / _STAGED)
-    _clear(house)
-
-
-@contextlib.contextmanager
-def _cleared_on_failure(house: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        _clear(house)
-        raise
-
-
-def _clear(house: Path) -> None:
-    shutil.rmtree(house / _STAGED, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _translated(house: Path, outcome: str = "nothing was changed") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename2 or error.filename or house}: {error.strerror}; {outcome}",
-            hint="check permissions and free space, then run the same command again",
-        ) from error
 
 
 def _sha256(place: Path) -> str:
     with place.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

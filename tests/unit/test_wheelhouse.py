@@ -163,6 +163,14 @@ def test_what_pip_could_not_resolve_is_refused(there, new, why, listed, house, m
     assert held(house) == [new]
 
 
+def test_a_listed_wheel_that_is_gone_still_counts(house, made):
+    add(house, made(OURS), {}).unlink()
+    with pytest.raises(UsageError, match="cannot be added"):
+        add(house, made("2.30.7"), {})
+    add(house, made(NEWER), {})
+    assert held(house) == [NEWER]
+
+
 def test_other_projects_and_the_other_cpu_have_room(house, made):
     for wheel in (
         made(STOCK),
