@@ -24,6 +24,7 @@ _VERBS = {
     "fixes": "The catalogue of fixes.",
     "explain": "One fix, or a claim that guides make: reason, releases, evidence.",
     "fetch": "Download a release, verified by its locked sha256.",
+    "inspect": "Which libnccl torch and vLLM would load.",
     "wheelhouse": "The folder of finished wheels: list, verify, prune.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
     "inspect": "Device code in a library or a wheel, and how it loads on a device.",

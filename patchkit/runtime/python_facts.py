@@ -1,0 +1,84 @@
+"""Run by the Python that is asked about: prints one line of JSON. Imports no torch and no vLLM.
+
+It starts as vLLM would start: under the same variables, after .pth files and sitecustomize. So what
+is mapped now is what they, and LD_PRELOAD, have mapped. Any Python that vLLM supports can run it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+import sysconfig
+
+MARK = "patchkit:"
+
+
+class _Object(ctypes.Structure):
+    """The beginning of a ``dl_phdr_info``."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+
+class _Place(ctypes.Structure):
+    """A ``Dl_info``."""
+
+    _fields_ = (
+        ("filename", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def mapped() -> list[str]:
+    """Libraries in the order in which the dynamic loader looks through them."""
+    names = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Object), ctypes.c_size_t, ctypes.c_void_p)
+    def note(found, _size, _data):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        names.append(os.fsdecode(found.contents.name or b""))
+        return 0
+
+    ctypes.CDLL(None).dl_iterate_phdr(note, None)
+    return [os.path.abspath(name) for name in names if "/" in name]  # noqa: PTH100
+
+
+def provider(symbol: str) -> str | None:
+    """The library whose ``symbol`` everybody gets, whatever was loaded for them."""
+    try:
+        function = getattr(ctypes.CDLL(None), symbol)
+    except AttributeError:
+        return None
+    place = _Place()
+    ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))
+    return os.path.abspath(os.fsdecode(place.filename or b""))  # noqa: PTH100
+
+
+def package(name: str) -> str | None:
+    """The ``__init__.py`` that an import would run."""
+    spec = importlib.util.find_spec(name)
+    return spec.origin if spec else None
+
+
+def main() -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # the folder of this very file
+    facts = {
+        "executable": os.path.realpath(sys.executable),
+        "version": ".".join(map(str, sys.version_info[:3])),
+        "path": sys.path,
+        "multiarch": sysconfig.get_config_var("MULTIARCH") or "",
+        "caller": getattr(sys.modules.get("_ctypes"), "__file__", None),
+        "torch": package("torch"),
+        "vllm": package("vllm"),
+        "mapped": mapped(),
+        "provider": provider("ncclGetVersion"),
+    }
+    print(MARK + json.dumps(facts))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
