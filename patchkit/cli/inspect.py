@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.archs import STYLES
+from patchkit.cli.loaded import show_loaded
 from patchkit.cli.options import as_json, find_target
+from patchkit.errors import UsageError
 from patchkit.target import Load, Target
 from patchkit.wheel.inspect import LIVE, RELOCATABLE, Binary, inspect, reach
 
@@ -27,17 +30,26 @@ _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 
 
 @click.command()
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--target", "name", default="gb10", show_default=True, metavar="gb10|thor|h200", help="Device."
 )
+@click.option("--loaded", is_flag=True, help="Which libnccl torch and vLLM would load, and why.")
+@click.option(
+    "--python", default=sys.executable, metavar="EXE", help="With --loaded: the Python that has torch."
+)
 @as_json
-def command(file: Path, *, name: str, as_json: bool) -> None:
+def command(file: Path | None, *, name: str, loaded: bool, python: str, as_json: bool) -> None:
     """Which device code a shared library or a wheel holds, and how it loads on a device.
 
     exact, family, compatible, jit (from PTX) or none, as NVIDIA's rules say; no GPU and no toolkit
     is asked. A device runs live code (.nv_fatbin); __nv_relfatbin is what that was linked from.
     """
+    if (file is None) != loaded:
+        raise UsageError("name a FILE, or say --loaded", hint="patchkit inspect --help")
+    if file is None:
+        show_loaded(python, as_json=as_json)
+        return
     target = find_target(name)
     binaries = inspect(file)
     if as_json:

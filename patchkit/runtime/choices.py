@@ -15,7 +15,8 @@ from patchkit.runtime.loader import Library, Mapped, Process, exports, read_libr
 STEM, SONAME = "libnccl.so", "libnccl.so.2"
 VARIABLE = "VLLM_NCCL_SO_PATH"
 PRELOAD = "LD_PRELOAD"
-STARTUP = "loaded when Python started, by a .pth file or sitecustomize"
+PRELOADED = f"{PRELOAD}, before everything else"
+STARTUP = "loaded when Python started, by a .pth file, sitecustomize or /etc/ld.so.preload"
 _SYMBOL = "ncclGetVersion"
 _GLOBAL_DEPS = "libtorch_global_deps.so"
 # A row of torch's list of what to preload: a folder below nvidia/, and a pattern.
@@ -39,8 +40,14 @@ def started(facts: Facts, environment: Mapping[str, str]) -> Process:
     process = Process(executable=executable, environment=environment, multiarch=facts.multiarch)
     for path in facts.mapped:
         if Path(path).name.startswith(STEM) or exports(path, _SYMBOL):
-            process.open(path, PRELOAD if path == facts.provider else STARTUP)
+            asked = any(Path(path).name == Path(entry).name for entry in preloads(environment))
+            process.open(path, PRELOADED if asked else STARTUP)
     return process
+
+
+def preloads(environment: Mapping[str, str]) -> list[str]:
+    """The entries of LD_PRELOAD: paths, or names that the loader looks for."""
+    return re.split("[: ]+", environment.get(PRELOAD, ""))
 
 
 def torch_choice(process: Process, facts: Facts) -> Choice:
@@ -59,11 +66,12 @@ def torch_choice(process: Process, facts: Facts) -> Choice:
         _load(process, library)
         _preload(process, facts, library)
     loads = [_load(process, user) for user in users]
-    if facts.provider:  # a symbol that is global already is everybody's
-        return Choice(path=facts.provider, why=f"{PRELOAD} goes before everything else")
-    if loads[0] is None:
+    # A function that is global before torch comes is torch's too, whatever torch loads.
+    everybodys = (each for each in process.mapped if each.path == facts.provider)
+    taken = next(everybodys, loads[0])
+    if taken is None:
         return Choice(path=None, why=f"{users[0].name} needs {SONAME}, and the loader finds none")
-    return Choice(path=loads[0].path, why=loads[0].why)
+    return Choice(path=taken.path, why=taken.why)
 
 
 def _needs(library: Library) -> Iterator[str]:
@@ -78,7 +86,7 @@ def _load(process: Process, library: Library) -> Mapped | None:
 def _preload(process: Process, facts: Facts, deps: Library) -> None:
     """torch maps the copy beside it by its path, if CUDA's runtime came with its first library."""
     if any(name.startswith("libcudart") for name in deps.needed):
-        text = Path(facts.torch or "").read_text(encoding="utf-8")
+        text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
         if found := preloaded(text, facts.cuda, facts.path):
             process.open(found, "torch itself preloads the first nvidia/nccl/lib on sys.path")
 

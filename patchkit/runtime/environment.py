@@ -46,7 +46,8 @@ class Facts:
     def cuda(self) -> str:
         """The CUDA that torch is built for, ``""`` for a build without it."""
         place = self.torch_home / "version.py"
-        match = _CUDA.search(place.read_text(encoding="utf-8")) if place.is_file() else None
+        text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+        match = _CUDA.search(text)
         return match["version"] if match else ""
 
     def release(self, project: str) -> str:

@@ -23,6 +23,7 @@ from patchkit.runtime.choices import (
     STEM,
     VARIABLE,
     Choice,
+    preloads,
     started,
     torch_choice,
     vllm_choice,
@@ -31,7 +32,7 @@ from patchkit.runtime.environment import Facts, ask
 from patchkit.runtime.loader import Process, read_library
 from patchkit.runtime.owners import Owner, owners
 
-_VERSION = re.compile(rb"NCCL version (\d[\w.]*(?:\+cuda[\d.]+)?)[\0\n ]")
+_VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +175,12 @@ def _unused(copy: Copy, torch: Choice, vllm: Choice) -> Iterator[str]:
 
 def _owner_warnings(copy: Copy) -> Iterator[str]:
     names = " and ".join(map(str, copy.owners))
+    writers = [str(owner) for owner in copy.owners if owner.sha256 == copy.sha256]
     if len(copy.owners) > 1:
-        yield f"{copy.path} belongs to {names}: uninstalling one deletes it for the other"
-    signed = [owner for owner in copy.owners if owner.sha256]
-    if signed and all(owner.sha256 != copy.sha256 for owner in signed):
-        yield f"{copy.path} was changed since {names} was installed: pip does not know"
+        whose = f", and its bytes are those of {writers[0]}" if writers else ""
+        yield f"{copy.path} belongs to {names}{whose}: uninstalling one deletes it for the other"
+    if not writers and any(owner.sha256 for owner in copy.owners):
+        yield f"{copy.path} was changed after {names} was installed: pip does not know"
     for owner in copy.owners if len(copy.owners) == 1 else ():
         if copy.version and owner.version.partition("+")[0] != copy.version.partition("+")[0]:
             yield f"{copy} says another version than the package {owner}"
@@ -186,7 +188,7 @@ def _owner_warnings(copy: Copy) -> Iterator[str]:
 
 def _preload_warnings(process: Process, facts: Facts) -> Iterator[str]:
     there = {os.path.realpath(each.path) for each in process.mapped}
-    for entry in re.split("[: ]", process.environment.get(PRELOAD, "")):
+    for entry in preloads(process.environment):
         if "nccl" in entry and "/" in entry and os.path.realpath(entry) not in there:
             yield f"{PRELOAD} names {entry}, which the loader could not take"
     named = process.environment.get(VARIABLE)

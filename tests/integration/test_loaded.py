@@ -1,223 +1,23 @@
-"""Which libnccl is loaded: foretold from the files, and done by the real dynamic loader.
-
-The libraries are small, but real ones: laid out, linked and preloaded as in torch's wheels. Each
-libnccl says another version, so whoever calls it tells which one was taken.
-"""
+"""Which libnccl is loaded: foretold from the files, and done by the real dynamic loader."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import shutil
 import subprocess
-import sys
 import venv
 import zipfile
 from pathlib import Path
-from random import Random
-from types import SimpleNamespace
 
 import pytest
 
-from patchkit.runtime.choices import preloaded
-from patchkit.runtime.loader import Library, exports, read_library
+from layout import VERSIONS, Environment, compiled, link
 from wheels import write_wheel
-
-# What lies where, and the version that it says.
-VERSIONS = {"stock": 22907, "custom": 23007, "third": 22809, "second site": 22205}
-RPATH = "$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/nccl/lib:$ORIGIN"
-NCCL = """
-int ncclGetVersion(int *version) { *version = %d; return 0; }
-const char text[] = "NCCL version %s+cuda13.0";
-"""
-TORCH = """
-int ncclGetVersion(int *);
-int torch_nccl(void) { int version; ncclGetVersion(&version); return version; }
-"""
-TORCH_INIT = """
-import ctypes, glob, os, sys
-
-def _preload_cuda_deps():
-    for folder, pattern in [
-        ("cuda_runtime", "libcudart.so.*[0-9]"),
-        ("nccl", "libnccl.so.*[0-9]"),
-        ("nvshmem", "libnvshmem_host.so.*[0-9]"),
-    ]:
-        found = []
-        for entry in sys.path:
-            for place in (f"nvidia/{folder}", "nvidia/cu13", folder):
-                found += glob.glob(os.path.join(entry, place, "lib", pattern))
-            if found:
-                break
-        if not found:
-            raise ValueError(pattern)
-        ctypes.CDLL(found[0])
-
-here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
-ctypes.CDLL(f"{here}/libtorch_global_deps.so", mode=ctypes.RTLD_GLOBAL)
-try:
-    if "libcudart.so" in open("/proc/self/maps").read():
-        _preload_cuda_deps()
-except Exception:
-    pass
-nccl = ctypes.CDLL(f"{here}/libtorch_python.so").torch_nccl
-"""
-VERSION = "__version__ = '2.13.0'\ncuda: Optional[str] = %s\ngit_version = '0'\n"
-PROBE = """
-import ctypes, json, os
-import torch
-
-answer = {"torch": torch.nccl(), "vllm": None}
-version = ctypes.c_int()
-try:
-    library = ctypes.CDLL(os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2")
-    library.ncclGetVersion(ctypes.byref(version))
-    answer["vllm"] = version.value
-except OSError:
-    pass
-with open("/proc/self/maps") as maps:
-    paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/" in line}
-answer["mapped"] = sorted(path for path in paths if b"NCCL version " in open(path, "rb").read())
-print(json.dumps(answer))
-"""
-
-
-def dotted(version):
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-
-
-def link(place, source="", *, soname=None, needs=(), path=RPATH, tags="--disable-new-dtags"):
-    """Compile a shared library that needs others; by default with DT_RPATH, as torch's."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    command = ["gcc", "-shared", "-fPIC", "-O0", "-x", "c", "-", "-x", "none", "-o", place]
-    command += [f"-Wl,-soname,{soname}"] if soname else []
-    if needs:
-        command += [
-            "-Wl,--no-as-needed",
-            *needs,
-            f"-Wl,{tags},-rpath,{path}",
-            "-Wl,--allow-shlib-undefined",
-        ]
-    subprocess.run(list(map(str, command)), input=source, text=True, check=True)
-    return place
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """Compiled once: libnccl by name, and torch's libraries by the kind of their path."""
-    home = tmp_path_factory.mktemp("parts")
-    nccl = {
-        name: link(
-            home / name / "libnccl.so.2", NCCL % (version, dotted(version)), soname="libnccl.so.2"
-        )
-        for name, version in VERSIONS.items()
-    }
-    nccl["anonymous"] = link(home / "anonymous/libnccl.so.2", NCCL % (23007, "2.30.7"))
-    cudart = link(home / "libcudart.so.13", soname="libcudart.so.13")
-    torch = {}
-    for kind, tags in (("rpath", "--disable-new-dtags"), ("runpath", "--enable-new-dtags")):
-        lib = home / kind
-        cuda = link(
-            lib / "libtorch_cuda.so",
-            TORCH,
-            needs=[nccl["stock"]],
-            soname="libtorch_cuda.so",
-            tags=tags,
-        )
-        link(lib / "libtorch_python.so", needs=[cuda], soname="libtorch_python.so", tags=tags)
-        link(lib / "libtorch_global_deps.so", needs=[cudart], tags=tags)
-        torch[kind] = lib
-    return SimpleNamespace(nccl=nccl, cudart=cudart, torch=torch, home=home)
-
-
-class Environment:
-    """A venv with torch and pip's libnccl, and what a user has set."""
-
-    def __init__(self, parts, tmp_path):
-        self.parts, self.home = parts, tmp_path
-        venv.create(tmp_path / "venv", with_pip=False)
-        self.python = str(tmp_path / "venv/bin/python")
-        self.site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
-        self.variables = {}
-        self.put("stock", self.pip_copy)
-        self.place(parts.cudart, self.site / "nvidia/cu13/lib/libcudart.so.13")
-        (self.site / "torch").mkdir()
-        (self.site / "torch/__init__.py").write_text(TORCH_INIT)
-        (self.site / "torch/version.py").write_text(
-            "from typing import Optional\n\n__all__ = []\ncuda: Optional[str] = '13.0'\n"
-        )
-        self.torch("rpath")
-
-    @property
-    def pip_copy(self):
-        return self.site / "nvidia/nccl/lib/libnccl.so.2"
-
-    def place(self, source, target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        shutil.copy(source, target)
-        return target
-
-    def put(self, name, target=None):
-        """A libnccl somewhere; its path as text."""
-        return str(self.place(self.parts.nccl[name], target or self.home / name / "libnccl.so.2"))
-
-    def torch(self, kind):
-        for library in self.parts.torch[kind].iterdir():
-            self.place(library, self.site / "torch/lib" / library.name)
-
-    def without_preload(self):
-        """As where CUDA's runtime did not come from pip: the list of torch ends before NCCL."""
-        init = self.site / "torch/__init__.py"
-        init.write_text(TORCH_INIT.replace("libcudart.so.*", "libcudart_of_nobody.so.*"))
-
-    def inherited(self):
-        wanted = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME")}
-        return {**wanted, **self.variables}
-
-    def really(self, wrapper=()):
-        """What torch and vLLM took when they ran, and the copies that were mapped."""
-        script = self.home / "bin/serve.py"
-        script.parent.mkdir(exist_ok=True)
-        script.write_text(PROBE)
-        done = subprocess.run(
-            [*wrapper, self.python, script],
-            env=self.inherited(),
-            capture_output=True,
-            text=True,
-            cwd=self.home,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    def foretold(self, wrapper=(), rc=0):
-        """The same, from ``patchkit inspect --loaded``, and all of its answer."""
-        command = [*wrapper, sys.executable, "-m", "patchkit", "inspect", "--loaded"]
-        patchkit = str(Path(sys.modules["patchkit"].__file__).parents[1])
-        paths = [patchkit, *filter(None, [self.variables.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [*command, "--python", self.python, "--json"],
-            env={**self.inherited(), "PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
-            text=True,
-            cwd=self.home,
-        )
-        assert done.returncode == rc, done.stdout + done.stderr
-        answer = json.loads(done.stdout)
-        by_path = {copy["path"]: copy for copy in answer["copies"]}
-        taken = {
-            who: number(by_path[answer[who]["path"]]) if answer[who]["path"] else None
-            for who in ("torch", "vllm")
-        }
-        mapped = sorted(os.path.realpath(path) for path, copy in by_path.items() if copy["mapped"])
-        return {**taken, "mapped": mapped}, answer
-
-
-def number(copy):
-    """22907 of 2.29.7+cuda13.0."""
-    major, minor, patch = map(int, copy["version"].partition("+")[0].split("."))
-    return major * 10000 + minor * 100 + patch
+    return compiled(tmp_path_factory.mktemp("parts"))
 
 
 @pytest.fixture
@@ -402,6 +202,7 @@ def no_cuda_but_so_path(env):
 
 UNUSED = "is mapped as well"
 SPLIT = "two NCCLs in one process"
+LOADED = "vLLM asks for libnccl.so.2, which is loaded already"
 
 
 @pytest.mark.parametrize(
@@ -514,7 +315,7 @@ def install(env, version, library, **more):
         (
             [("2.28.9", "third", {"project": "nvidia-nccl-cu12"}), ("2.29.7", "stock", {})],
             ["nvidia-nccl-cu12 2.28.9", "nvidia-nccl-cu13 2.29.7"],
-            "belongs to nvidia-nccl-cu12 2.28.9 and nvidia-nccl-cu13 2.29.7: uninstalling one",
+            "and its bytes are those of nvidia-nccl-cu13 2.29.7: uninstalling one deletes it for",
         ),
         (
             [("2.30.7", "stock", {})],
@@ -538,7 +339,27 @@ def test_a_file_that_was_changed_after_its_installation(env):
     install(env, "2.29.7", env.parts.nccl["stock"])
     env.put("custom", env.pip_copy)
     said = "\n".join(env.foretold()[1]["warnings"])
-    assert "was changed since nvidia-nccl-cu13 2.29.7 was installed: pip does not know" in said
+    assert "was changed after nvidia-nccl-cu13 2.29.7 was installed: pip does not know" in said
+
+
+@pytest.mark.parametrize(
+    ("prepare", "torch", "vllm"),
+    [
+        (nothing, "torch itself preloads the first nvidia/nccl/lib on sys.path", LOADED),
+        (preload, "LD_PRELOAD, before everything else", LOADED),
+        (sitecustomize_for_all, "loaded when Python started, by a .pth file", LOADED),
+        (no_preload, "DT_RPATH of libtorch_cuda.so, before LD_LIBRARY_PATH", LOADED),
+        (runpath_without_preload, "LD_LIBRARY_PATH", LOADED),
+        (so_path, "torch itself preloads", "VLLM_NCCL_SO_PATH names it"),
+        (so_path_is_a_name, "torch itself", "libnccl-other.so.2, found by LD_LIBRARY_PATH"),
+        (so_path_is_missing, "torch itself", "is ~/libnccl.so.2, which cannot be loaded"),
+    ],
+)
+def test_reasons(prepare, torch, vllm, env):
+    prepare(env)
+    answer = env.foretold()[1]
+    assert answer["torch"]["why"].startswith(torch)
+    assert vllm in answer["vllm"]["why"]
 
 
 def test_versions_of_torch_and_vllm_and_the_text(env, cli):
@@ -594,59 +415,3 @@ def test_no_answer(prepare, says, tmp_path, cli):
     said = cli("inspect", "--loaded", "--python", prepare(tmp_path), rc=9).stderr
     assert says in said
     assert "--python" in said
-
-
-# The pieces
-
-LISTS = """
-def f():
-    for folder, pattern in [
-        ("cuda_runtime", "libcudart.so.*[0-9]"),
-        ('nccl', 'libnccl.so.*[0-9]'),
-        ("nvshmem", "libnvshmem_host.so.*[0-9]"),
-    ]: pass
-"""
-CALL = "    _preload_cuda_deps()\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "files", "found"),
-    [
-        (LISTS + CALL, ["nvidia/cu13/lib/libcudart.so.13", "nvidia/nccl/lib/libnccl.so.2"], 1),
-        (LISTS + CALL, ["cuda_runtime/lib/libcudart.so.13", "nccl/lib/libnccl.so.2"], 1),
-        (LISTS + CALL, ["nvidia/cu13/lib/libcudart.so.13"], None),
-        (LISTS + CALL, ["nvidia/cu12/lib/libcudart.so.12", "nvidia/nccl/lib/libnccl.so.2"], None),
-        (LISTS + CALL, ["nvidia/nccl/lib/libnccl.so.2"], None),
-        (LISTS, ["nvidia/cu13/lib/libcudart.so.13", "nvidia/nccl/lib/libnccl.so.2"], None),
-        (CALL, ["nvidia/cu13/lib/libcudart.so.13", "nvidia/nccl/lib/libnccl.so.2"], None),
-    ],
-)
-def test_what_torch_preloads(text, files, found, tmp_path):
-    for file in files:
-        (tmp_path / "[site]" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "[site]" / file).touch()
-    path = [str(tmp_path), str(tmp_path / "[site]")]
-    expected = str(tmp_path / "[site]" / files[found]) if found is not None else None
-    assert preloaded(text, "13.0", path) == expected
-
-
-def test_damaged_libraries_are_none(parts, tmp_path):
-    """The loader would not take them; and nothing that a file holds stops patchkit."""
-    whole = parts.nccl["stock"].read_bytes()
-    assert read_library(str(parts.nccl["stock"])).soname == "libnccl.so.2"
-    assert exports(str(parts.nccl["stock"]), "ncclGetVersion")
-    assert not exports(str(parts.torch["rpath"] / "libtorch_cuda.so"), "ncclGetVersion")
-    place = tmp_path / "libnccl.so.2"
-    random = Random(0)
-    for _turn in range(300):
-        data = bytearray(whole)
-        for _flip in range(random.randrange(1, 9)):
-            # Headers are where damage matters.
-            start = random.choice([0, len(data) - 2048])
-            data[start + random.randrange(2048 if start else 512)] = random.randrange(256)
-        place.write_bytes(data[: random.choice([None, random.randrange(len(data))])])
-        exports(str(place), "ncclGetVersion")
-        assert (found := read_library(str(place))) is None or isinstance(found, Library)
-    for nothing in (tmp_path / "none", tmp_path):
-        assert read_library(str(nothing)) is None
-        assert exports(str(nothing), "ncclGetVersion") is False

@@ -1,0 +1,220 @@
+"""Kills, full disks and several at once: a wheelhouse is as it was, or as it should be."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from faults import in_child, kill, killed_everywhere
+from patchkit.errors import BusyError, StorageError, UsageError
+from patchkit.patching.transaction import locked
+from patchkit.wheel.wheelhouse import add, entries, prune, verify
+from wheels import write_wheel
+
+FACTS = {"target": "gb10"}
+OURS, NEWER = "2.29.7+gb10.abc123", "2.29.7+gb10.def456"
+
+
+@pytest.fixture
+def house(tmp_path):
+    return tmp_path / "wheelhouse"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A wheel outside of the wheelhouse: ``made("2.29.7")``."""
+    return lambda version, **more: write_wheel(tmp_path / "made", version, **more)
+
+
+def held(house):
+    return [str(entry.name.version) for entry in entries(house)]
+
+
+def contents(house):
+    return {place.name: place.read_bytes() for place in house.iterdir() if place.is_file()}
+
+
+def kinds(house):
+    return [(finding.filename, finding.exit_code) for finding in verify(house)]
+
+
+@pytest.fixture
+def ways(tmp_path, made):
+    """Changes of a wheelhouse: (what is there before, the change), by name."""
+    old, new, other = made(OURS, files={"a": b"1"}), made(NEWER), made("1.0", project="vllm")
+    twin = write_wheel(tmp_path / "twin", OURS, files={"a": b"2"})
+    stray = write_wheel(tmp_path / "stray", "1.0", project="stray")
+
+    def stray_there(house):
+        add(house, old, FACTS)
+        add(house, other, {})
+        shutil.copy(stray, house)
+
+    return {
+        "first": (lambda house: None, lambda house: add(house, old, FACTS)),
+        "second": (lambda house: add(house, other, {}), lambda house: add(house, old, FACTS)),
+        "superseding": (lambda house: add(house, old, {}), lambda house: add(house, new, FACTS)),
+        "same name": (lambda house: add(house, old, {}), lambda house: add(house, twin, FACTS)),
+        "prune": (stray_there, lambda house: prune(house, drop=["vllm"])),
+    }
+
+
+WAYS = ["first", "second", "superseding", "same name", "prune"]
+
+
+def cut_short(house):
+    """Whether a change is said to have been cut short after its point of no return."""
+    if not (house / ".committed").exists():
+        return False
+    for action in (entries, verify, lambda house: prune(house, dry_run=True)):
+        with pytest.raises(StorageError, match="a change was cut short in mid-commit"):
+            action(house)
+    return True
+
+
+@pytest.fixture(params=WAYS)
+def way(request, ways, house):
+    """A change, the same with its preparation, and what is there before and after."""
+    prepare, change = ways[request.param]
+
+    def fresh():
+        shutil.rmtree(house, ignore_errors=True)
+        house.mkdir()
+        prepare(house)
+
+    fresh()
+    states = [(contents(house), kinds(house))]
+    change(house)
+    states.append((contents(house), kinds(house)))
+    fresh()
+    return SimpleNamespace(change=change, fresh=fresh, before=states[0], after=states[1])
+
+
+def sound(house, way):
+    """Whether the change was made. What lies there is said to be sound, and is."""
+    found = [each for each in kinds(house) if each != (".staged", 7)]
+    assert (contents(house), found) in (way.before, way.after)
+    return contents(house) == way.after[0]
+
+
+def test_killed_at_any_moment(way, house):
+    finished = []
+    for number in killed_everywhere(lambda: way.change(house), way.fresh):
+        finished.append(cut_short(house) or sound(house, way))
+        with contextlib.suppress(UsageError):  # what was dropped cannot be dropped again
+            way.change(house)
+        assert contents(house) == way.after[0], f"killed before change {number}"
+        assert verify(house) == ()
+        assert {path.name for path in house.iterdir()} == {*contents(house)}
+
+    # Up to some moment nothing has happened, from then on everything.
+    assert finished == sorted(finished)
+    assert {*finished} == {False, True}
+
+
+def stop_in_the_middle(way, house):
+    """Make the change, but be killed right after the point of no return."""
+
+    def hook(event, arguments):
+        if event == "os.rename" and str(arguments[0]).endswith("/manifest.json"):
+            kill()
+
+    way.fresh()
+    assert in_child(lambda: way.change(house), hook) == -signal.SIGKILL
+
+
+def test_killed_again_while_finishing(way, house):
+    for _number in killed_everywhere(lambda: prune(house), lambda: stop_in_the_middle(way, house)):
+        prune(house)
+        assert (contents(house), kinds(house)) == way.after
+
+
+@pytest.mark.parametrize("limit", [0, 1, 200, 300])
+def test_a_file_that_cannot_be_written_whole(limit, way, house):
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        way.change(house)
+
+    assert in_child(limited) == StorageError.exit_code
+    assert (contents(house), kinds(house)) == way.before
+
+
+def test_a_disk_that_fills_up_at_any_moment(small_disk, tmp_path, made):
+    """A tmpfs counts inodes: each number allows one more file or folder than the last."""
+    old, new = made(OURS), made(NEWER)
+    for inodes in itertools.count(6):
+        house = small_disk(f"nr_inodes={inodes}") / "house"
+        if not refused(house, old):
+            before = contents(house)
+            if not refused(house, new):
+                break
+            assert contents(house) == before
+            assert verify(house) == ()
+    assert inodes > 9
+    assert held(house) == [NEWER]
+    assert verify(house) == ()
+
+
+def refused(house, wheel):
+    """Whether the disk refused to take the wheel."""
+    try:
+        add(house, wheel, FACTS)
+    except StorageError as error:
+        return "No space left on device; nothing was changed" in error.what
+    return False
+
+
+def test_a_full_disk(small_disk, made):
+    house = small_disk("size=64k") / "house"
+    add(house, made(OURS), {})
+    before = contents(house)
+    large = made(NEWER, files={"a": random.Random(0).randbytes(80_000)})
+    with pytest.raises(StorageError, match="No space left on device; nothing was changed"):
+        add(house, large, {})
+    assert (contents(house), verify(house)) == (before, ())
+
+
+def test_a_read_only_wheelhouse_can_be_read(small_disk, made):
+    disk = small_disk("size=1m")
+    add(disk, made(OURS), {})
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    assert held(disk) == [OURS]
+    assert verify(disk) == ()
+    with pytest.raises(StorageError, match="Read-only file system; nothing was changed"):
+        add(disk, made(NEWER), {})
+
+
+def test_many_at_once(house, made):
+    """None waits in vain, none overwrites what another one listed."""
+    wheels = [made("1.0", project=f"p{number}") for number in range(6)]
+    rivals = [made(f"2.{number}", project="q") for number in range(4)]
+    children = [start(lambda wheel=wheel: add(house, wheel, {})) for wheel in [*wheels, *rivals]]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert codes[:6] == [0] * 6
+    assert sorted(codes[6:]) == [0, 2, 2, 2]
+    assert len(entries(house)) == 7
+    assert verify(house) == ()
+
+
+def start(action):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(in_child(action))
+    return pid
+
+
+def test_whoever_waits_too_long_is_told(house, made):
+    house.mkdir()
+    with locked(house), pytest.raises(BusyError, match="another patchkit is working"):
+        add(house, made(OURS), {}, patience=0.1)
+    add(house, made(OURS), {}, patience=0.1)
+    assert held(house) == [OURS]
