@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 
-from rich.table import Table
 from rich.text import Text
 
 from patchkit.cli import show
@@ -21,11 +20,13 @@ def show_loaded(python: str, *, as_json: bool) -> None:
         return
     console = show.console()
     vllm = f"vLLM {answer.vllm_version}" if answer.vllm_version else "no vLLM"
-    console.print(Text(f"{answer.python}: torch {answer.torch_version}, {vllm}", "bold"))
+    torch = f"torch {answer.torch_version or 'of no package'}"
+    console.print(Text(f"{answer.python}: {torch}, {vllm}", "bold"), soft_wrap=True)
     for who, choice in (("torch", answer.torch), ("vLLM", answer.vllm)):
         console.print(_choice(who, choice, answer), soft_wrap=True)
-    if answer.copies:
-        console.print(_table(answer))
+    for copy in answer.copies:
+        console.print(Text(copy.path, "" if copy.mapped else "dim"), soft_wrap=True)
+        console.print(Text(f"  {_facts(copy)}", "dim"), soft_wrap=True)
     for warning in answer.warnings:
         console.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
 
@@ -36,19 +37,11 @@ def _choice(who: str, choice: Choice, answer: Answer) -> Text:
     return Text.assemble(f"{who:5} takes ", taken, f": {choice.why}")
 
 
-def _table(answer: Answer) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("version", "package", "sha256", "mapped", "found", "path"):
-        table.add_column(column, overflow="fold")
-    for copy in answer.copies:
-        table.add_row(*_cells(copy), style="" if copy.mapped else "dim")
-    return table
-
-
-def _cells(copy: Copy) -> tuple[str, ...]:
-    package = ", ".join(map(str, copy.owners)) or "-"
-    mapped = "yes" if copy.mapped else "no"
-    return copy.version or "?", package, copy.sha256[:12], mapped, copy.found, copy.path
+def _facts(copy: Copy) -> str:
+    package = " and ".join(map(str, copy.owners)) or "no package"
+    mapped = "mapped" if copy.mapped else "not mapped"
+    version = copy.version or "unknown version"
+    return f"{version}, {package}, sha256 {copy.sha256[:16]}, {mapped}: {copy.found}"
 
 
 def _fields(answer: Answer) -> dict[str, object]:

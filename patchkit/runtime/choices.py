@@ -88,7 +88,9 @@ def _preload(process: Process, facts: Facts, deps: Library) -> None:
     if any(name.startswith("libcudart") for name in deps.needed):
         text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
         if found := preloaded(text, facts.cuda, facts.path):
-            process.open(found, "torch itself preloads the first nvidia/nccl/lib on sys.path")
+            process.open(
+                found, "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
+            )
 
 
 def preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:

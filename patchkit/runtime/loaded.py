@@ -169,7 +169,7 @@ def _unused(copy: Copy, torch: Choice, vllm: Choice) -> Iterator[str]:
     if copy.mapped:
         yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
     elif copy.found == "LD_LIBRARY_PATH":
-        why = f"torch's comes by {torch.why}" if copy.fits else "it is not for this CPU, or damaged"
+        why = f"torch's is {torch.why}" if copy.fits else "it is not for this CPU, or damaged"
         yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: {why}"
 
 

@@ -202,6 +202,7 @@ def no_cuda_but_so_path(env):
 
 UNUSED = "is mapped as well"
 SPLIT = "two NCCLs in one process"
+TORCHS = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
 LOADED = "vLLM asks for libnccl.so.2, which is loaded already"
 
 
@@ -345,14 +346,14 @@ def test_a_file_that_was_changed_after_its_installation(env):
 @pytest.mark.parametrize(
     ("prepare", "torch", "vllm"),
     [
-        (nothing, "torch itself preloads the first nvidia/nccl/lib on sys.path", LOADED),
+        (nothing, TORCHS, LOADED),
         (preload, "LD_PRELOAD, before everything else", LOADED),
         (sitecustomize_for_all, "loaded when Python started, by a .pth file", LOADED),
         (no_preload, "DT_RPATH of libtorch_cuda.so, before LD_LIBRARY_PATH", LOADED),
         (runpath_without_preload, "LD_LIBRARY_PATH", LOADED),
-        (so_path, "torch itself preloads", "VLLM_NCCL_SO_PATH names it"),
-        (so_path_is_a_name, "torch itself", "libnccl-other.so.2, found by LD_LIBRARY_PATH"),
-        (so_path_is_missing, "torch itself", "is ~/libnccl.so.2, which cannot be loaded"),
+        (so_path, TORCHS, "VLLM_NCCL_SO_PATH names it"),
+        (so_path_is_a_name, TORCHS, "libnccl-other.so.2, found by LD_LIBRARY_PATH"),
+        (so_path_is_missing, TORCHS, "is ~/libnccl.so.2, which cannot be loaded"),
     ],
 )
 def test_reasons(prepare, torch, vllm, env):
@@ -373,9 +374,10 @@ def test_versions_of_torch_and_vllm_and_the_text(env, cli):
     shown = cli("inspect", "--loaded", "--python", env.python, env=variables).stdout
 
     assert shown.startswith(f"{env.python}: torch 2.13.0, vLLM 0.33.0\n")
-    assert f"torch takes 2.29.7+cuda13.0 {env.pip_copy}: torch itself preloads" in shown
+    assert f"torch takes 2.29.7+cuda13.0 {env.pip_copy}: {TORCHS}" in shown
     custom = variables["VLLM_NCCL_SO_PATH"]
     assert f"vLLM  takes 2.30.7+cuda13.0 {custom}: VLLM_NCCL_SO_PATH names it" in shown
+    assert f"\n{custom}\n  2.30.7+cuda13.0, no package, sha256 " in shown
     assert "warning two NCCLs in one process" in shown
 
 
