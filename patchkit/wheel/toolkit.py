@@ -1,0 +1,93 @@
+"""The CUDA toolkit of ``recipes/toolchain.toml``: NVIDIA's wheels, locked, in one folder."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.errors import StorageError
+from patchkit.paths import RECIPES
+from patchkit.source.fetch import LockEntry, Progress, cache_dir, fetch
+
+CROSS = "targets/sbsa-linux"
+"""Where, below a toolkit, nvcc looks when it compiles for an Arm server."""
+
+_PREFIX = "nvidia/cu13/"  # where the wheels of CUDA 13 keep what a toolkit keeps below its root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """One locked wheel of NVIDIA's; the fields are described in ``recipes/toolchain.toml``."""
+
+    project: str
+    version: str
+    role: str
+    machine: str
+    filename: str
+    sha256: str
+    size: int
+
+    @property
+    def entry(self) -> LockEntry:
+        return LockEntry(self.version, self.filename, self.sha256, self.size)
+
+
+def locked_wheels() -> tuple[Wheel, ...]:
+    """The wheels of ``recipes/toolchain.toml``."""
+    table = tomllib.loads((RECIPES / "toolchain.toml").read_text(encoding="utf-8"))
+    return tuple(Wheel(**entry) for entry in table["wheel"])
+
+
+def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress | None) -> Path:
+    """The locked toolkit, unpacked once per set of wheels below the cache."""
+    wheels = [wheel for wheel in locked_wheels() if wheel.machine == here]
+    cross = [w for w in locked_wheels() if w.machine == machine != here]
+    # The other CPU's compiler wheel is wanted for a header alone (fatbinary_section.h).
+    cross = [w for w in cross if w.role == "runtime" or w.project == "nvidia-cuda-nvcc"]
+    names = "".join(wheel.sha256 for wheel in [*wheels, *cross])
+    digest = hashlib.sha256(names.encode()).hexdigest()[:12]
+    home = cache_dir() / "cuda" / f"{wheels[0].version}-{machine}-on-{here}-{digest}"
+    if home.is_dir():
+        return home
+    archives = [
+        (fetch(w.project, w.version, {w.version: w.entry}, offline=offline, progress=progress), w)
+        for w in [*wheels, *cross]
+    ]
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home.parent) as folder:
+            tree = Path(folder) / "cuda"
+            for archive, wheel in archives:
+                _extract(archive, tree if wheel.machine == here else tree / CROSS, wheel)
+            (tree / "lib64").symlink_to("lib")
+            tree.rename(home)
+    except FileExistsError:
+        pass  # another build has just put it there
+    except OSError as error:
+        if not home.is_dir():
+            raise StorageError(
+                f"cannot unpack the CUDA toolkit into {home}: {error.strerror or error}",
+                hint="free some space (0.5 GB), or choose another cache with PATCHKIT_CACHE_DIR",
+            ) from error
+    return home
+
+
+def _extract(archive: Path, dest: Path, wheel: Wheel) -> None:
+    with zipfile.ZipFile(archive) as bundle:
+        for member in bundle.infolist():
+            name = member.filename.removeprefix(_PREFIX)
+            part = name.partition("/")[0]
+            other = wheel.role == "compiler" and dest.name == Path(CROSS).name and part != "include"
+            wanted = part in {"bin", "include", "lib", "nvvm"} and name != member.filename
+            if not wanted or other or member.is_dir() or ".." in name.split("/"):
+                continue
+            place = dest / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with bundle.open(member) as source, place.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+            place.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)
