@@ -76,3 +76,9 @@ class HostError(PatchkitError):
     """This machine lacks what the request needs: a GPU, an importable vLLM, enough memory."""
 
     exit_code = 9
+
+
+class BuildError(PatchkitError):
+    """A compiler or a build tool failed; its own words are in the log that is named."""
+
+    exit_code = 10

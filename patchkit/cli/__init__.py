@@ -24,10 +24,10 @@ _VERBS = {
     "fixes": "The catalogue of fixes.",
     "explain": "One fix, or a claim that guides make: reason, releases, evidence.",
     "fetch": "Download a release, verified by its locked sha256.",
-    "inspect": "Which libnccl torch and vLLM would load.",
+    "build": "Build a wheel into the wheelhouse: libnccl for one device.",
     "wheelhouse": "The folder of finished wheels: list, verify, prune.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
-    "inspect": "Device code in a library or a wheel, and how it loads on a device.",
+    "inspect": "Device code in a library or a wheel; which libnccl torch and vLLM load.",
     "completion": "Shell completion for bash, zsh or fish.",
 }
 _EPILOG = """\
@@ -41,8 +41,8 @@ Examples:
 
 \b
 Exit codes: 0 done (or already done), 2 usage, 3 source not recognised or not
-supported, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 9 this machine lacks a GPU
-or vLLM, 1 a bug.
+supported, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 9 this machine lacks a GPU,
+vLLM or a compiler, 10 a build failed, 1 a bug.
 """
 
 

@@ -36,7 +36,10 @@ _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 )
 @click.option("--loaded", is_flag=True, help="Which libnccl torch and vLLM would load, and why.")
 @click.option(
-    "--python", default=sys.executable, metavar="EXE", help="With --loaded: the Python that has torch."
+    "--python",
+    default=sys.executable,
+    metavar="EXE",
+    help="With --loaded: the Python that has torch.",
 )
 @as_json
 def command(file: Path | None, *, name: str, loaded: bool, python: str, as_json: bool) -> None:

@@ -1,0 +1,177 @@
+"""patchkit build"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from patchkit.cli import show
+from patchkit.cli.options import as_json, find_target, progress
+from patchkit.errors import UsageError
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.nccl import SourceOrigin, nccl_tree
+from patchkit.source.pinned import default_version
+from patchkit.source.releases import load_facts
+from patchkit.wheel.inspect import arch_name
+from patchkit.wheel.nccl import Built, Order, build_nccl
+from patchkit.wheel.toolchain import MACHINES, find_toolchain
+from patchkit.wheel.wheelhouse import add, make_room
+
+_EPILOG = """\
+\b
+On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu):
+  patchkit build nccl
+The release that Debian has, for a Thor:
+  patchkit build nccl --version 2.29.7 --target thor
+A commit of upstream:
+  patchkit build nccl --src git+https://github.com/NVIDIA/nccl@<40 hex digits>
+"""
+
+
+@click.group()
+def command() -> None:
+    """Build a wheel into the wheelhouse."""
+
+
+@command.command(epilog=_EPILOG)
+@click.option("--version", "version", metavar="X.Y.Z", help="[default: what torch asks for]")
+@click.option("--src", "source", metavar="SOURCE", help="A folder, an archive, a git commit.")
+@click.option("--sha256", metavar="HEX", help="Of an archive that the recipe does not know.")
+@click.option("--target", default="gb10", show_default=True, metavar="gb10|thor|h200")
+@click.option("--host", metavar="|".join(MACHINES), help="The CPU.  [default: the target's]")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="[default: cores, memory]")
+@click.option(
+    "--cuda",
+    metavar="DIR|locked",
+    help="The CUDA toolkit.  [default: CUDA_HOME, PATH, /usr/local/cuda; else the locked one]",
+)
+@click.option("--functions", default="", metavar="TEXT", help="Only these (ONLY_FUNCS): for tests.")
+@click.option("--fresh", is_flag=True, help="Do not go on with an interrupted build.")
+@click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+@click.option(
+    "--dir",
+    "house",
+    type=click.Path(path_type=Path),
+    default=Path("wheelhouse"),
+    show_default=True,
+    help="Where the wheel goes.",
+)
+@click.option(
+    "--objects", type=click.Path(path_type=Path), help="Write the objects' digests there."
+)
+@as_json
+def nccl(
+    version: str | None,
+    source: str | None,
+    sha256: str | None,
+    target: str,
+    host: str | None,
+    jobs: int | None,
+    cuda: str | None,
+    functions: str,
+    fresh: bool,
+    offline: bool,
+    house: Path,
+    objects: Path | None,
+    as_json: bool,
+) -> None:
+    """libnccl for one device: the wheel that takes the place of stock's nvidia-nccl-cu13."""
+    began = time.monotonic()
+    device = find_target(target)
+    with progress() as report:
+        origin = _origin(version, source, sha256, house, offline=offline, report=report)
+        toolchain = find_toolchain(
+            host or device.cpu,
+            cuda=device.cuda,
+            toolkit=Path(cuda) if cuda not in (None, "locked") else None,
+            locked=cuda == "locked",
+            offline=offline,
+            progress=report("CUDA toolkit"),
+        )
+        order = Order(
+            origin=origin,
+            target=device,
+            toolchain=toolchain,
+            functions=functions,
+            jobs=jobs or 0,
+            fresh=fresh,
+        )
+        make_room(house, order.expected)
+        built = build_nccl(order, report("compiling"))
+        placed = add(house, built.wheel, built.facts, say=_say)
+    if objects:
+        objects.write_text(json.dumps(built.objects, indent=1) + "\n", encoding="utf-8")
+    _show(order, built, placed, time.monotonic() - began, as_json=as_json)
+
+
+def _origin(
+    version: str | None,
+    source: str | None,
+    sha256: str | None,
+    house: Path,
+    *,
+    offline: bool,
+    report: Any,
+) -> SourceOrigin:
+    if version is not None and source is not None:
+        raise UsageError("--version and --src exclude each other: the sources tell their version")
+    wanted = source or f"nccl=={version or default_version(house)[0]}"
+    recipe = load_recipe("nccl")
+    return nccl_tree(wanted, sha256=sha256, offline=offline, report=report, check=recipe.check)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _show(order: Order, built: Built, placed: Path, seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        show.print_json(_fields(built, placed, seconds))
+        return
+    console, tools = show.console(), order.toolchain
+    across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
+    console.print(
+        Text.assemble(
+            (f"nccl {order.version}", "bold"),
+            f"  {order.origin.identity.partition(':')[0]}  →  {order.target.title}, ",
+            (order.gencode.rpartition("=")[2], "bold"),
+            f", {tools.machine}{across}",
+        )
+    )
+    lines = [
+        f"nvcc {tools.cuda}{' (locked)' if tools.locked else ''}, {tools.compiler}",
+        *(f"{binary.name}: {_codes(binary)}" for binary in built.binaries),
+        f"every kernel of NCCL is exact for {order.target.title}",
+        f"{placed}  {placed.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s",
+    ]
+    for line in lines:
+        console.print(Text.assemble(("✓ ", "green"), line), soft_wrap=True)
+    if order.functions:
+        console.print(Text.assemble(("note ", "yellow"), "reduced: for tests, not for use"))
+    for bug in load_facts().bugs_of(order.origin.version):
+        console.print(Text.assemble(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}"))
+    console.print(f"  next: pip install {placed}", soft_wrap=True)
+
+
+def _codes(binary: Any) -> str:
+    return ", ".join(
+        f"{code.count} {arch_name(code.kind, code.arch)}"
+        for code in binary.codes
+        if code.section == ".nv_fatbin"
+    )
+
+
+def _fields(built: Built, placed: Path, seconds: float) -> Mapping[str, Any]:
+    return {
+        "wheel": str(placed),
+        "facts": dict(built.facts),
+        "log": str(built.log),
+        "seconds": round(seconds, 1),
+    }

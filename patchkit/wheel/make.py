@@ -1,0 +1,120 @@
+"""Running a build: a clean environment, a log, and progress counted in objects."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from patchkit.errors import BuildError, HostError
+from patchkit.wheel.seal import EPOCH
+from patchkit.wheel.toolchain import Toolchain
+
+Progress = Callable[[int, int], None]
+"""Told the objects compiled and the objects in all."""
+
+# Of the caller's environment only what finds programs and their caches: flags and search paths of
+# compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
+_KEPT = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "CCACHE_DIR",
+    "CCACHE_CONFIGPATH",
+    "CCACHE_DISABLE",
+    "VIRTUAL_ENV",
+)
+_COMPILING = re.compile(r"^Compiling\s")
+_FAILURE = re.compile(r"error|fatal|\*\*\*|undefined reference|No space left|Killed", re.IGNORECASE)
+_CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
+
+
+def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
+    """What the build sees: fixed locale, time and hash seed, no flags, stripped by the linker."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    if Path(_CCACHE_COMPILERS).is_dir():
+        kept["PATH"] = f"{_CCACHE_COMPILERS}:{kept.get('PATH', os.defpath)}"
+    return kept | {
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "SOURCE_DATE_EPOCH": str(EPOCH),
+        "PYTHONHASHSEED": "0",
+        "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1",
+        # Without a seed nvcc names modules that export nothing after its process number.
+        "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit",
+        # NCCL asks git which commit it is; a repository around the work folder is not meant.
+        "GIT_CEILING_DIRECTORIES": str(root.parent),
+        # ccache 4.7 takes an object of -c for one of -dc and does not see the seed, so nothing is
+        # shared with other builds.
+        "CCACHE_NAMESPACE": "patchkit-nccl-seeded",
+        "_PYTHON_HOST_PLATFORM": f"linux-{toolchain.machine}",
+    }
+
+
+def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
+    """How many objects are still to compile, from make's own dry run; 0 if it cannot tell.
+
+    It does write NCCL's generated sources, so it needs the build's own environment.
+    """
+    command = ["make", "-n", "-C", str(root / "source" / "src"), "lib"]
+    command += [f"BUILDDIR={root / 'build'}", f"ONLY_FUNCS={functions}"]
+    command += ["CUDA_HOME=/nonexistent", "NVCC_GENCODE="]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, umask=0o022)
+    return done.stdout.count("Compiling")
+
+
+def run(
+    command: list[str], root: Path, env: dict[str, str], total: int, progress: Progress
+) -> None:
+    """Run a build below ``root``, its output in ``root/log.txt``.
+
+    Raises BuildError with the lines that tell why, HostError if the command does not start.
+    """
+    log = root / "log.txt"
+    tail: deque[str] = deque(maxlen=400)
+    done = 0
+    with log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink:
+        try:
+            process = subprocess.Popen(
+                command, cwd=root, env=env, umask=0o022, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
+        except OSError as error:
+            raise HostError(f"{command[0]} does not start: {error}") from error
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                sink.write(line)
+                tail.append(line.rstrip())
+                if _COMPILING.match(line):
+                    done += 1
+                    progress(min(done, total), max(total, 1))
+    if process.returncode != 0:
+        raise _failed(list(tail), log, process.returncode)
+    progress(max(total, 1), max(total, 1))
+
+
+def _failed(lines: list[str], log: Path, code: int) -> BuildError:
+    telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
+    out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
+    return BuildError(
+        f"the build ended with {code}\\n" + "\\n".join(f"    {line}" for line in telling),
+        why="the system ran out of memory, and ended a compiler" if out_of_memory else "",
+        hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
+        "run again to go on from here",
+    )
+
+
+def drop_partial(build: Path) -> None:
+    """Remove objects that a killed compiler left unfinished: make would take them for done.
+
+    The assembler writes the ELF header last; before that it names no section headers.
+    """
+    for path in build.rglob("*.o"):
+        with path.open("rb") as stream:
+            header = stream.read(64)
+        if len(header) < 64 or not int.from_bytes(header[40:48], "little"):
+            path.unlink()

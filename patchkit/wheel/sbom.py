@@ -1,0 +1,70 @@
+"""What is in a wheel that was built here: CycloneDX, in .dist-info/sboms (PEP 770)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """CycloneDX 1.6 for a libnccl wheel, from the facts that ``patchkit.json`` holds.
+
+    No serial number and no time stamp: the same build has the same SBOM.
+    """
+    ref = f"pkg:pypi/nvidia-nccl-cu13@{facts['wheel']}"
+    source = f"pkg:github/NVIDIA/nccl@{facts['version']}"
+    runtime = f"pkg:generic/nvidia-cuda-runtime@{facts['cuda']}"
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "bom-ref": ref,
+                "type": "library",
+                "name": "nvidia-nccl-cu13",
+                "version": facts["wheel"],
+                "purl": ref,
+            },
+            "tools": {
+                "components": [
+                    _tool("patchkit", facts["patchkit"]),
+                    _tool("nvcc", facts["cuda"]),
+                    _tool("g++", facts["compiler"]),
+                ]
+            },
+        },
+        "components": [
+            {
+                "bom-ref": source,
+                "type": "library",
+                "name": "NCCL",
+                "version": facts["version"],
+                "purl": source,
+                "licenses": [{"expression": facts["license"]["nccl"]}],
+                "properties": [
+                    {"name": "patchkit:source", "value": facts["source"]},
+                    {"name": "patchkit:tree", "value": facts["tree"]},
+                    *({"name": "patchkit:fix", "value": fix} for fix in facts["fixes"]),
+                ],
+            },
+            {
+                "bom-ref": runtime,
+                "type": "library",
+                "name": "CUDA runtime (libcudart_static.a)",
+                "version": facts["cuda"],
+                "purl": runtime,
+                "licenses": [{"license": {"name": facts["license"]["cuda"]}}],
+            },
+        ],
+        "dependencies": [
+            {"ref": ref, "dependsOn": [source, runtime]},
+            {"ref": source},
+            {"ref": runtime},
+        ],
+    }
+
+
+def _tool(name: str, version: str) -> dict[str, str]:
+    return {"type": "application", "name": name, "version": version}

@@ -1,0 +1,86 @@
+"""Where builds happen: at one path everywhere, since nvcc names static variables after paths."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from patchkit.errors import StorageError
+from patchkit.patching.transaction import locked
+
+WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)
+"""Below this everything is built; unlike /tmp it outlives a reboot, and is on a disk."""
+
+_FACTS = "facts.json"
+_STAGED = ".staged-"
+_STALE = 86400  # seconds; nothing is staged for that long
+
+
+@contextmanager
+def staging() -> Iterator[Path]:
+    """A folder of this run, beside the work folders: what is staged in it moves by a rename."""
+    _require_private(WORK)
+    for stale in WORK.glob(f"{_STAGED}*"):
+        if time.time() - stale.stat().st_mtime > _STALE:
+            shutil.rmtree(stale, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_STAGED, dir=WORK, ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+@contextmanager
+def workplace(name: str, source: Path, facts: str, *, fresh: bool, free: int) -> Iterator[Path]:
+    """The work folder of that name, held for this build, with ``source`` moved into it.
+
+    An interrupted build with the same facts is gone on with; what is left of another one goes.
+    ``free`` is how many bytes the disk must have left. Raises BusyError, StorageError.
+    """
+    root = WORK / name
+    _require_private(root)
+    with locked(root):
+        if fresh or _read(root / _FACTS) != facts:
+            _clear(root)
+            source.rename(root / "source")
+            (root / _FACTS).write_text(facts, encoding="utf-8")
+        if shutil.disk_usage(root).free < free:
+            raise StorageError(f"{root}: less than {free >> 30} GiB free", hint="free some space")
+        yield root
+
+
+def emptied(folder: Path) -> Path:
+    """The folder, with nothing in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _clear(root: Path) -> None:
+    """Remove what is in a folder, the facts first: without them nothing is gone on with."""
+    (root / _FACTS).unlink(missing_ok=True)
+    for entry in root.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def _require_private(folder: Path) -> None:
+    """Make the folder, or check that nobody else can write into it."""
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise StorageError(f"cannot make {folder}: {error.strerror or error}") from error
+    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or shared:
+        raise StorageError(
+            f"{folder} belongs to somebody else, or others may write into it",
+            why="builds happen at this path on every machine, so that their bytes are the same",
+            hint=f"let its owner remove it, or run as its owner: ls -ld {folder}",
+        )
