@@ -69,11 +69,32 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "tests/fuzz/inspect_binaries.py", *limits, str(cache / "fuzz-corpus"))
 
 
+@nox.session(name="build-nccl")
+def build_nccl(session: nox.Session) -> None:
+    """The libnccl wheel, into wheelhouse/; takes what `patchkit build nccl --help` lists."""
+    session.install(".[build]")
+    session.run("patchkit", "build", "nccl", *session.posargs)
+
+
+@nox.session
+def repro(session: nox.Session) -> None:
+    """Two builds that must be the same bytes: `nox -s repro -- nccl [--whole]`."""
+    session.install(".[build]")
+    session.run("python", "tests/repro.py", *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
-    """apply, status and revert beside git apply and the import of libcst, in one run."""
+    """apply, status and revert beside git apply and the import of libcst, in one run.
+
+    `nox -s bench -- nccl` measures the build of libnccl beside plain make instead.
+    """
     _install(session, "test")
-    session.run("python", "benchmarks/bench.py", *session.posargs)
+    if session.posargs[:1] == ["nccl"]:
+        session.install(".[build]")
+        session.run("python", "benchmarks/nccl_build.py", *session.posargs[1:])
+    else:
+        session.run("python", "benchmarks/bench.py", *session.posargs)
 
 
 @nox.session

@@ -1,0 +1,125 @@
+"""Building libnccl beside plain make with the same arch, tools and jobs, in one run.
+
+    nox -s bench -- nccl [--whole] [--host aarch64|x86_64] [--stock WHEEL]
+
+`make` is NCCL's own makefiles with the variables that patchkit gives them, in an unpatched tree;
+`build` is all of `patchkit build nccl`: fetch, patch, prove, compile, inspect, pack, seal. Neither
+has a compiler cache; `again` is a build of everything with ccache filled. Without --whole the
+device code is reduced to one kernel family.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from patchkit.errors import PatchkitError
+from patchkit.source.archive import unpack
+from patchkit.source.nccl import nccl_tree
+from patchkit.target import targets
+from patchkit.wheel.nccl import Order, default_jobs
+from patchkit.wheel.toolchain import find_toolchain
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+RELEASE = "nccl==2.29.7"
+REDUCED = "AllReduce Sum f32 RING SIMPLE"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of wall clock, and of CPU in all processes."""
+
+    wall: float
+    cpu: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--host", default=platform.machine())
+    parser.add_argument("--stock", type=Path, help="stock's wheel, for its size")
+    args = parser.parse_args()
+    functions = "" if args.whole else REDUCED
+    try:
+        with tempfile.TemporaryDirectory(prefix="patchkit-bench-") as folder:
+            measure(Path(folder), args.host, functions, args.stock)
+    except PatchkitError as error:
+        CONSOLE.print(f"bench: {error}", markup=False)
+        return error.exit_code
+    return 0
+
+
+def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None:
+    order = Order(
+        origin=nccl_tree(RELEASE),
+        target=targets()["gb10"],
+        toolchain=find_toolchain(host),
+        functions=functions,
+        jobs=default_jobs(),
+    )
+    tree = unpack(order.origin.path, folder / "source")
+    plain = make(order, tree, folder / "build")
+    CONSOLE.print(f"make: {plain.wall:.0f} s")
+    built = patchkit(order, folder / "house", {"CCACHE_DISABLE": "1"})
+    CONSOLE.print(f"build: {built.wall:.0f} s")
+    rows = {"make": plain, "build": built}
+    if shutil.which("ccache"):
+        cache = {"CCACHE_DIR": str(folder / "ccache")}
+        rows["fills ccache"] = patchkit(order, folder / "house", cache)
+        rows["again"] = patchkit(order, folder / "house", cache)
+    CONSOLE.print(table(rows, f"NCCL {order.version}, {order.gencode}, {host}, {order.jobs} jobs"))
+    wheel = next((folder / "house").glob("*.whl"))
+    CONSOLE.print(f"wheel: {wheel.stat().st_size / 1e6:.1f} MB")
+    if stock:
+        ratio = wheel.stat().st_size / stock.stat().st_size
+        CONSOLE.print(f"stock: {stock.stat().st_size / 1e6:.1f} MB, ours is {ratio:.3f} of it")
+
+
+def make(order: Order, tree: Path, build: Path) -> Cost:
+    """NCCL's own build, as its README says it."""
+    tools = order.toolchain
+    command = ["make", "-C", str(tree / "src"), "lib", f"-j{order.jobs}", f"BUILDDIR={build}"]
+    command += [f"CUDA_HOME={tools.nvcc.parents[1]}", f"CUDA_INC={tools.include}"]
+    command += [f"CUDA_LIB={tools.lib}", f"NVCC={tools.nvcc}", f"CXX={tools.cxx}"]
+    command += [f"NVCC_GENCODE={order.gencode}", f"ONLY_FUNCS={order.functions}"]
+    return timed(command, {"CCACHE_DISABLE": "1"})
+
+
+def patchkit(order: Order, house: Path, env: dict[str, str]) -> Cost:
+    command = [sys.executable, "-m", "patchkit", "build", "nccl", "--version", order.version]
+    command += ["--host", order.toolchain.machine, "--functions", order.functions, "--fresh"]
+    return timed([*command, "--jobs", str(order.jobs), "--dir", str(house)], env)
+
+
+def timed(command: list[str], env: dict[str, str]) -> Cost:
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **env})
+    wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Cost(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def table(rows: dict[str, Cost], title: str) -> Table:
+    found = Table(title=title, title_justify="left")
+    for column in ("", "wall s", "of make", "CPU s", "of make"):
+        found.add_column(column, justify="right")
+    floor = rows["make"]
+    for name, cost in rows.items():
+        ratios = f"{cost.wall / floor.wall:.2f}", f"{cost.cpu / floor.cpu:.2f}"
+        found.add_row(name, f"{cost.wall:.0f}", ratios[0], f"{cost.cpu:.0f}", ratios[1])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
