@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.pinned import default_version
 from patchkit.source.releases import load_facts
 from patchkit.wheel.inspect import arch_name
-from patchkit.wheel.nccl import Built, Order, build_nccl
+from patchkit.wheel.nccl import Built, Order, build_nccl, default_jobs
 from patchkit.wheel.toolchain import MACHINES, find_toolchain
 from patchkit.wheel.wheelhouse import add, make_room
 
@@ -95,17 +96,19 @@ def nccl(
             offline=offline,
             progress=report("CUDA toolkit"),
         )
-        order = Order(
-            origin=origin,
-            target=device,
-            toolchain=toolchain,
-            functions=functions,
-            jobs=jobs or 0,
-            fresh=fresh,
-        )
-        make_room(house, order.expected)
-        built = build_nccl(order, report("compiling"))
-        placed = add(house, built.wheel, built.facts, say=_say)
+    order = Order(
+        origin=origin,
+        target=device,
+        toolchain=toolchain,
+        functions=functions,
+        jobs=jobs or default_jobs(),
+        fresh=fresh,
+    )
+    make_room(house, order.expected)
+    _say(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
+    with progress("objects") as report:
+        built = build_nccl(order, _told(report("compiling")))
+    placed = add(house, built.wheel, built.facts, say=_say)
     if objects:
         objects.write_text(json.dumps(built.objects, indent=1) + "\n", encoding="utf-8")
     _show(order, built, placed, time.monotonic() - began, as_json=as_json)
@@ -125,6 +128,21 @@ def _origin(
     wanted = source or f"nccl=={version or default_version(house)[0]}"
     recipe = load_recipe("nccl")
     return nccl_tree(wanted, sha256=sha256, offline=offline, report=report, check=recipe.check)
+
+
+def _told(bar: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Without a terminal, where no bar is drawn: a line for every tenth."""
+    if sys.stderr.isatty():
+        return bar
+    tenths = 0
+
+    def update(done: int, total: int) -> None:
+        nonlocal tenths
+        if 10 * done // total > tenths:
+            tenths = 10 * done // total
+            _say(f"compiled {done} of {total} objects")
+
+    return update
 
 
 def _say(line: str) -> None:

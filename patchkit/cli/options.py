@@ -222,8 +222,11 @@ def resolve_options(report: Report, source: Source) -> Options:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Progress bars on standard error, if it is a terminal; rich is imported when one is drawn."""
+def progress(counted: str = "") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Progress bars on standard error, if it is a terminal; rich is imported when one is drawn.
+
+    Of bytes, or of what ``counted`` names.
+    """
     with contextlib.ExitStack() as stack:
         bars: list[Any] = []
 
@@ -233,7 +236,7 @@ def progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
             def update(done: int, total: int) -> None:
                 nonlocal identifier
                 if not bars:
-                    bars.append(stack.enter_context(_bars()))
+                    bars.append(stack.enter_context(_bars(counted)))
                 if identifier is None:
                     identifier = bars[0].add_task(task, total=total)
                 bars[0].update(identifier, completed=done, total=total)
@@ -243,11 +246,12 @@ def progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
         yield report
 
 
-def _bars() -> Any:
+def _bars(counted: str) -> Any:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
         TextColumn,
         TimeRemainingColumn,
@@ -255,11 +259,15 @@ def _bars() -> Any:
     )
 
     console = Console(stderr=True)
+    amounts = (
+        (MofNCompleteColumn(), TextColumn(counted))
+        if counted
+        else (DownloadColumn(), TransferSpeedColumn())
+    )
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        *amounts,
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,

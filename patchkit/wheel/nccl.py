@@ -30,7 +30,7 @@ from patchkit.wheel.sbom import nccl_sbom
 from patchkit.wheel.seal import seal
 from patchkit.wheel.tags import platform_tag
 from patchkit.wheel.toolchain import Toolchain, check_toolchain
-from patchkit.wheel.workplace import emptied, staging, workplace
+from patchkit.wheel.workplace import WORK, emptied, staging, workplace
 
 _FREE = 2 << 30  # bytes; a whole build for one arch takes 0.6 GiB
 _JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
@@ -46,8 +46,8 @@ class Order:
     origin: SourceOrigin
     target: Target
     toolchain: Toolchain
+    jobs: int
     functions: str = ""
-    jobs: int = 0
     fresh: bool = False
 
     @property
@@ -59,6 +59,12 @@ class Order:
         """What the wheel will be called, but for what only the build can tell."""
         version = f"{self.version}+{self.target.name}"
         return f"nvidia_nccl_cu13-{version}-py3-none-linux_{self.toolchain.machine}.whl"
+
+    @property
+    def work(self) -> Path:
+        """Where it is compiled; a reduced build has a place of its own."""
+        reduced = "-reduced" if self.functions else ""
+        return WORK / f"nccl-{self.version}-{self.target.name}-{self.toolchain.machine}{reduced}"
 
     @property
     def request(self) -> Request:
@@ -87,7 +93,7 @@ def build_nccl(order: Order, progress: Progress) -> Built:
         check_toolchain(order.toolchain, order.gencode, staged)
         facts = _patched(order, staged / "source")
         with workplace(
-            _name(order), staged / "source", _json(facts), fresh=order.fresh, free=_FREE
+            order.work, staged / "source", _json(facts), fresh=order.fresh, free=_FREE
         ) as root:
             return _build(root, order, facts, progress)
 
@@ -105,11 +111,6 @@ def _build(root: Path, order: Order, facts: Mapping[str, Any], progress: Progres
         binaries=binaries,
         log=root / "log.txt",
     )
-
-
-def _name(order: Order) -> str:
-    reduced = "-reduced" if order.functions else ""
-    return f"nccl-{order.version}-{order.target.name}-{order.toolchain.machine}{reduced}"
 
 
 def _patched(order: Order, source: Path) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def _settings(root: Path, order: Order, facts: Mapping[str, Any]) -> str:
         "NCCL_SOURCE": str(root / "source"),
         "NCCL_BUILD": str(root / "build"),
         "NCCL_VERSION": order.version,
-        "JOBS": str(order.jobs or default_jobs()),
+        "JOBS": str(order.jobs),
         "WHEEL_VERSION": facts["wheel"],
         "WHEEL_LICENSE": licenses,
     }

@@ -34,13 +34,12 @@ def staging() -> Iterator[Path]:
 
 
 @contextmanager
-def workplace(name: str, source: Path, facts: str, *, fresh: bool, free: int) -> Iterator[Path]:
-    """The work folder of that name, held for this build, with ``source`` moved into it.
+def workplace(root: Path, source: Path, facts: str, *, fresh: bool, free: int) -> Iterator[Path]:
+    """A work folder, held for this build, with ``source`` moved into it.
 
     An interrupted build with the same facts is gone on with; what is left of another one goes.
     ``free`` is how many bytes the disk must have left. Raises BusyError, StorageError.
     """
-    root = WORK / name
     _require_private(root)
     with locked(root):
         if fresh or _read(root / _FACTS) != facts:
