@@ -83,6 +83,13 @@ def repro(session: nox.Session) -> None:
     session.run("python", "tests/repro.py", *session.posargs)
 
 
+@nox.session(name="install-proof")
+def install_proof(session: nox.Session) -> None:
+    """A libnccl wheel beside the torch that pins it: `-- WHEEL --torch X.Y.Z [--install]`."""
+    session.install(".", "pip>=25")
+    session.run("python", "tests/nccl_torch.py", *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """apply, status and revert beside git apply and the import of libcst, in one run.

@@ -6,6 +6,7 @@ NCCL's own makefiles do the work, driven by the scikit-build-core project in ``r
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 from patchkit import __version__
 from patchkit.apply import Outcome, apply
-from patchkit.errors import BuildError
+from patchkit.errors import BuildError, HostError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
@@ -32,6 +33,7 @@ from patchkit.wheel.tags import platform_tag
 from patchkit.wheel.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.workplace import WORK, emptied, staging, workplace
 
+_TOOLS = ("auditwheel", "build", "ninja", "scikit_build_core")
 _FREE = 2 << 30  # bytes; a whole build for one arch takes 0.6 GiB
 _JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
@@ -89,6 +91,7 @@ class Built:
 
 def build_nccl(order: Order, progress: Progress) -> Built:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
+    _check_tools()
     with staging() as staged:
         check_toolchain(order.toolchain, order.gencode, staged)
         facts = _patched(order, staged / "source")
@@ -96,6 +99,17 @@ def build_nccl(order: Order, progress: Progress) -> Built:
             order.work, staged / "source", _json(facts), fresh=order.fresh, free=_FREE
         ) as root:
             return _build(root, order, facts, progress)
+
+
+def _check_tools() -> None:
+    """Raise HostError for what `pip install patchkit` alone does not bring."""
+    missing = [name for name in _TOOLS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise HostError(
+            f"{' and '.join(missing)} cannot be imported: needed to build wheels",
+            why="patchkit was installed without its extra for builds",
+            hint="pip install 'patchkit[build]', or use nox -s build-nccl",
+        )
 
 
 def _build(root: Path, order: Order, facts: Mapping[str, Any], progress: Progress) -> Built:
