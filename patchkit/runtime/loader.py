@@ -15,14 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
-from elftools.elf.hash import ELFHashSection, GNUHashSection
+from patchkit import elf
+from patchkit.errors import SourceError
 
-# What damage in an ELF file raises in pyelftools, besides its own errors.
-_DAMAGE = (ELFError, OSError, ValueError, LookupError, AttributeError, TypeError, AssertionError)
-_TAGS = {"DT_SONAME": "soname", "DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 _CACHED = re.compile(r"\s*(?P<name>\S+) \(.*\) => (?P<path>/.*)")
 
 
@@ -44,47 +39,32 @@ class Library:
 
 def read_library(path: str) -> Library | None:
     """None for a file that is no whole ELF file: the loader would not take it either."""
-    tags: dict[str, list[str]] = {}
     try:
-        with Path(path).open("rb") as stream:
-            elf = ELFFile(stream)
-            section = elf.get_section_by_name(".dynamic")
-            for tag in section.iter_tags() if isinstance(section, DynamicSection) else ():
-                if name := _TAGS.get(str(tag.entry.d_tag)):
-                    tags.setdefault(name, []).append(getattr(tag, name))
-            machine = str(elf["e_machine"])
-    except _DAMAGE:
+        facts = elf.read_library(Path(path))
+    except (SourceError, OSError):
         return None
     return Library(
         path=path,
-        machine=machine,
-        soname="".join(tags.get("soname", ())),
-        needed=tuple(tags.get("needed", ())),
-        rpath=_folders(path, tags.get("rpath", ())),
-        runpath=_folders(path, tags.get("runpath", ())),
+        machine=facts.machine,
+        soname=facts.soname,
+        needed=facts.needed,
+        rpath=_filled(path, facts.rpath),
+        runpath=_filled(path, facts.runpath),
     )
 
 
 def exports(path: str, symbol: str) -> bool:
-    """Whether a library defines a symbol for others."""
+    """Whether a library defines a symbol for others; a damaged one does not."""
     try:
-        with Path(path).open("rb") as stream:
-            for section in ELFFile(stream).iter_sections():
-                if isinstance(section, (GNUHashSection, ELFHashSection)):
-                    found = section.get_symbol(symbol)
-                    return found is not None and found["st_shndx"] != "SHN_UNDEF"
-    except _DAMAGE:
-        pass
-    return False
+        return elf.exports(Path(path), symbol)
+    except (SourceError, OSError):
+        return False
 
 
-def _folders(path: str, entries: Sequence[str]) -> tuple[str, ...]:
+def _filled(path: str, folders: Sequence[str]) -> tuple[str, ...]:
     origin = str(Path(path).parent)
     return tuple(
-        folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)
-        for entry in entries
-        for folder in entry.split(":")
-        if folder
+        folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders
     )
 
 

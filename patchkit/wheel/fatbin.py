@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedIOBase
 
+from patchkit.elf import Section, damaged
 from patchkit.target import Arch
-from patchkit.wheel.elf import Section, damaged
 
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQ12xI8xQ")

@@ -18,10 +18,10 @@ from functools import cache
 from io import BufferedIOBase
 from pathlib import Path
 
+from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
 from patchkit.paths import RECIPES
 from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch
-from patchkit.wheel.elf import Library, parse_library
 from patchkit.wheel.fatbin import Entry, entries
 from patchkit.wheel.members import cpus, libraries
 

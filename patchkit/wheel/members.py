@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from patchkit.elf import MAGIC, damaged, failed_disk
 from patchkit.errors import SourceError, StorageError
 from patchkit.target import targets
-from patchkit.wheel.elf import MAGIC, damaged, failed_disk
 
 _HEAD = struct.Struct("<16xHH")
 _PROGRAM, _SHARED, _CUDA = 2, 3, 190  # ET_EXEC, ET_DYN, EM_CUDA

@@ -21,9 +21,9 @@ with atheris.instrument_imports():
     # Instrumented are patchkit's own modules, and the parsers that it hands the bytes to.
     import elftools.elf.elffile  # noqa: F401
 
+    from patchkit.elf import Section
     from patchkit.errors import PatchkitError
     from patchkit.target import targets
-    from patchkit.wheel.elf import Section
     from patchkit.wheel.fatbin import entries
     from patchkit.wheel.inspect import inspect, prove_exact
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.elf import Library, by_version, exports, parse_library, read_library
 from patchkit.errors import SourceError
-from patchkit.wheel.elf import Library, by_version, parse_library, read_library
 
 LIBRARIES = Path(__file__).parents[1] / "data" / "libraries"
 GB10 = (LIBRARIES / "gb10.so").read_bytes()
 TABLE = int.from_bytes(GB10[40:48], "little")  # e_shoff
 COUNT, NAMES = struct.unpack_from("<HH", GB10, 60)  # e_shnum, e_shstrndx
-DYNAMIC, VERSIONS = 6, 0x6FFFFFFE  # SHT_DYNAMIC, SHT_GNU_verneed
+DYNAMIC, VERSIONS, HASHES = 6, 0x6FFFFFFE, 0x6FFFFFF6  # SHT_DYNAMIC, SHT_GNU_verneed, _HASH
 
 
 def test_the_facts_of_a_library():
@@ -146,3 +146,15 @@ def test_a_name_without_an_end_is_refused():
     data = patched((place + 24, "<Q", len(GB10)), (place + 32, "<Q", 1 << 20)) + b"A" * (1 << 20)
     with pytest.raises(SourceError, match="cannot be read"):
         parse(data)
+
+
+def test_hashes_that_never_end_are_refused_soon(tmp_path):
+    """They are read where somebody asks what a library exports."""
+    table = struct.unpack_from("<Q", GB10, header(HASHES) + 24)[0]
+    place = tmp_path / "lib.so"
+    place.write_bytes(patched((table, "<I", (1 << 32) - 1), (table + 8, "<I", (1 << 32) - 1)))
+    start = time.process_time()
+    with pytest.raises(SourceError, match=r"lib\.so cannot be read: "):
+        exports(place, "ncclGetVersion")
+    assert time.process_time() - start < 10
+    assert exports(LIBRARIES / "gb10.so", "ncclGetVersion") is False

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchkit.elf import Section, parse_library
 from patchkit.errors import SourceError
 from patchkit.target import Arch
-from patchkit.wheel.elf import Section, parse_library
 from patchkit.wheel.fatbin import Entry, entries
 
 MAGIC = 0xBA55ED50

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchkit.elf import parse_library
 from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.target import Arch, Load, load_ptx, parse_arch, targets
-from patchkit.wheel.elf import parse_library
 from patchkit.wheel.inspect import LIVE, RELOCATABLE, always_built, inspect, prove_exact, reach
 
 LIBRARIES = Path(__file__).parents[1] / "data" / "libraries"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from random import Random
 
 import pytest
@@ -63,3 +65,12 @@ def test_damaged_libraries_are_none(tmp_path):
     for nothing in (tmp_path / "none", tmp_path):
         assert read_library(str(nothing)) is None
         assert exports(str(nothing), "ncclGetVersion") is False
+
+
+def test_it_needs_nothing_of_the_floors_above():
+    """Somebody who only asks what is loaded imports no recipes, wheels or command line."""
+    code = "import sys, patchkit.runtime.loaded; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = {name.partition(".")[2] for name in done.stdout.split() if name.startswith("patchkit.")}
+    assert {name for name in ours if not name.startswith("runtime")} == {"elf", "errors"}
+    assert not {"click", "rich", "libcst"} & set(done.stdout.split())

@@ -9,25 +9,29 @@ from __future__ import annotations
 import errno
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TypeVar, cast
 
 from elftools.common.utils import struct_parse
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.hash import ELFHashSection, GNUHashSection
 from elftools.elf.sections import NoteSection, StringTableSection
 
 from patchkit.errors import SourceError
+
+T = TypeVar("T")
 
 MAGIC = b"\x7fELF"
 # Each header of a section takes 11 reads, of 64 bytes or less.
 _MOST_READS = 500_000
 _LONGEST_READ = 1 << 16
 _OPENED = ("SHT_DYNAMIC", "SHT_GNU_verneed", "SHT_NOTE")
+_HASHES = ("SHT_GNU_HASH", "SHT_HASH")
 _BUILD_ID = ".note.gnu.build-id"
 
 
@@ -73,8 +77,19 @@ def read_library(path: Path) -> Library:
         return parse_library(stream, str(path))
 
 
+def exports(path: Path, symbol: str) -> bool:
+    """Whether a library defines a symbol for others. Raises SourceError as ``read_library``."""
+    with path.open("rb") as stream:
+        return _parsed(stream, str(path), lambda elf, _size: _defines(elf, symbol))
+
+
 def parse_library(stream: BufferedIOBase, name: str) -> Library:
     """The facts of an open file; errors call it ``name``."""
+    return _parsed(stream, name, _library)
+
+
+def _parsed(stream: BufferedIOBase, name: str, ask: Callable[[ELFFile, int], T]) -> T:
+    """What ``ask`` makes of the file and its size in bytes."""
     stream.seek(0)
     if stream.read(4) != MAGIC:
         raise SourceError(
@@ -82,7 +97,7 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
         )
     try:
         rationed = cast("IO[bytes]", _Rationed(stream))
-        return _library(ELFFile(rationed), stream.seek(0, io.SEEK_END))
+        return ask(ELFFile(rationed), stream.seek(0, io.SEEK_END))
     except Exception as error:  # damage surfaces anywhere in the parser, as anything
         if failed_disk(error):
             raise
@@ -152,6 +167,16 @@ def _library(elf: ELFFile, size: int) -> Library:
         build_id=build_id,
         sections=tuple(sections),
     )
+
+
+def _defines(elf: ELFFile, symbol: str) -> bool:
+    for number, kind, _section in _sections(elf):
+        if kind in _HASHES:
+            table = elf.get_section(number)
+            assert isinstance(table, (GNUHashSection, ELFHashSection))
+            found = table.get_symbol(symbol)
+            return found is not None and found["st_shndx"] != "SHN_UNDEF"
+    return False
 
 
 def _sections(elf: ELFFile) -> Iterator[tuple[int, str, Section]]:
