@@ -1,14 +1,17 @@
-"""The catalogue as Markdown: the support matrix, and a page per fix."""
+"""The catalogue as Markdown: the support matrix or the releases, and a page per fix."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from patchkit.edit.splice import git_diff
 from patchkit.patching.fix import Example, Fix
+from patchkit.patching.markdown import MADE_OF_RECIPE, table
 from patchkit.patching.recipe import Recipe
+from patchkit.patching.release_page import release_page
 from patchkit.patching.support import Level, Support
+from patchkit.source.releases import load_facts
 
 Row = Mapping[str, Level]
 """release → level, oldest first"""
@@ -33,17 +36,22 @@ What `patchkit apply` decides for untouched sources of each release, by looking 
 installed package some fixes differ; their pages say so.
 """
 _MADE = "<!-- Made by tests/regenerate.py from plans of every release. Do not edit. -->\n"
-_MADE_OF_RECIPE = "<!-- Made by tests/regenerate.py from the recipe. Do not edit. -->\n"
 
 
 def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
     """Path below ``docs`` → text of each page.
 
-    Without ``support``, where no release can be had from an index, there is no matrix.
+    Without ``support``, where no release can be had from an index, there is no matrix, but a page
+    that says how each release is verified.
     """
     home = folder(recipe.project)
     pages = {f"{home}/{fix.id}.md": page(fix, support.get(fix.id, {})) for fix in recipe.fixes}
-    return {"support-matrix.md": matrix(recipe, support), **pages} if support else pages
+    if support:
+        return {"support-matrix.md": matrix(recipe, support), **pages}
+    return {
+        f"{recipe.project}-releases.md": release_page(recipe, load_facts(recipe.project)),
+        **pages,
+    }
 
 
 def folder(project: str) -> str:
@@ -88,7 +96,7 @@ def page(fix: Fix, modes: Mapping[str, Row]) -> str:
     levels = [f"- {_TITLES[mode]}: {_ranges(row)}" for mode, row in modes.items()]
     parts = [
         f"# {fix.id}\n",
-        _MADE if modes else _MADE_OF_RECIPE,
+        _MADE if modes else MADE_OF_RECIPE,
         f"**{fix.title}**\n",
         f"Symptom: {fix.symptom}\n",
         f"Why: {fix.why}\n",
@@ -121,11 +129,3 @@ def _span(releases: Sequence[str]) -> str:
 def _example(example: Example) -> str:
     diff = git_diff(example.path, example.before, example.after)
     return f"## Before and after, as in {example.version}\n\n```diff\n{diff}```\n"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; bars in cells are escaped."""
-    lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    return "".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
-    )

@@ -84,9 +84,10 @@ class Recipe:
     @property
     def supported(self) -> list[Version]:
         """Known releases that are not refused, oldest first."""
-        return sorted(v for v in self.releases if not self._refused(v))
+        return sorted(v for v in self.releases if not self.refuses(v))
 
-    def _refused(self, version: Version) -> bool:
+    def refuses(self, version: Version) -> bool:
+        """Whether ``check`` would raise."""
         return any(SpecifierSet(e.versions).contains(version) for e in self.refused)
 
     def bugs_of(self, version: Version) -> tuple[Bug, ...]:

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from patchkit.cli.fixes import command
-from patchkit.patching.catalogue import catalogue, folder, matrix, table
+from patchkit.patching.catalogue import catalogue, folder, matrix
+from patchkit.patching.markdown import table
 from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import Level, load_support
 

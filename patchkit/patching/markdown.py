@@ -1,0 +1,15 @@
+"""What pages that are made have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+MADE_OF_RECIPE = "<!-- Made by tests/regenerate.py from the recipe. Do not edit. -->\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; bars in cells are escaped."""
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )

@@ -1,0 +1,61 @@
+"""The releases of a project that is on no index, as Markdown: what verifies them, known bugs."""
+
+from __future__ import annotations
+
+from patchkit.patching.markdown import MADE_OF_RECIPE, table
+from patchkit.patching.recipe import Recipe
+from patchkit.source.releases import Facts, Release
+
+_INTRODUCTION = """\
+From [recipes/{project}/recipe.toml](../recipes/{project}/recipe.toml), which also says where each
+figure was found. Built by default: **{default}**, unless a torch or vLLM wheel in the wheelhouse
+asks for another one.
+"""
+_NOTES = """\
+- verified by: what a download has to match. Where nothing is known, a release is built from a
+  folder, from an archive with `--sha256`, or from a git commit that you name.
+- torch: whose CUDA wheels pin that release.
+- stock: what its makefiles build by default with CUDA 13; empty where that does not compile, or
+  nobody has looked.
+"""
+
+
+def release_page(recipe: Recipe, facts: Facts) -> str:
+    """A row per release, then what the numbers of the bugs mean, and which releases are refused."""
+    header = ["release", "verified by", "torch", "stock", "known bugs"]
+    bugs = [
+        [str(number), bug.versions, bug.says, bug.instead, bug.source]
+        for number, bug in enumerate(facts.bugs, 1)
+    ]
+    refused = [[each.versions, "; ".join(each.reasons)] for each in recipe.refused]
+    return "\n".join(
+        [
+            f"# Releases of {recipe.project.upper()}\n",
+            MADE_OF_RECIPE,
+            _INTRODUCTION.format(project=recipe.project, default=facts.default),
+            table(header, [_row(release, recipe, facts) for release in facts.releases]),
+            _NOTES,
+            "## Known bugs\n",
+            "No fix of patchkit mends them; they decide which release to take.\n",
+            table(["", "releases", "what happens", "instead", "source"], bugs),
+            "## Refused\n",
+            table(["releases", "because"], refused),
+        ]
+    )
+
+
+def _row(release: Release, recipe: Recipe, facts: Facts) -> list[str]:
+    ways = {
+        "sha256": release.sha256,
+        "commit": release.commit,
+        "the distribution's signature": release.debian,
+    }
+    covering = facts.bugs_of(release.version)
+    bugs = [str(number) for number, bug in enumerate(facts.bugs, 1) if bug in covering]
+    return [
+        str(release.version),
+        ", ".join(way for way, known in ways.items() if known),
+        ", ".join(series for series, pin in facts.torch.items() if pin == release.version),
+        " ".join(release.archs),
+        "refused" if recipe.refuses(release.version) else ", ".join(bugs),
+    ]
