@@ -38,6 +38,8 @@ Examples:
   patchkit apply --nccl-src nccl==2.29.7 --dest build/nccl-2.29.7
   patchkit archs --vllm-src build/vllm-0.24.0
   patchkit explain arch_lists
+  patchkit build nccl
+  patchkit inspect --loaded --python .venv/bin/python
 
 \b
 Exit codes: 0 done (or already done), 2 usage, 3 source not recognised or not
@@ -71,11 +73,11 @@ class _Verbs(click.Group):
 )
 @click.version_option(__version__, "-V", "--version", prog_name="patchkit")
 def group() -> None:
-    """Version-aware source patches that make vLLM build and run on a DGX Spark GB10 (sm_121).
+    """Makes vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
 
     patchkit knows the releases of vLLM from 0.11.1 and of NCCL from 2.26 on, decides by looking at
     the code, proves the effect with the release's own build files (no GPU, no compiler), and never
-    fails silently.
+    fails silently. It builds libnccl as a wheel, and says what device code a wheel holds.
     """
 
 

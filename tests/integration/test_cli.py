@@ -23,7 +23,9 @@ RELEASE = "0.19.1"
 EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;)")
 WITH_A_SOURCE = ["apply", "status", "diff", "revert", "export", "archs", "tune"]
-VERBS = [*WITH_A_SOURCE, "fixes", "explain", "fetch", "completion"]
+WITHOUT = ["fixes", "explain", "fetch", "build", "wheelhouse", "inspect", "completion"]
+VERBS = [*WITH_A_SOURCE, *WITHOUT]
+WITH_NCCL = ["apply", "status", "diff", "revert", "export"]
 
 
 @pytest.fixture
@@ -48,6 +50,7 @@ def test_help_of_every_verb(cli, verb):
     shown = cli(verb, "--help").stdout
     assert shown.startswith(f"Usage: patchkit {verb} ")
     assert ("--vllm-src" in shown) == (verb in WITH_A_SOURCE)
+    assert ("--nccl-src" in shown) == (verb in WITH_NCCL)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
