@@ -94,7 +94,11 @@ def rivals(one: WheelName, other: WheelName) -> bool:
 
 
 def supersedes(new: WheelName, old: WheelName) -> bool:
-    """Whether ``new`` is a later build of ``old``: one public version, and neither is stock."""
-    same = new.version == old.version
-    ours = new.version.local is not None and old.version.local is not None
-    return rivals(new, old) and new.version.public == old.version.public and (same or ours)
+    """Whether ``new`` is a later build of ``old``: one public version, for the same device."""
+    same = new.version == old.version or (device(new) and device(new) == device(old))
+    return rivals(new, old) and new.version.public == old.version.public and bool(same)
+
+
+def device(name: WheelName) -> str:
+    """What a build of ours is for: ``gb10`` of ``2.29.7+gb10.0a1b2c``; "" for stock."""
+    return (name.version.local or "").partition(".")[0]

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError, UsageError
-from patchkit.wheel.manifest import MANIFEST, Entry, documents, read_manifest, rivals, supersedes
+from patchkit.wheel.manifest import (
+    MANIFEST,
+    Entry,
+    device,
+    documents,
+    read_manifest,
+    rivals,
+    supersedes,
+)
 from patchkit.wheel.record import WheelName, faults, wheel_name
 from patchkit.wheel.storage import PATIENCE, STAGED, commit, held, reading, recover, staged, writing
 
@@ -137,11 +145,14 @@ def _wheels(house: Path) -> Iterator[WheelName]:
 
 
 def _refused(new: WheelName, old: WheelName, house: Path) -> UsageError:
-    same = new.version.public == old.version.public
+    reason = "two versions of one project"
+    if new.version.public == old.version.public:
+        devices = " and ".join(sorted(filter(None, (device(new), device(old)))))
+        both = device(new) and device(old)
+        reason = f"builds for {devices}" if both else "stock and a build of ours are one version"
     return UsageError(
         f"{house} holds {old.filename}; {new.filename} cannot be added",
-        why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): "
-        + ("stock and a build of ours are one version" if same else "two versions of one project"),
+        why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): " + reason,
         hint=f"patchkit wheelhouse prune --dir {house} --drop {old.filename}; "
         "or build into another folder",
     )

@@ -131,6 +131,7 @@ def test_an_older_build_gives_way(there, new, tag, house, made):
         (STOCK, OURS, "stock and a build of ours are one version"),
         (OURS, STOCK, "stock and a build of ours are one version"),
         (OURS, "2.30.7+gb10.abc123", "two versions of one project"),
+        (OURS, OURS.replace("gb10", "thor"), "builds for gb10 and thor"),
     ],
 )
 @pytest.mark.parametrize("listed", [True, False])
