@@ -86,6 +86,8 @@ def nccl(
     """libnccl for one device: the wheel that takes the place of stock's nvidia-nccl-cu13."""
     began = time.monotonic()
     device = find_target(target)
+    if objects and not objects.absolute().parent.is_dir():
+        raise UsageError(f"{objects}: the folder that it would be in is not there")
     with progress() as report:
         origin = _origin(version, source, sha256, house, offline=offline, report=report)
         toolchain = find_toolchain(

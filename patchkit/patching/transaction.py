@@ -43,12 +43,15 @@ class _Step:
 
 
 @contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Hold the tree for one writer. Raises BusyError at once if another process has it."""
+def locked(root: Path) -> Iterator[int]:
+    """Hold the tree for one writer. Raises BusyError at once if another process has it.
+
+    Yields the file descriptor of the lock; whoever inherits that holds the tree, too.
+    """
     handle = os.open(root, os.O_RDONLY)
     try:
         _lock(root, handle)
-        yield
+        yield handle
     finally:
         os.close(handle)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import struct
 import subprocess
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +29,9 @@ _KEPT = (
     "CCACHE_DISABLE",
     "VIRTUAL_ENV",
 )
+_PLANNED = "planned"  # a file that is there once the sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
+_HEADER = struct.Struct("<40xQ10xHH2x")  # of ELF: e_shoff, e_shentsize, e_shnum
 _FAILURE = re.compile(r"error|fatal|\*\*\*|undefined reference|No space left|Killed", re.IGNORECASE)
 _CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
 
@@ -57,12 +61,18 @@ def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
 def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     """How many objects are still to compile, from make's own dry run; 0 if it cannot tell.
 
-    It does write NCCL's generated sources, so it needs the build's own environment.
+    It does write NCCL's generated sources, so it needs the build's own environment. make takes
+    their folder for done as soon as it is there, so what was cut short then is begun anew.
     """
+    planned = root / _PLANNED
+    if not planned.exists():
+        shutil.rmtree(root / "build", ignore_errors=True)
     command = ["make", "-n", "-C", str(root / "source" / "src"), "lib"]
     command += [f"BUILDDIR={root / 'build'}", f"ONLY_FUNCS={functions}"]
     command += ["CUDA_HOME=/nonexistent", "NVCC_GENCODE="]
     done = subprocess.run(command, env=env, capture_output=True, text=True, umask=0o022)
+    if done.returncode == 0:
+        planned.touch()
     return done.stdout.count("Compiling")
 
 
@@ -81,6 +91,9 @@ def run(
             process = subprocess.Popen(
                 command, cwd=root, env=env, umask=0o022, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                # The lock of the work folder goes on to it: if patchkit alone is killed, nobody
+                # builds there until what it started has ended, too.
+                close_fds=False,
             )  # fmt: skip
         except OSError as error:
             raise HostError(f"{command[0]} does not start: {error}") from error
@@ -101,7 +114,7 @@ def _failed(lines: list[str], log: Path, code: int) -> BuildError:
     telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
     out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
     return BuildError(
-        f"the build ended with {code}\\n" + "\\n".join(f"    {line}" for line in telling),
+        f"the build ended with {code}\n" + "\n".join(f"    {line}" for line in telling),
         why="the system ran out of memory, and ended a compiler" if out_of_memory else "",
         hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
         "run again to go on from here",
@@ -109,12 +122,21 @@ def _failed(lines: list[str], log: Path, code: int) -> BuildError:
 
 
 def drop_partial(build: Path) -> None:
-    """Remove objects that a killed compiler left unfinished: make would take them for done.
-
-    The assembler writes the ELF header last; before that it names no section headers.
-    """
-    for path in build.rglob("*.o"):
-        with path.open("rb") as stream:
-            header = stream.read(64)
-        if len(header) < 64 or not int.from_bytes(header[40:48], "little"):
+    """Remove objects and libraries that were left unfinished: make would take them for done."""
+    for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
+        if not path.is_symlink() and not _whole(path):
             path.unlink()
+
+
+def _whole(path: Path) -> bool:
+    """Whether an ELF file of 64 bits ends behind its section headers.
+
+    Assembler and linker write the ELF header last; before that it names no section headers.
+    """
+    with path.open("rb") as stream:
+        header = stream.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return False
+        headers, entry_size, entries = _HEADER.unpack(header)
+        end: int = headers + entry_size * entries
+        return headers > 0 and end <= stream.seek(0, os.SEEK_END)

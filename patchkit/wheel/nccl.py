@@ -18,7 +18,7 @@ from typing import Any
 
 from patchkit import __version__
 from patchkit.apply import Outcome, apply
-from patchkit.errors import BuildError, HostError
+from patchkit.errors import BuildError, HostError, SourceError, StorageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
@@ -35,6 +35,7 @@ from patchkit.wheel.workplace import WORK, emptied, staging, workplace
 
 _TOOLS = ("auditwheel", "build", "ninja", "scikit_build_core")
 _FREE = 2 << 30  # bytes; a whole build for one arch takes 0.6 GiB
+_LICENSE = "LICENSE.txt"
 _JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
 
@@ -93,7 +94,8 @@ def build_nccl(order: Order, progress: Progress) -> Built:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
     _check_tools()
     with staging() as staged:
-        check_toolchain(order.toolchain, order.gencode, staged)
+        seen = environment(staged, order.toolchain)
+        check_toolchain(order.toolchain, order.gencode, staged, seen)
         facts = _patched(order, staged / "source")
         with workplace(
             order.work, staged / "source", _json(facts), fresh=order.fresh, free=_FREE
@@ -137,13 +139,22 @@ def _patched(order: Order, source: Path) -> dict[str, Any]:
 def _place(origin: SourceOrigin, dest: Path) -> None:
     if origin.is_tree:
         aside = shutil.ignore_patterns(".git", "build")
-        shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
+        try:
+            shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
+        except shutil.Error as error:  # of several files; one will do
+            raise StorageError(f"{origin.path} cannot be copied: {error.args[0][0][2]}") from error
     else:
         unpack(origin.path, dest)
+    if not (dest / _LICENSE).is_file():
+        raise SourceError(
+            f"{origin.path}: {_LICENSE} is missing",
+            why="the tree is incomplete, and a wheel needs its licence",
+            hint="restore the file from the release",
+        )
 
 
 def _facts(order: Order, source: Path, outcome: Outcome) -> dict[str, Any]:
-    apache = "Apache License" in (source / "LICENSE.txt").read_text(encoding="utf-8")
+    apache = "Apache License" in (source / _LICENSE).read_text(encoding="utf-8")
     facts: dict[str, Any] = {
         "project": "nccl",
         "version": order.version,
@@ -188,7 +199,7 @@ def _write_project(root: Path, order: Order, facts: Mapping[str, Any]) -> None:
     texts["settings.cmake"] = _settings(root, order, facts)
     texts["patchkit.json"] = _json(facts)
     texts["sboms/nccl.cdx.json"] = _json(nccl_sbom(facts))
-    for name in ("LICENSE.txt", "ThirdPartyNotices.txt"):
+    for name in (_LICENSE, "ThirdPartyNotices.txt"):
         if (root / "source" / name).is_file():
             texts[name] = (root / "source" / name).read_text("utf-8")
     for name, text in texts.items():
@@ -203,7 +214,9 @@ def _settings(root: Path, order: Order, facts: Mapping[str, Any]) -> str:
         "CUDA_INC": tools.include,
         "CUDA_LIB": tools.lib,
         "NVCC": f"{ccache} {tools.nvcc}" if ccache else tools.nvcc,
-        "CXX": tools.cxx.name if ccache else tools.cxx,
+        "CXX": tools.cxx.name
+        if ccache and shutil.which(tools.cxx.name) == str(tools.cxx)
+        else tools.cxx,
         "NVCC_GENCODE": order.gencode,
         "ONLY_FUNCS": order.functions,
     }

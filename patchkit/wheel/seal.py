@@ -19,7 +19,7 @@ EPOCH = 315532800
 """SOURCE_DATE_EPOCH of every build: 1980-01-01, the earliest time that a zip can hold."""
 
 _DATE = (1980, 1, 1, 0, 0, 0)
-_REPLACED = re.compile(rb"^(Tag|Generator): .*\n", re.MULTILINE)
+_REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)
 
 
 def seal(raw: Path, folder: Path, platform: str) -> Path:

@@ -135,7 +135,7 @@ def translated(folder: Path, outcome: str = "nothing was changed") -> Iterator[N
         yield
     except OSError as error:
         raise StorageError(
-            f"{error.filename2 or error.filename or folder}: {error.strerror}; {outcome}",
+            f"{error.filename2 or error.filename or folder}: {error.strerror or error}; {outcome}",
             hint="check permissions and free space, then run the same command again",
         ) from error
 

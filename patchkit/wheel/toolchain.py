@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def find_toolchain(
         )
     root = None if locked or machine != here else _installed(toolkit, cuda)
     home = root or locked_toolkit(here, machine, offline=offline, progress=progress)
+    _require_one_word(home)
     half = home / CROSS if machine != here else home
     lib = next((half / name for name in ("lib64", "lib") if (half / name).is_dir()), half / "lib")
     return Toolchain(
@@ -76,10 +78,13 @@ def find_toolchain(
     )
 
 
-def check_toolchain(toolchain: Toolchain, gencode: str, folder: Path) -> None:
+def check_toolchain(
+    toolchain: Toolchain, gencode: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> None:
     """Compile and link a few lines for the device, so that a long build does not end in surprise.
 
-    Raises HostError with the compiler's own words.
+    ``environment`` is what the build will see, by default this process's. Raises HostError with the
+    compiler's own words.
     """
     source = folder / "check.cu"
     source.write_text("__global__ void check() {}\nint main() { check<<<1, 1>>>(); }\n")
@@ -88,7 +93,7 @@ def check_toolchain(toolchain: Toolchain, gencode: str, folder: Path) -> None:
         f"-I{toolchain.include}", f"-I{toolchain.include}/cccl", f"-L{toolchain.lib}",
         str(source), "-o", str(folder / "check"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise HostError(
@@ -112,9 +117,19 @@ def _compiler(machine: str, here: str) -> Path:
     found = shutil.which(name)
     if found is None:
         raise _missing(
-            name, "g++" if machine == here else f"g++-{machine.replace('_', '-')}-linux-gnu"
+            f"CXX names {name!r}, which" if machine == here and "CXX" in os.environ else name,
+            "g++" if machine == here else f"g++-{machine.replace('_', '-')}-linux-gnu",
         )
-    return Path(found)
+    return Path(found).absolute()
+
+
+def _require_one_word(home: Path) -> None:
+    if len(str(home).split()) > 1:
+        raise HostError(
+            f"{home}: a path with a space",
+            why="NCCL's makefiles take it for two",
+            hint="name a toolkit elsewhere with --cuda, or another cache with PATCHKIT_CACHE_DIR",
+        )
 
 
 def _missing(tool: str, package: str) -> HostError:
@@ -155,10 +170,8 @@ def _fitting(home: Path, cuda: str) -> Path:
 
 def _home_of(nvcc: str) -> Path:
     """The toolkit's root as nvcc itself sees it: what is on PATH may be a script."""
-    done = subprocess.run(
-        [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], capture_output=True, text=True
-    )
-    top = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE)
+    said = _run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull]).stderr
+    top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
     return Path(top[1]).resolve() if top else Path(nvcc).resolve().parents[1]
 
 
@@ -180,7 +193,11 @@ def _first_line(command: list[str]) -> str:
 
 
 def _output(command: list[str]) -> str:
+    return _run(command).stdout
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
         raise HostError(f"{command[0]} does not run: {error}") from error

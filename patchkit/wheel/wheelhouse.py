@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,16 @@ def entries(house: Path) -> tuple[Entry, ...]:
 def make_room(house: Path, filename: str) -> tuple[str, ...]:
     """Wheels that a wheel of this name would replace; ask before a long build.
 
-    Raises UsageError if it cannot be held beside what is there.
+    Raises UsageError if it cannot be held beside what is there, StorageError if nothing can be
+    written there.
     """
+    place = next(path for path in (house, *house.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise StorageError(
+            f"{house}: no folder that can be written to",
+            why=f"{place} is read-only" if place.is_dir() else f"{place} is a file",
+            hint="name another one with --dir",
+        )
     name, outdated = wheel_name(filename), []
     for there in _known(house):
         if supersedes(name, there):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from patchkit.errors import StorageError
 from patchkit.patching.transaction import locked
+from patchkit.wheel.storage import translated
 
 WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)
 """Below this everything is built; unlike /tmp it outlives a reboot, and is on a disk."""
@@ -22,18 +23,23 @@ _STAGED = ".staged-"
 _STALE = 86400  # seconds; nothing is staged for that long
 
 
-@contextmanager
+@contextlib.contextmanager
 def staging() -> Iterator[Path]:
-    """A folder of this run, beside the work folders: what is staged in it moves by a rename."""
+    """A folder of this run, beside the work folders: what is staged in it moves by a rename.
+
+    An OSError of the build, such as that of a full disk, becomes a StorageError.
+    """
     _require_private(WORK)
     for stale in WORK.glob(f"{_STAGED}*"):
-        if time.time() - stale.stat().st_mtime > _STALE:
-            shutil.rmtree(stale, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_STAGED, dir=WORK, ignore_cleanup_errors=True) as made:
+        with contextlib.suppress(FileNotFoundError):  # another build has just removed it
+            if time.time() - stale.lstat().st_mtime > _STALE:
+                shutil.rmtree(stale, ignore_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=_STAGED, dir=WORK, ignore_cleanup_errors=True)
+    with translated(WORK, "the build is not finished"), folder as made:
         yield Path(made)
 
 
-@contextmanager
+@contextlib.contextmanager
 def workplace(root: Path, source: Path, facts: str, *, fresh: bool, free: int) -> Iterator[Path]:
     """A work folder, held for this build, with ``source`` moved into it.
 
@@ -41,7 +47,8 @@ def workplace(root: Path, source: Path, facts: str, *, fresh: bool, free: int) -
     ``free`` is how many bytes the disk must have left. Raises BusyError, StorageError.
     """
     _require_private(root)
-    with locked(root):
+    with locked(root) as handle:
+        os.set_inheritable(handle, True)
         if fresh or _read(root / _FACTS) != facts:
             _clear(root)
             source.rename(root / "source")
