@@ -46,7 +46,8 @@ def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
         "TZ": "UTC",
         "SOURCE_DATE_EPOCH": str(EPOCH),
         "PYTHONHASHSEED": "0",
-        "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1",
+        # Without kernels, because their sources could not be generated, it would link all the same.
+        "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
         # Without a seed nvcc names modules that export nothing after its process number.
         "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit",
         # NCCL asks git which commit it is; a repository around the work folder is not meant.
@@ -62,7 +63,8 @@ def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     """How many objects are still to compile, from make's own dry run; 0 if it cannot tell.
 
     It does write NCCL's generated sources, so it needs the build's own environment. make takes
-    their folder for done as soon as it is there, so what was cut short then is begun anew.
+    their folder for done as soon as it is there, whatever became of the generator; so what was cut
+    short then is begun anew.
     """
     planned = root / _PLANNED
     if not planned.exists():
@@ -71,9 +73,14 @@ def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     command += [f"BUILDDIR={root / 'build'}", f"ONLY_FUNCS={functions}"]
     command += ["CUDA_HOME=/nonexistent", "NVCC_GENCODE="]
     done = subprocess.run(command, env=env, capture_output=True, text=True, umask=0o022)
-    if done.returncode == 0:
+    if done.returncode == 0 and _generated(root / "build"):
         planned.touch()
     return done.stdout.count("Compiling")
+
+
+def _generated(build: Path) -> bool:
+    """Whether each folder of generated sources has its list of them, which make does without."""
+    return all((path.parent / "rules.mk").is_file() for path in build.rglob("*.cu"))
 
 
 def run(
@@ -117,7 +124,7 @@ def _failed(lines: list[str], log: Path, code: int) -> BuildError:
         f"the build ended with {code}\n" + "\n".join(f"    {line}" for line in telling),
         why="the system ran out of memory, and ended a compiler" if out_of_memory else "",
         hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
-        "run again to go on from here",
+        "run again to go on from here, with --fresh to begin anew",
     )
 
 

@@ -11,8 +11,9 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     No serial number and no time stamp: the same build has the same SBOM.
     """
-    ref = f"pkg:pypi/nvidia-nccl-cu13@{facts['wheel']}"
-    source = f"pkg:github/NVIDIA/nccl@{facts['version']}"
+    # A plus sign is no character of a version in a package URL.
+    ref = f"pkg:pypi/nvidia-nccl-cu13@{facts['wheel'].replace('+', '%2B')}"
+    source = f"pkg:github/nvidia/nccl@{facts['version']}"
     runtime = f"pkg:generic/nvidia-cuda-runtime@{facts['cuda']}"
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
