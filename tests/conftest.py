@@ -284,3 +284,25 @@ def git():
         return done.stdout.decode()
 
     return run
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mount a file system of a given size; skips where that is not permitted."""
+    mounted = []
+
+    def mount(options):
+        place = tmp_path / f"disk{len(mounted)}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+        if not shutil.which("mount"):
+            pytest.skip("there is no mount command")
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            pytest.skip(f"mounting is not permitted here: {result.stderr.splitlines()[0]}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", str(place)], check=True)
