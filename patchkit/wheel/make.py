@@ -29,10 +29,13 @@ _KEPT = (
     "CCACHE_DISABLE",
     "VIRTUAL_ENV",
 )
+_LITTLE, _FEW = 16 << 20, 64  # bytes and files: a tool that fails clears away what it had written
 _PLANNED = "planned"  # a file that is there once the sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
 _HEADER = struct.Struct("<40xQ10xHH2x")  # of ELF: e_shoff, e_shentsize, e_shnum
-_FAILURE = re.compile(r"error|fatal|\*\*\*|undefined reference|No space left|Killed", re.IGNORECASE)
+_FAILURE = re.compile(
+    r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
+)
 _CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
 
 
@@ -122,10 +125,17 @@ def _failed(lines: list[str], log: Path, code: int) -> BuildError:
     out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
     return BuildError(
         f"the build ended with {code}\n" + "\n".join(f"    {line}" for line in telling),
-        why="the system ran out of memory, and ended a compiler" if out_of_memory else "",
+        why="the system ran out of memory, and ended a compiler" if out_of_memory else _full(log),
         hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
         "run again to go on from here, with --fresh to begin anew",
     )
+
+
+def _full(place: Path) -> str:
+    """Why, if the disk is full or nearly so: not every tool says it."""
+    disk = os.statvfs(place)
+    full = disk.f_bavail * disk.f_frsize < _LITTLE or 0 < disk.f_files and disk.f_favail < _FEW
+    return f"the disk of {place.parent} is full" if full else ""
 
 
 def drop_partial(build: Path) -> None:

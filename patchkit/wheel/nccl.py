@@ -142,7 +142,10 @@ def _place(origin: SourceOrigin, dest: Path) -> None:
         try:
             shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
         except shutil.Error as error:  # of several files; one will do
-            raise StorageError(f"{origin.path} cannot be copied: {error.args[0][0][2]}") from error
+            raise StorageError(
+                f"{origin.path} cannot be copied: {error.args[0][0][2]}",
+                hint="check permissions and free space, then run the same command again",
+            ) from error
     else:
         unpack(origin.path, dest)
     if not (dest / _LICENSE).is_file():

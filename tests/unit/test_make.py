@@ -150,10 +150,8 @@ def test_a_failing_build_tells_why(make, tmp_path):
     assert lines[1].startswith("    make: *** [Makefile:")
     assert len(lines) == 2
     assert said.why == ""
-    assert (
-        said.hint
-        == f"the whole log is {tmp_path}/log.txt; run again to go on from here, with --fresh to begin anew"
-    )
+    log = f"the whole log is {tmp_path}/log.txt"
+    assert said.hint == f"{log}; run again to go on from here, with --fresh to begin anew"
 
 
 def test_a_failure_without_telling_lines(make):
@@ -295,3 +293,16 @@ def test_what_lacks_a_part_does_not_link(make, tmp_path):
     (tmp_path / "x.c").write_text("void kernel(void); void all(void) { kernel(); }\n")
     with pytest.raises(BuildError, match="undefined reference to `kernel'"):
         make(f"all:\n    @gcc -shared -fPIC x.c -o x.so {flags}\n")
+
+
+def test_a_tool_that_does_not_say_that_the_disk_is_full(small_disk):
+    disk = small_disk("size=1m,mode=755")
+    command = ["sh", "-c", "head -c 2000000 /dev/zero >file 2>/dev/null"]
+    with pytest.raises(BuildError, match=f"the disk of {disk} is full"):
+        run(command, disk, ENV, 0, lambda *_now: None)
+
+
+def test_a_full_disk_of_a_failure_is_not_made_up(make):
+    with pytest.raises(BuildError) as failed:
+        make("all:\n    @false\n")
+    assert failed.value.why == ""
