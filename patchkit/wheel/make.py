@@ -134,7 +134,7 @@ def _failed(lines: list[str], log: Path, code: int) -> BuildError:
 def _full(place: Path) -> str:
     """Why, if the disk is full or nearly so: not every tool says it."""
     disk = os.statvfs(place)
-    full = disk.f_bavail * disk.f_frsize < _LITTLE or 0 < disk.f_files and disk.f_favail < _FEW
+    full = disk.f_bavail * disk.f_frsize < _LITTLE or (disk.f_files > 0 and disk.f_favail < _FEW)
     return f"the disk of {place.parent} is full" if full else ""
 
 

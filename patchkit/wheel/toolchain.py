@@ -20,6 +20,9 @@ from patchkit.wheel.toolkit import CROSS, locked_toolkit
 MACHINES = ("aarch64", "x86_64")
 """The CPUs that the locked toolkit has wheels for, as platform tags name them."""
 
+USUAL = Path("/usr/local/cuda")
+"""Where NVIDIA's installers put a toolkit, or a link to it."""
+
 _CROSS_COMPILER = {"aarch64": "aarch64-linux-gnu-g++", "x86_64": "x86_64-linux-gnu-g++"}
 _RELEASE = re.compile(r"release (?P<release>[\d.]+), V(?P<version>[\d.]+)")
 
@@ -146,7 +149,7 @@ def _installed(toolkit: Path | None, cuda: str) -> Path | None:
         return _fitting(toolkit, cuda)
     named = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
     on_path = shutil.which("nvcc")
-    for home in [*named, *([_home_of(on_path)] if on_path else []), Path("/usr/local/cuda")]:
+    for home in [*named, *([_home_of(on_path)] if on_path else []), USUAL]:
         try:
             return _fitting(home, cuda)
         except UsageError:
