@@ -13,7 +13,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def _install(session: nox.Session, group: str) -> None:
-    session.install(".", *nox.project.dependency_groups(PYPROJECT, group))
+    session.install(".[build]", *nox.project.dependency_groups(PYPROJECT, group))
 
 
 @nox.session

@@ -117,6 +117,11 @@ def test_a_toolkit_that_does_not_fit(bare, toolkit, version, options, says):
         assert "--cuda locked" in refused.value.hint
 
 
+def test_a_toolkit_that_is_older_than_the_target_needs(bare, toolkit):
+    with pytest.raises(UsageError, match=r"is CUDA 13\.0\.88; CUDA 13\.1 or a later 13\.x"):
+        find_toolchain(HERE, cuda="13.1", toolkit=toolkit("13.0.88"))
+
+
 @pytest.mark.parametrize("says", ["hello", "release x, Vy"])
 def test_an_nvcc_that_does_not_tell_its_version(bare, toolkit, says):
     with pytest.raises(HostError, match="does not tell its version"):
