@@ -426,15 +426,15 @@ def sources(tmp_path):
             *("src/device/generate.sh", "+= atomicAdd(", "+= atomic_add(", 10),
             ['error: identifier "atomic_add" is undefined', "run again to go on from here"],
         ),
-        # The makefile does not hand the arch on, and nobody would see it but on the device.
+        # The flags are right where fixes look, and others where they are used.
         (
-            *(
-                "makefiles/common.mk",
-                "-ccbin $(CXX) $(NVCC_GENCODE)",
-                "-ccbin $(CXX) -arch=sm_90",
-                5,
-            ),
-            ["not"],
+            *("src/Makefile", ".SILENT:", "NVCUFLAGS := $(subst 121,120,$(NVCUFLAGS))", 5),
+            ["is not exact for NVIDIA DGX Spark (GB10): 0 live entries are sm_121, 1 are not"],
+        ),
+        # The same in the fixes' own file is not even compiled.
+        (
+            *("makefiles/common.mk", "-ccbin $(CXX) $(NVCC_GENCODE)", "-ccbin $(CXX) -arch=a", 5),
+            ["make would give nvcc no -gencode"],
         ),
         # No kernel at all: the generator fails, which make does not mind.
         (

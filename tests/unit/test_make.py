@@ -214,7 +214,7 @@ def test_a_generator_that_was_cut_short(small):
     """Its folder is there and newer, so make takes it for done: a library without kernels."""
     script = small / "source/src/device/generate.sh"
     whole = script.read_text()
-    script.write_text(whole.replace("# A static", 'touch "$1/sum.cu"; exit 1\n# A static', 1))
+    script.write_text(whole.replace("# A module", 'touch "$1/sum.cu"; exit 1\n# A module', 1))
     objects_to_make(small, ENV, "")
     assert (small / "build/obj/gensrc/sum.cu").read_text() == ""
     script.write_text(whole)
