@@ -61,6 +61,10 @@ def make_room(house: Path, filename: str) -> tuple[str, ...]:
             why=f"{place} is read-only" if place.is_dir() else f"{place} is a file",
             hint="name another one with --dir",
         )
+    return _outdated(house, filename)
+
+
+def _outdated(house: Path, filename: str) -> tuple[str, ...]:
     name, outdated = wheel_name(filename), []
     for there in _known(house):
         if supersedes(name, there):
@@ -86,7 +90,7 @@ def add(
     """
     name = wheel_name(wheel.name)
     with writing(house, patience):
-        outdated = make_room(house, name.filename)
+        outdated = _outdated(house, name.filename)
         leaving = {*outdated, name.filename}
         kept = [entry for entry in _listed(house) if entry.filename not in leaving]
         with staged(house, wheel) as copy:

@@ -17,7 +17,7 @@ import pytest
 from faults import in_child, kill, killed_everywhere
 from patchkit.errors import BusyError, StorageError, UsageError
 from patchkit.patching.transaction import locked
-from patchkit.wheel.wheelhouse import add, entries, prune, verify
+from patchkit.wheel.wheelhouse import add, entries, make_room, prune, verify
 from wheels import write_wheel
 
 FACTS = {"target": "gb10"}
@@ -218,3 +218,14 @@ def test_whoever_waits_too_long_is_told(house, made):
         add(house, made(OURS), {}, patience=0.1)
     add(house, made(OURS), {}, patience=0.1)
     assert held(house) == [OURS]
+
+
+def test_what_cannot_be_written_is_known_before_a_build(small_disk, tmp_path):
+    disk = small_disk("size=1m")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    (tmp_path / "file").write_text("")
+    for house in (disk, disk / "not/there", tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(StorageError, match=f"{house}: no folder that can be written to"):
+            make_room(house, f"nvidia_nccl_cu13-{OURS}-py3-none-linux_aarch64.whl")
+    assert make_room(tmp_path / "not/there", f"x-{OURS}-py3-none-any.whl") == ()
+    assert not (tmp_path / "not").exists()
