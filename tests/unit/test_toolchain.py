@@ -11,10 +11,10 @@ from collections import Counter
 
 import pytest
 
+from patchkit.elf import read_library
 from patchkit.errors import HostError, PatchkitError, SourceError, UsageError
 from patchkit.target import targets
 from patchkit.wheel import toolchain as module
-from patchkit.wheel.elf import read_library
 from patchkit.wheel.toolchain import MACHINES, check_toolchain, find_toolchain
 from patchkit.wheel.toolkit import locked_wheels
 

@@ -32,7 +32,9 @@ def held(work):
         with staging() as staged:
             (staged / "source").mkdir()
             (staged / "source/text").write_text(text)
-            with workplace("nccl", staged / "source", facts, fresh=fresh, free=free) as root:
+            with workplace(
+                module.WORK / "nccl", staged / "source", facts, fresh=fresh, free=free
+            ) as root:
                 assert root == work / "nccl"
                 names = {
                     str(path.relative_to(root)): path.read_text()
@@ -86,10 +88,10 @@ def test_two_at_once(held, work):
     held()
     with staging() as staged:
         (staged / "source").mkdir()
-        with workplace("nccl", staged / "source", "facts", fresh=False, free=0):
+        with workplace(module.WORK / "nccl", staged / "source", "facts", fresh=False, free=0):
             with pytest.raises(BusyError) as busy:
                 held(fresh=True)
-            with workplace("other", staged / "source", "facts", fresh=False, free=0):
+            with workplace(module.WORK / "other", staged / "source", "facts", fresh=False, free=0):
                 pass
     assert busy.value.exit_code == 6
     assert held() == NEW
@@ -99,7 +101,7 @@ def test_what_a_build_started_holds_the_folder_too(held, work):
     """patchkit alone was killed: nobody builds beside what it has started."""
     with staging() as staged:
         (staged / "source").mkdir()
-        with workplace("nccl", staged / "source", "facts", fresh=False, free=0):
+        with workplace(module.WORK / "nccl", staged / "source", "facts", fresh=False, free=0):
             command = [sys.executable, "-c", "input()"]
             left = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
     with pytest.raises(BusyError):
