@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from patchkit.errors import PatchkitError
+from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.archive import unpack
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
@@ -81,8 +81,9 @@ def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None
         rows["again"] = patchkit(order, folder / "house", cache)
     CONSOLE.print(table(rows, f"NCCL {order.version}, {order.gencode}, {host}, {order.jobs} jobs"))
     wheel = next((folder / "house").glob("*.whl"))
-    CONSOLE.print(f"wheel: {wheel.stat().st_size / 1e6:.1f} MB")
-    if stock:
+    reduced = ", of the reduced library" if functions else ""
+    CONSOLE.print(f"wheel: {wheel.stat().st_size / 1e6:.1f} MB{reduced}")
+    if stock and not reduced:
         ratio = wheel.stat().st_size / stock.stat().st_size
         CONSOLE.print(f"stock: {stock.stat().st_size / 1e6:.1f} MB, ours is {ratio:.3f} of it")
 
@@ -105,7 +106,9 @@ def patchkit(order: Order, house: Path, env: dict[str, str]) -> Cost:
 
 def timed(command: list[str], env: dict[str, str]) -> Cost:
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **env})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
+    if done.returncode != 0:
+        raise ProofError(f"{command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return Cost(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
