@@ -162,7 +162,7 @@ def _stage(root: Path, folder: Path, changes: Sequence[Change]) -> list[_Step]:
     draft = folder / "draft"
     _write(draft, json.dumps([{k: getattr(s, k) for k in s.__slots__} for s in steps]).encode())
     draft.rename(folder / _JOURNAL)
-    _sync(folder)
+    sync(folder)
     return steps
 
 
@@ -182,7 +182,7 @@ def _carry_out(root: Path, folder: Path, steps: Sequence[_Step]) -> None:
             _install(place, folder / _AFTER / str(index) if step.after else None, folder / "next")
             parents.add(place.parent)
     for parent in parents:
-        _sync(parent)
+        sync(parent)
 
 
 def _undo(root: Path, folder: Path, steps: Sequence[_Step]) -> None:
@@ -225,7 +225,8 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
+    """Make the names in a folder last: renames and links are on the disk once it returns."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

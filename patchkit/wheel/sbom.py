@@ -36,34 +36,39 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
                 ]
             },
         },
-        "components": [
-            {
-                "bom-ref": source,
-                "type": "library",
-                "name": "NCCL",
-                "version": facts["version"],
-                "purl": source,
-                "licenses": [{"expression": facts["license"]["nccl"]}],
-                "properties": [
-                    {"name": "patchkit:source", "value": facts["source"]},
-                    {"name": "patchkit:tree", "value": facts["tree"]},
-                    *({"name": "patchkit:fix", "value": fix} for fix in facts["fixes"]),
-                ],
-            },
-            {
-                "bom-ref": runtime,
-                "type": "library",
-                "name": "CUDA runtime (libcudart_static.a)",
-                "version": facts["cuda"],
-                "purl": runtime,
-                "licenses": [{"license": {"name": facts["license"]["cuda"]}}],
-            },
-        ],
+        "components": [_library(facts, source), _runtime(facts, runtime)],
         "dependencies": [
             {"ref": ref, "dependsOn": [source, runtime]},
             {"ref": source},
             {"ref": runtime},
         ],
+    }
+
+
+def _library(facts: Mapping[str, Any], ref: str) -> dict[str, Any]:
+    return {
+        "bom-ref": ref,
+        "type": "library",
+        "name": "NCCL",
+        "version": facts["version"],
+        "purl": ref,
+        "licenses": [{"expression": facts["license"]["nccl"]}],
+        "properties": [
+            {"name": "patchkit:source", "value": facts["source"]},
+            {"name": "patchkit:tree", "value": facts["tree"]},
+            *({"name": "patchkit:fix", "value": fix} for fix in facts["fixes"]),
+        ],
+    }
+
+
+def _runtime(facts: Mapping[str, Any], ref: str) -> dict[str, Any]:
+    return {
+        "bom-ref": ref,
+        "type": "library",
+        "name": "CUDA runtime (libcudart_static.a)",
+        "version": facts["cuda"],
+        "purl": ref,
+        "licenses": [{"license": {"name": facts["license"]["cuda"]}}],
     }
 
 

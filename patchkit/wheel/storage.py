@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from patchkit.errors import BusyError, SourceError, StorageError
-from patchkit.patching.transaction import locked
+from patchkit.patching.transaction import locked, sync
 
 STAGED, _COMMITTED, _GONE = ".staged", ".committed", "gone"
 PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
@@ -95,10 +95,10 @@ def commit(folder: Path, texts: Mapping[str, str], gone: Collection[str]) -> Non
             with (place / filename).open("xb") as file:
                 file.write(text.encode())
                 _flush(file)
-        _sync(place)
+        sync(place)
         place.rename(folder / _COMMITTED)
     with translated(folder, "the change is prepared and not finished"):
-        _sync(folder)
+        sync(folder)
         _carry_out(folder)
 
 
@@ -109,7 +109,7 @@ def _carry_out(folder: Path) -> None:
     for place in sorted(committed.iterdir()):
         if place.name != _GONE:
             place.replace(folder / place.name)
-    _sync(folder)
+    sync(folder)
     # Removing a folder takes several steps: under this name an unfinished one does no harm.
     committed.rename(folder / STAGED)
     _clear(folder)
@@ -143,11 +143,3 @@ def translated(folder: Path, outcome: str = "nothing was changed") -> Iterator[N
 def _flush(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

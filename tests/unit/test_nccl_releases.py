@@ -1,0 +1,167 @@
+"""Facts of NCCL's releases: where a distribution has them, and which one torch pins."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+
+import pytest
+
+from patchkit.errors import HostError, SourceError, UsageError
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.debian import Mirror, mirrors, stanzas, upstream_archive
+from patchkit.source.pinned import default_version
+from patchkit.source.releases import load_facts
+from patchkit.target import parse_arch
+
+FACTS = load_facts()
+
+# The distribution
+
+
+def test_archives_of_an_apt_configuration(tmp_path):
+    parts = tmp_path / "sources.list.d"
+    parts.mkdir()
+    (tmp_path / "sources.list").write_text(
+        "# deb http://commented/debian x main\n"
+        "deb [arch=amd64 signed-by=/k] http://one/debian trixie main contrib\n"
+        "deb-src http://one/debian trixie main\n"
+    )
+    (parts / "b.list").write_text("deb http://two/apt stable main # note\n")
+    (parts / "c.sources").write_text(
+        "Types: deb\n# a comment\nURIs: http://three/ubuntu\nSuites: noble noble-updates\n"
+        "Components: main\n multiverse\n\nEnabled: no\nURIs: http://off\nSuites: x\n"
+    )
+    assert mirrors(tmp_path) == (
+        Mirror("http://one/debian", "trixie"),
+        Mirror("http://two/apt", "stable"),
+        Mirror("http://three/ubuntu", "noble"),
+        Mirror("http://three/ubuntu", "noble-updates"),
+    )
+    assert mirrors(tmp_path / "nothing") == ()
+
+
+@pytest.fixture
+def etc(tmp_path):
+    """What /etc says of a system: ``etc("ubuntu", "noble", "http://host/ubuntu noble")``."""
+
+    def make(name, codename, *lines):
+        folder = tmp_path / "etc"
+        (folder / "apt").mkdir(parents=True)
+        (folder / "os-release").write_text(f'NAME="x"\nID={name}\nVERSION_CODENAME="{codename}"\n')
+        listed = "".join(f"deb {line} main\n" for line in lines)
+        (folder / "apt/sources.list").write_text(listed)
+        return folder
+
+    return make
+
+
+NOWHERE = "http://localhost:1/archive"
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
+@pytest.mark.parametrize(
+    ("system", "error", "says"),
+    [
+        (("fedora", "40"), HostError, "no apt that would have nvidia-nccl: this is fedora"),
+        (("debian", "trixie"), HostError, "no archive of trixie"),
+        (("debian", "", f"{NOWHERE} sid"), HostError, "no archive of this system"),
+        (("ubuntu", "noble", f"{NOWHERE} jammy"), HostError, "no archive of noble"),
+        (("ubuntu", "noble", f"{NOWHERE} noble"), SourceError, r"no nvidia-nccl 2\.29\.7"),
+        (("debian", "trixie", f"{NOWHERE} trixie"), SourceError, r"no nvidia-nccl 2\.29\.7"),
+    ],
+)
+def test_a_machine_that_cannot_have_the_source_package(etc, tmp_path, system, error, says):
+    with pytest.raises(error, match=says):
+        upstream_archive(FACTS.package, "2.29.7", FACTS.distributions, tmp_path, etc=etc(*system))
+
+
+def test_paragraphs_of_a_control_file():
+    text = "Package: a\nVersion: 1\nChecksums-Sha256:\n x 1 f\n\n\nPackage: b\n"
+    assert stanzas(text) == [
+        {"package": "a", "version": "1", "checksums-sha256": "x 1 f"},
+        {"package": "b"},
+    ]
+    assert stanzas("") == []
+
+
+# The facts
+
+
+@pytest.mark.parametrize("release", FACTS.releases, ids=lambda release: str(release.version))
+def test_figures_of_a_release_are_complete(release):
+    assert release.tag == f"v{release.version}-1"
+    assert len(release.sha256) in (0, 64)
+    assert len(release.commit) in (0, 40)
+    assert release.verifiable == bool(release.figures)
+    assert all(parse_arch(arch) for arch in release.archs)
+    assert not release.debian or (release.sha256 and release.size)
+
+
+def test_the_table_is_consistent():
+    versions = [release.version for release in FACTS.releases]
+    assert versions == sorted(set(versions))
+    assert {FACTS.default, *FACTS.torch.values()} <= set(versions)
+    assert FACTS.known(FACTS.default).verifiable
+    assert all(any(bug.covers(version) for version in versions) for bug in FACTS.bugs)
+    digests = [release.sha256 for release in FACTS.releases if release.sha256]
+    assert len(set(digests)) == len(digests)
+    assert [str(v) for v in load_recipe("nccl").supported][:2] == ["2.26.2", "2.26.3"]
+
+
+# Which NCCL
+
+
+def wheel(folder, name, *requirements):
+    metadata = "".join(f"Requires-Dist: {each}\n" for each in requirements)
+    project = name.split("-")[0]
+    with zipfile.ZipFile(folder / name, "w") as bundle:
+        bundle.writestr(f"{project}-1.dist-info/METADATA", f"Name: {project}\n{metadata}\ntext\n")
+
+
+EMPTY_ZIP = b"PK\5\6" + bytes(18)
+VLLM, TORCH = (
+    "vllm-0.33.0-cp38-abi3-linux_aarch64.whl",
+    "torch-2.12.1-cp312-cp312-linux_aarch64.whl",
+)
+
+
+@pytest.mark.parametrize(
+    ("wheels", "version", "reason"),
+    [
+        ({}, "2.30.7", "default"),
+        ({VLLM: ["torch==2.14.0"]}, "2.30.7", "torch==2.14.0"),
+        ({VLLM: ["torch==2.11.0", 'torch==2.14.0; extra == "x"']}, "2.28.9", "torch==2.11.0"),
+        ({TORCH: ['nvidia-nccl-cu13==2.29.7; platform_system == "Linux"']}, "2.29.7", "cu13==2.29"),
+        ({VLLM: ["torch==2.14.0"], TORCH: ["nvidia_nccl_cu13 (==2.29.7)"]}, "2.29.7", TORCH),
+        ({VLLM: ["torch>=2.11"]}, "2.30.7", "default"),
+        ({"numpy-2.0-py3-none-any.whl": ["torch==2.11"]}, "2.30.7", "default"),
+    ],
+)
+def test_the_nccl_that_the_torch_in_the_wheelhouse_pins(tmp_path, wheels, version, reason):
+    for name, requirements in wheels.items():
+        wheel(tmp_path, name, *requirements)
+    found = default_version(tmp_path)
+    assert str(found[0]) == version
+    assert reason in found[1]
+
+
+def test_no_wheelhouse_is_no_reason_to_stop(tmp_path):
+    assert default_version(None) == default_version(tmp_path / "absent")
+
+
+def test_wheels_that_disagree_or_are_too_new(tmp_path):
+    wheel(tmp_path, VLLM, "torch==2.99.0")
+    with pytest.raises(UsageError, match=r"torch 2\.99\.0"):
+        default_version(tmp_path)
+    wheel(tmp_path, TORCH, "nvidia-nccl-cu13==2.29.7")
+    wheel(tmp_path, TORCH.replace("2.12.1", "2.14.0"), "nvidia-nccl-cu13==2.30.7")
+    with pytest.raises(UsageError, match="2 versions of NCCL"):
+        default_version(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"PK", b"", EMPTY_ZIP, EMPTY_ZIP.replace(b"\5\6", b"\5\7")])
+def test_a_wheel_that_cannot_be_read(tmp_path, content):
+    (tmp_path / TORCH).write_bytes(content)
+    with pytest.raises(UsageError, match="cannot be read"):
+        default_version(tmp_path)
