@@ -176,7 +176,8 @@ def _show(order: Order, built: Built, placed: Path, seconds: float, *, as_json: 
     if order.functions:
         console.print(Text.assemble(("note ", "yellow"), "reduced: for tests, not for use"))
     for bug in load_facts().bugs_of(order.origin.version):
-        console.print(Text.assemble(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}"))
+        known = Text.assemble(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}")
+        console.print(known, soft_wrap=True)
     console.print(f"  next: pip install {placed}", soft_wrap=True)
 
 

@@ -43,7 +43,7 @@ def command(source: Source, *, selection: Selection, as_json: bool) -> None:
             console.print(show.header(workspace, request))
             console.print(show.verdict_table(verdicts))
             for line in [*show.notes(verdicts), *show.bugs(workspace)]:
-                console.print(line)
+                console.print(line, soft_wrap=True)
     if any(verdict.state is State.DRIFTED for verdict in verdicts):
         raise SystemExit(DriftError.exit_code)
 
