@@ -16,8 +16,8 @@ PATCHKIT = [
     """\
 import sys
 from pathlib import Path
-from patchkit.wheel import workplace
-workplace.WORK = Path(sys.argv.pop(1))
+from patchkit.wheel import work
+work.WORK = Path(sys.argv.pop(1))
 from patchkit.cli import main
 main()
 """,

@@ -31,7 +31,7 @@ from patchkit.wheel.sbom import nccl_sbom
 from patchkit.wheel.seal import seal
 from patchkit.wheel.tags import platform_tag
 from patchkit.wheel.toolchain import Toolchain, check_toolchain
-from patchkit.wheel.workplace import WORK, emptied, staging, workplace
+from patchkit.wheel.work import WORK, emptied, staging, work_folder
 
 _TOOLS = ("auditwheel", "build", "ninja", "scikit_build_core")
 _FREE = 2 << 30  # bytes; a whole build for one arch takes 0.6 GiB
@@ -97,7 +97,7 @@ def build_nccl(order: Order, progress: Progress) -> Built:
         seen = environment(staged, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, seen)
         facts = _patched(order, staged / "source")
-        with workplace(
+        with work_folder(
             order.work, staged / "source", _json(facts), fresh=order.fresh, free=_FREE
         ) as root:
             return _build(root, order, facts, progress)

@@ -40,7 +40,7 @@ def staging() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def workplace(root: Path, source: Path, facts: str, *, fresh: bool, free: int) -> Iterator[Path]:
+def work_folder(root: Path, source: Path, facts: str, *, fresh: bool, free: int) -> Iterator[Path]:
     """A work folder, held for this build, with ``source`` moved into it.
 
     An interrupted build with the same facts is gone on with; what is left of another one goes.

@@ -12,8 +12,8 @@ import pytest
 
 import patchkit
 from patchkit.errors import BusyError, StorageError
-from patchkit.wheel import workplace as module
-from patchkit.wheel.workplace import emptied, staging, workplace
+from patchkit.wheel import work as module
+from patchkit.wheel.work import emptied, staging, work_folder
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def held(work):
         with staging() as staged:
             (staged / "source").mkdir()
             (staged / "source/text").write_text(text)
-            with workplace(
+            with work_folder(
                 module.WORK / "nccl", staged / "source", facts, fresh=fresh, free=free
             ) as root:
                 assert root == work / "nccl"
@@ -88,10 +88,12 @@ def test_two_at_once(held, work):
     held()
     with staging() as staged:
         (staged / "source").mkdir()
-        with workplace(module.WORK / "nccl", staged / "source", "facts", fresh=False, free=0):
+        with work_folder(module.WORK / "nccl", staged / "source", "facts", fresh=False, free=0):
             with pytest.raises(BusyError) as busy:
                 held(fresh=True)
-            with workplace(module.WORK / "other", staged / "source", "facts", fresh=False, free=0):
+            with work_folder(
+                module.WORK / "other", staged / "source", "facts", fresh=False, free=0
+            ):
                 pass
     assert busy.value.exit_code == 6
     assert held() == NEW
@@ -101,7 +103,7 @@ def test_what_a_build_started_holds_the_folder_too(held, work):
     """patchkit alone was killed: nobody builds beside what it has started."""
     with staging() as staged:
         (staged / "source").mkdir()
-        with workplace(module.WORK / "nccl", staged / "source", "facts", fresh=False, free=0):
+        with work_folder(module.WORK / "nccl", staged / "source", "facts", fresh=False, free=0):
             command = [sys.executable, "-c", "input()"]
             left = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
     with pytest.raises(BusyError):
@@ -145,10 +147,10 @@ def test_several_clear_the_stale_at_once(work):
         os.utime(work / f".staged-{number}", (0, 0))
     code = (
         "import sys; from pathlib import Path\n"
-        "from patchkit.wheel import workplace\n"
-        "workplace.WORK = Path(sys.argv[1])\n"
+        "from patchkit.wheel import work\n"
+        "work.WORK = Path(sys.argv[1])\n"
         "input()\n"
-        "with workplace.staging(): pass\n"
+        "with work.staging(): pass\n"
     )
     how = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     how["env"] = {**os.environ, "PYTHONPATH": str(Path(patchkit.__file__).parents[1])}
