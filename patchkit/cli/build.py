@@ -127,9 +127,18 @@ def _origin(
 ) -> SourceOrigin:
     if version is not None and source is not None:
         raise UsageError("--version and --src exclude each other: the sources tell their version")
-    wanted = source or f"nccl=={version or default_version(house)[0]}"
+    if version is None and source is None:
+        chosen, reason = default_version(house)
+        version = str(chosen)
+        _say(f"NCCL {version}: {reason}")
     recipe = load_recipe("nccl")
-    return nccl_tree(wanted, sha256=sha256, offline=offline, report=report, check=recipe.check)
+    return nccl_tree(
+        source or f"nccl=={version}",
+        sha256=sha256,
+        offline=offline,
+        report=report,
+        check=recipe.check,
+    )
 
 
 def _told(bar: Callable[[int, int], None]) -> Callable[[int, int], None]:

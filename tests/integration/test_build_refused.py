@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from building import HERE, SMALL, VERSION
+from patchkit.source.releases import load_facts
 from wheels import write_wheel
 
 
@@ -74,3 +75,12 @@ def test_refusals(build, archive, tmp_path, arguments, rc, says):
     assert not (tmp_path / "work").exists()
     assert not (tmp_path / "house").exists()
     assert not (tmp_path / "cache/cuda").exists()
+
+
+def test_the_version_that_nobody_named_is_told(build, tmp_path):
+    """And why that one, before anything else is."""
+    nothing = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
+    said = build("--offline", "--dir", tmp_path / "house", rc=3, env=nothing).stderr
+    default = load_facts().default
+    assert said.startswith(f"NCCL {default}: the recipe's default: no torch or vLLM wheel")
+    assert f"no sources of NCCL {default} could be had" in said
