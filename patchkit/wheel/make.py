@@ -1,7 +1,8 @@
-"""Running a build: a clean environment, a log, and progress counted in objects."""
+"""Running a build: a clean environment, a log, and progress counted in steps."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -16,7 +17,10 @@ from patchkit.wheel.seal import EPOCH
 from patchkit.wheel.toolchain import Toolchain
 
 Progress = Callable[[int, int], None]
-"""Told the objects compiled and the objects in all."""
+"""Told the steps done and the steps in all."""
+
+Counter = Callable[[str], tuple[int, int] | None]
+"""Reads the same two numbers from a line of a build's output; None if it tells nothing."""
 
 # Of the caller's environment only what finds programs and their caches: flags and search paths of
 # compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
@@ -32,6 +36,7 @@ _KEPT = (
 _LITTLE, _FEW = 16 << 20, 64  # bytes and files: a tool that fails clears away what it had written
 _PLANNED = "planned"  # a file that is there once the sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
+_NINJA = re.compile(r"^\[(\d+)/(\d+)\] ")
 _HEADER = struct.Struct("<40xQ10xHH2x")  # of ELF: e_shoff, e_shentsize, e_shnum
 _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
@@ -39,8 +44,11 @@ _FAILURE = re.compile(
 _CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
 
 
-def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
-    """What the build sees: fixed locale, time and hash seed, no flags, stripped by the linker."""
+def clean_environment(root: Path, namespace: str) -> dict[str, str]:
+    """What every build below ``root`` sees: fixed locale, time and hash seed, and no flags.
+
+    ``namespace`` keeps what a compiler cache holds of this kind of build apart from other kinds'.
+    """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     if Path(_CCACHE_COMPILERS).is_dir():
         kept["PATH"] = f"{_CCACHE_COMPILERS}:{kept.get('PATH', os.defpath)}"
@@ -49,17 +57,39 @@ def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
         "TZ": "UTC",
         "SOURCE_DATE_EPOCH": str(EPOCH),
         "PYTHONHASHSEED": "0",
-        # Without kernels, because their sources could not be generated, it would link all the same.
-        "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
         # Without a seed nvcc names modules that export nothing after its process number.
         "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit",
-        # NCCL asks git which commit it is; a repository around the work folder is not meant.
+        # Builds ask git which commit they are; a repository around the work folder is not meant.
         "GIT_CEILING_DIRECTORIES": str(root.parent),
         # ccache 4.7 takes an object of -c for one of -dc and does not see the seed, so nothing is
         # shared with other builds.
-        "CCACHE_NAMESPACE": "patchkit-nccl-seeded",
+        "CCACHE_NAMESPACE": namespace,
+    }
+
+
+def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
+    """What NCCL's build sees; its libraries are stripped by the linker."""
+    return clean_environment(root, "patchkit-nccl-seeded") | {
+        # Without kernels, because their sources could not be generated, it would link all the same.
+        "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
         "_PYTHON_HOST_PLATFORM": f"linux-{toolchain.machine}",
     }
+
+
+def compiled(total: int) -> Counter:
+    """Counts the objects of NCCL's make, of which there are ``total`` (0: nobody could tell)."""
+    done = itertools.count(1)
+
+    def read(line: str) -> tuple[int, int] | None:
+        return (min(next(done), total), max(total, 1)) if _COMPILING.match(line) else None
+
+    return read
+
+
+def ninja_steps(line: str) -> tuple[int, int] | None:
+    """What ninja says before each step: ``[12/105]``."""
+    match = _NINJA.match(line)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
@@ -87,19 +117,25 @@ def _generated(build: Path) -> bool:
 
 
 def run(
-    command: list[str], root: Path, env: dict[str, str], total: int, progress: Progress
+    command: list[str],
+    root: Path,
+    env: dict[str, str],
+    count: Counter,
+    progress: Progress,
+    *,
+    folder: Path | None = None,
 ) -> None:
-    """Run a build below ``root``, its output in ``root/log.txt``.
+    """Run a build in ``folder`` (by default ``root``), its output in ``root/log.txt``.
 
     Raises BuildError with the lines that tell why, HostError if the command does not start.
     """
     log = root / "log.txt"
     tail: deque[str] = deque(maxlen=400)
-    done = 0
+    steps = (0, 1)
     with log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink:
         try:
             process = subprocess.Popen(
-                command, cwd=root, env=env, umask=0o022, stdin=subprocess.DEVNULL,
+                command, cwd=folder or root, env=env, umask=0o022, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                 # The lock of the work folder goes on to it: if patchkit alone is killed, nobody
                 # builds there until what it started has ended, too.
@@ -112,12 +148,12 @@ def run(
             for line in process.stdout:
                 sink.write(line)
                 tail.append(line.rstrip())
-                if _COMPILING.match(line):
-                    done += 1
-                    progress(min(done, total), max(total, 1))
+                if (told := count(line)) is not None:
+                    steps = told
+                    progress(*steps)
     if process.returncode != 0:
         raise _failed(list(tail), log, process.returncode)
-    progress(max(total, 1), max(total, 1))
+    progress(steps[1], steps[1])
 
 
 def _failed(lines: list[str], log: Path, code: int) -> BuildError:

@@ -25,7 +25,14 @@ from patchkit.source.archive import unpack
 from patchkit.source.nccl import SourceOrigin
 from patchkit.target import Target
 from patchkit.wheel.inspect import Binary, inspect, prove_exact
-from patchkit.wheel.make import Progress, drop_partial, environment, objects_to_make, run
+from patchkit.wheel.make import (
+    Progress,
+    compiled,
+    drop_partial,
+    environment,
+    objects_to_make,
+    run,
+)
 from patchkit.wheel.repro import object_digests
 from patchkit.wheel.sbom import nccl_sbom
 from patchkit.wheel.seal import seal
@@ -252,7 +259,7 @@ def _compile(root: Path, order: Order, progress: Progress) -> Path:
         sys.executable, "-m", "build", "--wheel", "--no-isolation",
         "--outdir", str(out), str(root / "project"),
     ]  # fmt: skip
-    run(command, root, env, total, progress)
+    run(command, root, env, compiled(total), progress)
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")

@@ -13,7 +13,14 @@ import pytest
 
 import patchkit
 from patchkit.errors import BuildError, HostError
-from patchkit.wheel.make import drop_partial, environment, objects_to_make, run
+from patchkit.wheel.make import (
+    compiled,
+    drop_partial,
+    environment,
+    ninja_steps,
+    objects_to_make,
+    run,
+)
 from patchkit.wheel.toolchain import Toolchain
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -84,7 +91,8 @@ def make(tmp_path):
         (tmp_path / "Makefile").write_text(rules.replace("    ", "\t"))
         env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
         try:
-            run(["make", f"-j{jobs}", "all"], tmp_path, env, total, lambda *now: told.append(now))
+            command = ["make", f"-j{jobs}", "all"]
+            run(command, tmp_path, env, compiled(total), lambda *now: told.append(now))
         finally:
             make_log.append((tmp_path / "log.txt").read_text())
         return told
@@ -110,6 +118,20 @@ def test_progress(make, total, told):
     assert make(FOUR, total=total) == told
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[1/105] Building CUDA object CMakeFiles/a.dir/a.cu.o\n", (1, 105)),
+        ("[105/105] Linking CXX shared module _C.abi3.so\n", (105, 105)),
+        ("-- Building Marlin kernels for archs: 12.1a\n", None),
+        ("x [1/2] y\n", None),
+        ("[1/2]\n", None),
+    ],
+)
+def test_ninja_tells_its_steps(line, told):
+    assert ninja_steps(line) == told
+
+
 def test_the_log_is_whole(make):
     make("all:\n    @seq 2000\n    @printf '\\377\\n'; echo err >&2; printf end\n")
     lines = [*map(str, range(1, 2001)), "\N{REPLACEMENT CHARACTER}", "err", "end"]
@@ -119,9 +141,9 @@ def test_the_log_is_whole(make):
 def test_the_log_grows_line_by_line(tmp_path):
     """Whoever follows a build of half an hour, or looks after a kill, sees where it is."""
     code = (
-        "import os, sys; from pathlib import Path; from patchkit.wheel.make import run\n"
+        "import os, sys; from pathlib import Path; from patchkit.wheel.make import compiled, run\n"
         "command = ['sh', '-c', 'echo begun; read line <fifo; echo ended']\n"
-        "run(command, Path.cwd(), dict(os.environ), 0, lambda *now: None)\n"
+        "run(command, Path.cwd(), dict(os.environ), compiled(0), lambda *now: None)\n"
     )
     os.mkfifo(tmp_path / "fifo")
     log, deadline = tmp_path / "log.txt", time.monotonic() + 20
@@ -169,7 +191,7 @@ def test_a_compiler_that_memory_ended(make):
 
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(HostError, match="/no/such/make does not start"):
-        run(["/no/such/make"], tmp_path, {}, 0, lambda *_now: None)
+        run(["/no/such/make"], tmp_path, {}, compiled(0), lambda *_now: None)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])
@@ -299,7 +321,7 @@ def test_a_tool_that_does_not_say_that_the_disk_is_full(small_disk):
     disk = small_disk("size=1m,mode=755")
     command = ["sh", "-c", "head -c 2000000 /dev/zero >file 2>/dev/null"]
     with pytest.raises(BuildError, match=f"the disk of {disk} is full"):
-        run(command, disk, ENV, 0, lambda *_now: None)
+        run(command, disk, ENV, compiled(0), lambda *_now: None)
 
 
 def test_a_full_disk_of_a_failure_is_not_made_up(make):
