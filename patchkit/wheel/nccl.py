@@ -5,9 +5,7 @@ NCCL's own makefiles do the work, driven by the scikit-build-core project in ``r
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -24,6 +22,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.nccl import SourceOrigin
 from patchkit.target import Target
+from patchkit.wheel.facts import FACTS, as_text, digest_label, tree_digest
 from patchkit.wheel.inspect import Binary, inspect, prove_exact
 from patchkit.wheel.make import (
     Progress,
@@ -105,7 +104,7 @@ def build_nccl(order: Order, progress: Progress) -> Built:
         check_toolchain(order.toolchain, order.gencode, staged, seen)
         facts = _patched(order, staged / "source")
         with work_folder(
-            order.work, staged / "source", _json(facts), fresh=order.fresh, free=_FREE
+            order.work, [staged / "source"], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:
             return _build(root, order, facts, progress)
 
@@ -170,7 +169,7 @@ def _facts(order: Order, source: Path, outcome: Outcome) -> dict[str, Any]:
         "version": order.version,
         "patchkit": __version__,
         "source": order.origin.identity,
-        "tree": f"sha256:{_tree_digest(source)}",
+        "tree": f"sha256:{tree_digest(source)}",
         "fixes": [f"{v.fix.id}: {v.state.value}" for v in outcome.verdicts],
         "target": order.target.name,
         "gencode": order.gencode,
@@ -188,13 +187,9 @@ def _facts(order: Order, source: Path, outcome: Outcome) -> dict[str, Any]:
 
 def _wheel_version(order: Order, facts: Mapping[str, Any]) -> str:
     """``2.29.7+gb10.0a1b2c3d4e``: a digest of the facts and of the recipe that packs."""
-    texts = [json.dumps(facts, sort_keys=True)]
-    texts += [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
-    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:10]
-    # A segment of digits alone is a number to PEP 440, and would lose its leading zeros.
-    label = digest if not digest.isdigit() else f"a{digest[1:]}"
+    texts = [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
     reduced = "reduced." if order.functions else ""
-    return f"{order.version}+{order.target.name}.{reduced}{label}"
+    return f"{order.version}+{order.target.name}.{reduced}{digest_label(facts, texts)}"
 
 
 _PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
@@ -207,8 +202,8 @@ def _write_project(root: Path, order: Order, facts: Mapping[str, Any]) -> None:
     home = load_recipe("nccl").home
     texts = {name: (home / name).read_text("utf-8") for name in _PROJECT}
     texts["settings.cmake"] = _settings(root, order, facts)
-    texts["patchkit.json"] = _json(facts)
-    texts["sboms/nccl.cdx.json"] = _json(nccl_sbom(facts))
+    texts[FACTS] = as_text(facts)
+    texts["sboms/nccl.cdx.json"] = as_text(nccl_sbom(facts))
     for name in (_LICENSE, "ThirdPartyNotices.txt"):
         if (root / "source" / name).is_file():
             texts[name] = (root / "source" / name).read_text("utf-8")
@@ -264,17 +259,3 @@ def _compile(root: Path, order: Order, progress: Progress) -> Path:
     if len(wheels) != 1:
         raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
     return wheels[0]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, sort_keys=True) + "\n"
-
-
-def _tree_digest(source: Path) -> str:
-    """A digest of the paths and contents below a folder, patchkit's ledger left out."""
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(source)}\n"
-        for path in source.rglob("*")
-        if path.is_file() and path.relative_to(source).parts[0] != ".patchkit"
-    ]
-    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()

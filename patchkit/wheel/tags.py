@@ -5,16 +5,34 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Collection
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from patchkit.errors import ProofError
 
 
-def platform_tag(wheel: Path) -> str:
+def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
     """The oldest manylinux policy that the wheel keeps, as auditwheel finds it.
 
-    Raises ProofError if it keeps none: a library that no policy allows, or another CPU's.
+    ``provided`` are patterns of libraries that come with packages it requires, such as
+    ``libtorch*.so``. Raises ProofError if it keeps none: a library that nothing brings, or another
+    CPU's.
     """
+    shown = _shown(wheel)
+    foreign = [name for name in shown["external_libs"] if not _matches(name, provided)]
+    tag: str = shown["overall_tag"] if foreign or not provided else shown["sym_tag"]
+    if not tag.startswith("manylinux"):
+        raise ProofError(
+            f"{wheel.name} keeps no manylinux policy: it would get the tag {tag}",
+            why=f"it needs {', '.join(foreign) or 'symbols of an unknown libc'}",
+            hint="build on a released distribution, without libraries of your own on the link line",
+        )
+    return tag
+
+
+def _shown(wheel: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -22,12 +40,9 @@ def platform_tag(wheel: Path) -> str:
             f"auditwheel cannot read {wheel.name}: {done.stderr.strip()[-400:]}",
             why="its library is not for the CPU of its file name, or is no ELF file",
         )
-    shown = json.loads(done.stdout)
-    tag: str = shown["overall_tag"]
-    if not tag.startswith("manylinux"):
-        raise ProofError(
-            f"{wheel.name} keeps no manylinux policy: it would get the tag {tag}",
-            why=f"it needs {', '.join(shown['external_libs']) or 'symbols of an unknown libc'}",
-            hint="build on a released distribution, without libraries of your own on the link line",
-        )
-    return tag
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def _matches(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

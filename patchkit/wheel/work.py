@@ -8,7 +8,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from patchkit.errors import StorageError
@@ -40,8 +40,10 @@ def staging() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def work_folder(root: Path, source: Path, facts: str, *, fresh: bool, free: int) -> Iterator[Path]:
-    """A work folder, held for this build, with ``source`` moved into it.
+def work_folder(
+    root: Path, sources: Iterable[Path], facts: str, *, fresh: bool, free: int
+) -> Iterator[Path]:
+    """A work folder, held for this build, with ``sources`` moved into it.
 
     An interrupted build with the same facts is gone on with; what is left of another one goes.
     ``free`` is how many bytes the disk must have left. Raises BusyError, StorageError.
@@ -51,7 +53,8 @@ def work_folder(root: Path, source: Path, facts: str, *, fresh: bool, free: int)
         os.set_inheritable(handle, True)
         if fresh or _read(root / _FACTS) != facts:
             _clear(root)
-            source.rename(root / "source")
+            for source in sources:
+                source.rename(root / source.name)
             (root / _FACTS).write_text(facts, encoding="utf-8")
         if shutil.disk_usage(root).free < free:
             raise StorageError(f"{root}: less than {free >> 30} GiB free", hint="free some space")

@@ -33,7 +33,7 @@ def held(work):
             (staged / "source").mkdir()
             (staged / "source/text").write_text(text)
             with work_folder(
-                module.WORK / "nccl", staged / "source", facts, fresh=fresh, free=free
+                module.WORK / "nccl", [staged / "source"], facts, fresh=fresh, free=free
             ) as root:
                 assert root == work / "nccl"
                 names = {
@@ -88,11 +88,11 @@ def test_two_at_once(held, work):
     held()
     with staging() as staged:
         (staged / "source").mkdir()
-        with work_folder(module.WORK / "nccl", staged / "source", "facts", fresh=False, free=0):
+        with work_folder(module.WORK / "nccl", [staged / "source"], "facts", fresh=False, free=0):
             with pytest.raises(BusyError) as busy:
                 held(fresh=True)
             with work_folder(
-                module.WORK / "other", staged / "source", "facts", fresh=False, free=0
+                module.WORK / "other", [staged / "source"], "facts", fresh=False, free=0
             ):
                 pass
     assert busy.value.exit_code == 6
@@ -103,7 +103,7 @@ def test_what_a_build_started_holds_the_folder_too(held, work):
     """patchkit alone was killed: nobody builds beside what it has started."""
     with staging() as staged:
         (staged / "source").mkdir()
-        with work_folder(module.WORK / "nccl", staged / "source", "facts", fresh=False, free=0):
+        with work_folder(module.WORK / "nccl", [staged / "source"], "facts", fresh=False, free=0):
             command = [sys.executable, "-c", "input()"]
             left = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
     with pytest.raises(BusyError):

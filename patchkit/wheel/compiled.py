@@ -1,0 +1,113 @@
+"""Whether a library holds the code that its sources were compiled to.
+
+CMake writes down how each source is compiled; the inspector says what was linked. Nothing may be
+missing in between, or have another arch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from patchkit.errors import BuildError, ProofError
+from patchkit.target import Arch, Load, Target, parse_arch
+from patchkit.wheel.inspect import Binary, arch_name, fat_binaries, reach
+
+Codes = frozenset[tuple[str, Arch]]
+"""Kind ("sass" or "ptx") and arch of the entries of one fat binary."""
+
+_CODE = re.compile(r"code=\[?\"?((?:sm|compute)_\w+)")
+_NUMBER = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+_LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A CUDA source, the library that it goes into, and what it was compiled to."""
+
+    source: str
+    library: str
+    codes: Codes
+
+    def load(self, target: Target) -> Load:
+        return max((reach(kind, arch, target) for kind, arch in self.codes), default=Load.NONE)
+
+
+def compiled_sources(build: Path, source: Path) -> tuple[Compiled, ...]:
+    """The CUDA sources below ``build``, from CMake's compile_commands.json.
+
+    Paths are relative to ``source`` where they are in it. Raises BuildError if there is none.
+    """
+    found = sorted(build.rglob("compile_commands.json"))
+    if not found:
+        raise BuildError(f"{build}: CMake left no compile_commands.json")
+    entries = json.loads(found[0].read_text(encoding="utf-8"))
+    return tuple(
+        Compiled(_short(entry["file"], source), _library(entry), _codes(entry["command"]))
+        for entry in entries
+        if entry["file"].endswith(".cu")
+    )
+
+
+def prove_compiled(
+    sources: Sequence[Compiled], binaries: Iterable[Binary], target: Target
+) -> tuple[str, ...]:
+    """One sentence a library; raises ProofError unless each holds what its sources were made to."""
+    libraries = {PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries}
+    by_library: dict[str, list[Compiled]] = {}
+    for each in sources:
+        by_library.setdefault(each.library, []).append(each)
+    for name in by_library.keys() - libraries.keys():
+        raise ProofError(
+            f"{name} was compiled, and is not in the wheel",
+            why="it was linked, and not installed",
+            hint="run again with --fresh",
+        )
+    return tuple(_proved(libraries[name], own, target) for name, own in sorted(by_library.items()))
+
+
+def _proved(binary: Binary, sources: list[Compiled], target: Target) -> str:
+    wanted = Counter(each.codes for each in sources)
+    linked = Counter(
+        frozenset((entry.kind, entry.arch) for entry in group)
+        for group in fat_binaries(binary.live)
+    )
+    if missing := wanted - linked:
+        codes, count = next(iter(missing.items()))
+        first = next(each.source for each in sources if each.codes == codes)
+        raise ProofError(
+            f"{binary.name} lacks {count} of {wanted[codes]} fat binaries with {_told(codes)}, "
+            f"what {first} for example was compiled to",
+            why="objects of another build were linked",
+            hint="run again with --fresh",
+        )
+    exact = sum(each.load(target) is Load.EXACT for each in sources)
+    return f"{binary.name}: {exact} of {len(sources)} CUDA sources are exact for {target.title}"
+
+
+def _told(codes: Codes) -> str:
+    return " and ".join(sorted(arch_name(kind, arch) for kind, arch in codes)) or "nothing"
+
+
+def _codes(command: str) -> Codes:
+    return frozenset(
+        ("sass" if match[1] == "sm" else "ptx", parse_arch(f"{match[2]}.{match[3]}{match[4]}"))
+        for name in _CODE.findall(command)
+        if (match := _NUMBER.fullmatch(name))
+    )
+
+
+def _library(entry: dict[str, str]) -> str:
+    match = _LIBRARY.search(entry["command"])
+    if match is None:
+        raise BuildError(f"{entry['file']}: CMake does not say which library it is for")
+    return match[1]
+
+
+def _short(file: str, source: Path) -> str:
+    path = Path(file)
+    return str(path.relative_to(source)) if path.is_relative_to(source) else file
