@@ -25,7 +25,8 @@ import libcst
 from rich.console import Console
 from rich.table import Table
 
-from patchkit.source.fetch import LockEntry, fetch
+from patchkit.source.fetch import fetch
+from patchkit.source.lock import LockEntry
 
 RELEASES = ("0.19.1", "0.33.0")
 PATCHKIT = (sys.executable, "-m", "patchkit")

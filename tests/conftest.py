@@ -24,7 +24,8 @@ from patchkit.errors import SourceError, StorageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
-from patchkit.source.fetch import fetch, read_lock
+from patchkit.source.fetch import fetch
+from patchkit.source.lock import read_lock
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
 

@@ -38,7 +38,8 @@ from patchkit.proof.archs import evaluate
 from patchkit.proof.kernels import Kernels, idle, likeness, read_sass, stubs, total
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.fetch import LockEntry, cache_dir, fetch, read_lock
+from patchkit.source.fetch import cache_dir, fetch
+from patchkit.source.lock import LockEntry, read_lock
 from patchkit.target import parse_arch, targets
 
 HOME = load_recipe().home

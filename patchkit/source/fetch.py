@@ -1,6 +1,6 @@
-"""Fetching source distributions: from the user's package index, checked against a lock.
+"""Fetching releases: from the user's package index, checked against a lock.
 
-The lock is a TOML file of ``[[sdist]]`` tables; what the index says about a file is never trusted.
+What the index says about a file is never trusted.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import re
 import secrets
 import subprocess
 import sys
-import tomllib
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import platformdirs
-from packaging.version import InvalidVersion, Version
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+from patchkit.source.lock import LockEntry, is_version, wheel_cpus
 
 if TYPE_CHECKING:
     # At run time they are imported where they are used: with requests they take a while.
@@ -34,96 +34,6 @@ Progress = Callable[[int, int], None]
 _CHUNK = 1 << 18
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
 _LARGEST = 1 << 30  # bytes of a file whose size nobody says
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
-_LOCK_HEADER = """\
-# The source distributions that patchkit knows, with their sizes in bytes.
-#
-# Do not edit by hand. Regenerate with patchkit.source.fetch, which asks the package index:
-#     render_lock(lock_entries(project, versions))
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class LockEntry:
-    """One sdist: ``sha256`` in lower-case hex, ``size`` in bytes."""
-
-    version: str
-    filename: str
-    sha256: str
-    size: int
-
-
-def read_lock(path: Path) -> dict[str, LockEntry]:
-    """The entries of a lock file by version.
-
-    Raises SourceError, naming the file and the key, if it is not a lock; StorageError if it
-    cannot be read.
-    """
-    with _disk_errors(f"cannot read the lock {path}"):
-        data = path.read_bytes()
-    try:
-        document = tomllib.loads(data.decode())
-        return _by_version(_tables(document))
-    except ValueError as error:
-        raise SourceError(
-            f"{path} is not a valid lock: {error}",
-            why="it was edited by hand, or it is of another patchkit version",
-            hint="restore the file, for example by installing patchkit again",
-        ) from error
-
-
-def _tables(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The ``[[sdist]]`` tables. This and its helpers raise ValueError about a bad lock."""
-    _require_keys(document, {"sdist"}, "the file")
-    tables = document["sdist"]
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError("the key 'sdist' is not an array of tables")
-    return tables
-
-
-def _by_version(tables: list[dict[str, Any]]) -> dict[str, LockEntry]:
-    entries: dict[str, LockEntry] = {}
-    for number, table in enumerate(tables, start=1):
-        entry = _entry(table, f"[[sdist]] number {number}")
-        if entry.version in entries:
-            raise ValueError(f"the version {entry.version!r} is there twice")
-        entries[entry.version] = entry
-    return entries
-
-
-def _entry(table: dict[str, Any], where: str) -> LockEntry:
-    _require_keys(table, {field.name for field in fields(LockEntry)}, where)
-    valid = {
-        "version": isinstance(table["version"], str) and _is_version(table["version"]),
-        # The name becomes part of a path in the cache, so it must not be able to leave it.
-        "filename": _matches(_FILENAME, table["filename"]),
-        "sha256": _matches(_SHA256, table["sha256"]),
-        "size": type(table["size"]) is int and table["size"] > 0,
-    }
-    for key, fine in valid.items():
-        if not fine:
-            raise ValueError(f"{where} has a bad value for the key {key!r}: {table[key]!r}")
-    return LockEntry(**table)
-
-
-def _require_keys(table: dict[str, Any], expected: set[str], where: str) -> None:
-    for key in sorted(expected - table.keys()):
-        raise ValueError(f"{where} lacks the key {key!r}")
-    for key in sorted(table.keys() - expected):
-        raise ValueError(f"{where} has the unknown key {key!r}")
-
-
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
 
 
 def cache_dir() -> Path:
@@ -176,7 +86,7 @@ def _locked(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEn
 def _nearest(version: str, known: Iterable[str], count: int = 4) -> list[str]:
     """The ``count`` known versions around ``version``; the newest if that is no version."""
     ordered = sorted(known, key=Version)
-    if not _is_version(version):
+    if not is_version(version):
         return ordered[-count:]
     position = bisect_left(ordered, Version(version), key=Version)
     start = max(0, min(position - count // 2, len(ordered) - count))
@@ -319,11 +229,44 @@ def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
         return [_described(client, version, sdists.get(version)) for version in versions]
 
 
-def _described(client: PyPISimple, version: str, sdist: DistributionPackage | None) -> LockEntry:
-    if sdist is None or "sha256" not in sdist.digests:
-        raise _not_offered(client.endpoint, f"an sdist of {version} with a sha256")
-    size = sdist.size if sdist.size is not None else _remote_size(client, sdist.url)
-    return LockEntry(version, sdist.filename, sdist.digests["sha256"], size)
+def wheel_entries(
+    project: str, versions: Iterable[str], cpus: Iterable[str] = ("aarch64", "x86_64")
+) -> list[LockEntry]:
+    """The same for wheels, one for each CPU: of several, the one that pip would take.
+
+    That is the one with the highest build number in its name. Raises as ``lock_entries`` does.
+    """
+    with _index() as client:
+        packages = client.get_project_page(project, timeout=_TIMEOUT).packages
+        wheels = [each for each in packages if each.package_type == "wheel"]
+        return [
+            _described(client, version, _for_cpu(wheels, version, cpu), f"a wheel for {cpu}")
+            for version in versions
+            for cpu in cpus
+        ]
+
+
+def _for_cpu(
+    wheels: Iterable[DistributionPackage], version: str, cpu: str
+) -> DistributionPackage | None:
+    fitting = (each for each in wheels if each.version == version and _is_for(each.filename, cpu))
+    return max(fitting, key=lambda each: parse_wheel_filename(each.filename)[2], default=None)
+
+
+def _is_for(filename: str, cpu: str) -> bool:
+    try:
+        return cpu in wheel_cpus(filename)
+    except InvalidWheelFilename:
+        return False
+
+
+def _described(
+    client: PyPISimple, version: str, file: DistributionPackage | None, kind: str = "an sdist"
+) -> LockEntry:
+    if file is None or "sha256" not in file.digests:
+        raise _not_offered(client.endpoint, f"{kind} of {version} with a sha256")
+    size = file.size if file.size is not None else _remote_size(client, file.url)
+    return LockEntry(version, file.filename, file.digests["sha256"], size)
 
 
 def _remote_size(client: PyPISimple, url: str) -> int:
@@ -331,20 +274,6 @@ def _remote_size(client: PyPISimple, url: str) -> int:
     response = client.s.head(url, allow_redirects=True, timeout=_TIMEOUT, headers=headers)
     response.raise_for_status()
     return int(response.headers.get("Content-Length", ""))
-
-
-def render_lock(entries: Iterable[LockEntry]) -> str:
-    """The text of a lock file that ``read_lock`` reads, in the order of the versions."""
-    ordered = sorted(entries, key=lambda entry: Version(entry.version))
-    return "\n".join([_LOCK_HEADER, *map(_render_entry, ordered)])
-
-
-def _render_entry(entry: LockEntry) -> str:
-    lines = [
-        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
-        for key, value in asdict(entry).items()
-    ]
-    return "\n".join(["[[sdist]]", *lines, ""])
 
 
 def _index_url() -> str | None:

@@ -74,7 +74,8 @@ def fetch_release(spec: str, options: Options) -> Path:
         )
     if options.project == "nccl":
         return _nccl(spec, options).path
-    from patchkit.source.fetch import fetch, read_lock  # a tree in a folder needs no downloads
+    from patchkit.source.fetch import fetch  # a tree in a folder needs no downloads
+    from patchkit.source.lock import read_lock
 
     lock = read_lock(options.lock)
     progress = options.report(f"Fetching {spec}")

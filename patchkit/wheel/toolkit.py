@@ -12,7 +12,8 @@ from pathlib import Path
 
 from patchkit.errors import StorageError
 from patchkit.paths import RECIPES
-from patchkit.source.fetch import LockEntry, Progress, cache_dir, fetch
+from patchkit.source.fetch import Progress, cache_dir, fetch
+from patchkit.source.lock import LockEntry
 
 CROSS = "targets/sbsa-linux"
 """Where, below a toolkit, nvcc looks when it compiles for an Arm server."""

@@ -19,14 +19,9 @@ import pytest
 
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
 from patchkit.source.archive import unpack
-from patchkit.source.fetch import (
-    LockEntry,
-    cache_dir,
-    fetch,
-    lock_entries,
-    read_lock,
-    render_lock,
-)
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.fetch import cache_dir, fetch, lock_entries, wheel_entries
+from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock, render_lock
 
 NAME = "demo-1.0.tar.gz"
 COMMITTED_LOCK = Path(__file__).parents[2] / "recipes" / "vllm" / "lock.toml"
@@ -284,6 +279,26 @@ def test_lock_is_regenerated_from_the_index(index: Index, tmp_path: Path) -> Non
         lock_entries("demo", ["2.0"])
 
 
+def test_wheels_are_locked_by_cpu(index: Index) -> None:
+    """Of several builds the last one, as pip chooses."""
+    arm = [f"demo-3.0{build}-py3-none-manylinux_2_28_aarch64.whl" for build in ("-1", "-2", "")]
+    intel = "demo-3.0-py3-none-manylinux1_x86_64.whl"
+    links = []
+    for name in (*arm, intel, "demo-3.0-py3-none-macosx_11_0_arm64.whl", "demo-3.0-odd.whl"):
+        (index.folder / "files" / name).write_text(name)
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        links.append(f'<a href="../../files/{name}#sha256={digest}">{name}</a>')
+    page = index.folder / "simple/demo/index.html"
+    page.write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
+    found = wheel_entries("demo", ["3.0"])
+    assert [(entry.filename, entry.size) for entry in found] == [
+        (arm[1], len(arm[1])),
+        (intel, len(intel)),
+    ]
+    with pytest.raises(StorageError, match=r"a wheel for aarch64 of 1\.0"):
+        wheel_entries("demo", ["1.0"])
+
+
 TABLE = f'[[sdist]]\nversion = "1.0"\nfilename = "{NAME}"\nsha256 = "{"0" * 64}"\nsize = 1\n'
 
 
@@ -327,6 +342,24 @@ def test_committed_lock() -> None:
         assert int(entry.sha256, 16)
     assert {"0.10.0", "0.33.0"} <= lock.keys()
     assert render_lock(lock.values()) == COMMITTED_LOCK.read_text()
+
+
+def test_committed_wheel_lock() -> None:
+    """A wheel for each CPU of every supported release; where there are builds, the last one."""
+    place = COMMITTED_LOCK.with_name("wheels.toml")
+    lock = read_wheel_lock(place)
+    supported = {str(version) for version in load_recipe().supported}
+    assert {cpu: entries.keys() for cpu, entries in lock.items()} == {
+        "aarch64": supported,
+        "x86_64": supported,
+    }
+    entries = [entry for cpu in lock.values() for entry in cpu.values()]
+    assert len({entry.sha256 for entry in entries}) == 64
+    assert lock["x86_64"]["0.23.0"].filename == (
+        "vllm-0.23.0-2-cp38-abi3-manylinux_2_28_x86_64.whl"
+    )
+    tables = sorted(place.read_text().rstrip().split("\n\n"))
+    assert sorted(render_lock(entries, "wheel").rstrip().split("\n\n")) == tables
 
 
 def test_import_does_not_load_the_network_libraries() -> None:

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import ProofError, SourceError, StorageError
-from patchkit.source.fetch import LockEntry, fetch
+from patchkit.source.fetch import fetch
+from patchkit.source.lock import LockEntry
 from patchkit.target import Load, targets
 from patchkit.wheel.inspect import inspect, prove_exact
 

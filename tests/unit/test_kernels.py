@@ -10,7 +10,7 @@ import pytest
 from patchkit.errors import ProofError
 from patchkit.paths import RECIPES
 from patchkit.proof.kernels import Kernel, idle, likeness, read_sass, stubs, total
-from patchkit.source.fetch import read_lock
+from patchkit.source.lock import read_lock
 
 LISTINGS = Path(__file__).parents[1] / "data" / "kernels"
 QMMA = "QMMA.16832.F32.E4M3.E4M3"
