@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
-from patchkit.source.archive import unpack
 from patchkit.patching.recipe import load_recipe
+from patchkit.source.archive import unpack
 from patchkit.source.fetch import cache_dir, fetch, lock_entries, wheel_entries
 from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock, render_lock
 
