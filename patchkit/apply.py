@@ -24,7 +24,7 @@ from patchkit.patching.plan import Plan, Texts, check_selection, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
 from patchkit.source.detect import detect, dist_info, state_folder
-from patchkit.source.installed import rewrite_record
+from patchkit.source.installed import restored_record, rewrite_record
 from patchkit.source.tree import SourceTree, digest
 
 _PROVABLE = (State.APPLY, State.APPLIED)
@@ -239,7 +239,7 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
     kept = {path: before[path] for path in texts if before[path] is not None}
     if tree.kind == "installed":
         record = str((dist_info(tree) / "RECORD").relative_to(tree.root))
-        listed = before.get(record) or tree.read_bytes(record)
+        listed = before.get(record) or _unpatched_record(workspace, record)
         if ledger is not None:
             kept[record] = listed
         added = [str(home / "ledger.json"), *(str(home / "originals" / path) for path in kept)]
@@ -263,6 +263,18 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
         for path, data in sorted(wanted.items())
         if found[path] != data
     ]
+
+
+def _unpatched_record(workspace: Workspace, record: str) -> bytes:
+    """RECORD of a package that was patched before it was installed, or not at all."""
+    data, ledger = workspace.tree.read_bytes(record), workspace.ledger
+    if ledger is None:
+        return data
+    state, root = workspace.state, workspace.tree.root
+    own = [ledger_path(state), *(original_path(state, path) for path in ledger.files)]
+    shipped = _encoded(workspace.tree.pristine)
+    gone = [str(place.relative_to(root)) for place in own]
+    return restored_record(data.decode(), shipped, gone).encode()
 
 
 def _encoded(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:

@@ -25,6 +25,7 @@ _VERBS = {
     "explain": "One fix, or a claim that guides make: reason, releases, evidence.",
     "fetch": "Download a release, verified by its locked sha256.",
     "build": "Build a wheel into the wheelhouse: libnccl for one device.",
+    "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
     "wheelhouse": "The folder of finished wheels: list, verify, prune.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
     "inspect": "Device code in a library or a wheel; which libnccl torch and vLLM load.",
@@ -39,6 +40,7 @@ Examples:
   patchkit archs --vllm-src build/vllm-0.24.0
   patchkit explain arch_lists
   patchkit build nccl
+  patchkit repack vllm==0.25.1
   patchkit inspect --loaded --python .venv/bin/python
 
 \b

@@ -9,6 +9,22 @@ import io
 from collections.abc import Iterable, Mapping
 
 
+def restored_record(record: str, originals: Mapping[str, bytes | None], gone: Iterable[str]) -> str:
+    """RECORD as it would be without a patch: ``originals`` by path, None for those we created.
+
+    For a package that was patched before pip installed it, so that no RECORD of upstream's is
+    kept. ``gone`` are patchkit's own files.
+    """
+    back = {path: data for path, data in originals.items() if data is not None}
+    dropped = {*gone, *(originals.keys() - back.keys())}
+    rows = csv.reader(io.StringIO(record, newline=""))
+    kept = {row[0]: row for row in rows if row and row[0] not in dropped}
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator=_line_end(record))
+    writer.writerows(_row(path, back) if path in back else row for path, row in kept.items())
+    return out.getvalue()
+
+
 def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[str]) -> str:
     """RECORD text with hashes and sizes for ``changed`` and lines for ``added``.
 
@@ -18,8 +34,7 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
     """
     rows = list(csv.reader(io.StringIO(record, newline="")))
     out = io.StringIO()
-    # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
-    writer = csv.writer(out, lineterminator="\r\n" if "\r\n" in record else "\n")
+    writer = csv.writer(out, lineterminator=_line_end(record))
     for row in rows:
         if row:
             writer.writerow(_row(row[0], changed) if row[0] in changed else row)
@@ -27,6 +42,11 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
     for path in sorted({*changed, *added} - known):
         writer.writerow(_row(path, changed))
     return out.getvalue()
+
+
+def _line_end(record: str) -> str:
+    # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
+    return "\r\n" if "\r\n" in record else "\n"
 
 
 def _row(path: str, changed: Mapping[str, bytes]) -> list[str]:

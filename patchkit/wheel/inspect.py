@@ -192,6 +192,11 @@ def always_built() -> frozenset[Arch]:
     return frozenset(parse_arch(entry["arch"]) for entry in tomllib.loads(text)["always"])
 
 
+def fat_binaries(entries: Iterable[Entry]) -> tuple[tuple[Entry, ...], ...]:
+    """Entries by fat binary: a device takes one of each."""
+    return tuple(map(tuple, _containers(entries).values()))
+
+
 def _containers(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
     groups: dict[int, list[Entry]] = {}
     for entry in entries:

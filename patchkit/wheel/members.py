@@ -52,7 +52,7 @@ def libraries(wheel: Path) -> Iterator[tuple[str, BufferedIOBase]]:
     with _explained(wheel), zipfile.ZipFile(wheel) as bundle:
         infos = bundle.infolist()
         _require_safe(wheel, infos)
-        room = wheel.stat().st_size * _MOST_GROWTH + _FREE_GROWTH
+        room = _room(wheel)
         for info in infos:
             with bundle.open(info) as member:
                 head = member.read(_HEAD.size)
@@ -65,6 +65,38 @@ def libraries(wheel: Path) -> Iterator[tuple[str, BufferedIOBase]]:
                     contents.write(head)
                     shutil.copyfileobj(member, contents, 1 << 20)
                     yield info.filename, contents
+
+
+def texts(wheel: Path) -> Iterator[tuple[str, bytes]]:
+    """The path and contents of each member that no machine loads, folders left out.
+
+    Raises SourceError as ``libraries`` does.
+    """
+    with opened(wheel) as (bundle, infos):
+        for info in infos:
+            with bundle.open(info) as member:
+                head = member.read(_HEAD.size)
+                if not _is_program(head):
+                    yield info.filename, head + member.read()
+
+
+@contextmanager
+def opened(wheel: Path) -> Iterator[tuple[zipfile.ZipFile, list[zipfile.ZipInfo]]]:
+    """A wheel and its members without folders, none of which is there to harm.
+
+    Raises SourceError if the wheel is damaged, or made to harm, also while it is read.
+    """
+    with _explained(wheel), zipfile.ZipFile(wheel) as bundle:
+        infos = bundle.infolist()
+        _require_safe(wheel, infos)
+        if sum(info.file_size for info in infos) > _room(wheel):
+            raise _unsafe(wheel, infos[0], f"and others make it over {_MOST_GROWTH} times as large")
+        yield bundle, [info for info in infos if not info.is_dir()]
+
+
+def _room(wheel: Path) -> int:
+    """How many bytes may come out of a wheel."""
+    return wheel.stat().st_size * _MOST_GROWTH + _FREE_GROWTH
 
 
 def _is_program(head: bytes) -> bool:

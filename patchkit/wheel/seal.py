@@ -37,7 +37,7 @@ def seal(raw: Path, folder: Path, platform: str) -> Path:
     if f"{home}/WHEEL" not in contents:
         raise ProofError(f"{raw.name} holds no {home}/WHEEL", why="the build did not finish")
     tag = f"{interpreter}-{abi}-{platform}"
-    contents[f"{home}/WHEEL"] = _tagged(contents[f"{home}/WHEEL"], tag)
+    contents[f"{home}/WHEEL"] = tagged(contents[f"{home}/WHEEL"], tag)
     contents.pop(f"{home}/RECORD", None)
     ordered = dict(sorted(contents.items(), key=lambda item: (item[0].startswith(home), item[0])))
     ordered[f"{home}/RECORD"] = record(ordered, f"{home}/RECORD")
@@ -59,7 +59,8 @@ def record(contents: Mapping[str, bytes], own: str) -> bytes:
     return text.getvalue().encode()
 
 
-def _tagged(wheel: bytes, tag: str) -> bytes:
+def tagged(wheel: bytes, tag: str) -> bytes:
+    """The text of a WHEEL file with this one tag, and patchkit as its generator."""
     rest = _REPLACED.sub(b"", wheel).rstrip(b"\n")
     return rest + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
 
