@@ -28,8 +28,8 @@ _PLACES = frozenset(
 )
 # Words of a command line that bring something from elsewhere.
 _GETTERS = re.compile(
-    r"(?:^|/)(?:git\S* (?:clone|fetch|pull|submodule|ls-remote)|curl|wget|pip\S* (?:install|download))\b"
-    r"|-m pip (?:install|download)\b"
+    r"(?:^|[/ ])(?:git\S* (?:clone|fetch|pull|submodule|ls-remote)|curl|wget"
+    r"|pip\S* (?:install|download))\b"
 )
 _KEYWORDS = frozenset(
     {"GIT_REPOSITORY", "GIT_TAG", "GIT_PROGRESS", "GIT_SHALLOW", "GIT_SUBMODULES", "BINARY_DIR"}

@@ -1,0 +1,185 @@
+"""What patchkit knows about building vLLM; ``recipes/vllm/build.toml`` describes the fields."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from patchkit.errors import DriftError, UsageError
+from patchkit.paths import RECIPES
+from patchkit.source.external import External
+
+BUILD_FILE = RECIPES / "vllm" / "build.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What is fetched from a release on; ``commit`` is the one that a tag names, "" if unknown."""
+
+    since: Version
+    pin: str
+    url: str
+    commit: str
+    vouched: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranged:
+    """Something that holds for some releases (a PEP 440 specifier)."""
+
+    versions: str
+    value: str
+
+    def covers(self, version: Version) -> bool:
+        return SpecifierSet(self.versions).contains(version.base_version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """An external source as patchkit knows it."""
+
+    name: str
+    option: str
+    title: str
+    files: tuple[str, ...]
+    folder: str
+    submodules: tuple[str, ...] | None
+    file: str
+    targets: tuple[str, ...]
+    majors: tuple[int, ...]
+    cost: str
+    source: str
+    refused: tuple[Ranged, ...]
+    define: Ranged | None
+    pins: tuple[Pin, ...]
+
+    @property
+    def optional(self) -> bool:
+        return bool(self.file)
+
+    def pin_of(self, version: Version) -> Pin | None:
+        """The newest pin that is not newer than the release; None for older releases."""
+        base = Version(version.base_version)
+        return next((pin for pin in reversed(self.pins) if pin.since <= base), None)
+
+    def defined(self, version: Version) -> str:
+        """The CMake variable that takes the folder, "" where the environment does."""
+        return self.define.value if self.define and self.define.covers(version) else ""
+
+    def serves(self, major: int) -> bool:
+        """Whether it has code for devices of this major capability."""
+        return not self.majors or major in self.majors
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A source that a release fetches: as the release says, as patchkit knows, and the commit."""
+
+    external: External
+    known: Known
+    commit: str  # "" where only a tag is known
+
+    @property
+    def submodules(self) -> tuple[str, ...] | None:
+        """Paths of the submodules that a build reads; None for all that the source has."""
+        if self.known.submodules is not None:
+            return self.known.submodules
+        return self.external.submodules
+
+
+@cache
+def known_externals() -> tuple[Known, ...]:
+    """Every external source that some release fetches."""
+    return tuple(map(_known, build_table()["external"]))
+
+
+@cache
+def build_table() -> dict[str, Any]:
+    return tomllib.loads(BUILD_FILE.read_text(encoding="utf-8"))
+
+
+def by_option(names: Iterable[str]) -> tuple[Known, ...]:
+    """What options such as ``--without flash-attn`` name. Raises UsageError for anything else."""
+    known = {each.option: each for each in known_externals()}
+    names = tuple(dict.fromkeys(names))
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"no source is called {name!r}", hint=f"there are: {', '.join(sorted(known))}"
+            )
+    return tuple(known[name] for name in names)
+
+
+def wanted(found: Iterable[External], version: Version, *, release: bool) -> tuple[Wanted, ...]:
+    """What a tree fetches, each compared with what is known.
+
+    ``release`` says whether the version is in the table, so that its pins are known; those of
+    another tree are what its files say. Raises DriftError for an unknown source, or another pin.
+    """
+    known = {each.name: each for each in known_externals()}
+    return tuple(
+        _wanted(external, known.get(external.name), version, release) for external in found
+    )
+
+
+def _wanted(external: External, known: Known | None, version: Version, release: bool) -> Wanted:
+    if known is None:
+        raise _drift(external, f"fetches {external.name}, which patchkit does not know")
+    if release:
+        pin = known.pin_of(version)
+        if pin is None or (pin.url, pin.pin) != (external.url, external.pin):
+            expected = f"{pin.url} at {pin.pin}" if pin else "nothing"
+            problem = f"fetches {external.url} at {external.pin} instead of {expected}"
+            raise _drift(external, problem)
+    if external.is_commit:
+        return Wanted(external, known, external.pin)
+    pins = (pin for pin in known.pins if (pin.url, pin.pin) == (external.url, external.pin))
+    return Wanted(external, known, next((pin.commit for pin in pins), ""))
+
+
+def _drift(external: External, problem: str) -> DriftError:
+    return DriftError(
+        f"{external.where}: {problem}",
+        why="the tree is not the release that it says it is, or upstream changed what it needs",
+        hint="compare it with the release; what is known stands in recipes/vllm/build.toml",
+    )
+
+
+def _known(entry: dict[str, Any]) -> Known:
+    define = entry.get("define")
+    submodules = entry.get("submodules")
+    return Known(
+        name=entry["name"],
+        option=entry["option"],
+        title=entry["title"],
+        files=tuple(entry["files"]),
+        folder=entry.get("folder", ""),
+        submodules=None if submodules is None else tuple(submodules),
+        file=entry.get("file", ""),
+        targets=tuple(entry.get("targets", ())),
+        majors=tuple(entry.get("majors", ())),
+        cost=entry.get("cost", ""),
+        source=entry.get("source", ""),
+        refused=tuple(
+            Ranged(versions=each["versions"], value=each["reason"])
+            for each in entry.get("refused", ())
+        ),
+        define=define and Ranged(versions=define["versions"], value=define["variable"]),
+        pins=tuple(_pin(each, entry["url"]) for each in entry["pins"]),
+    )
+
+
+def _pin(entry: dict[str, str], url: str) -> Pin:
+    return Pin(
+        since=Version(entry["from"]),
+        pin=entry["pin"],
+        url=entry.get("url", url),
+        commit=entry.get("commit", ""),
+        vouched=entry.get("vouched", ""),
+    )
