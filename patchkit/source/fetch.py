@@ -229,6 +229,17 @@ def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
         return [_described(client, version, sdists.get(version)) for version in versions]
 
 
+def described(project: str) -> list[tuple[str, str]]:
+    """The name and the sha256 of every file of a project, as the index describes them.
+
+    For the maintainer of a recipe, too. Raises StorageError if the index fails.
+    """
+    with _index() as client:
+        packages = client.get_project_page(project, timeout=_TIMEOUT).packages
+        pairs = [(each.filename, each.digests.get("sha256", "")) for each in packages]
+        return [pair for pair in pairs if pair[1]]
+
+
 def wheel_entries(
     project: str, versions: Iterable[str], cpus: Iterable[str] = ("aarch64", "x86_64")
 ) -> list[LockEntry]:
