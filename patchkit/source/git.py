@@ -78,6 +78,55 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
     return archive
 
 
+@dataclass(frozen=True, slots=True)
+class Submodule:
+    """A repository inside another: where it stands, where it comes from, and its commit."""
+
+    path: str
+    url: str
+    commit: str
+
+
+def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
+    """The submodules of a commit that ``commit_archive`` has put into the cache.
+
+    The commit names those of its submodules, so that they need no other voucher. Raises SourceError
+    for one whose URL is missing.
+    """
+    repository = cache / "git" / commit
+    listed = _call(repository, "ls-tree", "-r", "-z", "--full-tree", commit).stdout
+    rows = (line.partition("\t") for line in listed.split("\0") if line.startswith("160000 "))
+    links = {path: head.split()[2] for head, _, path in rows}
+    urls = _submodule_urls(repository, commit) if links else {}
+    if missing := sorted(links.keys() - urls.keys()):
+        raise SourceError(f"{_shown(url)}: .gitmodules does not say where {missing[0]} comes from")
+    return tuple(Submodule(path, _joined(url, urls[path]), id_) for path, id_ in links.items())
+
+
+def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
+    blob = f"--blob={commit}:.gitmodules"
+    said = _call(repository, "config", blob, "-z", "--get-regexp", r"^submodule\..*\.(path|url)$")
+    named: dict[str, dict[str, str]] = {}
+    for entry in filter(None, said.stdout.split("\0")):
+        key, _, value = entry.partition("\n")
+        name, _, what = key.rpartition(".")
+        named.setdefault(name, {})[what] = value
+    return {each["path"]: each["url"] for each in named.values() if len(each) == 2}
+
+
+def _joined(url: str, relative: str) -> str:
+    """Where a submodule is: ``../other.git`` counts from the repository's own URL."""
+    if not relative.startswith(("./", "../")):
+        return relative
+    parts = url.rstrip("/").split("/")
+    for step in relative.split("/"):
+        if step == "..":
+            parts.pop()
+        elif step != ".":
+            parts.append(step)
+    return "/".join(parts)
+
+
 def _is_kept(repository: Path) -> bool:
     """It is put in place complete; whether it is still is for ``_verify`` to say."""
     return (repository / "HEAD").is_file()

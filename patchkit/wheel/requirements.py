@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 _STAMP = "patchkit-environment"
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+)(?:\s*;\s*(?P<marker>.*))?")
+_TELLING = re.compile(r"error|hash|THESE PACKAGES|No space", re.IGNORECASE)
 _ASK = """\
 import json, torch
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda}))
@@ -190,7 +191,7 @@ def _install(
 
 
 def _not_installed(lines: list[str], requirements: Path, offline: bool) -> BuildError:
-    told = [line for line in lines if re.search(r"error|hash|THESE PACKAGES|No space", line, re.I)]
+    told = [line for line in lines if _TELLING.search(line)]
     shown = "\n".join(f"    {line}" for line in (told or lines)[:8])
     said = " ".join(lines)
     why = ""
