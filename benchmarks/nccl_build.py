@@ -29,7 +29,8 @@ from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.archive import unpack
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
-from patchkit.wheel.nccl import Order, default_jobs
+from patchkit.wheel.jobs import jobs_for
+from patchkit.wheel.nccl import JOB_MEMORY, Order
 from patchkit.wheel.toolchain import find_toolchain
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
@@ -67,7 +68,7 @@ def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None
         target=targets()["gb10"],
         toolchain=find_toolchain(host),
         functions=functions,
-        jobs=default_jobs(),
+        jobs=jobs_for(JOB_MEMORY).number,
     )
     tree = unpack(order.origin.path, folder / "source")
     plain = make(order, tree, folder / "build")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,16 @@ import click
 from rich.text import Text
 
 from patchkit.cli import show
-from patchkit.cli.options import as_json, find_target, progress
+from patchkit.cli.build_vllm import command as vllm
+from patchkit.cli.options import as_json, find_target, progress, say, told
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.pinned import default_version
 from patchkit.source.releases import load_facts
 from patchkit.wheel.inspect import arch_name
-from patchkit.wheel.nccl import Built, Order, build_nccl, default_jobs
+from patchkit.wheel.jobs import jobs_for
+from patchkit.wheel.nccl import JOB_MEMORY, Built, Order, build_nccl
 from patchkit.wheel.toolchain import MACHINES, find_toolchain
 from patchkit.wheel.wheelhouse import add, make_room
 
@@ -39,6 +40,9 @@ A commit of upstream:
 @click.group()
 def command() -> None:
     """Build a wheel into the wheelhouse."""
+
+
+command.add_command(vllm, "vllm")
 
 
 @command.command(epilog=_EPILOG)
@@ -103,14 +107,14 @@ def nccl(
         target=device,
         toolchain=toolchain,
         functions=functions,
-        jobs=jobs or default_jobs(),
+        jobs=jobs or jobs_for(JOB_MEMORY).number,
         fresh=fresh,
     )
     make_room(house, order.expected)
-    _say(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
+    say(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
-        built = build_nccl(order, _told(report("compiling")))
-    placed = add(house, built.wheel, built.facts, say=_say)
+        built = build_nccl(order, told(report("compiling"), "compiled objects:"))
+    placed = add(house, built.wheel, built.facts, say=say)
     if objects:
         objects.write_text(json.dumps(built.objects, indent=1) + "\n", encoding="utf-8")
     _show(order, built, placed, time.monotonic() - began, as_json=as_json)
@@ -130,7 +134,7 @@ def _origin(
     if version is None and source is None:
         chosen, reason = default_version(house)
         version = str(chosen)
-        _say(f"NCCL {version}: {reason}")
+        say(f"NCCL {version}: {reason}")
     recipe = load_recipe("nccl")
     return nccl_tree(
         source or f"nccl=={version}",
@@ -139,25 +143,6 @@ def _origin(
         report=report,
         check=recipe.check,
     )
-
-
-def _told(bar: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """Without a terminal, where no bar is drawn: a line for every tenth."""
-    if sys.stderr.isatty():
-        return bar
-    tenths = 0
-
-    def update(done: int, total: int) -> None:
-        nonlocal tenths
-        if 10 * done // total > tenths:
-            tenths = 10 * done // total
-            _say(f"compiled {done} of {total} objects")
-
-    return update
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _show(order: Order, built: Built, placed: Path, seconds: float, *, as_json: bool) -> None:

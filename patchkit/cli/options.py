@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,7 +162,7 @@ class Selection:
         )
         return Request(
             target=find_target(self.target or past.get("target", "gb10")),
-            arch=_arch(self.arch or past.get("arch", "native")),
+            arch=build_arch(self.arch or past.get("arch", "native")),
             only=only,
             skip=skip,
             also=also,
@@ -176,7 +177,8 @@ def find_target(name: str) -> Target:
     return known[name]
 
 
-def _arch(arch: str) -> str:
+def build_arch(arch: str) -> str:
+    """native or family. Raises UsageError."""
     if arch not in ("native", "family"):
         bare = arch[:1].isdigit()
         raise UsageError(
@@ -244,6 +246,26 @@ def progress(counted: str = "") -> Iterator[Callable[[str], Callable[[int, int],
             return update
 
         yield report
+
+
+def told(bar: Callable[[int, int], None], doing: str) -> Callable[[int, int], None]:
+    """Without a terminal, where no bar is drawn: a line for every tenth."""
+    if sys.stderr.isatty():
+        return bar
+    tenths = 0
+
+    def update(done: int, total: int) -> None:
+        nonlocal tenths
+        if 10 * done // total > tenths:
+            tenths = 10 * done // total
+            say(f"{doing} {done} of {total}")
+
+    return update
+
+
+def say(line: str) -> None:
+    """A line on standard error, where what a command answers does not go."""
+    click.echo(line, err=True)
 
 
 def _bars(counted: str) -> Any:

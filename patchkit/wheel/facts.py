@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,15 @@ def digest_label(facts: Mapping[str, Any], texts: Iterable[str] = ()) -> str:
     return digest if not digest.isdigit() else f"a{digest[1:]}"
 
 
-def tree_digest(source: Path) -> str:
-    """A digest of the paths and contents below a folder, patchkit's ledger left out."""
+def tree_digest(source: Path, aside: Collection[str] = ()) -> str:
+    """A digest of the paths and contents below a folder, patchkit's ledger left out.
+
+    ``aside`` are other entries of the folder that do not count.
+    """
+    left = {".patchkit", *aside}
     lines = [
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(source)}\n"
         for path in source.rglob("*")
-        if path.is_file() and path.relative_to(source).parts[0] != ".patchkit"
+        if path.is_file() and path.relative_to(source).parts[0] not in left
     ]
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from packaging.version import Version
 
@@ -62,6 +62,8 @@ if os.path.exists(f"{self.build_lib}/vllm/third_party/triton_kernels"):
     )
 """
 
+_COPYING = ("cmake_build_ext.run", _COPIED, _COPIED_IF_THERE)
+
 
 def leave_out(tree: SourceTree, left: Iterable[Known]) -> SourceTree:
     """The tree without these extensions, as an overlay; what is out already stays out.
@@ -79,6 +81,28 @@ def leave_out(tree: SourceTree, left: Iterable[Known]) -> SourceTree:
             tree = with_edits(tree, tuple(edits(tree, each)))
         _prove(tree, each)
     return tree
+
+
+def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
+    """The tree with a setup.py that asks for these targets alone, for a build that tests.
+
+    Raises UsageError for a target that it does not ask for.
+    """
+    text = tree.read(_SETUP)
+    asked = list(_asked(text))
+    if unknown := sorted(set(names) - {target for _, target in asked}):
+        raise UsageError(
+            f"vLLM {tree.version} has no extension {unknown[0]!r}",
+            hint=f"there are {', '.join(sorted({target for _, target in asked}))}",
+        )
+    edits = [
+        Edit(_SETUP, *_span(text, statement), f"pass  # {target}: {_MARK}", "extensions")
+        for statement, target in asked
+        if target not in names
+    ]
+    if "triton_kernels" in {target for _, target in asked} - set(names):
+        edits += swap(_SETUP, text, *_COPYING, note="extensions")
+    return with_edits(tree, tuple(edits))
 
 
 def check(known: Known, version: Version) -> None:
@@ -135,8 +159,7 @@ def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
 def _copies(tree: SourceTree, left: Known) -> list[Edit]:
     if "triton_kernels" not in left.targets:
         return []
-    text, scope = tree.read(_SETUP), "cmake_build_ext.run"
-    return swap(_SETUP, text, scope, _COPIED, _COPIED_IF_THERE, note=left.option)
+    return swap(_SETUP, tree.read(_SETUP), *_COPYING, note=left.option)
 
 
 def _imports(tree: SourceTree, left: Known) -> Iterator[Edit]:

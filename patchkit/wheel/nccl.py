@@ -6,7 +6,6 @@ NCCL's own makefiles do the work, driven by the scikit-build-core project in ``r
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -42,7 +41,7 @@ from patchkit.wheel.work import WORK, emptied, staging, work_folder
 _TOOLS = ("auditwheel", "build", "ninja", "scikit_build_core")
 _FREE = 2 << 30  # bytes; 2.29.7 for one arch leaves 204 MB, and compilers write as they go
 _LICENSE = "LICENSE.txt"
-_JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
+JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,12 +236,6 @@ def _settings(root: Path, order: Order, facts: Mapping[str, Any]) -> str:
     text = [f"set({name} [=[{value}]=])" for name, value in lines.items()]
     made = [f"  [=[{name}={value}]=]" for name, value in variables.items()]
     return "\n".join([*text, "set(NCCL_MAKE", *made, ")", ""])
-
-
-def default_jobs() -> int:
-    """As many as there are cores, and GiB of memory that is free."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(len(os.sched_getaffinity(0)), free // _JOB_MEMORY))
 
 
 def _compile(root: Path, order: Order, progress: Progress) -> Path:

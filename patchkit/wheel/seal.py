@@ -22,8 +22,10 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)
 
 
-def seal(raw: Path, folder: Path, platform: str) -> Path:
+def seal(raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None = None) -> Path:
     """Write ``raw`` anew into ``folder`` with one platform tag; the new wheel's path.
+
+    ``added`` are texts that go into its .dist-info, by their path there.
 
     Members are sorted, with .dist-info last as the specification recommends, and bear one date.
     They are stored, not deflated: a deflated byte depends on the version of zlib, and most of
@@ -39,6 +41,7 @@ def seal(raw: Path, folder: Path, platform: str) -> Path:
     tag = f"{interpreter}-{abi}-{platform}"
     contents[f"{home}/WHEEL"] = tagged(contents[f"{home}/WHEEL"], tag)
     contents.pop(f"{home}/RECORD", None)
+    contents |= {f"{home}/{path}": text.encode() for path, text in (added or {}).items()}
     ordered = dict(sorted(contents.items(), key=lambda item: (item[0].startswith(home), item[0])))
     ordered[f"{home}/RECORD"] = record(ordered, f"{home}/RECORD")
     sealed = folder / f"{name}-{version}-{tag}.whl"

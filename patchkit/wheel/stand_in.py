@@ -15,7 +15,8 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import StorageError, UsageError
-from patchkit.source.fetch import LockEntry, Progress, fetch
+from patchkit.source.fetch import Progress, fetch
+from patchkit.source.lock import LockEntry
 from patchkit.wheel.build_recipe import Wanted, build_table
 
 
