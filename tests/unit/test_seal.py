@@ -167,3 +167,11 @@ def test_pip_installs_it_and_takes_it_away(tmp_path):
         [sys.executable, "-m", "zipfile", "--test", made], check=True, capture_output=True
     )
     assert b"Done testing" in listed.stdout
+
+
+def test_texts_are_added_and_recorded(tmp_path):
+    (tmp_path / "out").mkdir()
+    sealed = seal(write_raw(tmp_path), tmp_path / "out", TAG.rpartition("-")[2], {"sboms/a": "b"})
+    with zipfile.ZipFile(sealed) as bundle:
+        assert bundle.read(f"{HOME}/sboms/a") == b"b"
+    assert list(faults(sealed)) == []
