@@ -1,0 +1,133 @@
+"""A whole CUDA toolkit out of two halves: the locked compiler, and the libraries beside torch.
+
+NCCL's build takes a compiler, the runtime and CCCL; torch's CMake also asks for cuBLAS, cuSPARSE,
+cuFFT, NVRTC and others. They are in the build environment already, by locked hash, since torch needs
+them, but as a program finds them when it runs: without the unversioned names that a linker looks
+for, and without the driver's own library. What is missing is made here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from patchkit.errors import HostError, StorageError
+from patchkit.wheel.toolchain import Toolchain
+
+# Of CUDA 13.0's wheels; a toolkit that an installer made has these and more.
+LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "curand", "cusolver", "cusparse", "nvrtc")
+HEADERS = ("cublas_v2.h", "cuda_runtime.h", "curand_kernel.h", "cusolverDn.h", "cusparse.h")
+
+_SITE = "lib/python*/site-packages/nvidia/cu13"
+_VERSIONED = re.compile(r"(?P<name>lib[^/]+?\.so)\.\d+")
+_DRIVER_CALL = re.compile(
+    r"\bcu[A-Z][A-Za-z0-9]*(?:_v\d+)?(?:_ptsz|_ptds)?\b(?=\s*\(|\s*$)", re.MULTILINE
+)
+
+
+def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolchain:
+    """The toolchain with a toolkit that torch's CMake takes; ``dest`` is written anew.
+
+    ``environment`` is the virtual environment with torch. A toolkit of the machine's own is left
+    as it is. Raises HostError if something is missing in either, StorageError for I/O.
+    """
+    if not toolchain.locked:
+        _require(toolchain.nvcc.parents[1], toolchain.include, toolchain.lib)
+        return toolchain
+    beside = next(iter(sorted(environment.glob(_SITE))), None)
+    if beside is None:
+        raise HostError(
+            f"{environment}: no NVIDIA libraries beside torch",
+            why="this torch was built for CPUs alone, or for another CUDA",
+            hint="use the requirements of the recipe, or name a whole toolkit with --cuda",
+        )
+    try:
+        with tempfile.TemporaryDirectory(dir=_made(dest.parent)) as scratch:
+            home = Path(scratch) / "cuda"
+            _join(home, toolchain.nvcc.parents[1], beside)
+            _driver(home, toolchain)
+            shutil.rmtree(dest, ignore_errors=True)
+            home.rename(dest)
+    except OSError as error:
+        raise StorageError(
+            f"cannot put a CUDA toolkit into {dest}: {error.strerror or error}",
+            hint="free some space, or build elsewhere",
+        ) from error
+    _require(dest, dest / "include", dest / "lib")
+    return replace(
+        toolchain, nvcc=dest / "bin" / "nvcc", include=dest / "include", lib=dest / "lib"
+    )
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _join(home: Path, compiler: Path, beside: Path) -> None:
+    """Links to both halves: where both have a file, the compiler's half counts."""
+    # nvcc looks for the rest of the toolkit beside itself, links followed.
+    shutil.copytree(compiler / "bin", home / "bin", symlinks=True)
+    (home / "nvvm").symlink_to(compiler / "nvvm")
+    for part in ("include", "lib"):
+        (home / part).mkdir()
+        for half in (compiler, beside):
+            for entry in sorted((half / part).iterdir()):
+                for name in _names(entry.name):
+                    if not (home / part / name).is_symlink():
+                        (home / part / name).symlink_to(entry)
+    (home / "lib64").symlink_to("lib")
+
+
+def _names(name: str) -> Iterator[str]:
+    """A file's name, and for libfoo.so.13 the name that a linker looks for."""
+    yield name
+    if match := _VERSIONED.fullmatch(name):
+        yield match["name"]
+
+
+def _driver(home: Path, toolchain: Toolchain) -> None:
+    """A stand-in for the driver's library to link with: its name, and the names of its calls.
+
+    Machines that build need no driver, and the wheels have none. NVIDIA's toolkits bring such a
+    file, too.
+    """
+    text = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
+    names = sorted({match.group() for match in _DRIVER_CALL.finditer(text)})
+    source = home / "stub.c"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
+    stubs = _made(home / "lib" / "stubs")
+    command = [
+        str(toolchain.cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
+        "-Wl,-soname,libcuda.so.1", str(source), "-o", str(stubs / "libcuda.so"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    source.unlink()
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise HostError(
+            f"{toolchain.cxx} cannot link a shared library: {said[-1] if said else ''}",
+            hint="apt install g++",
+        )
+
+
+def _require(home: Path, include: Path, lib: Path) -> None:
+    """Raise HostError unless all that torch's CMake asks for is there."""
+    folders = (lib, home / "lib64")
+    absent = [f"include/{name}" for name in HEADERS if not (include / name).is_file()]
+    absent += [
+        f"lib/lib{name}.so"
+        for name in LIBRARIES
+        if not any((folder / f"lib{name}.so").exists() for folder in folders)
+    ]
+    if absent:
+        raise HostError(
+            f"{home}: not a whole CUDA toolkit: {', '.join(absent)} missing",
+            why="a minimal installation, or the runtime packages without their -dev halves",
+            hint="apt install cuda-toolkit-13-0, or --cuda locked",
+        )
