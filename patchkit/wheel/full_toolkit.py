@@ -1,9 +1,9 @@
 """A whole CUDA toolkit out of two halves: the locked compiler, and the libraries beside torch.
 
 NCCL's build takes a compiler, the runtime and CCCL; torch's CMake also asks for cuBLAS, cuSPARSE,
-cuFFT, NVRTC and others. They are in the build environment already, by locked hash, since torch needs
-them, but as a program finds them when it runs: without the unversioned names that a linker looks
-for, and without the driver's own library. What is missing is made here.
+cuFFT, NVRTC and others. Those are in the build environment already, by locked hash, since torch
+needs them, but as a program finds them when it runs: without the unversioned names that a linker
+looks for, and without the driver's own library. What is missing is made here.
 """
 
 from __future__ import annotations
