@@ -31,7 +31,7 @@ from patchkit.wheel.inputs import parse_given
 from patchkit.wheel.jobs import Jobs, jobs_for
 from patchkit.wheel.network import can_cut_off
 from patchkit.wheel.toolchain import find_toolchain
-from patchkit.wheel.vllm import JOB_MEMORY, Built, Order, build_vllm
+from patchkit.wheel.vllm import JOB_MEMORY, Built, Order, build_vllm, check_machine
 from patchkit.wheel.wheelhouse import add, make_room
 
 _EPILOG = """\
@@ -72,6 +72,11 @@ For an H200, to test there:
     type=click.Path(path_type=Path, exists=True),
     help="One with torch and build tools.  [default: a locked environment]",
 )
+@click.option(
+    "--requirements",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="What the environment is made of, with hashes.  [default: the recipe's]",
+)
 @click.option("--extensions", default="", metavar="A,B", help="Only these: for tests.")
 @click.option("--fresh", is_flag=True, help="Do not go on with an interrupted build.")
 @click.option("--offline", is_flag=True, help="Use only what is in caches and mirrors.")
@@ -101,6 +106,7 @@ def command(
     mirror: Path | None,
     cuda: str,
     python: Path | None,
+    requirements: Path | None,
     extensions: str,
     fresh: bool,
     offline: bool,
@@ -118,6 +124,8 @@ def command(
     number = Jobs(jobs, "as asked for") if jobs else jobs_for(JOB_MEMORY)
     with progress() as report:
         path, identity, number_of = _source(version, source, offline=offline, report=report)
+        for note in check_machine(number_of, python, device.cuda):
+            say(note)
         toolchain = find_toolchain(
             platform.machine(),
             cuda=device.cuda,
@@ -133,6 +141,7 @@ def command(
         request=request,
         toolchain=toolchain,
         python=python and python.absolute(),
+        requirements=requirements and requirements.absolute(),
         jobs=number.number,
         without=frozenset(each.option for each in by_option(without)),
         given=parse_given(given),

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
-from patchkit.errors import DriftError, HostError
-from patchkit.paths import RECIPES
+from patchkit.errors import HostError
 from patchkit.wheel.requirements import Torch, check_torch, torch_of
 
 _ASK = """\
-import importlib.metadata as found, json, sys, sysconfig
+import importlib.metadata as found, json, sys
 names = sys.argv[1:]
 have = {name: found.version(name) for name in names if any(found.Distribution.discover(name=name))}
 print(json.dumps({
     "python": "%d.%d" % sys.version_info[:2],
-    "site": sysconfig.get_paths()["purelib"],
     "versions": have,
 }))
 """
@@ -37,42 +32,18 @@ class BuildPython:
     """
 
     python: Path
-    packages: Path
     torch: Torch
     facts: Mapping[str, str]
+
+    @property
+    def prefix(self) -> Path:
+        """The virtual environment."""
+        return self.python.parents[1]
 
     def check(self, when: str) -> None:
         """Raise BuildError if torch is not what it was, for example one without CUDA."""
         expected = self.torch.version.partition("+")[0]
         check_torch(torch_of(self.python), expected, self.torch.cuda, when)
-
-
-def torch_pin(source: Path) -> str:
-    """The torch that a release's pyproject.toml builds with. Raises DriftError if it pins none."""
-    table = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
-    for requirement in map(Requirement, table["build-system"]["requires"]):
-        pins = [each.version for each in requirement.specifier if each.operator == "=="]
-        if requirement.name == "torch" and len(pins) == 1:
-            return pins[0]
-    raise DriftError(
-        f"{source / 'pyproject.toml'}: pins no torch",
-        why="use_existing_torch.py took it out, or upstream moved it",
-        hint="restore the file from the release",
-    )
-
-
-def locked_requirements(torch: str) -> Path:
-    """The file that locks the environment with that torch. Raises HostError if there is none."""
-    path = RECIPES / "vllm" / "requirements" / f"torch-{torch}.txt"
-    if not path.is_file():
-        raise HostError(
-            f"no environment with torch {torch} for CUDA 13 is locked",
-            why=f"the package index has torch {torch} for CUDA 12 or for CPUs alone; the one for "
-            "CUDA 13 is on the index that the PyTorch project keeps for it (cu130)",
-            hint="make an environment with that torch and what the release's pyproject.toml lists, "
-            "and name it with --python; or build 0.20 or later",
-        )
-    return path
 
 
 def build_python(python: Path, torch: str, cuda: str, requirements: str = "") -> BuildPython:
@@ -99,8 +70,7 @@ def build_python(python: Path, torch: str, cuda: str, requirements: str = "") ->
         if requirements
         else {"packages": ", ".join(f"{name} {versions[name]}" for name in TOOLS)}
     )
-    site = Path(str(said["site"]))
-    return BuildPython(python=python, packages=site, torch=found, facts=facts | how)
+    return BuildPython(python=python, torch=found, facts=facts | how)
 
 
 def _ask(python: Path) -> dict[str, dict[str, str]]:

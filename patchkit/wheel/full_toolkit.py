@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,23 +33,18 @@ _DRIVER_CALL = re.compile(
 def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolchain:
     """The toolchain with a toolkit that torch's CMake takes; ``dest`` is written anew.
 
-    ``environment`` is the virtual environment with torch. A toolkit of the machine's own is left
-    as it is. Raises HostError if something is missing in either, StorageError for I/O.
+    ``environment`` is the virtual environment with torch. Where the toolkit has a file, that one
+    counts. Raises HostError if something is missing in both, StorageError for I/O.
     """
-    if not toolchain.locked:
-        _require(toolchain.nvcc.parents[1], toolchain.include, toolchain.lib)
-        return toolchain
-    beside = next(iter(sorted(environment.glob(_SITE))), None)
-    if beside is None:
-        raise HostError(
-            f"{environment}: no NVIDIA libraries beside torch",
-            why="this torch was built for CPUs alone, or for another CUDA",
-            hint="use the requirements of the recipe, or name a whole toolkit with --cuda",
-        )
+    beside = sorted(environment.glob(_SITE))
+    halves = [
+        {"include": toolchain.include, "lib": toolchain.lib},
+        *({part: half / part for part in ("include", "lib")} for half in beside),
+    ]
     try:
         with tempfile.TemporaryDirectory(dir=_made(dest.parent)) as scratch:
             home = Path(scratch) / "cuda"
-            _join(home, toolchain.nvcc.parents[1], beside)
+            _join(home, toolchain.nvcc.parents[1], halves)
             _driver(home, toolchain)
             shutil.rmtree(dest, ignore_errors=True)
             home.rename(dest)
@@ -69,15 +64,15 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _join(home: Path, compiler: Path, beside: Path) -> None:
-    """Links to both halves: where both have a file, the compiler's half counts."""
+def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> None:
+    """Links to the halves: where both have a file, the first one counts."""
     # nvcc looks for the rest of the toolkit beside itself, links followed.
     shutil.copytree(compiler / "bin", home / "bin", symlinks=True)
     (home / "nvvm").symlink_to(compiler / "nvvm")
     for part in ("include", "lib"):
         (home / part).mkdir()
-        for half in (compiler, beside):
-            for entry in sorted((half / part).iterdir()):
+        for half in halves:
+            for entry in sorted(half[part].iterdir()):
                 for name in _names(entry.name):
                     if not (home / part / name).is_symlink():
                         (home / part / name).symlink_to(entry)
@@ -97,11 +92,14 @@ def _driver(home: Path, toolchain: Toolchain) -> None:
     Machines that build need no driver, and the wheels have none. NVIDIA's toolkits bring such a
     file, too.
     """
+    stubs = home / "lib" / "stubs"
+    if (stubs / "libcuda.so").exists():
+        return
     text = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
     names = sorted({match.group() for match in _DRIVER_CALL.finditer(text)})
     source = home / "stub.c"
     source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
-    stubs = _made(home / "lib" / "stubs")
+    _made(stubs)
     command = [
         str(toolchain.cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
         "-Wl,-soname,libcuda.so.1", str(source), "-o", str(stubs / "libcuda.so"),

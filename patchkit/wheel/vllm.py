@@ -7,7 +7,9 @@ vLLM's own setup.py and CMake do the work; everything that they would fetch is b
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,23 +27,21 @@ from patchkit.patching.ledger import ledger_path
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
+from patchkit.source.detect import detect
 from patchkit.source.external import externals
 from patchkit.source.tree import SourceTree
-from patchkit.wheel.build_python import (
-    BuildPython,
-    build_python,
-    locked_requirements,
-    torch_pin,
-)
+from patchkit.wheel.build_python import BuildPython, build_python
 from patchkit.wheel.build_recipe import by_option, wanted
 from patchkit.wheel.compiled import compiled_sources, prove_compiled
-from patchkit.wheel.cuda_root import assemble
 from patchkit.wheel.facts import FACTS, as_text, digest_label, tree_digest
+from patchkit.wheel.full_toolkit import full_toolkit
+from patchkit.wheel.gates import check_gates
 from patchkit.wheel.inputs import Gathered, gather
 from patchkit.wheel.inspect import Binary, inspect
 from patchkit.wheel.leave_out import leave_out, only_extensions
 from patchkit.wheel.libraries import judge, require_loading
 from patchkit.wheel.make import Progress, clean_environment, ninja_steps, run
+from patchkit.wheel.needs import needs, recorded_needs, requirements_of
 from patchkit.wheel.network import cut_off
 from patchkit.wheel.repro import object_digests
 from patchkit.wheel.requirements import environment
@@ -70,7 +70,8 @@ class Order:
 
     ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions
     that are left out; ``given`` names sources of other projects, which may lie in ``mirror``, too;
-    ``python`` has torch and what else builds run, by default a locked environment has.
+    ``python`` has torch and what else builds run; by default that is an environment made of
+    ``requirements``, by default the locked ones.
     """
 
     source: Path
@@ -79,6 +80,7 @@ class Order:
     request: Request
     toolchain: Toolchain
     python: Path | None = None
+    requirements: Path | None = None
     jobs: int
     given: Mapping[str, str] = field(default_factory=dict)
     mirror: Path | None = None
@@ -140,7 +142,7 @@ def build_vllm(order: Order, report: Report) -> Built:
         arch = target.gencode_flags(target.arch_list(order.request.arch))
         check_toolchain(order.toolchain, arch, staged, seen)
         prepared = _prepare(order, staged, report)
-        assemble(staged / "cuda", order.toolchain, prepared.python.packages)
+        full_toolkit(order.toolchain, prepared.python.prefix, staged / "cuda")
         brought = [staged / name for name in ("source", "external", "cuda")]
         with work_folder(
             order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
@@ -154,7 +156,8 @@ _NAMESPACE = "patchkit-vllm"
 def _prepare(order: Order, staged: Path, report: Report) -> _Prepared:
     source = staged / "source"
     _place(order.source, source)
-    python = _python(order, torch_pin(source), report)
+    torch = _torch(order, detect(source))
+    python = _python(order, torch, report)
     outcome = apply(source, load_recipe("vllm"), order.request)
     workspace = open_workspace(source)
     ledger = ledger_path(workspace.state)
@@ -191,12 +194,40 @@ def _gathered(order: Order, tree: SourceTree, staged: Path) -> Gathered:
     return replace(found, environment=moved(found.environment), defines=moved(found.defines))
 
 
+def check_machine(version: Version, python: Path | None, cuda: str) -> list[str]:
+    """What a release of that version leaves out here; raises HostError for all that is missing."""
+    name = os.environ.get("CXX", "g++")
+    found = shutil.which(name)
+    return check_gates(
+        recorded_needs(version),
+        release=str(version),
+        python=python or Path(sys.executable),
+        cxx=Path(found) if found else None,
+        cuda=cuda,
+    )
+
+
+def _torch(order: Order, tree: SourceTree) -> str:
+    """The torch that a tree takes; one that is no release says by itself what else it takes."""
+    known = load_recipe("vllm").knows(order.version)
+    taken = needs(tree, release=known)
+    if not known:
+        check_gates(
+            taken,
+            release=str(order.version),
+            python=order.python or Path(sys.executable),
+            cxx=order.toolchain.cxx,
+            cuda=order.toolchain.cuda,
+        )
+    return taken.torch
+
+
 def _python(order: Order, torch: str, report: Report) -> BuildPython:
     cuda = order.request.target.cuda
     if order.python is not None:
         return build_python(order.python, torch, cuda)
     locked = environment(
-        locked_requirements(torch),
+        requirements_of(torch, order.requirements),
         WORK,
         offline=order.offline,
         progress=report("build environment"),
