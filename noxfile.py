@@ -76,6 +76,20 @@ def build_nccl(session: nox.Session) -> None:
     session.run("patchkit", "build", "nccl", *session.posargs)
 
 
+@nox.session(name="build-vllm")
+def build_vllm(session: nox.Session) -> None:
+    """The vLLM wheel, into wheelhouse/; takes what `patchkit build vllm --help` lists."""
+    session.install(".[build]")
+    session.run("patchkit", "build", "vllm", *session.posargs)
+
+
+@nox.session(name="build-proof")
+def build_proof(session: nox.Session) -> None:
+    """vLLM configured and in part compiled: real torch and CMake, no network (5 GB, minutes)."""
+    session.install(".[build]", "pip>=25")
+    session.run("python", "tests/build_proof.py", *session.posargs)
+
+
 @nox.session
 def repro(session: nox.Session) -> None:
     """Two builds that must be the same bytes: `nox -s repro -- nccl [--whole]`."""

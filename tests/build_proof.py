@@ -1,0 +1,179 @@
+"""vLLM configured and in part compiled, as whole as an ordinary machine can do it in minutes.
+
+    nox -s build-proof [-- RELEASE …] [--write]
+
+For each release `patchkit build vllm` builds a wheel of its smallest extensions: real sources, real
+torch, real CMake, no network. What CMake then means to compile is compared with the arch proof, group
+by group, and with tests/data/objects.csv; two CUDA sources are compiled and inspected; the wheel
+is inspected and installed, its extensions are loaded. A second run has to give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+
+from patchkit.errors import PatchkitError, ProofError
+from patchkit.proof.archs import evaluate
+from patchkit.source.detect import detect
+from patchkit.target import Load, parse_arch, targets
+from patchkit.wheel.compiled import Compiled, compiled_sources
+from patchkit.wheel.inspect import arch_name, inspect
+from patchkit.wheel.work import WORK
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+GB10 = targets()["gb10"]
+GOLDEN = Path(__file__).parent / "data" / "objects.csv"
+CUTLASS = "cutlass=flashinfer-python==0.6.8.post1"
+# Both take torch 2.11.0 and CUTLASS 4.4.2, so one environment serves; the extensions are small,
+# and the sources take a minute together. What is left out needs sources that no index has.
+RELEASES = {
+    "0.20.2": {
+        "extensions": ["cumem_allocator"],
+        "without": ["flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm"],
+    },
+    "0.25.1": {
+        "extensions": ["cumem_allocator", "fs_io_C", "spinloop"],
+        "without": [
+            *("flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm", "fmha-sm100"),
+        ],
+    },
+}
+SOURCES = ("/quantization/activation_kernels.cu.o", "/nvfp4_quant_kernels.cu.o")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("releases", nargs="*", default=list(RELEASES))
+    parser.add_argument("--write", action="store_true", help="write the golden table anew")
+    args = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory(prefix="patchkit-build-") as folder:
+            rows = [row for name in args.releases for row in prove(name, Path(folder))]
+        compare(rows, args.releases, write=args.write)
+    except PatchkitError as error:
+        CONSOLE.print(f"build-proof: {error}", markup=False)
+        return error.exit_code
+    CONSOLE.print("every check held", style="green")
+    return 0
+
+
+def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
+    """All of it for one release; the rows of the golden table."""
+    told = build(release, folder / "one")
+    root = WORK / f"vllm-{release}-gb10-{platform.machine()}-reduced"
+    sources = compiled_sources(root / "source" / "build", root / "source")
+    CONSOLE.print(f"{release}: {len(sources)} CUDA sources would be compiled")
+    check_groups(root, sources)
+    check_objects(root, sources, folder)
+    check_wheel(Path(told["wheel"]), release)
+    again = build(release, folder / "two")
+    if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
+        raise ProofError(f"{release}: the second wheel has other bytes")
+    CONSOLE.print(f"{release}: gone on with, the same bytes")
+    counts = Counter((each.library, names(each)) for each in sources)
+    return [(release, *key, str(count)) for key, count in sorted(counts.items())]
+
+
+def build(release: str, house: Path) -> dict[str, object]:
+    """`patchkit build vllm --json`, reduced."""
+    how = RELEASES[release]
+    command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
+    command += ["--source", CUTLASS, "--extensions", ",".join(how["extensions"])]
+    command += [word for name in how["without"] for word in ("--without", name)]
+    done = subprocess.run([*command, "--dir", str(house)], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise ProofError(f"building vllm {release} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def check_groups(root: Path, sources: tuple[Compiled, ...]) -> None:
+    """What the arch proof says of each group is what nvcc would be told for its sources."""
+    tree = detect(root / "source")
+    checked = 0
+    for group in evaluate(tree, GB10, GB10.native, GB10.cuda):
+        found = [each for each in sources if each.source.endswith(f"{group.name}.cu")]
+        if not group.archs or len(found) != 1:
+            continue  # not built, left out, or of a name that several sources share
+        said = {arch_name("sass", parse_arch(arch)) for arch in group.archs}
+        told = {arch_name(kind, arch) for kind, arch in found[0].codes if kind == "sass"}
+        if said != told:
+            raise ProofError(f"{found[0].source}: nvcc is told {told}, the arch proof says {said}")
+        checked += 1
+    if checked < 8:
+        raise ProofError(f"only {checked} groups of the arch proof were found among the sources")
+    CONSOLE.print(f"{tree.version}: {checked} groups as the arch proof says")
+
+
+def check_objects(root: Path, sources: tuple[Compiled, ...], folder: Path) -> None:
+    """Two CUDA sources, compiled as the build would."""
+    (build_folder,) = {path.parent for path in root.glob("source/build/temp*/build.ninja")}
+    listed = subprocess.run(
+        ["ninja", "-t", "targets", "all"], cwd=build_folder, capture_output=True, text=True
+    ).stdout.splitlines()
+    names = [line.partition(":")[0] for line in listed]
+    for ending in SOURCES:
+        (target,) = [name for name in names if name.endswith(ending)]
+        env = {**os.environ, "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit"}
+        subprocess.run(["ninja", target], cwd=build_folder, env=env, check=True, stdout=2)
+        library = folder / "object.so"
+        command = ["g++", "-shared", "-o", str(library), str(build_folder / target)]
+        subprocess.run(command, check=True)
+        (binary,) = inspect(library)
+        if binary.load(GB10) is not Load.EXACT:
+            raise ProofError(f"{target} holds {[code.name for code in binary.codes]}")
+        CONSOLE.print(f"{target.rpartition('/')[2]}: {[code.name for code in binary.codes]}")
+
+
+def check_wheel(wheel: Path, release: str) -> None:
+    """What a user would see of it."""
+    for binary in inspect(wheel):
+        if binary.library.rpath or binary.library.runpath:
+            raise ProofError(f"{binary.name} has the RPATH {binary.library.rpath}")
+    with tempfile.TemporaryDirectory(prefix="patchkit-install-") as folder:
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+        subprocess.run([*pip, "--target", folder, str(wheel)], check=True)
+        for name in ("spinloop", "fs_io_C"):
+            for library in Path(folder, "vllm").glob(f"{name}*.so"):
+                spec = importlib.util.spec_from_file_location(name, library)
+                spec.loader.exec_module(importlib.util.module_from_spec(spec))
+                CONSOLE.print(f"{release}: {library.name} is loaded")
+        version = Path(folder, "vllm", "_version.py").read_text()
+        if wheel.name.split("-")[1] not in version:
+            raise ProofError("vllm/_version.py tells another version than the wheel's name")
+
+
+def names(source: Compiled) -> str:
+    return " ".join(sorted(arch_name(kind, arch) for kind, arch in source.codes)) or "none"
+
+
+def compare(rows: list[tuple[str, ...]], releases: list[str], *, write: bool) -> None:
+    """The rows beside the golden table's."""
+    head = ("release", "library", "codes", "sources")
+    if write:
+        with GOLDEN.open("w", newline="") as sink:
+            csv.writer(sink, lineterminator="\n").writerows([head, *rows])
+        return
+    with GOLDEN.open(newline="") as stream:
+        known = [tuple(row) for row in csv.reader(stream) if row[0] in releases]
+    if rows != known:
+        raise ProofError(
+            f"CMake would compile other objects than {GOLDEN.name} says\n"
+            + "\n".join(f"    {row}" for row in sorted(set(rows) ^ set(known))),
+            hint="--write writes the table anew",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
