@@ -30,6 +30,9 @@ QUIET = {
     "PYTHONUNBUFFERED": "1",
 }
 
+# The end of a traceback, behind a process's name and perhaps the logger's prefix.
+RAISED = re.compile(r"(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?((?:\w+\.)*\w*(?:Error|Exception): .*)")
+
 
 class Server:
     """One server in a session of its own; leaving the ``with`` ends all of its processes."""
@@ -138,11 +141,11 @@ class Server:
         return sums
 
     def last_words(self) -> str:
-        """The first line of the log that names an error, else its first line."""
+        """The first exception in the log, else its last line."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         # Later ones ("engine core initialization failed") are consequences.
-        errors = [line for line in lines if re.search(r"\w(Error|Exception)\b.*:", line)]
-        return (errors or lines or ["nothing"])[0][-300:]
+        raised = [match[1] for line in lines if (match := RAISED.match(line))]
+        return (raised[:1] or lines[-1:] or ["nothing"])[0][-300:]
 
 
 def free_port() -> int:
