@@ -45,6 +45,8 @@ def main() -> int:
     parser.add_argument("--without", nargs="*", default=[], help="operators that were not built")
     parser.add_argument("--only", nargs="*", default=list(CHECKS), choices=list(CHECKS))
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "no CUDA device here\n")
     import vllm
     import vllm._custom_ops
 

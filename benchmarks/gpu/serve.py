@@ -81,6 +81,9 @@ def main() -> int:
     parser.add_argument("--load-format", default="auto", help="dummy: weights of vLLM's own making")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "no CUDA device here\n")
+    facts = installed()
     options.work.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, abandon)
     write_checkpoints(options.work / "models")
@@ -88,7 +91,6 @@ def main() -> int:
         outcomes = dict(
             zip(options.models, pool.map(lambda m: served(m, options), options.models), strict=True)
         )
-    facts = installed()
     report(facts, outcomes)
     result = {"installed": facts, "models": {name: asdict(o) for name, o in outcomes.items()}}
     (options.work / "serve.json").write_text(json.dumps(result, indent=1))
