@@ -20,6 +20,9 @@ from patchkit.wheel.inspect import Binary, arch_name, fat_binaries, reach
 Codes = frozenset[tuple[str, Arch]]
 """Kind ("sass" or "ptx") and arch of the entries of one fat binary."""
 
+Names = frozenset[str]
+"""The same as nvcc names them: ``sm_121a``, ``compute_89``."""
+
 _CODE = re.compile(r"code=\[?\"?((?:sm|compute)_\w+)")
 _NUMBER = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 _LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
@@ -32,6 +35,10 @@ class Compiled:
     source: str
     library: str
     codes: Codes
+
+    @property
+    def names(self) -> Names:
+        return _names(self.codes)
 
     def load(self, target: Target) -> Load:
         return max((reach(kind, arch, target) for kind, arch in self.codes), default=Load.NONE)
@@ -71,17 +78,17 @@ def prove_compiled(
 
 
 def _proved(binary: Binary, sources: list[Compiled], target: Target) -> str:
-    wanted = Counter(each.codes for each in sources)
+    wanted = Counter(each.names for each in sources)
+    # By name: an arch that a fat binary tells also knows whether PTX is beside it.
     linked = Counter(
-        frozenset((entry.kind, entry.arch) for entry in group)
-        for group in fat_binaries(binary.live)
+        _names((entry.kind, entry.arch) for entry in group) for group in fat_binaries(binary.live)
     )
     if missing := wanted - linked:
-        codes, count = next(iter(missing.items()))
-        first = next(each.source for each in sources if each.codes == codes)
+        names, count = next(iter(missing.items()))
+        first = next(each.source for each in sources if each.names == names)
         raise ProofError(
-            f"{binary.name} lacks {count} of {wanted[codes]} fat binaries with {_told(codes)}, "
-            f"what {first} for example was compiled to",
+            f"{binary.name} lacks {count} of {wanted[names]} fat binaries with "
+            f"{' and '.join(sorted(names)) or 'nothing'}, what {first} for example was compiled to",
             why="objects of another build were linked",
             hint="run again with --fresh",
         )
@@ -89,8 +96,8 @@ def _proved(binary: Binary, sources: list[Compiled], target: Target) -> str:
     return f"{binary.name}: {exact} of {len(sources)} CUDA sources are exact for {target.title}"
 
 
-def _told(codes: Codes) -> str:
-    return " and ".join(sorted(arch_name(kind, arch) for kind, arch in codes)) or "nothing"
+def _names(codes: Iterable[tuple[str, Arch]]) -> Names:
+    return frozenset(arch_name(kind, arch) for kind, arch in codes)
 
 
 def _codes(command: str) -> Codes:
