@@ -23,8 +23,8 @@ Codes = frozenset[tuple[str, Arch]]
 Names = frozenset[str]
 """The same as nvcc names them: ``sm_121a``, ``compute_89``."""
 
-_CODE = re.compile(r"code=\[?\"?((?:sm|compute)_\w+)")
-_NUMBER = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+_CODE = re.compile(r"code=(\S+)")
+_NUMBER = re.compile(r"\b(sm|compute)_(\d+)(\d)([af]?)\b")
 _LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
 
 
@@ -103,8 +103,8 @@ def _names(codes: Iterable[tuple[str, Arch]]) -> Names:
 def _codes(command: str) -> Codes:
     return frozenset(
         ("sass" if match[1] == "sm" else "ptx", parse_arch(f"{match[2]}.{match[3]}{match[4]}"))
-        for name in _CODE.findall(command)
-        if (match := _NUMBER.fullmatch(name))
+        for names in _CODE.findall(command)
+        for match in _NUMBER.finditer(names)
     )
 
 

@@ -87,6 +87,13 @@ def test_what_was_compiled_is_linked(commands):
     assert said == "gb10.so: 2 of 3 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
 
 
+def test_machine_code_with_ptx_beside_it(commands):
+    both = "-gencode arch=compute_120,code=[sm_120,compute_120] -gencode arch=compute_90,code=sm_90"
+    folder = commands(("a.cu", "stock", both), ("b.cu", "stock", both))
+    (said,) = prove_compiled(read(folder), inspect(LIBRARIES / "stock.so"), GB10)
+    assert said == "stock.so: 0 of 2 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
