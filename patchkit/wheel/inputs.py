@@ -16,7 +16,6 @@ digest of what is in it, as not compared with the pin.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
+from patchkit.source.nccl import tree_digest
 from patchkit.wheel.build_recipe import Wanted, by_option
 from patchkit.wheel.stand_in import find_stand_in, unpack_stand_in
 
@@ -291,23 +291,3 @@ def _require(folder: Path, wanted: Wanted) -> None:
                 why=f"it is not {wanted.external.url}, or its submodules were not checked out",
                 hint="git submodule update --init --recursive, in the folder that is named",
             )
-
-
-def tree_digest(folder: Path) -> str:
-    """A digest of the paths, kinds and contents below a folder, .git left out."""
-    lines = []
-    for path in _below(folder):
-        name = path.relative_to(folder).as_posix()
-        if path.is_symlink():
-            lines.append(f"link {path.readlink()}  {name}\n")
-        elif path.is_file():
-            with path.open("rb") as stream:
-                lines.append(f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {name}\n")
-    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    for base, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in (".git", "__pycache__")]
-        linked = [name for name in folders if (Path(base) / name).is_symlink()]
-        yield from (Path(base) / name for name in [*files, *linked])

@@ -209,7 +209,7 @@ def _prove(tree: SourceTree, left: Known) -> None:
     built = set(_built(tree, left))
     if extra := sorted(built - set(left.targets)):
         raise _still(left.file, f"builds {extra[0]}, which is not known to belong to {left.option}")
-    if asked := [target for _, target in _asked(tree.read(_SETUP)) if target in left.targets]:
+    if asked := sorted(_extensions(tree.read(_SETUP)) & set(left.targets)):
         raise _still(_SETUP, f"asks for {asked[0]}")
 
 
@@ -217,6 +217,19 @@ def _built(tree: SourceTree, left: Known) -> Iterator[str]:
     for call in commands(tree.read(left.file), left.file):
         if call.name in _TARGETS and call.arguments:
             yield call.arguments[0].value
+
+
+def _extensions(text: str) -> set[str]:
+    """The targets that setup.py names for an extension, in whatever form."""
+    calls = [node for node in ast.walk(_parsed(_SETUP, text)) if isinstance(node, ast.Call)]
+    named = (
+        str(part.value)
+        for call in calls
+        if ast.unparse(call.func) == "CMakeExtension"
+        for part in ast.walk(call)
+        if isinstance(part, ast.Constant)
+    )
+    return {value.rpartition(".")[2] for value in named}
 
 
 def _still(path: str, problem: str) -> DriftError:
