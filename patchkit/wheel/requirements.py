@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.markers import Marker
+from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import BuildError, HostError, SourceError, StorageError
@@ -80,7 +80,8 @@ def read_requirements(path: Path) -> tuple[Requirement, ...]:
 
 def _requirement(path: Path, line: str) -> Requirement:
     match = _LINE.fullmatch(_HASH.sub("", line).strip())
-    if match is None:
+    marker = (match["marker"] or "").strip() if match else ""
+    if match is None or not _is_marker(marker):
         raise SourceError(
             f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
             why="pip would not know by which bytes to take it",
@@ -89,9 +90,16 @@ def _requirement(path: Path, line: str) -> Requirement:
     return Requirement(
         name=str(canonicalize_name(match["name"])),
         version=match["version"],
-        marker=(match["marker"] or "").strip(),
+        marker=marker,
         hashes=tuple(_HASH.findall(line)),
     )
+
+
+def _is_marker(text: str) -> bool:
+    try:
+        return not text or bool(Marker(text))
+    except InvalidMarker:
+        return False
 
 
 def environment(
