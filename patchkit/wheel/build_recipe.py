@@ -14,6 +14,7 @@ from packaging.version import Version
 from patchkit.errors import DriftError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.source.external import External
+from patchkit.target import Target
 
 BUILD_FILE = RECIPES / "vllm" / "build.toml"
 
@@ -75,6 +76,12 @@ class Known:
     def serves(self, major: int) -> bool:
         """Whether it has code for devices of this major capability."""
         return not self.majors or major in self.majors
+
+    def cost_on(self, target: Target) -> str:
+        """What a build for a device loses without it, in a line."""
+        if self.serves(target.major):
+            return f"{self.option}: {self.cost}"
+        return f"{self.option}: nothing on {target.name}, for which it has no code"
 
 
 @dataclass(frozen=True, slots=True)

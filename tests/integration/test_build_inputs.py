@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, UsageError
-from patchkit.proof.archs import evaluate
+from patchkit.proof.archs import cmake_program, evaluate
 from patchkit.source.detect import detect
 from patchkit.source.external import externals
 from patchkit.target import targets
@@ -178,6 +180,45 @@ def test_a_wheel_stands_in_for_cutlass(source, tmp_path):
         assert f"#define CUTLASS_{part} {number}" in text
     assert (folder / "python/cutlass_library/library.py").is_file()
     assert not got.sources[0].verified
+
+
+PROJECT = """\
+cmake_minimum_required(VERSION 3.26)
+project(outer NONE)
+set(VLLM_GPU_LANG CUDA)
+set(CUDA_ARCHS 9.0a)
+include(FetchContent)
+install(CODE "set(CMAKE_INSTALL_LOCAL_ONLY TRUE)" ALL_COMPONENTS)
+include(inner.cmake)
+"""
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.33.0"], scope="module")
+@pytest.mark.parametrize("define", [True, False], ids=["define", "environment"])
+def test_flash_attention_is_installed_as_upstreams_wheels_have_it(source, tmp_path, define):
+    """Its own variable would leave a link into the folder, with imports that lead nowhere."""
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+    inner = source.read("cmake/external_projects/vllm_flash_attn.cmake")
+    (tmp_path / "inner.cmake").write_text(inner)
+    module = tmp_path / "fa/flash_attn/cute/interface.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("import flash_attn.cute.utils\n")
+    (tmp_path / "fa/CMakeLists.txt").write_text("")
+    (known,) = by_option(["flash-attn"])
+    variable = known.defined(source.version) if define else "VLLM_FLASH_ATTN_SRC_DIR"
+    build, out = str(tmp_path / "build"), tmp_path / "out"
+    _cmake("-S", str(tmp_path), "-B", build, f"-D{variable}={tmp_path / 'fa'}")
+    _cmake("--install", build, "--prefix", str(out), "--component", "_vllm_fa4_cutedsl_C")
+    cute = out / "vllm/vllm_flash_attn/cute"
+    text = (cute / "interface.py").read_text()
+    assert (cute.is_symlink(), "vllm.vllm_flash_attn.cute" in text) == (not define, define)
+
+
+def _cmake(*arguments):
+    command = [cmake_program(), *arguments]
+    env = {"PATH": os.environ["PATH"]}  # a *_SRC_DIR of the user's would count
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
 
 
 def _targets(text):

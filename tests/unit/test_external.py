@@ -7,6 +7,7 @@ from packaging.version import Version
 
 from patchkit.errors import DriftError, UsageError
 from patchkit.source.external import External, externals
+from patchkit.target import targets
 from patchkit.wheel.build_recipe import by_option, known_externals, wanted
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -198,3 +199,16 @@ def test_options_are_unique_and_every_cost_has_a_source():
         assert list(each.pins) == sorted(each.pins, key=lambda pin: pin.since)
     with pytest.raises(UsageError, match="no source is called 'cutlas'"):
         by_option(["cutlas"])
+
+
+@pytest.mark.parametrize(
+    ("option", "target", "says"),
+    [
+        ("flashmla", "gb10", "flashmla: nothing on gb10, for which it has no code"),
+        ("flashmla", "h200", "flashmla: MLA models fall to other backends"),
+        ("flash-attn", "gb10", "flash-attn: attention falls to FlashInfer"),
+    ],
+)
+def test_what_it_costs_depends_on_the_device(option, target, says):
+    (known,) = by_option([option])
+    assert known.cost_on(targets()[target]).startswith(says)
