@@ -66,7 +66,7 @@ def check_gates(
 
 
 def _python(needs: Needs, python: Path) -> Iterator[Missing]:
-    said = _output([str(python), "-c", _ASK])
+    said = _output([str(python), "-I", "-c", _ASK])
     if said is None:
         yield Missing(f"{python} does not run", "apt install python3")
         return

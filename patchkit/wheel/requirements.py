@@ -134,7 +134,9 @@ def environment(
 
 def _for_python(requirements: Path, python: Path) -> tuple[Requirement, ...]:
     """The packages that the interpreter takes. Raises SourceError for one without a hash."""
-    version = _output([str(python), "-c", "import platform; print(platform.python_version())"])
+    version = _output(
+        [str(python), "-I", "-c", "import platform; print(platform.python_version())"]
+    )
     short = ".".join(version.split(".")[:2])
     facts = {"python_version": short, "python_full_version": version}
     found = read_requirements(requirements)
@@ -146,7 +148,7 @@ def _for_python(requirements: Path, python: Path) -> tuple[Requirement, ...]:
 
 def _digest(requirements: Path, python: Path) -> str:
     """Of the file and of the interpreter, whose modules the environment shares."""
-    said = _output([str(python), "-c", "import sys; print(sys.version, sys.base_prefix)"])
+    said = _output([str(python), "-I", "-c", "import sys; print(sys.version, sys.base_prefix)"])
     return hashlib.sha256(requirements.read_bytes() + said.encode()).hexdigest()
 
 
@@ -177,14 +179,14 @@ def _install(
     python: Path, requirements: Path, total: int, offline: bool, progress: Progress
 ) -> None:
     command = [
-        str(python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input",
+        str(python), "-I", "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input",
         "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off",
         *(["--no-index"] if offline else []), "-r", str(requirements),
     ]  # fmt: skip
     tail: deque[str] = deque(maxlen=200)
     done = 0
     with subprocess.Popen(
-        command, env={**os.environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, text=True,
+        command, env=_settings(), stdin=subprocess.DEVNULL, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -196,6 +198,13 @@ def _install(
     if process.returncode:
         raise _not_installed(list(tail), requirements, offline)
     progress(total, total)
+
+
+def _settings() -> dict[str, str]:
+    """The caller's, pip's own included, but for those that put packages elsewhere."""
+    elsewhere = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
+    kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    return {**kept, "LC_ALL": "C"}
 
 
 def _not_installed(lines: list[str], requirements: Path, offline: bool) -> BuildError:
@@ -220,7 +229,7 @@ def _not_installed(lines: list[str], requirements: Path, offline: bool) -> Build
 def torch_of(python: Path) -> Torch:
     """What torch says in an environment. Raises BuildError if it cannot be imported."""
     done = subprocess.run(
-        [str(python), "-c", _ASK], capture_output=True, text=True, errors="replace"
+        [str(python), "-I", "-c", _ASK], capture_output=True, text=True, errors="replace"
     )
     if done.returncode:
         said = done.stderr.strip().splitlines()

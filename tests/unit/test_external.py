@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from packaging.version import Version
 
+from patchkit.edit.cmake import Branch
 from patchkit.errors import DriftError, UsageError
-from patchkit.source.external import External, externals
+from patchkit.source.external import External, externals, for_cuda
 from patchkit.target import targets
 from patchkit.wheel.build_recipe import by_option, known_externals, wanted
 
@@ -212,3 +217,41 @@ def test_options_are_unique_and_every_cost_has_a_source():
 def test_what_it_costs_depends_on_the_device(option, target, says):
     (known,) = by_option([option])
     assert known.cost_on(targets()[target]).startswith(says)
+
+
+# Terms of a condition: CMake's words, and Python's with the unknown ones left open.
+TERMS = [
+    (("VLLM_GPU_LANG", "STREQUAL", "CUDA"), "True"),
+    (("VLLM_TARGET_DEVICE", "STREQUAL", "cpu"), "False"),
+    (("A",), "a"),
+    (("B", "VERSION_LESS", "9"), "b"),
+]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["AND", "OR"]), st.integers(0, 2), st.sampled_from(TERMS)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_branch_is_only_left_aside_if_no_cuda_build_takes_it(parts):
+    words, python = [], []
+    for joint, negations, (cmake, other) in parts:
+        words += [joint, *(["NOT"] * negations), *cmake]
+        python += [joint.lower(), *(["not"] * negations), other]
+    condition = tuple(words[1:])
+    results = {
+        eval(" ".join(python[1:]), {"a": a, "b": b}) for a in (True, False) for b in (True, False)
+    }
+    taken = for_cuda((Branch(condition, (), 0, 0),))
+    passed = for_cuda((Branch((), (condition,), 0, 0),))
+    assert taken or True not in results
+    assert passed or False not in results
+
+
+def test_the_page_tells_every_option_and_its_cost():
+    page = (Path(__file__).parents[2] / "docs/build-inputs.md").read_text("utf-8")
+    for each in known_externals():
+        code = ", ".join(f"{major}.x" for major in each.majors) or "all"
+        assert f"| `{each.option}` | {code} | {each.cost or 'cannot be left out'} |" in page

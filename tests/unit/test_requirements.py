@@ -45,8 +45,13 @@ def torch(tmp_path, monkeypatch):
     return make
 
 
-def test_an_environment_is_made_once(torch, tmp_path):
+def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
     told = []
+    # Neither where pip would put packages nor another torch is the user's to say.
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
+    (tmp_path / "other/torch").mkdir(parents=True)
+    (tmp_path / "other/torch/__init__.py").write_text("raise SystemExit('the wrong torch')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
     requirements = torch()
     made = environment(
         requirements, tmp_path / "e", offline=True, progress=lambda *n: told.append(n)
