@@ -33,6 +33,7 @@ _USES = {
     Use.LOADS: "green",
     Use.PARTLY: "yellow",
     Use.HOST: "dim",
+    Use.JIT: "green",
     Use.OTHER: "dim",
     Use.LOST: "yellow",
     Use.ABSENT: "yellow",
@@ -121,7 +122,7 @@ def _show(done: Repacked, selection: Selection, seconds: float) -> None:
     if done.fresh:
         console.print(Text.assemble(("✓ ", "green"), what), soft_wrap=True)
     else:
-        console.print(f"nothing to do: {what}, is as asked for", soft_wrap=True)
+        console.print(f"nothing to do, it is there already: {what}", soft_wrap=True)
     console.print(f"  next: pip install {done.wheel}", soft_wrap=True)
 
 
@@ -174,4 +175,5 @@ def _library(each: Judged) -> dict[str, Any]:
         "required": bool(each.known and each.known.required),
         "fat_binaries": {str(load): each.loads[load] for load in sorted(Load, reverse=True)},
         "lost": dict(each.lost),
+        "lost_kernels": dict(each.kernels),
     }

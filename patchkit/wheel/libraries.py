@@ -12,9 +12,10 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -24,7 +25,8 @@ from patchkit.errors import ProofError
 from patchkit.paths import RECIPES
 from patchkit.target import Load, Target
 from patchkit.wheel.fatbin import Entry
-from patchkit.wheel.inspect import Binary, arch_name, best, fat_binaries
+from patchkit.wheel.inspect import Binary, arch_name, fat_binaries
+from patchkit.wheel.lost import is_lost, lost_kernels
 
 _RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
 
@@ -63,7 +65,8 @@ class Use(enum.Enum):
 
     LOADS = "loads"
     PARTLY = "loads in part"
-    HOST = "no device code"
+    HOST = "runs on the CPU"
+    JIT = "compiles on the device"
     OTHER = "for other devices"
     LOST = "does not load"
     ABSENT = "is missing"
@@ -75,7 +78,8 @@ class Judged:
     """A library of a wheel, or one that it lacks.
 
     ``loads`` counts its fat binaries by how they reach the device. ``lost`` are the archs of those
-    that do not, although they have code for devices of the same major version, and how many.
+    that do not, although they have code for devices of the same major version, and how many;
+    ``kernels`` what is in them.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Judged:
     known: Known | None
     loads: Counter[Load]
     lost: Counter[str]
+    kernels: Counter[str] = field(default_factory=Counter)
 
     @property
     def fatal(self) -> bool:
@@ -94,13 +99,21 @@ class Judged:
         return self.use in (Use.LOST, Use.ABSENT)
 
 
-def judge(binaries: Sequence[Binary], target: Target, version: Version) -> tuple[Judged, ...]:
+Verdicts = tuple[Judged, ...]
+
+
+def judge(wheel: Path, binaries: Sequence[Binary], target: Target, version: Version) -> Verdicts:
     """What each library of a wheel is on the device, and those that a release ought to have."""
     expected = [known for known in known_libraries() if known.covers(version)]
     found = [_judged(binary, target, _known(binary.name, expected)) for binary in binaries]
     present = [each.known for each in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
-    return (*found, *(_absent(known) for known in absent))
+    names = [each.name for each in found if each.use is Use.PARTLY]
+    lost = lost_kernels(wheel, names, target, _purposes())
+    return (
+        *(replace(each, kernels=lost.get(each.name, Counter())) for each in found),
+        *(_absent(known) for known in absent),
+    )
 
 
 def require_loading(judged: Iterable[Judged], target: Target, version: Version) -> None:
@@ -122,8 +135,9 @@ def told(judged: Judged) -> str:
     if judged.missed and known:
         return f"{use}: {known.cost}"
     if judged.use is Use.PARTLY:
-        lost = ", ".join(f"{count} with {archs}" for archs, count in judged.lost.items())
-        return f"{use}: of its fat binaries {lost} alone do not"
+        kernels = ", ".join(f"{what} ({n})" for what, n in judged.kernels.most_common())
+        archs = ", ".join(judged.lost)
+        return f"{use}: {judged.lost.total()} fat binaries do not, for {archs} alone: {kernels}"
     return use
 
 
@@ -170,6 +184,10 @@ def _cpu_torches() -> tuple[WithoutCuda, ...]:
     return tuple(WithoutCuda(**entry) for entry in _table()["torch_without_cuda"])
 
 
+def _purposes() -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(entry["name"]), entry["is"]) for entry in _table()["kernels"]]
+
+
 def _table() -> dict[str, Any]:
     return tomllib.loads((RECIPES / "vllm" / "libraries.toml").read_text(encoding="utf-8"))
 
@@ -185,7 +203,7 @@ def _absent(known: Known) -> Judged:
 def _judged(binary: Binary, target: Target, known: Known | None) -> Judged:
     lost: Counter[str] = Counter()
     for group in fat_binaries(binary.live):
-        if best(group, target) is Load.NONE and _same_major(group, target):
+        if is_lost(group, target):
             lost[_archs(group)] += 1
     return Judged(
         name=binary.name,
@@ -202,15 +220,11 @@ def _use(binary: Binary, target: Target, known: Known | None, lost: Counter[str]
     if not known.used_on(target):
         return Use.OTHER
     if known.code != "embedded":
-        return Use.HOST
+        return Use.JIT if known.code == "jit" else Use.HOST
     if binary.load(target) is Load.NONE:
         return Use.LOST
     return Use.PARTLY if lost else Use.LOADS
 
 
-def _same_major(group: Iterable[Entry], target: Target) -> bool:
-    return any(entry.arch.major == target.major for entry in group)
-
-
 def _archs(group: Iterable[Entry]) -> str:
-    return " ".join(dict.fromkeys(arch_name(entry.kind, entry.arch) for entry in group))
+    return " and ".join(dict.fromkeys(arch_name(entry.kind, entry.arch) for entry in group))

@@ -24,6 +24,7 @@ from patchkit.wheel.edition import Draft, Edition, edition
 from patchkit.wheel.inspect import Binary, inspect
 from patchkit.wheel.libraries import (
     Judged,
+    Use,
     cuda_major,
     judge,
     require_loading,
@@ -81,7 +82,7 @@ def repack(
             check=load_recipe("vllm").check,
         )
     binaries = inspect(origin.path)
-    judged = judge(binaries, request.target, origin.version)
+    judged = judge(origin.path, binaries, request.target, origin.version)
     require_loading(judged, request.target, origin.version)
     with staging() as folder:
         draft = _draft(origin, request, folder / "tree", binaries, judged)
@@ -215,7 +216,7 @@ def _notes(draft: Draft, judged: tuple[Judged, ...]) -> Iterator[str]:
             f"CUDA: {without.instead}"
         )
     for each in judged:
-        if each.missed or each.lost:
+        if each.missed or each.use is Use.PARTLY:
             yield f"{each.name} {told(each)}"
 
 
