@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import Version
 
 from patchkit import __version__
-from patchkit.apply import Outcome, Workspace
+from patchkit.apply import Outcome, Workspace, request_fields
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, ledger_path, original_path
@@ -45,9 +45,13 @@ class Edition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """All that decides an edition but its version."""
+    """All that decides an edition but its version.
+
+    ``asked`` is what the user asked for; ``request`` has what lost kernels ask for as well.
+    """
 
     origin: Origin
+    asked: Request
     request: Request
     workspace: Workspace
     outcome: Outcome
@@ -153,7 +157,8 @@ def _facts(draft: Draft, version: str) -> dict[str, Any]:
         "made": "repack",
         "patchkit": __version__,
         "recipe": ledger.recipe,
-        "request": dict(ledger.request),
+        "request": request_fields(draft.asked),
+        "turned_on": sorted(draft.request.also - draft.asked.also),
         "source": origin.identity,
         "source_file": origin.name.filename,
         "upstream": origin.locked,

@@ -79,7 +79,7 @@ class Judged:
 
     ``loads`` counts its fat binaries by how they reach the device. ``lost`` are the archs of those
     that do not, although they have code for devices of the same major version, and how many;
-    ``kernels`` what is in them.
+    ``kernels`` what their kernels are for.
     """
 
     name: str
@@ -136,8 +136,8 @@ def told(judged: Judged) -> str:
         return f"{use}: {known.cost}"
     if judged.use is Use.PARTLY:
         kernels = ", ".join(f"{what} ({n})" for what, n in judged.kernels.most_common())
-        archs = ", ".join(judged.lost)
-        return f"{use}: {judged.lost.total()} fat binaries do not, for {archs} alone: {kernels}"
+        archs = " and ".join(judged.lost)
+        return f"{use}: {judged.lost.total()} fat binaries have only {archs}: {kernels}"
     return use
 
 
@@ -184,6 +184,13 @@ def _cpu_torches() -> tuple[WithoutCuda, ...]:
     return tuple(WithoutCuda(**entry) for entry in _table()["torch_without_cuda"])
 
 
+def ways_around(judged: Iterable[Judged]) -> dict[str, str]:
+    """Fix → the lost kernels that vLLM does not choose with it."""
+    lost = {purpose for each in judged for purpose in each.kernels}
+    entries = (entry for entry in _table()["kernels"] if entry["is"] in lost)
+    return {entry["around"]: entry["is"] for entry in entries if "around" in entry}
+
+
 def _purposes() -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile(entry["name"]), entry["is"]) for entry in _table()["kernels"]]
 
@@ -204,7 +211,7 @@ def _judged(binary: Binary, target: Target, known: Known | None) -> Judged:
     lost: Counter[str] = Counter()
     for group in fat_binaries(binary.live):
         if is_lost(group, target):
-            lost[_archs(group)] += 1
+            lost[_archs(group, target)] += 1
     return Judged(
         name=binary.name,
         use=_use(binary, target, known, lost),
@@ -226,5 +233,6 @@ def _use(binary: Binary, target: Target, known: Known | None, lost: Counter[str]
     return Use.PARTLY if lost else Use.LOADS
 
 
-def _archs(group: Iterable[Entry]) -> str:
-    return " and ".join(dict.fromkeys(arch_name(entry.kind, entry.arch) for entry in group))
+def _archs(group: Iterable[Entry], target: Target) -> str:
+    related = (entry for entry in group if entry.arch.major == target.major)
+    return ", ".join(sorted({arch_name(entry.kind, entry.arch) for entry in related}))

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import Version
 
 from patchkit.apply import Outcome, apply, open_workspace, request_fields
 from patchkit.elf import by_version, damaged
 from patchkit.errors import DriftError, UsageError
-from patchkit.patching.fix import Request
+from patchkit.patching.fix import Request, Severity, State
 from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.edition import Draft, Edition, edition
 from patchkit.wheel.inspect import Binary, inspect
@@ -30,6 +31,7 @@ from patchkit.wheel.libraries import (
     require_loading,
     told,
     torch_without_cuda,
+    ways_around,
 )
 from patchkit.wheel.members import texts
 from patchkit.wheel.rewrite import Progress, rewrite
@@ -39,6 +41,7 @@ from patchkit.wheel.work import staging
 
 Report = Callable[[str], Progress]
 _MANYLINUX = re.compile(r"manylinux(?P<policy>1|2010|2014|_2_\d+)_(?P<cpu>\w+)")
+_IN_EFFECT = (State.APPLIED, State.UPSTREAM)
 _POLICIES = {"1": 5, "2010": 12, "2014": 17}  # the minor of glibc 2; PEP 513, 571, 599
 
 
@@ -117,7 +120,8 @@ def _draft(
 ) -> Draft:
     _stage(origin.path, tree)
     package = tree / "vllm"
-    outcome = apply(package, load_recipe("vllm"), request)
+    full = _around(request, judged, origin.version)
+    outcome = apply(package, load_recipe("vllm"), full)
     if not outcome.written:
         raise UsageError(
             f"no fix changes anything in the wheel of vllm {origin.version} for "
@@ -127,13 +131,28 @@ def _draft(
         )
     return Draft(
         origin=origin,
-        request=request,
+        asked=request,
+        request=full,
         workspace=open_workspace(package),
         outcome=outcome,
         cuda=cuda_major(binaries),
         tag=_tag(origin, binaries),
         libraries={each.name: told(each) for each in judged},
     )
+
+
+def _around(request: Request, judged: Iterable[Judged], version: Version) -> Request:
+    """The request, with optional fixes that keep vLLM from kernels that do not load.
+
+    What is named with --only or --skip stays as it is.
+    """
+    recipe, wanted = load_recipe("vllm"), set()
+    for fix_id in ways_around(judged) if not request.only else ():
+        fix = recipe.fix(fix_id)
+        need = fix.need(version, request.arch, "installed") if fix else None
+        if need and need.severity is Severity.OPTIONAL and fix_id not in request.skip:
+            wanted.add(fix_id)
+    return replace(request, also=request.also | wanted)
 
 
 def _stage(wheel: Path, tree: Path) -> None:
@@ -218,6 +237,12 @@ def _notes(draft: Draft, judged: tuple[Judged, ...]) -> Iterator[str]:
     for each in judged:
         if each.missed or each.use is Use.PARTLY:
             yield f"{each.name} {told(each)}"
+    active = {v.fix.id for v in draft.outcome.verdicts if v.state in _IN_EFFECT}
+    for fix_id, kernels in ways_around(judged).items():
+        if fix_id not in active:
+            yield f"{kernels} will be chosen and fail; --with {fix_id} avoids it"
+        elif fix_id in draft.request.also - draft.asked.also:
+            yield f"{fix_id} is on, since {kernels} would be chosen and fail"
 
 
 def pinned_torch(metadata: str) -> str:
