@@ -26,7 +26,7 @@ from patchkit.paths import RECIPES
 from patchkit.target import Load, Target
 from patchkit.wheel.fatbin import Entry
 from patchkit.wheel.inspect import Binary, arch_name, fat_binaries
-from patchkit.wheel.lost import is_lost, lost_kernels
+from patchkit.wheel.lost import OTHERS, is_lost, lost_kernels
 
 _RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
 
@@ -135,9 +135,10 @@ def told(judged: Judged) -> str:
     if judged.missed and known:
         return f"{use}: {known.cost}"
     if judged.use is Use.PARTLY:
-        kernels = ", ".join(f"{what} ({n})" for what, n in judged.kernels.most_common())
+        kernels = sorted(judged.kernels.items(), key=lambda item: (item[0] == OTHERS, -item[1]))
+        listed = ", ".join(f"{purpose} ({count})" for purpose, count in kernels)
         archs = " and ".join(judged.lost)
-        return f"{use}: {judged.lost.total()} fat binaries have only {archs}: {kernels}"
+        return f"{use}; fat binaries with {archs} alone do not, {judged.lost.total()}: {listed}"
     return use
 
 

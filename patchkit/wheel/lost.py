@@ -21,6 +21,7 @@ from patchkit.wheel.inspect import LIVE, best, fat_binaries
 from patchkit.wheel.members import libraries
 
 UNNAMED = "kernels that cannot be named, since they are compressed"
+OTHERS = "others"
 _KERNEL = ".text."
 _HEADER = struct.Struct("<H")  # the size of a container's header, behind magic and version
 _ENTRY_HEADER = struct.Struct("<I")  # the size of an entry's header, behind kind and version
@@ -94,4 +95,4 @@ def _number(stream: BufferedIOBase, position: int, layout: struct.Struct) -> int
 def _purpose(kernel: str, groups: Groups) -> str:
     if not kernel:
         return UNNAMED
-    return next((purpose for pattern, purpose in groups if pattern.search(kernel)), "others")
+    return next((purpose for pattern, purpose in groups if pattern.search(kernel)), OTHERS)

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from patchkit.apply import Outcome, apply, open_workspace, request_fields
 from patchkit.elf import by_version, damaged
-from patchkit.errors import DriftError, UsageError
+from patchkit.errors import DriftError, SourceError, StorageError, UsageError
 from patchkit.patching.fix import Request, Severity, State
 from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.edition import Draft, Edition, edition
@@ -209,9 +209,10 @@ def _check_same(given: Origin, made: Edition, digest: str) -> None:
 
 def _held(house: Path, filename: str, digest: str) -> bool:
     """Whether the wheelhouse has this very wheel."""
-    if not house.is_dir():
+    try:
+        listed = {entry.filename: entry.sha256 for entry in entries(house)}
+    except (SourceError, StorageError):  # no folder yet, or a change that add() finishes
         return False
-    listed = {entry.filename: entry.sha256 for entry in entries(house)}
     place = house / filename
     return listed.get(filename) == digest and place.is_file() and _sha256(place) == digest
 

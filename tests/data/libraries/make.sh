@@ -7,6 +7,9 @@
 #               sm_121 was linked from; soname, needed, rpath, symbol versions
 #   stock.so    the same for sm_90, sm_120 and compute_120, as a stock library is
 #   modes.so    aarch64: not compressed, LZ4 and zstd, PTX alone, code for link-time optimisation
+#   lost.so     aarch64, needs libcudart.so.13: sm_90, sm_120 and compute_120, and two kernels, not
+#               compressed, for sm_100a and sm_120a
+#   hopper.so   aarch64, needs libcudart.so.13: sm_90a alone
 set -euo pipefail
 export LC_ALL=C
 here=$(cd "$(dirname "$0")" && pwd)
@@ -28,7 +31,8 @@ gencode() { # 121a -> code for sm_121a; +120 -> PTX for compute_120; =121 -> for
 fatbin() { # NAME MODE ARCH... -> NAME.fatbin
   local name=$1 mode=$2
   shift 2
-  "$nvcc" -fatbin --compress-mode="$mode" $(gencode "$@") ${RDC:-} twice.cu -o "$name.fatbin"
+  "$nvcc" -fatbin --compress-mode="$mode" $(gencode "$@") ${RDC:-} ${FILE:-twice}.cu \
+    -o "$name.fatbin"
 }
 
 library() { # NAME LIVE RELOCATABLE: fat binaries by name, wrapped as a linker of aarch64 would
@@ -38,7 +42,7 @@ library() { # NAME LIVE RELOCATABLE: fat binaries by name, wrapped as a linker o
     echo '.section __nv_relfatbin,"a"'
     for name in $3; do printf '.balign 256\n.incbin "%s.fatbin"\n' "$name"; done
   } >device.S
-  aarch64-linux-gnu-gcc -shared -fPIC -s -o "$here/$1.so" facts.c device.S -lm \
+  aarch64-linux-gnu-gcc -shared -fPIC -s -o "$here/$1.so" facts.c device.S -lm ${LINK:-} \
     -Wl,-soname,"lib$1.so.2",--build-id,--disable-new-dtags,-rpath,'$ORIGIN/../lib:/opt/nccl' \
     -Wl,-z,max-page-size=64,-z,common-page-size=64,-z,noseparate-code,-z,norelro
 }
@@ -62,4 +66,11 @@ RDC=-rdc=true fatbin lto size =121
 library gb10 "own own added" "parts"
 library stock "stock stock added" "stockparts"
 library modes "speed size ptx lto" ""
+
+aarch64-linux-gnu-gcc -shared -o libcudart.so -Wl,-soname,libcudart.so.13 -nostdlib -x c /dev/null
+FILE=gemm fatbin gemm none 100a 120a
+fatbin hopper size 90a
+export LINK='-Wl,--no-as-needed libcudart.so'
+library lost "stock gemm" ""
+library hopper "hopper" ""
 chmod 644 "$here"/*.so
