@@ -104,6 +104,16 @@ def install_proof(session: nox.Session) -> None:
     session.run("python", "tests/nccl_torch.py", *session.posargs)
 
 
+@nox.session(name="repack-proof")
+def repack_proof(session: nox.Session) -> None:
+    """Upstream's vLLM wheels, 2.5 GB of them, repacked twice, installed and removed.
+
+    `nox -s repack-proof -- --full 0.25.1` imports the patched modules of one, with all it needs.
+    """
+    session.install(".", "pip>=25")
+    session.run("python", "tests/repack_proof.py", *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """apply, status and revert beside git apply and the import of libcst, in one run.

@@ -156,6 +156,7 @@ def _fields(done: Repacked, seconds: float) -> dict[str, Any]:
         "source": {
             "file": done.origin.name.filename,
             "sha256": done.origin.sha256,
+            "size": done.origin.path.stat().st_size,
             "upstream": done.origin.locked,
         },
         "libraries": [_library(each) for each in done.libraries],

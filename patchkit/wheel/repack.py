@@ -137,7 +137,7 @@ def _draft(
         outcome=outcome,
         cuda=cuda_major(binaries),
         tag=_tag(origin, binaries),
-        libraries={each.name: told(each) for each in judged},
+        libraries={each.name: each.use.value for each in judged},
     )
 
 
