@@ -1,10 +1,12 @@
-"""The SBOM of a libnccl wheel, whole."""
+"""The SBOMs of a libnccl and of a vLLM wheel, whole."""
 
 from __future__ import annotations
 
 import copy
 
-from patchkit.wheel.sbom import nccl_sbom
+from patchkit.patching.fix import State, Verdict
+from patchkit.patching.recipe import load_recipe
+from patchkit.wheel.sbom import nccl_sbom, patches, vllm_sbom
 
 FACTS = {
     "project": "nccl",
@@ -82,3 +84,93 @@ def test_it_is_a_function_of_the_facts_alone():
     facts = copy.deepcopy(FACTS)
     assert nccl_sbom(facts) == nccl_sbom(FACTS)
     assert facts == FACTS
+
+
+VLLM_FACTS = {
+    "project": "vllm",
+    "version": "0.19.1",
+    "wheel": "0.19.1+cu130.gb10.0a1b2c3d4e",
+    "made": "repack",
+    "patchkit": "0.1.0",
+    "source": f"sha256:{'ab' * 32}",
+    "source_file": "vllm-0.19.1-cp38-abi3-manylinux_2_31_aarch64.whl",
+    "fixes": ["marlin_w4a8_fp8: applied"],
+    "target": "gb10",
+    "license": {"vllm": "Apache-2.0"},
+}
+VLLM = "pkg:pypi/vllm@0.19.1%2Bcu130.gb10.0a1b2c3d4e"
+
+
+def test_the_whole_document_of_a_vllm_wheel():
+    """This very document is valid by the JSON schema of CycloneDX 1.6."""
+    fix = load_recipe().fix("marlin_w4a8_fp8")
+    verdict = Verdict(fix, State.APPLY, "")
+    applied = patches([(verdict, {"vllm/a.py": ("old\n", "new\n")})])
+    assert vllm_sbom(VLLM_FACTS, applied) == {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "bom-ref": VLLM,
+                "type": "library",
+                "name": "vllm",
+                "version": "0.19.1+cu130.gb10.0a1b2c3d4e",
+                "purl": VLLM,
+                "licenses": [{"expression": "Apache-2.0"}],
+                "pedigree": {
+                    "ancestors": [
+                        {
+                            "type": "library",
+                            "name": "vllm",
+                            "version": "0.19.1",
+                            "purl": "pkg:pypi/vllm@0.19.1?file_name="
+                            "vllm-0.19.1-cp38-abi3-manylinux_2_31_aarch64.whl",
+                            "hashes": [{"alg": "SHA-256", "content": "ab" * 32}],
+                        }
+                    ],
+                    "patches": [
+                        {
+                            "type": "unofficial",
+                            "diff": {
+                                "text": {
+                                    "contentType": "text/x-diff",
+                                    "content": "diff --git a/vllm/a.py b/vllm/a.py\n"
+                                    "--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +1 @@\n-old\n+new\n",
+                                }
+                            },
+                            "resolves": [
+                                {
+                                    "type": "defect",
+                                    "id": "marlin_w4a8_fp8",
+                                    "name": fix.title,
+                                    "description": fix.symptom,
+                                }
+                            ],
+                        }
+                    ],
+                },
+                "properties": [
+                    {"name": "patchkit:made", "value": "repack"},
+                    {"name": "patchkit:target", "value": "gb10"},
+                    {"name": "patchkit:fix", "value": "marlin_w4a8_fp8: applied"},
+                ],
+            },
+            "tools": {
+                "components": [{"type": "application", "name": "patchkit", "version": "0.1.0"}]
+            },
+        },
+    }
+
+
+def test_a_commit_is_an_ancestor_without_a_hash():
+    built = {**VLLM_FACTS, "source": "git:0123456"}
+    del built["source_file"]
+    (ancestor,) = vllm_sbom(built, ())["metadata"]["component"]["pedigree"]["ancestors"]
+    assert ancestor == {
+        "type": "library",
+        "name": "vllm",
+        "version": "0.19.1",
+        "purl": "pkg:pypi/vllm@0.19.1",
+    }
