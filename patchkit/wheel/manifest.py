@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchkit.errors import SourceError
+from patchkit.target import targets
 from patchkit.wheel.record import ANY, WheelName, wheel_name
 
 MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
@@ -100,5 +101,8 @@ def supersedes(new: WheelName, old: WheelName) -> bool:
 
 
 def device(name: WheelName) -> str:
-    """What a build of ours is for: ``gb10`` of ``2.29.7+gb10.0a1b2c``; "" for stock."""
-    return (name.version.local or "").partition(".")[0]
+    """What a build of ours is for: ``gb10`` of ``2.29.7+gb10.0a1b2c`` and of
+    ``0.25.1+cu130.gb10.0a1b2c``; "" for stock, whatever its own label is.
+    """
+    parts = (name.version.local or "").split(".")
+    return next((part for part in parts if part in targets()), "")

@@ -34,7 +34,7 @@ from patchkit.wheel.libraries import Use
 from patchkit.wheel.record import faults
 from patchkit.wheel.repack import repack
 from patchkit.wheel.upstream import find_wheel
-from patchkit.wheel.wheelhouse import entries, verify
+from patchkit.wheel.wheelhouse import add, entries, verify
 from vllm_wheels import FIX, HOPPER, KERNELS, LOST, NAME, PATCHED, VERSION, sha256, vllm_wheel
 from wheels import write_wheel
 
@@ -490,3 +490,22 @@ def test_upstreams_wheel(house):
     }
     assert done.facts["wheel"].startswith("0.25.1+cu130.gb10.")
     assert abs(done.size - origin.path.stat().st_size) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("there", "replaced"),
+    [("0.19.1+cu130.gb10.aaaaaaaaaa", True), ("0.19.1+cu130.thor.aaaaaaaaaa", False)],
+)
+def test_a_wheel_of_the_same_release_that_is_there(run, house, tmp_path, there, replaced):
+    """An older repack for the device gives way; one for another device does not."""
+    tag = "cp38-abi3-manylinux_2_28_aarch64"
+    add(house, write_wheel(tmp_path / "older", there, project="vllm", tag=tag), {})
+    if replaced:
+        run(vllm_wheel(tmp_path))
+    else:
+        with pytest.raises(UsageError, match="cannot be added"):
+            run(vllm_wheel(tmp_path))
+    kept = [str(entry.name.version) for entry in entries(house)]
+    assert len(kept) == 1
+    assert (kept == [there]) is not replaced
+    assert verify(house) == ()
