@@ -44,7 +44,8 @@ def vllm_wheel(folder, *, name=NAME, change=None, libraries=None, method=zipfile
         f"{home}/licenses/LICENSE": b"Apache-2.0\n" * 1000,
         f"{home}/sboms/upstream.cdx.json": b"{}\n",
         f"{home}/METADATA": f"Metadata-Version: 2.4\nName: vllm\nVersion: {VERSION}\n"
-        "Requires-Dist: torch==2.10.0\n\nVersion: not this one\n".encode(),
+        "License-Expression: Apache-2.0\nRequires-Dist: torch==2.10.0\n\n"
+        "Version: not this one\n".encode(),
         # Upstream's file names are changed after the build, and WHEEL is left as it was.
         f"{home}/WHEEL": b"Wheel-Version: 1.0\nGenerator: setuptools (80.10.2)\n"
         b"Root-Is-Purelib: false\nTag: cp38-abi3-linux_aarch64\n\n",

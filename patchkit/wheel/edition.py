@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from email.message import Message
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,11 @@ class Draft:
     def home(self) -> str:
         """The .dist-info folder that the wheel came with."""
         return dist_info(self.workspace.tree).name
+
+    @property
+    def metadata(self) -> Message:
+        text = (self.tree / self.home / "METADATA").read_text(encoding="utf-8")
+        return HeaderParser().parsestr(text, headersonly=True)
 
     @property
     def ledger(self) -> Ledger:
@@ -172,7 +179,7 @@ def _facts(draft: Draft, version: str) -> dict[str, Any]:
         "machine": origin.machine,
         "cuda": draft.cuda,
         "libraries": dict(draft.libraries),
-        "license": {"vllm": "Apache-2.0"},
+        "license": {"vllm": draft.metadata.get("License-Expression", "NOASSERTION")},
         "wheel": version,
     }
 

@@ -25,6 +25,7 @@ _MOST_MEMBERS = 100_000  # torch has 14,000
 # Libraries shrink to a third or a tenth; deflate's limit is a thousandth.
 _MOST_GROWTH = 100
 _FREE_GROWTH = 1 << 26
+_MOST_TEXT = 1 << 26  # bytes; the largest of vLLM, a script of its web pages, has 1.5 million
 
 
 def cpus(wheel: Path) -> frozenset[str]:
@@ -75,9 +76,9 @@ def texts(wheel: Path) -> Iterator[tuple[str, bytes]]:
     with opened(wheel) as (bundle, infos):
         for info in infos:
             with bundle.open(info) as member:
-                head = member.read(_HEAD.size)
-                if not _is_program(head):
-                    yield info.filename, head + member.read()
+                program = _is_program(member.read(_HEAD.size))
+            if not program:
+                yield info.filename, small(wheel, bundle, info)
 
 
 @contextmanager
@@ -92,6 +93,13 @@ def opened(wheel: Path) -> Iterator[tuple[zipfile.ZipFile, list[zipfile.ZipInfo]
         if sum(info.file_size for info in infos) > _room(wheel):
             raise _unsafe(wheel, infos[0], f"and others make it over {_MOST_GROWTH} times as large")
         yield bundle, [info for info in infos if not info.is_dir()]
+
+
+def small(wheel: Path, bundle: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """The contents of a member that is no library. Raises SourceError if it is too large."""
+    if info.file_size > _MOST_TEXT:
+        raise _unsafe(wheel, info, f"has {info.file_size:,} bytes")
+    return bundle.read(info)
 
 
 def _room(wheel: Path) -> int:

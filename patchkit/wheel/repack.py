@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,8 @@ from patchkit.wheel.work import staging
 
 Report = Callable[[str], Progress]
 _MANYLINUX = re.compile(r"manylinux(?P<policy>1|2010|2014|_2_\d+)_(?P<cpu>\w+)")
+_HOME = "vllm-*.dist-info"
+_NEEDED = ("vllm/__init__.py", "vllm/_version.py", f"{_HOME}/METADATA", f"{_HOME}/WHEEL")
 _IN_EFFECT = (State.APPLIED, State.UPSTREAM)
 _POLICIES = {"1": 5, "2010": 12, "2014": 17}  # the minor of glibc 2; PEP 513, 571, 599
 
@@ -74,6 +75,7 @@ def repack(
     Raises ProofError if the kernels do not serve the device, UsageError if there is nothing to
     change or the wheel is a repack of another kind; and what ``apply`` and ``add`` raise.
     """
+    make_room(house, _expected(origin, request))
     given = origin
     if given.facts is not None:
         _check_request(given, request)
@@ -109,6 +111,13 @@ def repack(
         notes=notes,
         facts=made.facts,
     )
+
+
+def _expected(origin: Origin, request: Request) -> str:
+    """What the wheel will be called, but for what only the work can tell."""
+    target = request.target
+    version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
+    return f"vllm-{version}-{origin.name.tag}.whl"
 
 
 def _draft(
@@ -161,8 +170,9 @@ def _stage(wheel: Path, tree: Path) -> None:
         place = tree / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
-    if not (tree / "vllm" / "__init__.py").is_file():
-        raise damaged(str(wheel), "it has no vllm/__init__.py")
+    for pattern in _NEEDED:
+        if len(found := list(tree.glob(pattern))) != 1:
+            raise damaged(str(wheel), f"it has {pattern} {len(found)} times")
 
 
 def _tag(origin: Origin, binaries: tuple[Binary, ...]) -> str:
@@ -229,7 +239,7 @@ def _notes(draft: Draft, judged: tuple[Judged, ...]) -> Iterator[str]:
             f"the kernels are linked with CUDA {draft.cuda} (libcudart.so.{draft.cuda}), not with "
             f"{target.cuda}; the wheel's version says so"
         )
-    torch = pinned_torch((draft.tree / draft.home / "METADATA").read_text(encoding="utf-8"))
+    torch = _pinned_torch(draft.metadata.get_all("Requires-Dist", []))
     if without := torch_without_cuda(torch, machine):
         yield (
             f"it pins torch {torch}, and the package index's torch {torch} for {machine} has no "
@@ -246,9 +256,9 @@ def _notes(draft: Draft, judged: tuple[Judged, ...]) -> Iterator[str]:
             yield f"{fix_id} is on, since {kernels} would be chosen and fail"
 
 
-def pinned_torch(metadata: str) -> str:
-    """The torch that METADATA pins, "" if it pins none."""
-    for line in HeaderParser().parsestr(metadata).get_all("Requires-Dist", []):
+def _pinned_torch(requirements: Iterable[str]) -> str:
+    """The torch that a wheel pins, "" if it pins none."""
+    for line in requirements:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:

@@ -21,7 +21,7 @@ from typing import IO
 
 from patchkit.elf import damaged
 from patchkit.errors import SourceError
-from patchkit.wheel.members import opened
+from patchkit.wheel.members import opened, small
 
 Progress = Callable[[int, int], None]
 """Told the bytes done and the bytes in all."""
@@ -84,7 +84,8 @@ def _rows(source: Path, bundle: zipfile.ZipFile, record: str) -> dict[str, tuple
     """The lines of RECORD: path → digest and size."""
     if record not in bundle.namelist():
         raise damaged(str(source), f"it has no {record}")
-    table = csv.reader(io.StringIO(bundle.read(record).decode(), newline=""))
+    data = small(source, bundle, bundle.getinfo(record))
+    table = csv.reader(io.StringIO(data.decode(), newline=""))
     return {row[0]: (row[1], row[2]) for row in table if len(row) == 3}
 
 

@@ -16,7 +16,7 @@ from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry, read_wheel_lock
-from patchkit.wheel.members import opened
+from patchkit.wheel.members import opened, small
 from patchkit.wheel.record import WheelName, wheel_name
 
 FACTS = "patchkit.json"
@@ -139,7 +139,7 @@ def made_by_patchkit(wheel: Path) -> Mapping[str, Any] | None:
         found = [i for i in infos if re.fullmatch(rf"[^/]+\.dist-info/{FACTS}", i.filename)]
         if len(found) != 1:
             return None
-        facts = json.loads(bundle.read(found[0]))
+        facts = json.loads(small(wheel, bundle, found[0]))
     if not isinstance(facts, dict):
         raise SourceError(f"{wheel}: {FACTS} holds no facts", why="it was edited")
     return facts

@@ -450,6 +450,7 @@ def test_on_the_command_line(environment, house, tmp_path):
     options = ("--only", FIX, "--sha256", sha256(wheel))
     refused = patchkit(wheel, rc=UsageError.exit_code)
     assert f"--sha256 {sha256(wheel)} takes it nonetheless" in refused.stderr
+    patchkit(wheel, *options, "--target", "thor", rc=ProofError.exit_code)
     shown = patchkit(wheel, *options).stdout
     assert "_C.abi3.so" in shown
     assert "loads in part" in shown
@@ -459,7 +460,6 @@ def test_on_the_command_line(environment, house, tmp_path):
     assert told["libraries"][0]["lost_kernels"]["CUTLASS GEMM of block-scaled FP8"] == 1
     assert told["wheel"] == str(next(house.glob("*.whl")))
     patchkit(wheel, *options, "--target", "spark", rc=UsageError.exit_code)
-    patchkit(wheel, *options, "--target", "thor", rc=ProofError.exit_code)
 
 
 @pytest.mark.releases
@@ -509,3 +509,17 @@ def test_a_wheel_of_the_same_release_that_is_there(run, house, tmp_path, there, 
     assert len(kept) == 1
     assert (kept == [there]) is not replaced
     assert verify(house) == ()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda m: m.pop("vllm/_version.py"), "it has vllm/_version.py 0 times"),
+        (lambda m: m.update({"vllm-2.dist-info/METADATA": b""}), "dist-info/METADATA 2 times"),
+        (lambda m: m.update({"vllm/big.json": bytes((1 << 26) + 1)}), "has 67,108,865 bytes"),
+    ],
+)
+def test_wheels_that_no_release_is_like(run, house, tmp_path, spoil, words):
+    with pytest.raises(SourceError, match=words):
+        run(vllm_wheel(tmp_path, change=spoil))
+    assert not house.exists()
