@@ -23,7 +23,9 @@ RELEASE = "0.19.1"
 EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;)")
 WITH_A_SOURCE = ["apply", "status", "diff", "revert", "export", "archs", "tune"]
-WITHOUT = ["fixes", "explain", "fetch", "build", "wheelhouse", "inspect", "completion"]
+WITHOUT = [
+    *("fixes", "explain", "fetch", "build", "repack", "wheelhouse", "inspect", "completion"),
+]
 VERBS = [*WITH_A_SOURCE, *WITHOUT]
 WITH_NCCL = ["apply", "status", "diff", "revert", "export"]
 
@@ -61,7 +63,7 @@ def test_completion_scripts(cli, shell):
 def test_the_bash_completion_script_completes(cli, environment, tmp_path):
     script = tmp_path / "completion.bash"
     script.write_text(cli("completion", "bash").stdout)
-    asked = {"COMP_WORDS": "patchkit re", "COMP_CWORD": "1", "_PATCHKIT_COMPLETE": "bash_complete"}
+    asked = {"COMP_WORDS": "patchkit rev", "COMP_CWORD": "1", "_PATCHKIT_COMPLETE": "bash_complete"}
 
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     assert cli(env=asked).stdout.split() == ["plain,revert"]
