@@ -131,11 +131,9 @@ def used(made: Made, home: Path, *, full: bool) -> None:
     paths = [path for path in made.patched if path.endswith(".py")]
     said = run(python, "-c", COMPILE, str(packages), *paths).split()
     require(said == [version, version, str(len(paths))], f"it calls itself {said}, not {version}")
+    what = f"{len(paths)} patched modules compiled"
     if full:
-        names = [p.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for p in paths]
-        imported = run(python, "-c", IMPORT, *names)
-        require(imported.splitlines()[0] == version, f"vllm.__version__ is {imported.split()[0]}")
-        CONSOLE.print(imported.replace(str(packages), "…").rstrip(), markup=False)
+        what += f", {imported(python, version, paths)} of them imported"
     source = ("--vllm-src", str(packages / "vllm"))
     patchkit = (sys.executable, "-m", "patchkit")
     states = json.loads(run(*patchkit, "status", *source, "--json"))["fixes"]
@@ -147,10 +145,22 @@ def used(made: Made, home: Path, *, full: bool) -> None:
     left = [path for path in sorted(files(home) - before) if "vllm" in path.split("/")]
     require(not left, f"uninstalling left {left[:3]}")
     CONSOLE.print(
-        f"  installed{' with all it needs' if full else ' alone'}, {len(paths)} patched modules "
-        f"{'imported' if full else 'compiled'}, reverted, removed without a rest",
+        f"  installed{' with all it needs' if full else ' alone'}, {what}, reverted, removed "
+        "without a rest",
         markup=False,
     )
+
+
+def imported(python: str, version: str, paths: list[str]) -> int:
+    """How many of the patched modules Python imports: one that loads kernels needs the driver."""
+    names = [p.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for p in paths]
+    lines = run(python, "-c", IMPORT, *names).splitlines()
+    require(version in lines, f"vllm.__version__ is not {version}")
+    failed = [line for line in lines if " ImportError: " in line]
+    for line in failed:
+        CONSOLE.print(f"  {line}", markup=False, soft_wrap=True)
+    require(all("libcuda.so.1" in line for line in failed), "a patched module does not import")
+    return len(names) - len(failed)
 
 
 def check_requirements(python: str, *, full: bool) -> None:
