@@ -121,7 +121,6 @@ def used(made: Made, home: Path, *, full: bool) -> None:
     """Install, check, compile or import, revert and remove."""
     venv.create(home, with_pip=True)
     python = str(home / "bin" / "python")
-    before = files(home)
     pip = (python, "-m", "pip")
     quiet = ("install", "--quiet", "--no-cache-dir", *(() if full else ("--no-deps",)))
     run(*pip, *quiet, str(made.wheel))
@@ -142,7 +141,9 @@ def used(made: Made, home: Path, *, full: bool) -> None:
     require(applied == told, f"status says {applied}, not {told}")
     run(*patchkit, "revert", *source)
     run(*pip, "uninstall", "--quiet", "--yes", "vllm")
-    left = [path for path in sorted(files(home) - before) if "vllm" in path.split("/")]
+    # What vLLM needs stays, and some of that has folders of this name, too.
+    left = sorted(path for path in files(packages) if path.startswith(("vllm/", "vllm-")))
+    left += [path for path in ("bin/vllm",) if (home / path).exists()]
     require(not left, f"uninstalling left {left[:3]}")
     CONSOLE.print(
         f"  installed{' with all it needs' if full else ' alone'}, {what}, reverted, removed "
