@@ -89,9 +89,9 @@ def faults(wheel: Path) -> Iterator[str]:
 def _faults(archive: zipfile.ZipFile, name: WheelName) -> Iterator[str]:
     counts = Counter(info.filename for info in archive.infolist() if not info.is_dir())
     yield from (f"{path}: is in it {times} times" for path, times in counts.items() if times > 1)
-    home = _dist_info(counts, name)
+    home = dist_info(counts, name)
     yield from _metadata_faults(archive, home, name)
-    record = csv.reader(io.StringIO(_text(archive, f"{home}/RECORD")))
+    record = csv.reader(io.StringIO(text_of(archive, f"{home}/RECORD")))
     rows = {row[0]: row[1:] for row in record if row}
     unsigned = {f"{home}/{file}" for file in _UNSIGNED}
     yield from (f"{path}: is not in RECORD" for path in counts if path not in {*rows, *unsigned})
@@ -102,7 +102,7 @@ def _faults(archive: zipfile.ZipFile, name: WheelName) -> Iterator[str]:
             yield f"{path}: {fault}"
 
 
-def _dist_info(paths: Iterable[str], name: WheelName) -> str:
+def dist_info(paths: Iterable[str], name: WheelName) -> str:
     """The one .dist-info folder, which carries the wheel's own name and version."""
     homes = {path.partition("/")[0] for path in paths if ".dist-info/" in path}
     home = homes.pop() if len(homes) == 1 else ""
@@ -117,16 +117,17 @@ def _version(version: Version | str) -> str:
 
 
 def _metadata_faults(archive: zipfile.ZipFile, home: str, name: WheelName) -> Iterator[str]:
-    metadata = HeaderParser().parsestr(_text(archive, f"{home}/METADATA"))
+    metadata = HeaderParser().parsestr(text_of(archive, f"{home}/METADATA"))
     said = canonicalize_name(metadata.get("Name", "")), _version(metadata.get("Version", ""))
     if said != (name.project, _version(name.version)):
         yield f"METADATA is of {metadata.get('Name')} {metadata.get('Version')}, not {name.pinned}"
-    tags = HeaderParser().parsestr(_text(archive, f"{home}/WHEEL")).get_all("Tag", [])
+    tags = HeaderParser().parsestr(text_of(archive, f"{home}/WHEEL")).get_all("Tag", [])
     if set().union(*map(parse_tag, tags)) != parse_tag(name.tag):
         yield f"WHEEL says {', '.join(tags) or 'no tag'}, the file name {name.tag}"
 
 
-def _text(archive: zipfile.ZipFile, path: str) -> str:
+def text_of(archive: zipfile.ZipFile, path: str) -> str:
+    """A metadata file. Raises SourceError if it is missing or too large."""
     try:
         info = archive.getinfo(path)
     except KeyError:

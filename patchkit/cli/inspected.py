@@ -1,0 +1,281 @@
+"""What is shown of an inspected library or wheel: for people, and as JSON."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from patchkit.cli.archs import STYLES
+from patchkit.target import Load, Target
+from patchkit.wheel.about import About
+from patchkit.wheel.checks import cuda_majors
+from patchkit.wheel.finding import Finding
+from patchkit.wheel.inspect import LIVE, RELOCATABLE, Binary, Code, reach
+from patchkit.wheel.promises import floor, promised_glibc
+
+_RULES = {
+    Load.EXACT: "code for this very device",
+    Load.FAMILY: "by NVIDIA's rule, family code loads on later devices of the family",
+    Load.COMPATIBLE: "by NVIDIA's rule, machine code loads on devices of the same major and a "
+    "later minor capability",
+    Load.JIT: "PTX only, compiled on the device at first use",
+}
+_FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
+_PYTHON = re.compile(r"\.cpython-3(\d+)-")
+_WIDE = 120  # columns of a terminal
+_SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
+
+
+def print_wheel(
+    console: Console,
+    wheel: About,
+    binaries: Sequence[Binary],
+    found: Sequence[Finding],
+    target: Target,
+) -> None:
+    """What the wheel says of itself, a row for each library, and what speaks against it."""
+    console.print(Text(wheel.name.filename, "bold"), soft_wrap=True)
+    for label, value in _wheel_facts(wheel, binaries):
+        console.print(Text(f"  {label:9}", "dim") + Text(value), soft_wrap=True)
+    if len(binaries) > 1:
+        console.print()
+        console.print(_library_table(binaries, target, wide=console.width >= _WIDE))
+        console.print(_summary(binaries, target), soft_wrap=True)
+    for each in found:
+        console.print(Text.assemble(("! ", "yellow"), (each.filename, "bold"), f": {each.what}"))
+        for label, words in (("why", each.why), ("next", each.hint)):
+            if words:
+                console.print(Text(f"    {label}: {words}", "dim"), soft_wrap=True)
+    console.print()
+
+
+def print_library(console: Console, binary: Binary, target: Target) -> None:
+    """Everything of one library."""
+    console.print(Text(binary.name, "bold") + Text(f"  {binary.size:,} bytes"))
+    for label, value in _facts(binary):
+        console.print(Text(f"  {label:9}", "dim") + Text(value), soft_wrap=True)
+    if binary.codes:
+        console.print(_code_table(binary, target))
+    style = STYLES[binary.load(target)]
+    console.print(Text(f"  {conclusion(binary, target)}", style), soft_wrap=True)
+
+
+def json_fields(
+    wheel: About | None, binaries: Sequence[Binary], found: Sequence[Finding], target: Target
+) -> dict[str, Any]:
+    """``wheel`` is null for a library that is in none."""
+    return {
+        "target": target.name,
+        "wheel": _wheel_fields(wheel, binaries) if wheel else None,
+        "binaries": [binary_fields(binary, target) for binary in binaries],
+        "findings": [each.fields() for each in found],
+    }
+
+
+def _wheel_facts(wheel: About, binaries: Sequence[Binary]) -> Iterator[tuple[str, str]]:
+    yield "tag", wheel.name.tag
+    if wheel.requires_python:
+        yield "Python", wheel.requires_python
+    if pins := wheel.decisive_pins:
+        yield "pins", ", ".join(f"{name}=={version}" for name, version in pins.items())
+    promised = promised_glibc(wheel.name.tag)
+    lowest = ", ".join(floor(binaries).values())
+    yield "at least", lowest + (f"; its name promises glibc {promised}" if promised else "")
+    for sbom in wheel.sboms:
+        what = f"{sbom.spec} of {sbom.subject}, {sbom.components} components"
+        yield "SBOM", f"{sbom.path.rpartition('/')[2]}: {sbom.fault or what}"
+    facts = wheel.facts
+    said = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
+    yield "patchkit", ", ".join(said) or "did not make it"
+    if fixes := facts.get("fixes"):
+        yield "fixes", ", ".join(map(str, fixes))
+
+
+def _library_table(binaries: Sequence[Binary], target: Target, *, wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    folder = _common_folder(binaries)
+    table.add_column(f"in {folder}" if folder else "library", overflow="fold")
+    table.add_column("MB", justify="right", no_wrap=True)
+    table.add_column(target.name, no_wrap=True)
+    table.add_column("CUDA", no_wrap=True)
+    table.add_column("archs", overflow="fold")
+    if wide:
+        table.add_column("fat binaries", overflow="fold")
+    for name, binary, count in _rows(binaries):
+        load = binary.load(target)
+        cells: list[RenderableType] = [
+            name,
+            f"{binary.size * count / 1e6:.1f}",
+            Text(str(load), STYLES[load]) if binary.live else Text("-", "dim"),
+            ", ".join(map(str, cuda_majors(binary))) or "-",
+            Text(_archs(binary), "dim"),
+            Text(_parts(binary.loads(target)), "dim"),
+        ]
+        table.add_row(*cells[: len(table.columns)])
+    return table
+
+
+def _parts(loads: Counter[Load]) -> str:
+    """``33 family, 19 none``, best first."""
+    return ", ".join(f"{loads[each]} {each}" for each in sorted(loads, reverse=True))
+
+
+def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
+    """Name, library and number: modules that differ in their Python alone are one row."""
+    alike: dict[tuple[str, tuple[Code, ...], tuple[int, ...]], list[Binary]] = {}
+    folder = _common_folder(binaries)
+    for binary in binaries:
+        name = _PYTHON.sub(".cpython-3*-", binary.name.removeprefix(folder))
+        alike.setdefault((name, binary.codes, cuda_majors(binary)), []).append(binary)
+    for (name, _codes, _majors), group in alike.items():
+        shown = f"{name} ({len(group)})" if len(group) > 1 else group[0].name.removeprefix(folder)
+        yield shown, group[0], len(group)
+
+
+def _common_folder(binaries: Sequence[Binary]) -> str:
+    """``vllm/``: what all names begin with; "" if they do not."""
+    folders = [binary.name.rpartition("/")[0] for binary in binaries]
+    common = os.path.commonpath(folders) if all(folders) else ""
+    return f"{common}/" if common else ""
+
+
+def _archs(binary: Binary) -> str:
+    """``80 90a 120f, PTX 80``: those of live code."""
+    live = [code for code in binary.codes if code.section == LIVE]
+    sass = dict.fromkeys(code.arch.gencode for code in live if code.kind == "sass")
+    others: dict[str, list[str]] = {}
+    for code in live:
+        if code.kind != "sass":
+            others.setdefault(code.kind.upper(), []).append(code.arch.gencode)
+    groups = [" ".join(sass), *(f"{kind} {' '.join(archs)}" for kind, archs in others.items())]
+    return ", ".join(filter(None, groups)) or "-"
+
+
+def _summary(binaries: Sequence[Binary], target: Target) -> Text:
+    code = [binary for binary in binaries if binary.live]
+    if not code:
+        return Text(f"no device code in {len(binaries)} libraries")
+    parts = _parts(Counter(binary.load(target) for binary in code))
+    return Text(f"on {target.title}, of {len(code)} libraries with device code: {parts}")
+
+
+def _wheel_fields(wheel: About, binaries: Sequence[Binary]) -> dict[str, Any]:
+    return {
+        "project": wheel.name.project,
+        "version": str(wheel.name.version),
+        "tag": wheel.name.tag,
+        "requires_python": wheel.requires_python or None,
+        "requires": [str(each) for each in wheel.requires],
+        "pins": wheel.pins,
+        "at_least": floor(binaries),
+        "promised_glibc": promised_glibc(wheel.name.tag) or None,
+        "sboms": [
+            {
+                "path": sbom.path,
+                "spec": sbom.spec or None,
+                "subject": sbom.subject or None,
+                "components": sbom.components,
+                "fault": sbom.fault or None,
+            }
+            for sbom in wheel.sboms
+        ],
+        "facts": dict(wheel.facts) or None,
+    }
+
+
+def conclusion(binary: Binary, target: Target) -> str:
+    """One sentence: how the binary's code reaches the device."""
+    if not binary.live:
+        unlinked = "only code that was not linked: no device can load it"
+        return f"holds {unlinked if binary.relocatable else 'no device code'}"
+    loads = binary.loads(target)
+    load = max(loads)
+    live = (code for code in binary.codes if code.section == LIVE)
+    names = ", ".join(dict.fromkeys(c.name for c in live if reach(c.kind, c.arch, target) is load))
+    if binary.linked_anew(target):
+        return (
+            f"loads on {target.title}: jit, linked anew on the device at first use ({RELOCATABLE})"
+        )
+    if load is Load.NONE:
+        return f"does not load on {target.title}: it holds only {names}"
+    sentence = f"loads on {target.title}: {load}, {names}: {_RULES[load]}"
+    if len(loads) > 1:
+        sentence += f"; of {loads.total()} fat binaries, {_parts(loads)}"
+    return sentence
+
+
+def _facts(binary: Binary) -> Iterator[tuple[str, str]]:
+    library = binary.library
+    yield "machine", library.machine
+    if library.soname:
+        yield "soname", library.soname
+    yield "needs", ", ".join(library.needed) or "nothing"
+    for label, folders in (("rpath", library.rpath), ("runpath", library.runpath)):
+        if folders:
+            yield label, ":".join(folders)
+    if highest := list(filter(None, map(library.highest, _FAMILIES))):
+        yield "at least", ", ".join(highest)
+    if library.build_id:
+        yield "build id", library.build_id
+    yield "sha256", binary.sha256
+
+
+def _code_table(binary: Binary, target: Target) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("section", "kind", "arch", "compressed", "count", "bytes", "loads"):
+        table.add_column(column, justify="right" if column in ("count", "bytes") else "left")
+    for code in binary.codes:
+        load = reach(code.kind, code.arch, target)
+        live = code.section == LIVE
+        table.add_row(
+            Text(code.section, "" if live else "dim"),
+            code.kind,
+            code.name,
+            Text(code.compression, "dim"),
+            str(code.count),
+            f"{code.size:,}",
+            Text(str(load) if live else f"({load})", STYLES[load] if live else "dim"),
+        )
+    return table
+
+
+def binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
+    library = binary.library
+    loads = binary.loads(target)
+    return {
+        "name": binary.name,
+        "size": binary.size,
+        "sha256": binary.sha256,
+        "machine": library.machine,
+        "soname": library.soname or None,
+        "needed": list(library.needed),
+        "rpath": list(library.rpath),
+        "runpath": list(library.runpath),
+        "versions": {needed: list(names) for needed, names in library.versions.items()},
+        "highest": {family: library.highest(family) or None for family in _FAMILIES},
+        "cuda": list(cuda_majors(binary)),
+        "build_id": library.build_id or None,
+        "loads": str(binary.load(target)),
+        "fat_binaries": {str(load): loads[load] for load in sorted(loads, reverse=True)},
+        "conclusion": conclusion(binary, target),
+        "codes": [
+            {
+                "section": code.section,
+                "live": code.section == LIVE,
+                "kind": code.kind,
+                "arch": code.name,
+                "compression": code.compression,
+                "count": code.count,
+                "size": code.size,
+                "loads": str(reach(code.kind, code.arch, target)),
+            }
+            for code in binary.codes
+        ],
+    }

@@ -1,0 +1,83 @@
+"""What libraries of a wheel may bring along and may need: ``recipes/wheel_rules.toml``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import PurePosixPath
+
+from patchkit.elf import by_version
+from patchkit.paths import RECIPES
+
+_FILE = re.compile(r"(?P<name>lib[\w+-]+?)(?:[-.][0-9a-f]{8,})?\.so(?:\.(?P<number>\d+)[\d.]*)?")
+_PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Libraries of which a process must have one copy, and whose wheels carry it."""
+
+    owners: tuple[str, ...]
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The fields are described in the file."""
+
+    shared: tuple[Shared, ...]
+    cuda: frozenset[str]
+    libstdcxx: dict[str, dict[str, str]]
+    legacy: dict[str, str]
+    pins: tuple[str, ...]
+
+    def foreign(self, project: str, member: str) -> Shared | None:
+        """The owners of a file that a wheel of this project must not carry; None if it may."""
+        match = _FILE.fullmatch(PurePosixPath(member).name)
+        groups = (each for each in self.shared if match and match["name"] in each.names)
+        return next((each for each in groups if not _any(each.owners, project)), None)
+
+    def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
+        """The major versions of CUDA that a library asks the loader for: 13 of libcudart.so.13."""
+        matches = filter(None, map(_FILE.fullmatch, needed))
+        numbers = (match["number"] for match in matches if match["name"] in self.cuda)
+        return tuple(sorted({int(number) for number in numbers if number}))
+
+    def decisive(self, project: str) -> bool:
+        """Whether a pin of this project decides which wheels fit together."""
+        return _any(self.pins, project)
+
+    def glibc(self, platform: str) -> str:
+        """The glibc that a platform tag promises to be enough, ``2.28``; "" if it promises none."""
+        if match := _PEP600.fullmatch(platform):
+            return f"{match[1]}.{match[2]}"
+        return self.legacy.get(platform.partition("_")[0], "")
+
+    def allowed(self, glibc: str) -> dict[str, str]:
+        """The highest symbol version by family where there is this glibc."""
+        known = [each for each in self.libstdcxx if by_version(each) <= by_version(glibc)]
+        return {"GLIBC": glibc} | (self.libstdcxx[max(known, key=by_version)] if known else {})
+
+
+def _any(patterns: Iterable[str], project: str) -> bool:
+    return any(fnmatchcase(project, pattern) for pattern in patterns)
+
+
+@cache
+def rules() -> Rules:
+    """The rules that ship with patchkit."""
+    table = tomllib.loads((RECIPES / "wheel_rules.toml").read_text(encoding="utf-8"))
+    return Rules(
+        shared=tuple(
+            Shared(owners=tuple(each["owners"]), names=frozenset(each["names"]))
+            for each in table["shared"]
+        ),
+        cuda=frozenset(table["cuda"]["names"]),
+        libstdcxx=table["libstdcxx"],
+        legacy=table["legacy"],
+        pins=tuple(table["pins"]["names"]),
+    )
