@@ -104,6 +104,7 @@ class Target:
     detected: str
     cpu: str
     cuda: str
+    glibc: str
 
     @property
     def major(self) -> int:

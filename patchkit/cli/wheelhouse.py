@@ -10,9 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from patchkit.cli import show
-from patchkit.cli.options import as_json
+from patchkit.cli.options import as_json, progress
+from patchkit.elf import by_version
+from patchkit.errors import UsageError
+from patchkit.target import targets
+from patchkit.wheel.elsewhere import Place, Source, place
+from patchkit.wheel.fill import Filled, built_wheels, fill, machine_of
+from patchkit.wheel.finding import Finding
 from patchkit.wheel.manifest import Entry
-from patchkit.wheel.wheelhouse import Finding, entries, prune, verify
+from patchkit.wheel.wheelhouse import entries, prune, verify
 
 _folder = click.option(
     "--dir",
@@ -27,6 +33,7 @@ _EPILOG = """\
 Install everything that it holds, by hash and without an index:
   pip install --require-hashes --no-deps --no-index \\
     --find-links wheelhouse -r wheelhouse/requirements.txt
+Once it is filled, --no-deps is not needed: the lock is complete.
 """
 
 
@@ -45,7 +52,7 @@ def list_wheels(house: Path, *, as_json: bool) -> None:
         show.print_json({"dir": str(house), "wheels": [entry.fields() for entry in held]})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("project", "version", "tag", "MB", "sha256", "target"):
+    for column in ("project", "version", "tag", "MB", "sha256", "target", "kind"):
         table.add_column(column, justify="right" if column == "MB" else "left", no_wrap=True)
     for entry in held:
         table.add_row(*_cells(entry))
@@ -53,9 +60,10 @@ def list_wheels(house: Path, *, as_json: bool) -> None:
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
-    name, megabytes = entry.name, f"{entry.size / 1e6:.1f}"
+    name, megabytes = entry.name, f"{entry.size / 1e6:.1f}" if entry.held else "-"
     target = str(entry.facts.get("target", "-"))
-    return name.project, str(name.version), name.tag, megabytes, entry.sha256[:12], target
+    digest = entry.sha256[:12]
+    return name.project, str(name.version), name.tag, megabytes, digest, target, str(entry.kind)
 
 
 @command.command("verify")
@@ -104,11 +112,14 @@ def _print(house: Path, found: Sequence[Finding]) -> None:
     metavar="NAME",
     help="A listed wheel too: its file name, project, or project==version.",
 )
+@click.option("--dependencies", is_flag=True, help="All that fill brought, too.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @as_json
-def prune_wheels(house: Path, *, drop: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+def prune_wheels(
+    house: Path, *, drop: tuple[str, ...], dependencies: bool, dry_run: bool, as_json: bool
+) -> None:
     """Remove what the manifest does not list and what interrupted runs left."""
-    done = prune(house, drop=drop, dry_run=dry_run)
+    done = prune(house, drop=drop, dependencies=dependencies, dry_run=dry_run)
     if as_json:
         changes = [{"filename": each.filename, "reason": each.reason} for each in done]
         show.print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
@@ -120,3 +131,87 @@ def prune_wheels(house: Path, *, drop: tuple[str, ...], dry_run: bool, as_json: 
         console.print(f"{house}: nothing to remove")
     elif dry_run:
         console.print("nothing was changed")
+
+
+@command.command("fill")
+@_folder
+@click.option("--python", default="3.12", show_default=True, metavar="X.Y", help="The nodes' one.")
+@click.option("--machine", metavar="CPU", help="The nodes' CPU.  [default: that of the wheels]")
+@click.option("--glibc", metavar="2.X", help="The nodes' glibc.  [default: that of the target]")
+@click.option(
+    "--with", "also", multiple=True, metavar="REQUIREMENT", help='More to install, as "ray==2.5".'
+)
+@click.option(
+    "--find-links",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder of wheels to take from, too.",
+)
+@click.option("--offline", is_flag=True, help="Only from --find-links and the folder itself.")
+@click.option("--lock-only", is_flag=True, help="Lock, and let the nodes download.")
+@as_json
+def fill_wheels(
+    house: Path,
+    *,
+    python: str,
+    machine: str | None,
+    glibc: str | None,
+    also: tuple[str, ...],
+    folders: tuple[Path, ...],
+    offline: bool,
+    lock_only: bool,
+    as_json: bool,
+) -> None:
+    """Everything that the wheels need, locked by hash, so that every node installs the same.
+
+    pip resolves it for the nodes' machine, from the index that it is configured for. A torch for
+    CPUs alone is refused. Nothing changes until everything is there; an interrupted run is taken up
+    by the next one.
+    """
+    built = built_wheels(house)
+    where = place(machine or machine_of(house, built), python, glibc or _glibc(built))
+    source = Source(offline=offline, folders=folders)
+    with progress("wheels") as report:
+        done = fill(
+            house, where, source, also=also, lock_only=lock_only, progress=report("downloading")
+        )
+    if as_json:
+        show.print_json(_filled_fields(house, where, done))
+        return
+    console = show.console()
+    for sign, style, names in (("+", "green", done.new), ("-", "red", done.gone)):
+        for name in names:
+            console.print(Text.assemble((f"{sign} ", style), name), soft_wrap=True)
+    what = "locked" if lock_only else "there and locked"
+    size = sum(entry.size for entry in done.dependencies) / 1e6
+    amount = f", {size:,.0f} MB" if size else ""
+    console.print(f"{len(done.dependencies)} dependencies {what}{amount}, for {where}")
+    if done.torch:
+        cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
+        console.print(f"torch {done.torch.version}: {cuda}, as {done.torch.seen}", soft_wrap=True)
+    index = "" if lock_only else "--no-index "
+    lock = f"pip install {index}--find-links {house} --require-hashes -r {house}/requirements.txt"
+    console.print(Text(f"  {lock}", "dim"), soft_wrap=True)
+
+
+def _glibc(built: Sequence[Entry]) -> str:
+    """The oldest that the wheels' targets have. Raises UsageError if no wheel names a target."""
+    named = {str(entry.facts.get("target")) for entry in built} & targets().keys()
+    if not named:
+        raise UsageError("no wheel says for which device it is", hint="name the nodes' --glibc")
+    return min((targets()[name].glibc for name in named), key=by_version)
+
+
+def _filled_fields(house: Path, where: Place, done: Filled) -> dict[str, object]:
+    torch = done.torch
+    return {
+        "dir": str(house),
+        **where.facts(),
+        "dependencies": [entry.fields() for entry in done.dependencies],
+        "new": list(done.new),
+        "gone": list(done.gone),
+        "torch": {"version": str(torch.version), "cuda": torch.cuda, "seen": torch.seen}
+        if torch
+        else None,
+    }

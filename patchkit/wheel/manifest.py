@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,18 +13,41 @@ from patchkit.target import targets
 from patchkit.wheel.record import ANY, WheelName, wheel_name
 
 MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
-_FORMAT = 1
+_FORMAT = 2
+_READ = (1, _FORMAT)  # 1 knew no kinds: everything was built
 _HEADER = "# pip install --require-hashes --no-deps --no-index --find-links DIR -r DIR/{file}\n"
+_FILLED = """\
+# Written by patchkit wheelhouse fill, for CPython {python} on {machine} with glibc {glibc}:
+#   pip install {index}--find-links DIR --require-hashes -r DIR/{file}
+"""
+
+
+class Kind(enum.StrEnum):
+    """Where a wheel comes from, and where it is."""
+
+    BUILT = "built"  # by patchkit, in the folder
+    DEPENDENCY = "dependency"  # what those need, in the folder
+    LOCKED = "locked"  # what those need, to be had from an index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts."""
+    """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
+
+    Of dependencies the facts say for what they were resolved: ``python``, ``machine``, ``glibc``.
+    The size of what is only locked is 0: nobody said it.
+    """
 
     name: WheelName
     sha256: str
     size: int
     facts: Mapping[str, Any]
+    kind: Kind = Kind.BUILT
+
+    @property
+    def held(self) -> bool:
+        """Whether the wheel belongs into the folder."""
+        return self.kind is not Kind.LOCKED
 
     @property
     def filename(self) -> str:
@@ -37,6 +61,7 @@ class Entry:
             "tag": self.name.tag,
             "sha256": self.sha256,
             "size": self.size,
+            "kind": str(self.kind),
             "facts": dict(self.facts),
         }
 
@@ -45,7 +70,7 @@ def read_manifest(data: bytes) -> tuple[Entry, ...]:
     """Raises SourceError if this is not a manifest of this format."""
     try:
         fields = json.loads(data)
-        if fields["format"] != _FORMAT:
+        if fields["format"] not in _READ:
             raise ValueError(f"format {fields['format']}, this patchkit reads {_FORMAT}")
         return tuple(map(_entry, fields["wheels"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -60,7 +85,9 @@ def _entry(row: dict[str, Any]) -> Entry:
     sha256, size, facts = row["sha256"], row["size"], row["facts"]
     if not (isinstance(sha256, str) and isinstance(size, int) and isinstance(facts, dict)):
         raise TypeError(f"{row['filename']}: a field has the wrong type")
-    return Entry(name=wheel_name(row["filename"]), sha256=sha256, size=size, facts=facts)
+    kind = Kind(row.get("kind", Kind.BUILT))
+    name = wheel_name(row["filename"])
+    return Entry(name=name, sha256=sha256, size=size, facts=facts, kind=kind)
 
 
 def documents(entries: Iterable[Entry]) -> dict[str, str]:
@@ -71,9 +98,18 @@ def documents(entries: Iterable[Entry]) -> dict[str, str]:
     needs = "".join(f"{_requirement(entry, ordered)}\n" for entry in ordered)
     return {
         MANIFEST: rows + "\n",
-        SUMS: "".join(f"{entry.sha256}  {entry.filename}\n" for entry in ordered),
-        REQUIREMENTS: _HEADER.format(file=REQUIREMENTS) + needs,
+        SUMS: "".join(f"{entry.sha256}  {entry.filename}\n" for entry in ordered if entry.held),
+        REQUIREMENTS: _header(ordered) + needs,
     }
+
+
+def _header(entries: Iterable[Entry]) -> str:
+    others = [entry for entry in entries if entry.kind is not Kind.BUILT]
+    if not others:
+        return _HEADER.format(file=REQUIREMENTS)
+    index = "--no-index " if all(entry.held for entry in others) else ""
+    said = {name: others[0].facts.get(name, "?") for name in ("python", "machine", "glibc")}
+    return _FILLED.format(file=REQUIREMENTS, index=index, **said)
 
 
 def _requirement(entry: Entry, entries: Iterable[Entry]) -> str:

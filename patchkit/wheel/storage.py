@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -84,6 +84,20 @@ def staged(folder: Path, source: Path) -> Iterator[Path]:
                 shutil.copyfileobj(original, file, 1 << 20)
                 _flush(file)
         yield copy
+
+
+@contextlib.contextmanager
+def staged_links(folder: Path, sources: Iterable[Path]) -> Iterator[None]:
+    """Further names for files of the same file system, to be committed; gone if that fails."""
+    place = folder / STAGED
+    with _cleared_on_failure(folder):
+        with translated(folder):
+            place.mkdir()
+            for source in sources:
+                with source.open("rb") as file:
+                    os.fsync(file.fileno())
+                (place / source.name).hardlink_to(source)
+        yield
 
 
 def commit(folder: Path, texts: Mapping[str, str], gone: Collection[str]) -> None:

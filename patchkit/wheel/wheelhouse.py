@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError, UsageError
+from patchkit.errors import BusyError, HashMismatchError, SourceError, StorageError, UsageError
+from patchkit.patching.transaction import locked
+from patchkit.wheel.finding import Finding, finding
 from patchkit.wheel.manifest import (
     MANIFEST,
     Entry,
+    Kind,
     device,
     documents,
     read_manifest,
@@ -21,17 +25,22 @@ from patchkit.wheel.manifest import (
     supersedes,
 )
 from patchkit.wheel.record import WheelName, faults, wheel_name
-from patchkit.wheel.storage import PATIENCE, STAGED, commit, held, reading, recover, staged, writing
+from patchkit.wheel.storage import (
+    PATIENCE,
+    STAGED,
+    commit,
+    held,
+    reading,
+    recover,
+    staged,
+    staged_links,
+    writing,
+)
 
+FILLING = ".filling"
+"""The folder in which a fill collects what it downloads; the next one goes on from there."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something wrong in a wheelhouse, what to do about it, and the exit code of its kind."""
-
-    filename: str
-    what: str
-    hint: str
-    exit_code: int
+_FILL = "patchkit wheelhouse fill --dir {house}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,10 @@ def make_room(house: Path, filename: str) -> tuple[str, ...]:
 
 def _outdated(house: Path, filename: str) -> tuple[str, ...]:
     name, outdated = wheel_name(filename), []
+    dependencies = {each.filename for each in _listed(house) if each.kind is not Kind.BUILT}
     for there in _known(house):
-        if supersedes(name, there):
+        taken = rivals(name, there) and there.filename in dependencies
+        if taken or supersedes(name, there):
             outdated.append(there.filename)
         elif rivals(name, there):
             raise _refused(name, there, house)
@@ -91,8 +102,9 @@ def add(
     name = wheel_name(wheel.name)
     with writing(house, patience):
         outdated = _outdated(house, name.filename)
-        leaving = {*outdated, name.filename}
-        kept = [entry for entry in _listed(house) if entry.filename not in leaving]
+        leaving, listed = {*outdated, name.filename}, _listed(house)
+        stock = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
+        kept = [entry for entry in listed if entry.filename not in leaving]
         with staged(house, wheel) as copy:
             if found := list(faults(copy)):
                 raise SourceError(f"{wheel}: {found[0]}", why=_others(found), hint="build it again")
@@ -100,8 +112,35 @@ def add(
             fresh = Entry(name=name, sha256=_sha256(copy), size=size, facts=facts)
             commit(house, documents([*kept, fresh]), outdated)
     for filename in outdated:
-        say(f"{filename}: an older build of {name.pinned}, replaced")
+        older = f"an older build of {name.pinned}"
+        say(f"{filename}: {'a dependency' if filename in stock else older}, replaced")
     return house / name.filename
+
+
+def replace_dependencies(
+    house: Path, built: Collection[Entry], fresh: Collection[Entry], sources: Collection[Path]
+) -> None:
+    """Put these dependencies in the place of those that are there, all or nothing.
+
+    ``fresh`` were resolved for ``built``; ``sources`` are the files of those that are held and not
+    in the folder yet, on the same file system. Raises BusyError if something else was built since.
+    """
+    with writing(house):
+        listed = _listed(house)
+        if _identities(listed) != _identities(built):
+            raise BusyError(
+                f"{house}: its wheels changed while their dependencies were resolved",
+                why="a build put a wheel there, or one was dropped",
+                hint="run patchkit wheelhouse fill again",
+            )
+        kept = {entry.filename for entry in (*built, *fresh) if entry.held}
+        gone = [entry.filename for entry in listed if entry.filename not in kept]
+        with staged_links(house, sources):
+            commit(house, documents([*built, *fresh]), gone)
+
+
+def _identities(entries: Iterable[Entry]) -> set[tuple[str, str]]:
+    return {(each.filename, each.sha256) for each in entries if each.kind is Kind.BUILT}
 
 
 def verify(house: Path) -> tuple[Finding, ...]:
@@ -116,27 +155,42 @@ def verify(house: Path) -> tuple[Finding, ...]:
 
 
 def prune(
-    house: Path, *, drop: Collection[str] = (), dry_run: bool = False, patience: float = PATIENCE
+    house: Path,
+    *,
+    drop: Collection[str] = (),
+    dependencies: bool = False,
+    dry_run: bool = False,
+    patience: float = PATIENCE,
 ) -> tuple[Pruned, ...]:
     """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
 
-    ``drop`` names wheels by file name, project, or project==version. A listed wheel that is gone
-    is listed no more, and the three files are written anew. Raises as ``add`` does, and SourceError
-    if no manifest tells what belongs here.
+    ``drop`` names wheels by file name, project, or project==version; ``dependencies`` drops all
+    that ``fill`` brought. A listed wheel that is gone is listed no more, and the three files are
+    written anew. Raises as ``add`` does, and SourceError if no manifest tells what belongs here.
     """
     with reading(house, patience) if dry_run else held(house, patience):
-        left = [Pruned(finding.filename, finding.what) for finding in _leftovers(house)]
+        left = [Pruned(each.filename, each.what) for each in _leftovers(house)]
         if not dry_run:
             recover(house)
+            _clear_filling(house)
         listed, dropped = _listed(house), _dropped(house, drop)
+        dropped |= {
+            each.filename for each in listed if dependencies and each.kind is not Kind.BUILT
+        }
         _check_manifest(house, dropped)
         removed = _pruned(house, listed, dropped)
         gone = {each.filename for each in removed}
         kept = [entry for entry in listed if entry.filename not in gone]
-        stale = [Pruned(finding.filename, "written anew") for finding in _stale(house, kept)]
+        stale = [Pruned(each.filename, "written anew") for each in _stale(house, kept)]
         if (stale or removed) and not dry_run:
             commit(house, documents(kept), sorted(gone))
     return (*left, *removed, *stale)
+
+
+def _clear_filling(house: Path) -> None:
+    if (house / FILLING).exists():
+        with locked(house / FILLING):
+            shutil.rmtree(house / FILLING, ignore_errors=True)
 
 
 def _listed(house: Path) -> tuple[Entry, ...]:
@@ -172,20 +226,24 @@ def _refused(new: WheelName, old: WheelName, house: Path) -> UsageError:
 
 
 def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
-    place, again = house / entry.filename, "build it again"
+    again = "build it again" if entry.kind is Kind.BUILT else _FILL.format(house=house)
+    place = house / entry.filename
+    if not entry.held and not place.exists():
+        return
     if not place.is_file():
         hint = f"{again}, or: patchkit wheelhouse prune --dir {house}"
-        yield _finding(StorageError, entry.filename, "is listed, and not there", hint)
+        yield finding(StorageError, entry.filename, "is listed, and not there", hint)
         return
     size = place.stat().st_size
-    if size != entry.size:
+    if size != entry.size and entry.held:
         what = f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
-        yield _finding(HashMismatchError, entry.filename, what, again)
+        yield finding(HashMismatchError, entry.filename, what, again)
     elif (found := _sha256(place)) != entry.sha256:
         what = f"its sha256 is {found}, {entry.sha256} in {MANIFEST}: it was changed"
-        yield _finding(HashMismatchError, entry.filename, what, again)
-    for fault in faults(place):
-        yield _finding(HashMismatchError, entry.filename, fault, again)
+        yield finding(HashMismatchError, entry.filename, what, again)
+    # What others released is as it is; its sha256 is all that there is to say.
+    for fault in faults(place) if entry.kind is Kind.BUILT else ():
+        yield finding(HashMismatchError, entry.filename, fault, again)
 
 
 def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding]:
@@ -193,19 +251,22 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
     prune_it = f"move it away, or: patchkit wheelhouse prune --dir {house}"
     for place in sorted(house.glob("*.whl")):
         if place.name not in listed:
-            yield _finding(UsageError, place.name, f"is not in {MANIFEST}", prune_it)
+            yield finding(UsageError, place.name, f"is not in {MANIFEST}", prune_it)
     for number, one in enumerate(names):
         for other in names[number + 1 :]:
             if rivals(one, other):
                 what = f"pip cannot resolve it beside {other.filename} (ResolutionImpossible)"
                 hint = f"patchkit wheelhouse prune --dir {house} --drop {one.filename}"
-                yield _finding(UsageError, one.filename, what, hint)
+                yield finding(UsageError, one.filename, what, hint)
 
 
 def _leftovers(house: Path) -> Iterator[Finding]:
     if (house / STAGED).exists():
         hint = f"patchkit wheelhouse prune --dir {house}"
-        yield _finding(StorageError, STAGED, "left by an interrupted run", hint)
+        yield finding(StorageError, STAGED, "left by an interrupted run", hint)
+    if (house / FILLING).exists():
+        hint = f"{_FILL.format(house=house)}; or: patchkit wheelhouse prune --dir {house}"
+        yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)
 
 
 def _stale(house: Path, listed: Sequence[Entry]) -> Iterator[Finding]:
@@ -216,11 +277,7 @@ def _stale(house: Path, listed: Sequence[Entry]) -> Iterator[Finding]:
         if not place.exists() or place.read_bytes() != text.encode():
             what = "does not say what belongs to these wheels" if place.exists() else "is missing"
             hint = f"patchkit wheelhouse prune --dir {house} writes it anew"
-            yield _finding(HashMismatchError, filename, what, hint)
-
-
-def _finding(kind: type[PatchkitError], filename: str, what: str, hint: str) -> Finding:
-    return Finding(filename=filename, what=what, hint=hint, exit_code=kind.exit_code)
+            yield finding(HashMismatchError, filename, what, hint)
 
 
 def _check_manifest(house: Path, dropped: Collection[str]) -> None:
@@ -246,11 +303,12 @@ def _dropped(house: Path, drop: Collection[str]) -> set[str]:
 
 def _pruned(house: Path, listed: Sequence[Entry], dropped: Collection[str]) -> list[Pruned]:
     names = {entry.filename for entry in listed}
+    here = {entry.filename for entry in listed if entry.held}
     on_disk = {place.name for place in house.glob("*.whl")}
     return [
         *(Pruned(name, "dropped") for name in sorted(dropped)),
         *(Pruned(name, f"not in {MANIFEST}") for name in sorted(on_disk - names - {*dropped})),
-        *(Pruned(name, "gone, listed no more") for name in sorted(names - on_disk - {*dropped})),
+        *(Pruned(name, "gone, listed no more") for name in sorted(here - on_disk - {*dropped})),
     ]
 
 

@@ -54,7 +54,7 @@ def test_what_it_tells(house, made):
     assert place == house / wheel.name
     assert place.read_bytes() == wheel.read_bytes()
     assert json.loads((house / "manifest.json").read_text()) == {
-        "format": 1,
+        "format": 2,
         "wheels": [
             {
                 "filename": FILE,
@@ -63,6 +63,7 @@ def test_what_it_tells(house, made):
                 "tag": HERE,
                 "sha256": sha256(wheel),
                 "size": wheel.stat().st_size,
+                "kind": "built",
                 "facts": FACTS,
             }
         ],
@@ -377,7 +378,7 @@ def test_an_empty_folder_and_none(house):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", "\udcff", "[" * 100_000, '{"format": 2}', '{"format": 1}'),
+        *("", "{", "[]", "\udcff", "[" * 100_000, '{"format": 3}', '{"format": 1}'),
         *('{"format": 1, "wheels": 3}', '{"format": 1, "wheels": [{"filename": "a"}]}'),
     ],
 )

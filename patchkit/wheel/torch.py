@@ -1,0 +1,62 @@
+"""Whether a torch wheel is one for CUDA: which one, and how that can be seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from patchkit.errors import ProofError
+from patchkit.wheel.members import opened
+
+_LIBRARY = "torch/lib/libtorch_cuda.so"
+_LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # of 2.11.0+cu130
+_NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")
+_CUDA = ("nvidia-", "cuda-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torch:
+    """``cuda`` is the major version, 0 if it is not said; None means that it is for CPUs alone."""
+
+    version: Version
+    cuda: int | None
+    seen: str
+
+
+def torch_of(version: Version, requires: Iterable[str], wheel: Path | None = None) -> Torch:
+    """What a torch is, from the requirements that hold on its machine and, perhaps from its file.
+
+    Wheels for CUDA require NVIDIA's, or have them inside and say so in their local version.
+    """
+    names = [canonicalize_name(Requirement(each).name) for each in requires]
+    nvidia = [name for name in names if name.startswith(_CUDA)]
+    label = _LABEL.match(version.local or "")
+    majors = [int(match["major"]) for match in map(_NAMED.fullmatch, names) if match]
+    major = int(label["major"]) if label else max(majors, default=0)
+    if wheel is not None:
+        with opened(wheel) as (_bundle, infos):
+            has = any(info.filename == _LIBRARY for info in infos)
+        seen = f"it has {'' if has else 'no '}{_LIBRARY}"
+        return Torch(version=version, cuda=major if has else None, seen=seen)
+    if label or nvidia:
+        seen = f"it requires {', '.join(nvidia[:2])} …" if nvidia else f"its version is {version}"
+        return Torch(version=version, cuda=major, seen=seen)
+    return Torch(version=version, cuda=None, seen="it requires none of NVIDIA's libraries there")
+
+
+def require_cuda(torch: Torch, machine: str) -> None:
+    """Raise ProofError if this torch is for CPUs alone."""
+    if torch.cuda is None:
+        raise ProofError(
+            f"torch {torch.version} for {machine} is one for CPUs alone: {torch.seen}",
+            why="for some CPUs and versions the package index has no other, as 2.10.0 for aarch64; "
+            "kernels for CUDA cannot be loaded beside it",
+            hint="take torch from PyTorch's own index of the CUDA that these wheels need (pip's "
+            "extra-index-url), or a vLLM whose torch has CUDA there: 0.20 and later, torch 2.11",
+        )
