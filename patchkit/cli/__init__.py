@@ -26,9 +26,10 @@ _VERBS = {
     "fetch": "Download a release, verified by its locked sha256.",
     "build": "Build a wheel into the wheelhouse: libnccl for one device.",
     "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
-    "wheelhouse": "The folder of finished wheels: list, verify, prune.",
+    "wheelhouse": "The folder of finished wheels: list, fill, verify, prune.",
+    "verify": "Whether the wheels there are whole, load on their device, and fit together.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
-    "inspect": "Device code in a library or a wheel; which libnccl torch and vLLM load.",
+    "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",
     "completion": "Shell completion for bash, zsh or fish.",
 }
 _EPILOG = """\

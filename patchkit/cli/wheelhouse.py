@@ -11,14 +11,14 @@ from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json, progress
+from patchkit.cli.verify import run
 from patchkit.elf import by_version
 from patchkit.errors import UsageError
 from patchkit.target import targets
 from patchkit.wheel.elsewhere import Place, Source, place
 from patchkit.wheel.fill import Filled, built_wheels, fill, machine_of
-from patchkit.wheel.finding import Finding
 from patchkit.wheel.manifest import Entry
-from patchkit.wheel.wheelhouse import entries, prune, verify
+from patchkit.wheel.wheelhouse import entries, prune
 
 _folder = click.option(
     "--dir",
@@ -70,38 +70,8 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 @_folder
 @as_json
 def verify_wheels(house: Path, *, as_json: bool) -> None:
-    """Whether everything is there, unchanged, listed, and such that pip can install it.
-
-    Exits with 8 if bytes are not those of the manifest, 7 if something is missing, 2 for a wheel
-    that does not belong here.
-    """
-    found = verify(house)
-    if as_json:
-        show.print_json({"dir": str(house), "findings": [_fields(each) for each in found]})
-    else:
-        _print(house, found)
-    if found:
-        raise SystemExit(max(each.exit_code for each in found))
-
-
-def _fields(finding: Finding) -> dict[str, object]:
-    return {
-        "filename": finding.filename,
-        "what": finding.what,
-        "next": finding.hint,
-        "exit_code": finding.exit_code,
-    }
-
-
-def _print(house: Path, found: Sequence[Finding]) -> None:
-    console = show.console()
-    for each in found:
-        console.print(Text.assemble(("✗ ", "bold red"), (each.filename, "bold"), f": {each.what}"))
-        console.print(Text(f"  next: {each.hint}", "dim"), soft_wrap=True)
-    if not found:
-        count = len(entries(house))
-        wheels = "1 wheel" if count == 1 else f"{count} wheels"
-        console.print(Text.assemble(("✓ ", "green"), f"{house}: {wheels}, all as listed"))
+    """The same as `patchkit verify`."""
+    run(house, as_json=as_json)
 
 
 @command.command("prune")

@@ -144,7 +144,10 @@ def _identities(entries: Iterable[Entry]) -> set[tuple[str, str]]:
 
 
 def verify(house: Path) -> tuple[Finding, ...]:
-    """Everything that is wrong in a wheelhouse. Raises SourceError, StorageError, BusyError."""
+    """Everything that is wrong with the files of a wheelhouse; ``wheel.verify`` looks into them.
+
+    Raises SourceError, StorageError, BusyError.
+    """
     with reading(house):
         listed = _listed(house)
         found = [*_leftovers(house)]

@@ -1,0 +1,76 @@
+"""The wheels of a wheelhouse, read: what they say of themselves, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.errors import SourceError
+from patchkit.target import Target, targets
+from patchkit.wheel.about import About, about
+from patchkit.wheel.finding import Finding, finding
+from patchkit.wheel.inspect import Binary, inspect
+from patchkit.wheel.manifest import Entry, Kind
+from patchkit.wheel.record import ANY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """A wheel that the manifest lists.
+
+    ``about`` is None for what is only locked; ``binaries`` are those of wheels that were built
+    here, as nobody else's are judged.
+    """
+
+    entry: Entry
+    place: Path
+    about: About | None
+    binaries: tuple[Binary, ...] = ()
+
+    @property
+    def filename(self) -> str:
+        return self.entry.filename
+
+    @property
+    def project(self) -> str:
+        return self.entry.name.project
+
+    @property
+    def built(self) -> bool:
+        return self.entry.kind is Kind.BUILT
+
+    @property
+    def target(self) -> Target | None:
+        """The device that patchkit.json in it names."""
+        name = self.about.facts.get("target") if self.about else None
+        return targets().get(name) if isinstance(name, str) else None
+
+
+def read(house: Path, listed: Sequence[Entry]) -> tuple[list[Wheel], list[Finding]]:
+    """The wheels that can be read, and why others cannot."""
+    wheels, found = [], []
+    for entry in listed:
+        place = house / entry.filename
+        if not place.is_file():  # the manifest's own check tells of it
+            wheels.append(Wheel(entry=entry, place=place, about=None))
+            continue
+        try:
+            wheels.append(_read(entry, place))
+        except SourceError as error:
+            what = error.what.removeprefix(f"{place}: ")
+            found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
+    return wheels, found
+
+
+def _read(entry: Entry, place: Path) -> Wheel:
+    said = about(place)
+    has_code = entry.kind is Kind.BUILT and ANY not in entry.name.cpus and bool(said.facts)
+    binaries = inspect(place) if has_code else ()
+    return Wheel(entry=entry, place=place, about=said, binaries=binaries)
+
+
+def by_cpu(wheels: Sequence[Wheel]) -> Iterator[tuple[str, list[Wheel]]]:
+    """For each CPU that a wheel was built for, what a node with it can install."""
+    for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
+        yield cpu, [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]

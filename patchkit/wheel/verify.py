@@ -1,0 +1,38 @@
+"""Everything that can be wrong with a wheelhouse: files, wheels, devices, and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.wheel import wheelhouse
+from patchkit.wheel.checks import check
+from patchkit.wheel.device import unfit
+from patchkit.wheel.finding import Finding
+from patchkit.wheel.manifest import Entry
+from patchkit.wheel.pins import disagreements, pin_table
+from patchkit.wheel.shelf import read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was looked at, and what is wrong; ``pins`` are the versions that decide."""
+
+    entries: tuple[Entry, ...]
+    pins: Mapping[str, str]
+    findings: tuple[Finding, ...]
+
+
+def verify(house: Path) -> Verified:
+    """Raises SourceError if there is no wheelhouse to look at, StorageError, BusyError."""
+    files = wheelhouse.verify(house)
+    listed = wheelhouse.entries(house)
+    wheels, unread = read(house, listed)
+    found = [*files, *unread]
+    for wheel in wheels:
+        if wheel.built and wheel.about and wheel.about.facts:
+            found += check(wheel.about, wheel.binaries)
+        found += unfit(wheel)
+    found += disagreements(wheels)
+    return Verified(entries=listed, pins=pin_table(wheels), findings=tuple(dict.fromkeys(found)))
