@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import platform
 import zipfile
 
@@ -15,20 +16,30 @@ _FILES = {"nvidia-nccl-cu13": "nvidia/nccl/lib/libnccl.so.2"}
 
 
 def write_wheel(
-    folder, version, *, project="nvidia-nccl-cu13", tag=HERE, files=None, requires=(), change=None
+    folder,
+    version,
+    *,
+    project="nvidia-nccl-cu13",
+    tag=HERE,
+    files=None,
+    requires=(),
+    python="",
+    facts=None,
+    change=None,
 ):
     """Write a wheel into a folder; ``change`` may spoil its members, RECORD among them."""
     stem = f"{project.replace('-', '_')}-{version}"
     home = f"{stem}.dist-info"
     named = [f"Name: {project}", f"Version: {version}"]
+    named += [f"Requires-Python: {python}"] if python else []
     named += [f"Requires-Dist: {each}" for each in requires]
     members = {
         **(files or {_FILES.get(project, f"{project}.txt"): f"{version} {tag}".encode()}),
-        f"{home}/METADATA": _fields(
-            "Metadata-Version: 2.1", f"Name: {project}", f"Version: {version}"
-        ),
+        f"{home}/METADATA": _fields("Metadata-Version: 2.1", *named),
         f"{home}/WHEEL": _fields("Wheel-Version: 1.0", "Root-Is-Purelib: true", f"Tag: {tag}"),
     }
+    if facts is not None:
+        members[f"{home}/patchkit.json"] = json.dumps(facts).encode()
     members[f"{home}/RECORD"] = record(home, members)
     if change:
         change(members, home)

@@ -30,9 +30,12 @@ from patchkit.wheel.record import WheelName, wheel_name
 
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OLDEST = 5  # manylinux_2_5, the first platform tag for Linux
-_MISSING = re.compile(r"No matching distribution found for (?P<name>.+)")
+_MISSING = re.compile(
+    r"No matching distribution found for (?P<wanted>.+?)(?: \(from (?P<by>.+)\))?$", re.MULTILINE
+)
 # Its folder must not be searched: modules there are named like some of the standard library.
 _MARKERS = ("-P", str(Path(__file__).with_name("markers.py")))
+_ADVICE = ("To fix this", "Additionally", "ERROR: Cannot install")
 _SHOWN = 12  # lines of what pip says of a conflict
 
 
@@ -101,9 +104,8 @@ def resolve(
     or the disk fails, HostError if this pip cannot do it.
     """
     report = scratch / "report.json"
-    options = ["--dry-run", "--ignore-installed", f"--target={scratch / 'target'}", "--quiet"]
-    command = ["install", *options, f"--report={report}", *where.options(), *source.options()]
-    _pip([*command, *wanted], where, scratch)
+    options = ["--dry-run", "--ignore-installed", f"--target={scratch / 'target'}"]
+    _pip(["install", *options, f"--report={report}", *wanted], where, source, scratch)
     return read_report(json.loads(report.read_text(encoding="utf-8")), where)
 
 
@@ -118,7 +120,7 @@ def download(wheels: Iterable[Locked], where: Place, source: Source, folder: Pat
     )
     options = ["--no-deps", "--require-hashes", f"--dest={folder}", f"--requirement={lines}"]
     try:
-        _pip(["download", *options, *where.options(), *source.options()], where, folder)
+        _pip(["download", *options], where, source, folder)
     finally:
         lines.unlink()
 
@@ -155,19 +157,26 @@ def _locked(item: Mapping[str, Any], environment: Mapping[str, str]) -> Locked:
     return Locked(name=wheel_name(filename), sha256=sha256, requires=tuple(map(str, holds)))
 
 
-def _pip(arguments: Sequence[str], where: Place, scratch: Path) -> None:
+def _pip(arguments: Sequence[str], where: Place, source: Source, scratch: Path) -> None:
+    done = _run([*arguments, *where.options(), *source.options()], where, scratch)
+    if done.returncode != 0:
+        raise _failure(done.stdout + done.stderr, where, source, scratch)
+
+
+def _run(arguments: Sequence[str], where: Place, scratch: Path) -> subprocess.CompletedProcess[str]:
     # A pip that is killed leaves its temporary files where they are found again.
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     as_there = [*_MARKERS, where.machine, where.python]
-    command = [sys.executable, *as_there, *arguments, "--no-input", "--no-color"]
-    done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    return subprocess.run(
+        [sys.executable, *as_there, *arguments, "--no-input", "--no-color"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
-    if done.returncode != 0:
-        raise _failure(done.stderr, where)
 
 
-def _failure(said: str, where: Place) -> PatchkitError:
+def _failure(said: str, where: Place, source: Source, scratch: Path) -> PatchkitError:
     """What pip's words mean."""
     lines = [line for line in said.splitlines() if not line.startswith("WARNING: Location")]
     missing = _MISSING.search(said)
@@ -192,22 +201,32 @@ def _failure(said: str, where: Place) -> PatchkitError:
     if "ResolutionImpossible" in said:
         return SourceError(
             f"there is no set of wheels that fits together for {where}",
-            why="\n        ".join(_after(lines, "Cannot install")),
+            why="\n        ".join(_after(lines, "The conflict is caused by")),
             hint="another release of one of these, or another --python",
         )
     if missing:
-        return SourceError(
-            f"{missing['name']}: no wheel of it for {where}",
-            why="it is there as a source distribution alone, or for other machines, or not at all",
-            hint="build its wheel on such a machine (pip wheel), and name the folder with "
-            "--find-links",
-        )
+        return _no_wheel(missing["wanted"], missing["by"] or "", where, scratch, source)
     return StorageError("pip failed", why="\n        ".join(lines[-_SHOWN:]))
+
+
+def _no_wheel(wanted: str, by: str, where: Place, scratch: Path, source: Source) -> PatchkitError:
+    """The error for a requirement that no wheel meets; pip is asked whether there are sources."""
+    project = re.split(r"[\s<>=!~\[;]", wanted, maxsplit=1)[0]
+    options = ["--no-binary=:all:", "--pre", *source.options()]
+    asked = _run(["index", "versions", project, *options], where, scratch)
+    only_source = asked.returncode == 0
+    return SourceError(
+        f"{wanted}: no wheel of it for {where}" + (f"; {by} needs it" if by else ""),
+        why="it is there as a source distribution alone"
+        if only_source
+        else "it is there for other machines or in other versions alone, or not at all",
+        hint="build its wheel on such a machine (pip wheel), and name the folder with --find-links",
+    )
 
 
 def _after(lines: Sequence[str], mark: str) -> list[str]:
     """The lines from the one with this mark on, without what pip advises."""
     start = next((number for number, line in enumerate(lines) if mark in line), 0)
     kept = [line.strip() for line in lines[start:] if line.strip()]
-    end = next((n for n, line in enumerate(kept) if "To fix this" in line), len(kept))
+    end = next((n for n, line in enumerate(kept) if line.startswith(_ADVICE)), len(kept))
     return kept[: min(end, _SHOWN)]
