@@ -302,6 +302,18 @@ def test_killed_while_it_downloads(world, fill, house, cli, environment, tmp_pat
     assert not (house / ".filling").exists()
 
 
+def test_what_an_earlier_run_downloaded_is_taken(world, fill, house, tmp_path):
+    world()
+    leaf, half = "leaf-1.0-py3-none-any.whl", "typing_thing-2.0-py3-none-any.whl"
+    (house / ".filling").mkdir()
+    (house / ".filling" / leaf).write_bytes((tmp_path / "offered" / leaf).read_bytes())
+    (house / ".filling" / half).write_bytes((tmp_path / "offered" / half).read_bytes()[:50])
+    number = (house / ".filling" / leaf).stat().st_ino
+    fill()
+    assert (house / leaf).stat().st_ino == number
+    assert (house / half).read_bytes() == (tmp_path / "offered" / half).read_bytes()
+
+
 def test_a_full_disk(small_disk, built, offered, cli, fill, tmp_path):
     disk = small_disk("size=300k") / "house"
     add(disk, write_wheel(tmp_path / "made", "1.0", project="vllm", requires=["large"]), FACTS)

@@ -23,9 +23,11 @@ from patchkit.source.fetch import fetch
 from patchkit.source.lock import LockEntry
 from patchkit.target import Load, targets
 from patchkit.wheel.inspect import inspect, prove_exact
+from wheels import write_wheel
 
 DATA = Path(__file__).parents[1] / "data"
 LIBRARIES = DATA / "libraries"
+VLLM = DATA / "vllm_wheels.json"
 TABLE = tomllib.loads((DATA / "wheels.toml").read_text(encoding="utf-8"))["wheel"]
 EVERY = os.environ.get("PATCHKIT_ALL_WHEELS") == "1"
 WHEELS = {
@@ -187,6 +189,7 @@ def test_the_conclusion(cli, name, target, says):
 def test_the_command_as_json(cli):
     done = json.loads(cli("inspect", LIBRARIES / "gb10.so", "--json").stdout)
     assert done["target"] == "gb10"
+    assert (done["wheel"], done["findings"]) == (None, [])
     (binary,) = done["binaries"]
     assert (binary["name"], binary["machine"], binary["loads"]) == ("gb10.so", "aarch64", "exact")
     assert binary["fat_binaries"] == {"exact": 2, "none": 1}
@@ -226,3 +229,91 @@ def test_a_wheel_with_the_library_of_another_cpu(cli, tmp_path):
     said = cli("inspect", path, rc=3).stderr
     assert "nvidia/nccl/lib/libnccl.so.2 is for x86_64" in said
     assert "the wheel's name says aarch64" in said
+
+
+# Wheels
+
+
+def shortened(said):
+    """Of what `inspect --json` says of a wheel, what the golden table keeps."""
+    kept = ("name", "size", "machine", "needed", "rpath", "runpath", "cuda", "loads")
+    return {
+        "wheel": {key: value for key, value in said["wheel"].items() if key != "requires"},
+        "findings": said["findings"],
+        "binaries": {
+            each["name"]: {key: each[key] for key in kept}
+            | {"highest": {k: v for k, v in each["highest"].items() if v}}
+            | {"fat_binaries": each["fat_binaries"]}
+            | {"live": {f"{c['arch']}": c["count"] for c in each["codes"] if c["live"]}}
+            for each in said["binaries"]
+        },
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in WHEELS if name.startswith("vllm")])
+def test_a_wheel_of_vllm_is_as_recorded(name, fetched, cli):
+    """PATCHKIT_RECORD=1 writes the table anew."""
+    done = cli("inspect", fetched(WHEELS[name]), "--json").stdout
+    said = {name: shortened(json.loads(done))}
+    if os.environ.get("PATCHKIT_RECORD") == "1":
+        VLLM.write_text(json.dumps(said, indent=1) + "\n")
+    assert said == json.loads(VLLM.read_text())
+
+
+def test_what_speaks_against_a_wheel(fetched, cli):
+    """A folder of the machine that built it, and a runtime of its own: a released torchvision."""
+    wheel = fetched(WHEELS["torchvision-0.29.2-aarch64"])
+    folder = "/__w/_temp/conda_environment_40679574722/lib"
+    said = json.loads(cli("inspect", wheel, "--json").stdout)
+    assert [(each["filename"], each["what"]) for each in said["findings"]] == [
+        (
+            "torchvision/_C_stable.so",
+            f"RUNPATH {folder} is a folder of the machine that built it",
+        ),
+        (
+            "torchvision.libs/libcudart.3eda8113.so.13",
+            "is a private copy of a library of NVIDIA's wheels",
+        ),
+    ]
+    assert said["wheel"]["at_least"] == {
+        "GLIBC": "GLIBC_2.17",
+        "GLIBCXX": "GLIBCXX_3.4.21",
+        "CXXABI": "CXXABI_1.3.9",
+    }
+    assert said["wheel"]["promised_glibc"] == "2.28"
+    assert said["wheel"]["requires_python"] == ">=3.10,!=3.14.1"
+    assert said["wheel"]["facts"] is None
+
+    shown = cli("inspect", wheel).stdout
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if ".so" in line}
+    assert rows["torchvision/_C_stable.so"][1:6] == ["compatible", "13", "80", "90", "100"]
+    assert rows["torchvision.libs/libnvjpeg.4a0b5c81.so.13"][1:3] == ["exact", "-"]
+    assert rows["torchvision.libs/libz.f9ce4a27.so.1"][1:] == ["-", "-", "-"]
+    assert "of 2 libraries with device code: 1 exact, 1 compatible" in shown
+    assert "section" not in shown
+    assert ".nv_fatbin  sass" in cli("inspect", wheel, "--codes").stdout
+
+
+def test_what_a_wheel_of_ours_says(cli, tmp_path):
+    facts = {"made": "repack", "target": "gb10", "fixes": ["arch_lists: apply"]}
+    library = {"vllm/_C.abi3.so": (LIBRARIES / "gb10.so").read_bytes()}
+    tag = "cp38-abi3-manylinux_2_35_aarch64"
+    wheel = write_wheel(
+        tmp_path,
+        "0.25.1+a",
+        project="vllm",
+        tag=tag,
+        files=library,
+        facts=facts,
+        requires=["torch==2.11.0", "numpy"],
+    )
+    shown = cli("inspect", wheel).stdout
+    for words in (
+        "torch==2.11.0",
+        "made repack, target gb10",
+        "arch_lists: apply",
+        "loads on NVID",
+    ):
+        assert words in shown, words
+    assert "! vllm/_C.abi3.so: RPATH /opt/nccl is a folder" in shown
+    assert json.loads(cli("inspect", wheel, "--json").stdout)["wheel"]["facts"] == facts

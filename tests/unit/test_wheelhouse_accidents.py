@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import random
@@ -17,7 +18,9 @@ import pytest
 from faults import in_child, kill, killed_everywhere
 from patchkit.errors import BusyError, StorageError, UsageError
 from patchkit.patching.transaction import locked
-from patchkit.wheel.wheelhouse import add, entries, make_room, prune, verify
+from patchkit.wheel.manifest import Entry, Kind
+from patchkit.wheel.record import wheel_name
+from patchkit.wheel.wheelhouse import add, entries, make_room, prune, replace_dependencies, verify
 from wheels import write_wheel
 
 FACTS = {"target": "gb10"}
@@ -54,6 +57,19 @@ def ways(tmp_path, made):
     twin = write_wheel(tmp_path / "twin", OURS, files={"a": b"2"})
     stray = write_wheel(tmp_path / "stray", "1.0", project="stray")
 
+    stock = [write_wheel(tmp_path / "aside", f"{n}.0", project="torch") for n in (1, 2)]
+
+    def filled(house, wheel):
+        built = [entry for entry in entries(house) if entry.kind == "built"]
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        name, size = wheel_name(wheel.name), wheel.stat().st_size
+        fresh = Entry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
+        replace_dependencies(house, built, [fresh], [wheel])
+
+    def filled_before(house):
+        add(house, other, {})
+        filled(house, stock[0])
+
     def stray_there(house):
         add(house, old, FACTS)
         add(house, other, {})
@@ -65,10 +81,12 @@ def ways(tmp_path, made):
         "superseding": (lambda house: add(house, old, {}), lambda house: add(house, new, FACTS)),
         "same name": (lambda house: add(house, old, {}), lambda house: add(house, twin, FACTS)),
         "prune": (stray_there, lambda house: prune(house, drop=["vllm"])),
+        "fill": (filled_before, lambda house: filled(house, stock[1])),
+        "empty": (filled_before, lambda house: prune(house, dependencies=True)),
     }
 
 
-WAYS = ["first", "second", "superseding", "same name", "prune"]
+WAYS = ["first", "second", "superseding", "same name", "prune", "fill", "empty"]
 
 
 def cut_short(house):
