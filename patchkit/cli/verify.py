@@ -14,7 +14,7 @@ from patchkit.cli.options import as_json
 from patchkit.wheel.manifest import Kind
 from patchkit.wheel.verify import Verified, verify
 
-_WIDE = 120  # columns of a terminal; below that a table of four columns is not readable
+_WIDE = 120  # columns of a terminal; in fewer, or in a pipe, nobody could read four columns
 
 
 @click.command()
@@ -59,7 +59,7 @@ def _print(console: Console, house: Path, done: Verified) -> None:
         console.print(Text(pins, "dim"), soft_wrap=True)
     if not done.findings:
         console.print(Text.assemble(("✓ ", "green"), f"{house}: {_counted(done)}, all as listed"))
-    elif console.width >= _WIDE:
+    elif console.is_terminal and console.width >= _WIDE:
         console.print(_table(done))
     else:
         for each in done.findings:

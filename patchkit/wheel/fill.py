@@ -16,7 +16,7 @@ from patchkit.wheel.manifest import Entry, Kind
 from patchkit.wheel.record import ANY
 from patchkit.wheel.storage import translated
 from patchkit.wheel.torch import Torch, require_cuda, torch_of
-from patchkit.wheel.wheelhouse import FILLING, entries, replace_dependencies
+from patchkit.wheel.wheelhouse import FILLING, replace_dependencies, settled
 
 _AT_ONCE = 8  # wheels that pip downloads in one go: what is whole survives an interruption
 _SCRATCH = "pip"  # the folder for what pip writes, cleared each time
@@ -51,7 +51,7 @@ def machine_of(house: Path, built: Sequence[Entry]) -> str:
 
 def built_wheels(house: Path) -> tuple[Entry, ...]:
     """The wheels that patchkit put there. Raises UsageError if there are none."""
-    found = tuple(entry for entry in entries(house) if entry.kind is Kind.BUILT)
+    found = tuple(entry for entry in settled(house) if entry.kind is Kind.BUILT)
     if not found:
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
@@ -77,7 +77,7 @@ def fill(
     Raises ProofError if the torch is one for CPUs alone, HashMismatchError, SourceError,
     StorageError, BusyError.
     """
-    before, built = entries(house), built_wheels(house)
+    before, built = settled(house), built_wheels(house)
     with _working(house) as place:
         chosen = _resolve(house, built, where, source, also, place)
         torch = _proved_torch(chosen, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,14 @@ class Wheel:
         return targets().get(name) if isinstance(name, str) else None
 
 
-def read(house: Path, listed: Sequence[Entry]) -> tuple[list[Wheel], list[Finding]]:
-    """The wheels that can be read, and why others cannot."""
+def read(
+    house: Path, listed: Sequence[Entry], spoiled: Collection[str] = ()
+) -> tuple[list[Wheel], list[Finding]]:
+    """The wheels, and why some cannot be read; nobody looks into those that are ``spoiled``."""
     wheels, found = [], []
     for entry in listed:
         place = house / entry.filename
-        if not place.is_file():  # the manifest's own check tells of it
+        if not place.is_file() or entry.filename in spoiled:
             wheels.append(Wheel(entry=entry, place=place, about=None))
             continue
         try:
@@ -60,6 +62,7 @@ def read(house: Path, listed: Sequence[Entry]) -> tuple[list[Wheel], list[Findin
         except SourceError as error:
             what = error.what.removeprefix(f"{place}: ")
             found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
+            wheels.append(Wheel(entry=entry, place=place, about=None))
     return wheels, found
 
 

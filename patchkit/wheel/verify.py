@@ -28,7 +28,7 @@ def verify(house: Path) -> Verified:
     """Raises SourceError if there is no wheelhouse to look at, StorageError, BusyError."""
     files = wheelhouse.verify(house)
     listed = wheelhouse.entries(house)
-    wheels, unread = read(house, listed)
+    wheels, unread = read(house, listed, {each.filename for each in files})
     found = [*files, *unread]
     for wheel in wheels:
         if wheel.built and wheel.about and wheel.about.facts:

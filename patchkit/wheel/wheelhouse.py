@@ -57,6 +57,13 @@ def entries(house: Path) -> tuple[Entry, ...]:
         return _listed(house)
 
 
+def settled(house: Path) -> tuple[Entry, ...]:
+    """The same, once a change that was cut short is finished or undone."""
+    with held(house):
+        recover(house)
+        return _listed(house)
+
+
 def make_room(house: Path, filename: str) -> tuple[str, ...]:
     """Wheels that a wheel of this name would replace; ask before a long build.
 

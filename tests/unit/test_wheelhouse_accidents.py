@@ -20,7 +20,15 @@ from patchkit.errors import BusyError, StorageError, UsageError
 from patchkit.patching.transaction import locked
 from patchkit.wheel.manifest import Entry, Kind
 from patchkit.wheel.record import wheel_name
-from patchkit.wheel.wheelhouse import add, entries, make_room, prune, replace_dependencies, verify
+from patchkit.wheel.wheelhouse import (
+    add,
+    entries,
+    make_room,
+    prune,
+    replace_dependencies,
+    settled,
+    verify,
+)
 from wheels import write_wheel
 
 FACTS = {"target": "gb10"}
@@ -60,7 +68,7 @@ def ways(tmp_path, made):
     stock = [write_wheel(tmp_path / "aside", f"{n}.0", project="torch") for n in (1, 2)]
 
     def filled(house, wheel):
-        built = [entry for entry in entries(house) if entry.kind == "built"]
+        built = [entry for entry in settled(house) if entry.kind == "built"]
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         name, size = wheel_name(wheel.name), wheel.stat().st_size
         fresh = Entry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
