@@ -8,12 +8,14 @@ from pathlib import Path
 import click
 
 from patchkit.cli import show
-from patchkit.cli.inspected import json_fields, print_library, print_wheel
+from patchkit.cli.inspected import json_fields, print_wheel
+from patchkit.cli.library import print_library
 from patchkit.cli.loaded import show_loaded
 from patchkit.cli.options import as_json, find_target
 from patchkit.errors import UsageError
 from patchkit.wheel.about import about
 from patchkit.wheel.checks import check
+from patchkit.wheel.device import judgements, missed
 from patchkit.wheel.inspect import inspect
 
 
@@ -50,12 +52,14 @@ def command(
     target = find_target(name)
     binaries = inspect(file)
     wheel = about(file) if file.suffix == ".whl" else None
-    found = check(wheel, binaries) if wheel else ()
+    judged = judgements(wheel, file, binaries, target) if wheel else ()
+    found = (*check(wheel, binaries), *missed(wheel, judged, target)) if wheel else ()
+    uses = {each.name: each.use.value for each in judged}
     if as_json:
-        show.print_json({"file": str(file), **json_fields(wheel, binaries, found, target)})
+        show.print_json({"file": str(file), **json_fields(wheel, binaries, uses, found, target)})
         return
     console = show.console()
     if wheel:
-        print_wheel(console, wheel, binaries, found, target)
+        print_wheel(console, wheel, binaries, uses, found, target)
     for binary in binaries if codes or len(binaries) == 1 else ():
         print_library(console, binary, target)

@@ -1,11 +1,11 @@
-"""What is shown of an inspected library or wheel: for people, and as JSON."""
+"""What is shown of an inspected wheel: for people, and as JSON."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,21 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from patchkit.cli.archs import STYLES
-from patchkit.target import Load, Target
+from patchkit.cli.library import binary_fields, parts
+from patchkit.target import Target
 from patchkit.wheel.about import About
 from patchkit.wheel.checks import cuda_majors
 from patchkit.wheel.finding import Finding
-from patchkit.wheel.inspect import LIVE, RELOCATABLE, Binary, Code, reach
+from patchkit.wheel.inspect import LIVE, Binary, Code
 from patchkit.wheel.promises import floor, promised_glibc
 
-_RULES = {
-    Load.EXACT: "code for this very device",
-    Load.FAMILY: "by NVIDIA's rule, family code loads on later devices of the family",
-    Load.COMPATIBLE: "by NVIDIA's rule, machine code loads on devices of the same major and a "
-    "later minor capability",
-    Load.JIT: "PTX only, compiled on the device at first use",
-}
-_FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 _PYTHON = re.compile(r"\.cpython-3(\d+)-")
 _WIDE = 120  # columns of a terminal
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
@@ -37,6 +30,7 @@ def print_wheel(
     console: Console,
     wheel: About,
     binaries: Sequence[Binary],
+    uses: Mapping[str, str],
     found: Sequence[Finding],
     target: Target,
 ) -> None:
@@ -46,7 +40,7 @@ def print_wheel(
         console.print(Text(f"  {label:9}", "dim") + Text(value), soft_wrap=True)
     if len(binaries) > 1:
         console.print()
-        console.print(_library_table(binaries, target, wide=console.width >= _WIDE))
+        console.print(_library_table(binaries, uses, target, wide=console.width >= _WIDE))
         console.print(_summary(binaries, target), soft_wrap=True)
     for each in found:
         console.print(Text.assemble(("! ", "yellow"), (each.filename, "bold"), f": {each.what}"))
@@ -56,25 +50,20 @@ def print_wheel(
     console.print()
 
 
-def print_library(console: Console, binary: Binary, target: Target) -> None:
-    """Everything of one library."""
-    console.print(Text(binary.name, "bold") + Text(f"  {binary.size:,} bytes"))
-    for label, value in _facts(binary):
-        console.print(Text(f"  {label:9}", "dim") + Text(value), soft_wrap=True)
-    if binary.codes:
-        console.print(_code_table(binary, target))
-    style = STYLES[binary.load(target)]
-    console.print(Text(f"  {conclusion(binary, target)}", style), soft_wrap=True)
-
-
 def json_fields(
-    wheel: About | None, binaries: Sequence[Binary], found: Sequence[Finding], target: Target
+    wheel: About | None,
+    binaries: Sequence[Binary],
+    uses: Mapping[str, str],
+    found: Sequence[Finding],
+    target: Target,
 ) -> dict[str, Any]:
-    """``wheel`` is null for a library that is in none."""
+    """``wheel`` is null for a library that is in none, ``use`` for one of another project."""
     return {
         "target": target.name,
         "wheel": _wheel_fields(wheel, binaries) if wheel else None,
-        "binaries": [binary_fields(binary, target) for binary in binaries],
+        "binaries": [
+            {**binary_fields(binary, target), "use": uses.get(binary.name)} for binary in binaries
+        ],
         "findings": [each.fields() for each in found],
     }
 
@@ -98,7 +87,9 @@ def _wheel_facts(wheel: About, binaries: Sequence[Binary]) -> Iterator[tuple[str
         yield "fixes", ", ".join(map(str, fixes))
 
 
-def _library_table(binaries: Sequence[Binary], target: Target, *, wide: bool) -> Table:
+def _library_table(
+    binaries: Sequence[Binary], uses: Mapping[str, str], target: Target, *, wide: bool
+) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     folder = _common_folder(binaries)
     table.add_column(f"in {folder}" if folder else "library", overflow="fold")
@@ -106,6 +97,8 @@ def _library_table(binaries: Sequence[Binary], target: Target, *, wide: bool) ->
     table.add_column(target.name, no_wrap=True)
     table.add_column("CUDA", no_wrap=True)
     table.add_column("archs", overflow="fold")
+    if uses:
+        table.add_column("")
     if wide:
         table.add_column("fat binaries", overflow="fold")
     for name, binary, count in _rows(binaries):
@@ -116,15 +109,11 @@ def _library_table(binaries: Sequence[Binary], target: Target, *, wide: bool) ->
             Text(str(load), STYLES[load]) if binary.live else Text("-", "dim"),
             ", ".join(map(str, cuda_majors(binary))) or "-",
             Text(_archs(binary), "dim"),
-            Text(_parts(binary.loads(target)), "dim"),
+            *([Text(uses.get(binary.name, ""))] if uses else []),
+            Text(parts(binary.loads(target)), "dim"),
         ]
         table.add_row(*cells[: len(table.columns)])
     return table
-
-
-def _parts(loads: Counter[Load]) -> str:
-    """``33 family, 19 none``, best first."""
-    return ", ".join(f"{loads[each]} {each}" for each in sorted(loads, reverse=True))
 
 
 def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
@@ -162,8 +151,8 @@ def _summary(binaries: Sequence[Binary], target: Target) -> Text:
     code = [binary for binary in binaries if binary.live]
     if not code:
         return Text(f"no device code in {len(binaries)} libraries")
-    parts = _parts(Counter(binary.load(target) for binary in code))
-    return Text(f"on {target.title}, of {len(code)} libraries with device code: {parts}")
+    counted = parts(Counter(binary.load(target) for binary in code))
+    return Text(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
 
 
 def _wheel_fields(wheel: About, binaries: Sequence[Binary]) -> dict[str, Any]:
@@ -187,95 +176,4 @@ def _wheel_fields(wheel: About, binaries: Sequence[Binary]) -> dict[str, Any]:
             for sbom in wheel.sboms
         ],
         "facts": dict(wheel.facts) or None,
-    }
-
-
-def conclusion(binary: Binary, target: Target) -> str:
-    """One sentence: how the binary's code reaches the device."""
-    if not binary.live:
-        unlinked = "only code that was not linked: no device can load it"
-        return f"holds {unlinked if binary.relocatable else 'no device code'}"
-    loads = binary.loads(target)
-    load = max(loads)
-    live = (code for code in binary.codes if code.section == LIVE)
-    names = ", ".join(dict.fromkeys(c.name for c in live if reach(c.kind, c.arch, target) is load))
-    if binary.linked_anew(target):
-        return (
-            f"loads on {target.title}: jit, linked anew on the device at first use ({RELOCATABLE})"
-        )
-    if load is Load.NONE:
-        return f"does not load on {target.title}: it holds only {names}"
-    sentence = f"loads on {target.title}: {load}, {names}: {_RULES[load]}"
-    if len(loads) > 1:
-        sentence += f"; of {loads.total()} fat binaries, {_parts(loads)}"
-    return sentence
-
-
-def _facts(binary: Binary) -> Iterator[tuple[str, str]]:
-    library = binary.library
-    yield "machine", library.machine
-    if library.soname:
-        yield "soname", library.soname
-    yield "needs", ", ".join(library.needed) or "nothing"
-    for label, folders in (("rpath", library.rpath), ("runpath", library.runpath)):
-        if folders:
-            yield label, ":".join(folders)
-    if highest := list(filter(None, map(library.highest, _FAMILIES))):
-        yield "at least", ", ".join(highest)
-    if library.build_id:
-        yield "build id", library.build_id
-    yield "sha256", binary.sha256
-
-
-def _code_table(binary: Binary, target: Target) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("section", "kind", "arch", "compressed", "count", "bytes", "loads"):
-        table.add_column(column, justify="right" if column in ("count", "bytes") else "left")
-    for code in binary.codes:
-        load = reach(code.kind, code.arch, target)
-        live = code.section == LIVE
-        table.add_row(
-            Text(code.section, "" if live else "dim"),
-            code.kind,
-            code.name,
-            Text(code.compression, "dim"),
-            str(code.count),
-            f"{code.size:,}",
-            Text(str(load) if live else f"({load})", STYLES[load] if live else "dim"),
-        )
-    return table
-
-
-def binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
-    library = binary.library
-    loads = binary.loads(target)
-    return {
-        "name": binary.name,
-        "size": binary.size,
-        "sha256": binary.sha256,
-        "machine": library.machine,
-        "soname": library.soname or None,
-        "needed": list(library.needed),
-        "rpath": list(library.rpath),
-        "runpath": list(library.runpath),
-        "versions": {needed: list(names) for needed, names in library.versions.items()},
-        "highest": {family: library.highest(family) or None for family in _FAMILIES},
-        "cuda": list(cuda_majors(binary)),
-        "build_id": library.build_id or None,
-        "loads": str(binary.load(target)),
-        "fat_binaries": {str(load): loads[load] for load in sorted(loads, reverse=True)},
-        "conclusion": conclusion(binary, target),
-        "codes": [
-            {
-                "section": code.section,
-                "live": code.section == LIVE,
-                "kind": code.kind,
-                "arch": code.name,
-                "compression": code.compression,
-                "count": code.count,
-                "size": code.size,
-                "loads": str(reach(code.kind, code.arch, target)),
-            }
-            for code in binary.codes
-        ],
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from patchkit.errors import ProofError, SourceError
 from patchkit.target import Load, Target
+from patchkit.wheel.about import About
 from patchkit.wheel.finding import Finding, finding
-from patchkit.wheel.inspect import prove_exact
+from patchkit.wheel.inspect import Binary, prove_exact
+from patchkit.wheel.libraries import Judged, judge, told
 from patchkit.wheel.manifest import MANIFEST
 from patchkit.wheel.shelf import Wheel
 
@@ -30,8 +33,38 @@ def unfit(wheel: Wheel) -> Iterator[Finding]:
         yield finding(SourceError, wheel.filename, what, "build it again, or update patchkit")
     elif facts.get("project") == "nccl":
         yield from _not_exact(wheel, wheel.target)
+    elif facts.get("project") == "vllm":
+        assert wheel.about
+        judged = judgements(wheel.about, wheel.place, wheel.binaries, wheel.target)
+        fatal = [each for each in judged if each.fatal]
+        yield from missed(wheel.about, fatal, wheel.target, wheel.filename)
     else:
         yield from _not_loading(wheel, wheel.target)
+
+
+def judgements(
+    wheel: About, place: Path, binaries: Sequence[Binary], target: Target
+) -> tuple[Judged, ...]:
+    """What each library of a vLLM wheel is to the device; nothing for another project's wheel."""
+    if wheel.name.project != "vllm":
+        return ()
+    return judge(place, binaries, target, wheel.name.version)
+
+
+def missed(
+    wheel: About, judged: Sequence[Judged], target: Target, filename: str = ""
+) -> Iterator[Finding]:
+    """Libraries that the device lacks, and what that costs."""
+    for each in judged:
+        if each.missed:
+            yield finding(
+                ProofError,
+                filename or each.name,
+                f"{each.name} {told(each)}" if filename else told(each),
+                f"build it from source: patchkit build vllm --version {wheel.name.version.public} "
+                f"--target {target.name}",
+                "vLLM cannot do without it" if each.fatal else "vLLM does without it",
+            )
 
 
 def _not_exact(wheel: Wheel, target: Target) -> Iterator[Finding]:

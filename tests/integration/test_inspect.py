@@ -27,7 +27,7 @@ from wheels import write_wheel
 
 DATA = Path(__file__).parents[1] / "data"
 LIBRARIES = DATA / "libraries"
-VLLM = DATA / "vllm_wheels.json"
+GOLDEN = DATA / "inspected.json"
 TABLE = tomllib.loads((DATA / "wheels.toml").read_text(encoding="utf-8"))["wheel"]
 EVERY = os.environ.get("PATCHKIT_ALL_WHEELS") == "1"
 WHEELS = {
@@ -236,7 +236,7 @@ def test_a_wheel_with_the_library_of_another_cpu(cli, tmp_path):
 
 def shortened(said):
     """Of what `inspect --json` says of a wheel, what the golden table keeps."""
-    kept = ("name", "size", "machine", "needed", "rpath", "runpath", "cuda", "loads")
+    kept = ("name", "size", "machine", "needed", "rpath", "runpath", "cuda", "loads", "use")
     return {
         "wheel": {key: value for key, value in said["wheel"].items() if key != "requires"},
         "findings": said["findings"],
@@ -250,14 +250,17 @@ def shortened(said):
     }
 
 
-@pytest.mark.parametrize("name", [name for name in WHEELS if name.startswith("vllm")])
-def test_a_wheel_of_vllm_is_as_recorded(name, fetched, cli):
+RECORDED = [name for name in WHEELS if name.startswith(("vllm", "torchvision"))]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_wheel_is_as_recorded(name, fetched, cli):
     """PATCHKIT_RECORD=1 writes the table anew."""
-    done = cli("inspect", fetched(WHEELS[name]), "--json").stdout
-    said = {name: shortened(json.loads(done))}
+    table = json.loads(GOLDEN.read_text())
+    said = shortened(json.loads(cli("inspect", fetched(WHEELS[name]), "--json").stdout))
     if os.environ.get("PATCHKIT_RECORD") == "1":
-        VLLM.write_text(json.dumps(said, indent=1) + "\n")
-    assert said == json.loads(VLLM.read_text())
+        GOLDEN.write_text(json.dumps({**table, name: said}, indent=1, sort_keys=True) + "\n")
+    assert table[name] == said
 
 
 def test_what_speaks_against_a_wheel(fetched, cli):

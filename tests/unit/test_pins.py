@@ -17,6 +17,7 @@ LIBRARIES = Path(__file__).parents[1] / "data" / "libraries"
 ARM, INTEL = "py3-none-manylinux_2_35_aarch64", "py3-none-manylinux_2_35_x86_64"
 NCCL = {"project": "nccl", "target": "gb10", "machine": "aarch64"}
 VLLM = {"project": "vllm", "target": "gb10", "machine": "aarch64"}
+CORE = ("vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C_stable_libtorch.abi3.so")
 PLACE = {"python": "3.12", "machine": "aarch64", "glibc": "2.39"}
 
 
@@ -72,8 +73,9 @@ def nccl(built, version="2.28.9+gb10.a1", name="gb10", **more):
     return built("nvidia-nccl-cu13", version, files=library(name), facts={**NCCL, **more})
 
 
-def vllm(built, torch="2.11.0", version="0.25.1", **more):
-    options = {"facts": VLLM, "files": library("gb10", "vllm/_C.abi3.so"), **more}
+def vllm(built, torch="2.11.0", version="0.25.1", libraries=CORE, name="gb10", **more):
+    files = {path: content for each in libraries for path, content in library(name, each).items()}
+    options = {"facts": VLLM, "files": files, **more}
     return built("vllm", version, requires=[f"torch=={torch}", "numpy"], **options)
 
 
@@ -121,18 +123,29 @@ def test_facts_that_were_edited(built, house, tmp_path):
     assert (code, what) == (3, "patchkit.json in it does not say what manifest.json says")
 
 
-def test_a_vllm_none_of_whose_libraries_load(built, house):
-    vllm(built, facts={**VLLM, "target": "thor"})
-    ((_, code, what),) = found(house)
-    assert (code, what) == (
-        5,
-        "none of its 1 libraries with device code loads on NVIDIA Jetson AGX Thor",
-    )
+@pytest.mark.parametrize(
+    ("target", "libraries", "says"),
+    [
+        (
+            "thor",
+            CORE,
+            [
+                f"{CORE[0]} does not load: vLLM does not start",
+                f"{CORE[1]} does not load: MoE models do not run",
+            ],
+        ),
+        ("gb10", CORE[:1], [f"{CORE[1]} is missing: MoE models do not run"]),
+        ("gb10", CORE, []),
+    ],
+)
+def test_a_vllm_that_lacks_what_it_cannot_do_without(target, libraries, says, built, house):
+    vllm(built, facts={**VLLM, "target": target}, libraries=libraries)
+    assert found(house) == [("vllm", 5, what) for what in says]
 
 
 def test_wheels_for_two_devices(built, house):
     nccl(built)
-    vllm(built, facts={**VLLM, "target": "h200"}, files=library("stock", "vllm/_C.abi3.so"))
+    vllm(built, facts={**VLLM, "target": "h200"}, name="stock")
     (said,) = [what for _, _, what in found(house)]
     assert said.startswith("wheels for aarch64 are made for several devices: gb10: nvidia_nccl")
 
