@@ -192,7 +192,7 @@ def _failure(said: str, where: Place, source: Source, scratch: Path) -> Patchkit
             why=" ".join(_after(lines, "DO NOT MATCH")),
             hint="run it again; if it stays so, the index or a proxy changes files",
         )
-    if "Retrying (" in said or "ConnectionError" in said:
+    if "Retry(total=0" in said:  # it gave up, and went on as if the index were empty
         return StorageError(
             "the package index cannot be reached",
             why="there is no network, or a proxy or certificate is missing",
@@ -219,7 +219,8 @@ def _no_wheel(wanted: str, by: str, where: Place, scratch: Path, source: Source)
         f"{wanted}: no wheel of it for {where}" + (f"; {by} needs it" if by else ""),
         why="it is there as a source distribution alone"
         if only_source
-        else "it is there for other machines or in other versions alone, or not at all",
+        else "it is there for other machines or in other versions alone, or not at all"
+        + ("" if source.offline else "; or the index does not answer"),
         hint="build its wheel on such a machine (pip wheel), and name the folder with --find-links",
     )
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.patching.transaction import locked
+from patchkit.wheel.checks import cuda_majors
 from patchkit.wheel.elsewhere import Locked, Place, Source, download, resolve
 from patchkit.wheel.manifest import Entry, Kind
 from patchkit.wheel.record import ANY
+from patchkit.wheel.shelf import read
 from patchkit.wheel.storage import translated
 from patchkit.wheel.torch import Torch, require_cuda, torch_of
-from patchkit.wheel.wheelhouse import FILLING, replace_dependencies, settled
+from patchkit.wheel.wheelhouse import FILLING, replace_dependencies, settled, sha256_of
 
 _AT_ONCE = 8  # wheels that pip downloads in one go: what is whole survives an interruption
 _SCRATCH = "pip"  # the folder for what pip writes, cleared each time
@@ -78,14 +79,15 @@ def fill(
     StorageError, BusyError.
     """
     before, built = settled(house), built_wheels(house)
+    needed = _cuda_needed(house, built)
     with _working(house) as place:
         chosen = _resolve(house, built, where, source, also, place)
-        torch = _proved_torch(chosen, where)
+        torch = _proved_torch(chosen, where, needed)
         folders = () if lock_only else (place, house)
         files: tuple[Path, ...] = ()
         if not lock_only:
             files = _collect(chosen, where, source, house, place, progress)
-            torch = _proved_torch(chosen, where, folders)
+            torch = _proved_torch(chosen, where, needed, folders)
         fresh = tuple(_entry(each, where, folders) for each in chosen)
         replace_dependencies(house, built, fresh, files)
     old = {entry.filename for entry in before if entry.kind is not Kind.BUILT}
@@ -124,17 +126,12 @@ def _resolve(
     place: Path,
 ) -> tuple[Locked, ...]:
     """The dependencies alone. Raises SourceError if one of our wheels was not the choice."""
-    ours = {entry.filename: entry for entry in built if entry.name.cpus & {where.machine, ANY}}
+    ours = dict.fromkeys(e.filename for e in built if e.name.cpus & {where.machine, ANY})
     wanted = [str((house / filename).absolute()) for filename in sorted(ours)]
     with _scratch(place) as scratch:
         chosen = resolve([*wanted, *also], where, _with_house(source, house), scratch)
     for each in chosen:
-        entry = ours.pop(each.name.filename, None)
-        if entry and entry.sha256 != each.sha256:
-            raise HashMismatchError(
-                f"{each.name.filename} is not the wheel that the manifest lists",
-                hint=f"patchkit wheelhouse verify --dir {house}",
-            )
+        ours.pop(each.name.filename, None)
     if ours:
         raise SourceError(f"pip chose something else than {', '.join(ours)}", hint="report it")
     mine = {entry.filename for entry in built}
@@ -192,21 +189,44 @@ def _take(scratch: Path, wheel: Locked, place: Path) -> None:
 
 def _whole(folder: Path, wheel: Locked) -> bool:
     file = folder / wheel.name.filename
-    if not file.is_file():
-        return False
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() == wheel.sha256
+    return file.is_file() and sha256_of(file) == wheel.sha256
+
+
+def _cuda_needed(house: Path, built: Sequence[Entry]) -> dict[int, str]:
+    """Major version → file name, of the CUDA that libraries built here ask for.
+
+    Raises HashMismatchError if a wheel is not the one that was built.
+    """
+    for entry in built:
+        if (
+            not (house / entry.filename).is_file()
+            or sha256_of(house / entry.filename) != entry.sha256
+        ):
+            raise HashMismatchError(
+                f"{entry.filename} is not the wheel that was built",
+                hint=f"patchkit verify {house}; build it again",
+            )
+    wheels, _unread = read(house, built)
+    return {
+        major: wheel.filename
+        for wheel in wheels
+        for binary in wheel.binaries
+        for major in cuda_majors(binary)
+    }
 
 
 def _proved_torch(
-    chosen: Sequence[Locked], where: Place, folders: Sequence[Path] = ()
+    chosen: Sequence[Locked],
+    where: Place,
+    needed: Mapping[int, str],
+    folders: Sequence[Path] = (),
 ) -> Torch | None:
     """The torch among them, known by its file if it is in one of the folders. Raises ProofError."""
     for each in chosen:
         if each.name.project == "torch":
             wheel = _place(each.name.filename, folders) if folders else None
             torch = torch_of(each.name.version, each.requires, wheel)
-            require_cuda(torch, where.machine)
+            require_cuda(torch, where.machine, needed)
             return torch
     return None
 

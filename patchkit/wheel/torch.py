@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +50,20 @@ def torch_of(version: Version, requires: Iterable[str], wheel: Path | None = Non
     return Torch(version=version, cuda=None, seen="it requires none of NVIDIA's libraries there")
 
 
-def require_cuda(torch: Torch, machine: str) -> None:
-    """Raise ProofError if this torch is for CPUs alone."""
+def require_cuda(torch: Torch, machine: str, needed: Mapping[int, str]) -> None:
+    """Raise ProofError if this torch is for CPUs alone, or for another CUDA than is ``needed``.
+
+    That is: major version → the wheel whose libraries ask for it.
+    """
+    if torch.cuda and needed and torch.cuda not in needed:
+        major, filename = next(iter(needed.items()))
+        raise ProofError(
+            f"torch {torch.version} for {machine} is for CUDA {torch.cuda}; {filename} needs CUDA "
+            f"{major}",
+            why="their libraries cannot be loaded into one process",
+            hint=f"take torch from PyTorch's own index for CUDA {major} (pip's extra-index-url), "
+            f"or wheels for CUDA {torch.cuda}",
+        )
     if torch.cuda is None:
         raise ProofError(
             f"torch {torch.version} for {machine} is one for CPUs alone: {torch.seen}",

@@ -116,7 +116,7 @@ def add(
             if found := list(faults(copy)):
                 raise SourceError(f"{wheel}: {found[0]}", why=_others(found), hint="build it again")
             size = copy.stat().st_size
-            fresh = Entry(name=name, sha256=_sha256(copy), size=size, facts=facts)
+            fresh = Entry(name=name, sha256=sha256_of(copy), size=size, facts=facts)
             commit(house, documents([*kept, fresh]), outdated)
     for filename in outdated:
         older = f"an older build of {name.pinned}"
@@ -248,7 +248,7 @@ def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
     if size != entry.size and entry.held:
         what = f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
         yield finding(HashMismatchError, entry.filename, what, again)
-    elif (found := _sha256(place)) != entry.sha256:
+    elif (found := sha256_of(place)) != entry.sha256:
         what = f"its sha256 is {found}, {entry.sha256} in {MANIFEST}: it was changed"
         yield finding(HashMismatchError, entry.filename, what, again)
     # What others released is as it is; its sha256 is all that there is to say.
@@ -326,6 +326,7 @@ def _others(found: Sequence[str]) -> str:
     return f"and {len(found) - 1} faults more" if len(found) > 1 else "the wheel is damaged"
 
 
-def _sha256(place: Path) -> str:
+def sha256_of(place: Path) -> str:
+    """In hex."""
     with place.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

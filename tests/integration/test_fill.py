@@ -142,36 +142,38 @@ def test_only_a_lock(world, fill, house, cli):
     assert len(contents(house)) == 3 + 2
 
 
-def test_every_node_installs_the_same(world, fill, house, tmp_path):
-    world()
-    fill("--python", THIS)
+@pytest.fixture
+def node(tmp_path):
+    """pip for an empty virtual environment that knows no index: ``node("install", ...)``."""
     venv.create(tmp_path / "node", with_pip=False)
+    program = tmp_path / "node/bin/python"
+    alone = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    settings = {**alone, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
 
     def pip(*arguments):
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            tmp_path / "node/bin/python",
-            *arguments,
-        ]
-        alone = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
-        return subprocess.run(
-            list(map(str, command)),
-            env={**alone, "PIP_CONFIG_FILE": os.devnull},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        command = [sys.executable, "-m", "pip", "--python", str(program), *arguments]
+        done = subprocess.run(command, env=settings, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
-    lock = ["--require-hashes", "-r", "wheelhouse/requirements.txt"]
-    pip("install", "--no-index", "--find-links", "wheelhouse", *lock)
+    return pip
 
-    listed = json.loads(pip("list", "--format=json"))
-    assert {f"{each['name']}=={each['version']}" for each in listed} == {*locked(house)}
-    assert "No broken requirements found" in pip("check")
+
+LOCK = ["--find-links", "wheelhouse", "--require-hashes", "-r", "wheelhouse/requirements.txt"]
+
+
+def installed(node):
+    return sorted(
+        f"{e['name']}=={e['version']}".lower() for e in json.loads(node("list", "--format=json"))
+    )
+
+
+def test_every_node_installs_the_same(world, fill, house, node):
+    world()
+    fill("--python", THIS)
+    node("install", "--no-index", *LOCK)
+    assert installed(node) == locked(house)
+    assert "No broken requirements found" in node("check")
 
 
 def test_what_the_user_wants_as_well(world, offered, fill, house):
@@ -335,13 +337,32 @@ def test_a_build_takes_the_place_of_stock(built, offered, fill, house, cli):
     assert "2 wheels and 1 dependencies, all as listed" in cli("verify").stdout
 
 
-def test_from_the_package_index(built, cli, house, tmp_path, environment):
+def test_a_wheel_that_was_changed_since(world, fill, house):
+    world()
+    wheel = next(house.glob("vllm*"))
+    wheel.write_bytes(wheel.read_bytes() + b"0")
+    assert f"{wheel.name} is not the wheel that was built" in fill(rc=8).stderr
+
+
+def test_an_index_that_does_not_answer(world, cli, house):
+    world()
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    before = contents(house)
+    alone = {**nowhere, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+    said = cli("wheelhouse", "fill", rc=7, env=alone).stderr
+    assert "the package index cannot be reached" in said
+    assert contents(house) == before
+
+
+def test_from_the_package_index(built, cli, house, tmp_path, environment, node):
     """A stand-in for vLLM with real dependencies, some of them with compiled code."""
-    requires = ["markupsafe", "pyyaml", "packaging", "tqdm; platform_machine == 'x86_64'"]
-    built("0.25.1", project="vllm", tag="py3-none-manylinux_2_17_x86_64", requires=requires)
-    built(OURS, tag="py3-none-manylinux_2_17_x86_64")
-    command = ["wheelhouse", "fill", "--python", THIS, "--glibc", "2.31"]
-    command = [sys.executable, "-m", "patchkit", *command]
+    tag = f"py3-none-manylinux_2_17_{CPU}"
+    requires = ["markupsafe", "pyyaml", "packaging", f"tqdm; platform_machine == '{CPU}'"]
+    requires += [f"gone-from-here; platform_machine == '{OTHER_CPU}'"]
+    built("0.25.1", project="vllm", tag=tag, requires=requires)
+    built(OURS, tag=tag)
+    command = [sys.executable, "-m", "patchkit", "wheelhouse", "fill"]
+    command += ["--python", THIS, "--glibc", "2.31"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     if done.returncode == 7 and "cannot be reached" in done.stderr:
         pytest.skip(done.stderr.splitlines()[0])
@@ -349,3 +370,6 @@ def test_from_the_package_index(built, cli, house, tmp_path, environment):
     names = [line.partition("==")[0] for line in locked(house)]
     assert names == ["markupsafe", "nvidia-nccl-cu13", "packaging", "pyyaml", "tqdm", "vllm"]
     assert "all as listed" in cli("verify").stdout
+    node("install", "--no-index", *LOCK)
+    assert installed(node) == locked(house)
+    assert "No broken requirements found" in node("check")

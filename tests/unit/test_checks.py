@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.version import Version
 
-from patchkit.errors import SourceError
+from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.wheel.about import about
 from patchkit.wheel.checks import check, cuda_majors
 from patchkit.wheel.inspect import inspect
 from patchkit.wheel.promises import floor, promised_glibc, supported
 from patchkit.wheel.rules import rules
+from patchkit.wheel.torch import require_cuda, torch_of
 from wheels import write_wheel
 
 LIBRARIES = Path(__file__).parents[1] / "data" / "libraries"
@@ -215,3 +221,45 @@ def test_a_wheel_that_is_built_to_harm_is_no_reading(made):
         bundle.writestr("../a", "")
     with pytest.raises(SourceError, match="leads out of the wheel"):
         about(wheel)
+
+
+def test_a_torch_for_another_cuda():
+    twelve = torch_of(Version("2.10.0"), ["nvidia-cudnn-cu12==9", "numpy"])
+    assert (twelve.cuda, twelve.seen) == (12, "it requires nvidia-cudnn-cu12 …")
+    require_cuda(twelve, "x86_64", {12: "vllm.whl"})
+    with pytest.raises(ProofError, match=r"x86_64 is for CUDA 12; vllm\.whl needs CUDA 13"):
+        require_cuda(twelve, "x86_64", {13: "vllm.whl"})
+
+
+@pytest.mark.parametrize(
+    ("version", "requires", "cuda"),
+    [
+        ("2.11.0", ["cuda-toolkit[x]==13.0.2", "nvidia-nccl-cu13==2.28.9"], 13),
+        ("2.11.0", ["cuda-bindings<14"], 0),
+        ("2.9.0+cu130", ["numpy"], 13),
+        ("2.9.0+cu128", ["nvidia-nccl-cu12"], 12),
+        ("2.9.0+cpu", ["numpy"], None),
+        ("2.10.0", ["numpy", "triton"], None),
+    ],
+)
+def test_which_cuda_a_torch_is_for(version, requires, cuda):
+    assert torch_of(Version(version), requires).cuda == cuda
+
+
+with tempfile.TemporaryDirectory() as folder:
+    SMALL = write_wheel(
+        Path(folder), "1.0", project="a", tag=TAG, requires=["b==1"], facts={"a": 1}
+    ).read_bytes()
+INSIDE = st.integers(0, len(SMALL) - 1)
+
+
+@settings(max_examples=400, deadline=5000)
+@given(st.lists(st.tuples(INSIDE, st.integers(0, 255)), max_size=8))
+def test_any_damage_is_read_or_refused(tmp_path_factory, changes):
+    content = bytearray(SMALL)
+    for place, value in changes:
+        content[place] = value
+    wheel = tmp_path_factory.getbasetemp() / f"a-1.0-{TAG}.whl"
+    wheel.write_bytes(content)
+    with contextlib.suppress(PatchkitError):
+        check(about(wheel), ())
