@@ -83,4 +83,5 @@ def _counted(done: Verified) -> str:
     built = sum(entry.kind is Kind.BUILT for entry in done.entries)
     others = len(done.entries) - built
     wheels = f"{built} wheel{'' if built == 1 else 's'}"
-    return wheels + (f" and {others} dependencies" if others else "")
+    rest = f" and {others} {'dependency' if others == 1 else 'dependencies'}"
+    return wheels + (rest if others else "")

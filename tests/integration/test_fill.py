@@ -334,7 +334,7 @@ def test_a_build_takes_the_place_of_stock(built, offered, fill, house, cli):
     assert "nvidia-nccl-cu13==2.28.9" in locked(house)
     built(OURS)
     assert f"nvidia-nccl-cu13=={OURS}" in locked(house)
-    assert "2 wheels and 1 dependencies, all as listed" in cli("verify").stdout
+    assert "2 wheels and 1 dependency, all as listed" in cli("verify").stdout
 
 
 def test_a_wheel_that_was_changed_since(world, fill, house):
