@@ -2,8 +2,8 @@
 
     nox -s build-proof [-- RELEASE …] [--write]
 
-For each release `patchkit build vllm` builds a wheel of its smallest extensions: real sources, real
-torch, real CMake, no network. What CMake then means to compile is compared with the arch proof, group
+For each release `patchkit build vllm` builds a wheel of its smallest extensions: real sources,
+torch and CMake, no network. What CMake then means to compile is compared with the arch proof, group
 by group, and with tests/data/objects.csv; two CUDA sources are compiled and inspected; the wheel
 is inspected and installed, its extensions are loaded. A second run has to give the same bytes.
 """

@@ -37,6 +37,12 @@ def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolcha
     counts. Raises HostError if something is missing in both, StorageError for I/O.
     """
     beside = sorted(environment.glob(_SITE))
+    if toolchain.locked and not beside:
+        raise HostError(
+            f"{environment}: no NVIDIA libraries beside torch",
+            why="this torch was built for CPUs alone, or for another CUDA",
+            hint="use the requirements of the recipe, or name a whole toolkit with --cuda",
+        )
     halves = [
         {"include": toolchain.include, "lib": toolchain.lib},
         *({part: half / part for part in ("include", "lib")} for half in beside),

@@ -289,7 +289,7 @@ def _build(root: Path, order: Order, prepared: _Prepared, progress: Progress) ->
     raw = _compile(root, order, prepared, progress)
     prepared.python.check("after the build")
     binaries = inspect(raw)
-    proofs = _prove(root, order, binaries)
+    proofs = _prove(root, order, raw, binaries)
     sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
     return Built(
         wheel=sealed,
@@ -301,13 +301,13 @@ def _build(root: Path, order: Order, prepared: _Prepared, progress: Progress) ->
     )
 
 
-def _prove(root: Path, order: Order, binaries: tuple[Binary, ...]) -> tuple[str, ...]:
+def _prove(root: Path, order: Order, raw: Path, binaries: tuple[Binary, ...]) -> tuple[str, ...]:
     target = order.request.target
     sources = compiled_sources(root / "source" / "build", root / "source")
     if order.extensions:
         sources = tuple(each for each in sources if each.library in order.extensions)
     else:
-        require_loading(judge(binaries, target, order.version), target, order.version)
+        require_loading(judge(raw, binaries, target, order.version), target, order.version)
     return prove_compiled(sources, binaries, target)
 
 

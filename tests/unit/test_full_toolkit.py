@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -105,14 +104,17 @@ def test_torch_without_cuda_has_no_such_libraries(halves):
     assert not dest.exists()
 
 
-def test_a_toolkit_of_the_machine_is_left_as_it_is(halves):
+def test_a_toolkit_of_the_machine_is_completed(halves):
     toolchain, environment, dest = halves(locked=False)
+    assert full_toolkit(toolchain, environment, dest).include == dest / "include"
+    assert (dest / "lib/libcublas.so").read_text() == "torch's"
+    shutil.rmtree(environment)
     with pytest.raises(HostError, match="not a whole CUDA toolkit"):
         full_toolkit(toolchain, environment, dest)
     root = toolchain.nvcc.parents[1]
     for name in LIBRARIES:
-        (root / f"lib/lib{name}.so").write_text("")
+        (root / f"lib/lib{name}.so").write_text("own")
     for name in HEADERS:
         (root / "include" / name).write_text("")
-    assert full_toolkit(toolchain, environment, dest) == toolchain
-    assert not os.path.lexists(dest)
+    full_toolkit(toolchain, environment, dest)
+    assert (dest / "lib/libcublas.so").read_text() == "own"
