@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from patchkit.errors import BuildError, ProofError
+from patchkit.proof.archs import Group
 from patchkit.target import Arch, Load, Target, parse_arch
 from patchkit.wheel.inspect import Binary, arch_name, fat_binaries, reach
 
@@ -58,6 +59,30 @@ def compiled_sources(build: Path, source: Path) -> tuple[Compiled, ...]:
         for entry in entries
         if entry["file"].endswith(".cu")
     )
+
+
+def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
+    """One sentence; raises ProofError unless nvcc is told what the arch proof says of each group.
+
+    A group is known by its first CUDA source; one whose name several sources share is left aside.
+    """
+    held = 0
+    for group in (each for each in groups if each.archs):
+        found = [each for each in sources if f"/{each.source}".endswith(f"/{group.name}.cu")]
+        if len(found) != 1:
+            continue
+        said = {arch_name("sass", parse_arch(arch)) for arch in group.archs}
+        if said != {name for name in found[0].names if name.startswith("sm_")}:
+            raise ProofError(
+                f"{found[0].source} is compiled for {' and '.join(sorted(found[0].names))}, and "
+                f"{group.where} says {' and '.join(sorted(said))}",
+                why="CMake was given another arch list, or other files than those that were proved",
+                hint="run again with --fresh",
+            )
+        held += 1
+    if not held:
+        raise ProofError("no kernel group of the arch proof is among what CMake compiles")
+    return f"{held} kernel groups are compiled for the archs that were proved"
 
 
 def prove_compiled(

@@ -21,18 +21,19 @@ from pyproject_hooks import BuildBackendHookCaller
 
 from patchkit import __version__
 from patchkit.apply import Outcome, apply, open_workspace
-from patchkit.errors import BuildError
+from patchkit.errors import BuildError, ProofError
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import ledger_path
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
+from patchkit.proof.archs import evaluate
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.external import externals
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.build_python import BuildPython, build_python
 from patchkit.wheel.build_recipe import by_option, wanted
-from patchkit.wheel.compiled import compiled_sources, prove_compiled
+from patchkit.wheel.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.facts import FACTS, as_text, digest_label, tree_digest
 from patchkit.wheel.full_toolkit import full_toolkit
 from patchkit.wheel.gates import check_gates
@@ -169,11 +170,25 @@ def _prepare(order: Order, staged: Path, report: Report) -> _Prepared:
         verdicts=outcome.verdicts,
     )
     applied = patches(plan.steps())
-    gathered = _gathered(order, _reduced(order, workspace.tree), staged)
+    reduced = _reduced(order, detect(source))
+    _check_still_patched(detect(source), order, outcome)
+    gathered = _gathered(order, reduced, staged)
     facts = _facts(order, source, outcome, gathered, python)
     texts[FACTS] = as_text(facts)
     texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, applied))
     return _Prepared(facts=facts, texts=texts, gathered=gathered, python=python)
+
+
+def _check_still_patched(tree: SourceTree, order: Order, outcome: Outcome) -> None:
+    """Raise ProofError unless every fix is still seen, after extensions were left out."""
+    for fix in (each.fix for each in outcome.verdicts if each.state is State.APPLIED):
+        now = fix.look(tree, order.request)
+        if now.state is not State.APPLIED:
+            raise ProofError(
+                f"{fix.id} is undone: {now.reason}",
+                why="leaving extensions out changed the same lines",
+                hint="please report this with the version",
+            )
 
 
 def _gathered(order: Order, tree: SourceTree, staged: Path) -> Gathered:
@@ -305,10 +320,13 @@ def _prove(root: Path, order: Order, raw: Path, binaries: tuple[Binary, ...]) ->
     target = order.request.target
     sources = compiled_sources(root / "source" / "build", root / "source")
     if order.extensions:
-        sources = tuple(each for each in sources if each.library in order.extensions)
+        built = tuple(each for each in sources if each.library in order.extensions)
     else:
+        built = sources
         require_loading(judge(raw, binaries, target, order.version), target, order.version)
-    return prove_compiled(sources, binaries, target)
+    archs = target.arch_list(order.request.arch)
+    groups = evaluate(detect(root / "source"), target, archs, order.toolchain.cuda)
+    return (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
 
 
 def _compile(root: Path, order: Order, prepared: _Prepared, progress: Progress) -> Path:
