@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import json
 import os
 import platform
@@ -21,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -58,7 +58,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory(prefix="patchkit-build-") as folder:
-            rows = [row for name in args.releases for row in prove(name, Path(folder))]
+            rows = [row for name in args.releases for row in prove(name, Path(folder) / name)]
         compare(rows, args.releases, write=args.write)
     except PatchkitError as error:
         CONSOLE.print(f"build-proof: {error}", markup=False)
@@ -69,13 +69,14 @@ def main() -> int:
 
 def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     """All of it for one release; the rows of the golden table."""
+    folder.mkdir()
     told = build(release, folder / "one")
     root = WORK / f"vllm-{release}-gb10-{platform.machine()}-reduced"
     sources = compiled_sources(root / "source" / "build", root / "source")
     CONSOLE.print(f"{release}: {len(sources)} CUDA sources would be compiled")
     CONSOLE.print(f"{release}: {told['proofs'][0]}")
     check_objects(root, sources, folder)
-    check_wheel(Path(told["wheel"]), release)
+    check_wheel(told, release)
     again = build(release, folder / "two")
     if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
         raise ProofError(f"{release}: the second wheel has other bytes")
@@ -84,7 +85,7 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     return [(release, *key, str(count)) for key, count in sorted(counts.items())]
 
 
-def build(release: str, house: Path) -> dict[str, object]:
+def build(release: str, house: Path) -> dict[str, Any]:
     """`patchkit build vllm --json`, reduced."""
     how = RELEASES[release]
     command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
@@ -116,8 +117,18 @@ def check_objects(root: Path, sources: tuple[Compiled, ...], folder: Path) -> No
         CONSOLE.print(f"{target.rpartition('/')[2]}: {[code.name for code in binary.codes]}")
 
 
-def check_wheel(wheel: Path, release: str) -> None:
-    """What a user would see of it."""
+LOAD = """\
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location(*sys.argv[1:])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+
+
+def check_wheel(told: dict[str, Any], release: str) -> None:
+    """What a user would see of it; its extensions are loaded beside the torch of the build."""
+    wheel = Path(told["wheel"])
+    digest = told["facts"]["environment"]["requirements"].partition(":")[2]
+    python = WORK / f"environment-{digest[:12]}" / "bin" / "python"
     for binary in inspect(wheel):
         if binary.library.rpath or binary.library.runpath:
             raise ProofError(f"{binary.name} has the RPATH {binary.library.rpath}")
@@ -126,8 +137,7 @@ def check_wheel(wheel: Path, release: str) -> None:
         subprocess.run([*pip, "--target", folder, str(wheel)], check=True)
         for name in ("spinloop", "fs_io_C"):
             for library in Path(folder, "vllm").glob(f"{name}*.so"):
-                spec = importlib.util.spec_from_file_location(name, library)
-                spec.loader.exec_module(importlib.util.module_from_spec(spec))
+                subprocess.run([str(python), "-c", LOAD, name, str(library)], check=True)
                 CONSOLE.print(f"{release}: {library.name} is loaded")
         version = Path(folder, "vllm", "_version.py").read_text()
         if wheel.name.split("-")[1] not in version:
