@@ -251,7 +251,8 @@ def test_a_branch_is_only_left_aside_if_no_cuda_build_takes_it(parts):
 
 
 def test_the_page_tells_every_option_and_its_cost():
-    page = (Path(__file__).parents[2] / "docs/build-inputs.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/build-vllm.md").read_text("utf-8")
     for each in known_externals():
         code = ", ".join(f"{major}.x" for major in each.majors) or "all"
-        assert f"| `{each.option}` | {code} | {each.cost or 'cannot be left out'} |" in page
+        what = f"| `{each.option}` | {each.title} | {each.pins[0].since} | {code} |"
+        assert f"{what} {each.cost or 'cannot be left out'} |" in page
