@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,18 @@ from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.build_vllm import command as vllm
+from patchkit.cli.building import (
+    Placed,
+    chosen_jobs,
+    compilers,
+    fresh_option,
+    house_option,
+    jobs_option,
+    objects_option,
+    place,
+    print_built,
+    reduced,
+)
 from patchkit.cli.options import as_json, find_target, progress, say, told
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
@@ -21,10 +31,9 @@ from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.pinned import default_version
 from patchkit.source.releases import load_facts
 from patchkit.wheel.inspect import arch_name
-from patchkit.wheel.jobs import jobs_for
 from patchkit.wheel.nccl import JOB_MEMORY, Built, Order, build_nccl
 from patchkit.wheel.toolchain import MACHINES, find_toolchain
-from patchkit.wheel.wheelhouse import add, make_room
+from patchkit.wheel.wheelhouse import make_room
 
 _EPILOG = """\
 \b
@@ -51,26 +60,17 @@ command.add_command(vllm, "vllm")
 @click.option("--sha256", metavar="HEX", help="Of an archive that the recipe does not know.")
 @click.option("--target", default="gb10", show_default=True, metavar="gb10|thor|h200")
 @click.option("--host", metavar="|".join(MACHINES), help="The CPU.  [default: the target's]")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="[default: cores, memory]")
+@jobs_option
 @click.option(
     "--cuda",
     metavar="DIR|locked",
     help="The CUDA toolkit.  [default: CUDA_HOME, PATH, /usr/local/cuda; else the locked one]",
 )
 @click.option("--functions", default="", metavar="TEXT", help="Only these (ONLY_FUNCS): for tests.")
-@click.option("--fresh", is_flag=True, help="Do not go on with an interrupted build.")
+@fresh_option
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
-@click.option(
-    "--dir",
-    "house",
-    type=click.Path(path_type=Path),
-    default=Path("wheelhouse"),
-    show_default=True,
-    help="Where the wheel goes.",
-)
-@click.option(
-    "--objects", type=click.Path(path_type=Path), help="Write the objects' digests there."
-)
+@house_option
+@objects_option
 @as_json
 def nccl(
     version: str | None,
@@ -90,8 +90,6 @@ def nccl(
     """libnccl for one device: the wheel that takes the place of stock's nvidia-nccl-cu13."""
     began = time.monotonic()
     device = find_target(target)
-    if objects and not objects.absolute().parent.is_dir():
-        raise UsageError(f"{objects}: the folder that it would be in is not there")
     with progress() as report:
         origin = _origin(version, source, sha256, house, offline=offline, report=report)
         toolchain = find_toolchain(
@@ -107,17 +105,18 @@ def nccl(
         target=device,
         toolchain=toolchain,
         functions=functions,
-        jobs=jobs or jobs_for(JOB_MEMORY).number,
+        jobs=chosen_jobs(jobs, JOB_MEMORY).number,
         fresh=fresh,
     )
     make_room(house, order.expected)
     say(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
         built = build_nccl(order, told(report("compiling"), "compiled objects:"))
-    placed = add(house, built.wheel, built.facts, say=say)
-    if objects:
-        objects.write_text(json.dumps(built.objects, indent=1) + "\n", encoding="utf-8")
-    _show(order, built, placed, time.monotonic() - began, as_json=as_json)
+    placed = place(built, house, objects, began)
+    if as_json:
+        show.print_json(placed.fields())
+    else:
+        _show(order, built, placed)
 
 
 def _origin(
@@ -145,34 +144,25 @@ def _origin(
     )
 
 
-def _show(order: Order, built: Built, placed: Path, seconds: float, *, as_json: bool) -> None:
-    if as_json:
-        show.print_json(_fields(built, placed, seconds))
-        return
-    console, tools = show.console(), order.toolchain
+def _show(order: Order, built: Built, placed: Placed) -> None:
+    tools = order.toolchain
     across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
-    console.print(
-        Text.assemble(
-            (f"nccl {order.version}", "bold"),
-            f"  {order.origin.identity.partition(':')[0]}  →  {order.target.title}, ",
-            (order.gencode.rpartition("=")[2], "bold"),
-            f", {tools.machine}{across}",
-        )
+    title = Text.assemble(
+        (f"nccl {order.version}", "bold"),
+        f"  {order.origin.identity.partition(':')[0]}  →  {order.target.title}, ",
+        (order.gencode.rpartition("=")[2], "bold"),
+        f", {tools.machine}{across}",
     )
     lines = [
-        f"nvcc {tools.cuda}{' (locked)' if tools.locked else ''}, {tools.compiler}",
+        compilers(tools),
         *(f"{binary.name}: {_codes(binary)}" for binary in built.binaries),
         f"every kernel of NCCL is exact for {order.target.title}",
-        f"{placed}  {placed.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s",
     ]
-    for line in lines:
-        console.print(Text.assemble(("✓ ", "green"), line), soft_wrap=True)
-    if order.functions:
-        console.print(Text.assemble(("note ", "yellow"), "reduced: for tests, not for use"))
-    for bug in load_facts().bugs_of(order.origin.version):
-        known = Text.assemble(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}")
-        console.print(known, soft_wrap=True)
-    console.print(f"  next: pip install {placed}", soft_wrap=True)
+    known = (
+        Text.assemble(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}")
+        for bug in load_facts().bugs_of(order.origin.version)
+    )
+    print_built(title, lines, [*reduced(order.functions), *known], placed)
 
 
 def _codes(binary: Any) -> str:
@@ -181,12 +171,3 @@ def _codes(binary: Any) -> str:
         for code in binary.codes
         if code.section == ".nv_fatbin"
     )
-
-
-def _fields(built: Built, placed: Path, seconds: float) -> Mapping[str, Any]:
-    return {
-        "wheel": str(placed),
-        "facts": dict(built.facts),
-        "log": str(built.log),
-        "seconds": round(seconds, 1),
-    }

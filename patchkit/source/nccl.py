@@ -7,7 +7,6 @@ the figures of ``recipes/nccl/recipe.toml``, from the cache, the distribution or
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from patchkit.digests import sha256_of, tree_digest
 from patchkit.errors import (
     HashMismatchError,
     HostError,
@@ -36,8 +36,6 @@ from patchkit.source.releases import Facts, Release, load_facts
 PROJECT = "nccl"
 _RELEASE = re.compile(r"nccl==(?P<version>[^/\s]+)", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Not upstream's: patchkit's own state, a history, and what a plain make leaves behind.
-_ASIDE = frozenset({".git", ".patchkit", "build"})
 
 Report = Callable[[str], Progress]
 
@@ -87,24 +85,6 @@ def nccl_tree(
     if check is not None:
         check(origin.version)
     return origin
-
-
-def tree_digest(root: Path) -> str:
-    """sha256 over names, kinds, executable bits and contents of a folder's files, in hex.
-
-    The same for copies in different places, whatever their times and owners. Links count as what
-    they say, not as what they lead to.
-    """
-    total = hashlib.sha256()
-    for path in _files(root):
-        name = path.relative_to(root).as_posix()
-        if path.is_symlink():
-            kind, content = "link", str(path.readlink()).encode()
-        else:
-            kind = "program" if path.stat().st_mode & 0o100 else "file"
-            content = path.read_bytes()
-        total.update(f"{kind} {name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-    return total.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +143,7 @@ def _version(text: str) -> Version:
 
 def _archive(path: Path, sha256: str | None, wanted: _Wanted) -> SourceOrigin:
     """An archive that the user has: known by the recipe, or vouched for with its sha256."""
-    actual = _digest(path)
+    actual = sha256_of(path)
     if sha256 is not None and actual != sha256:
         raise HashMismatchError(
             f"{path} has the sha256 {actual}, not {sha256}",
@@ -273,7 +253,7 @@ def _ways(release: Release) -> Iterator[_Way]:
 
 def _kept(release: Release, store: Path) -> Path | None:
     path = _place(release, store)
-    return path if path.is_file() and _digest(path) == release.sha256 else None
+    return path if path.is_file() and sha256_of(path) == release.sha256 else None
 
 
 def _place(release: Release, store: Path) -> Path:
@@ -323,7 +303,7 @@ def _verified(path: Path, release: Release) -> SourceOrigin:
 
 
 def _check(path: Path, release: Release) -> None:
-    if (actual := _digest(path)) != release.sha256:
+    if (actual := sha256_of(path)) != release.sha256:
         raise HashMismatchError(
             f"{path.name} has the sha256 {actual}, but the recipe says {release.sha256}",
             why="the file is damaged, or it is not the one that was released",
@@ -340,23 +320,3 @@ def _version_inside(archive: Path) -> Version:
         except SourceError as error:
             what = error.what.replace(f"{tree}", str(archive))
             raise SourceError(what, why=error.why, hint="name an archive of NCCL") from None
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _files(root: Path) -> list[Path]:
-    """Every file and link below a folder, in one order on every machine."""
-    tops = [entry for entry in root.iterdir() if entry.name not in _ASIDE]
-    inside = [path for top in tops for path in ([top, *top.rglob("*")] if _real(top) else [top])]
-    files = [path for path in inside if path.is_symlink() or path.is_file()]
-    return sorted(files, key=lambda path: path.relative_to(root).as_posix())
-
-
-def _real(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()

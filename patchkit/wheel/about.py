@@ -16,12 +16,12 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError
+from patchkit.wheel.facts import FACTS
 from patchkit.wheel.members import opened
 from patchkit.wheel.record import WheelName, dist_info, text_of, wheel_name
 from patchkit.wheel.rules import rules
 
 T = TypeVar("T")
-FACTS = "patchkit.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

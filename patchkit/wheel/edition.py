@@ -6,7 +6,6 @@ Everything here is text in, bytes out; the wheel itself is written by ``rewrite`
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,10 @@ from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, ledger_path, original_path
 from patchkit.patching.plan import Plan
 from patchkit.source.detect import dist_info
+from patchkit.wheel.facts import FACTS, as_text, label_of
 from patchkit.wheel.sbom import Patch, patches, vllm_sbom
 from patchkit.wheel.seal import tagged
-from patchkit.wheel.upstream import FACTS, Origin
+from patchkit.wheel.upstream import Origin
 
 _FORMAT = 1  # of what rewrite writes; goes up if the same request gives other bytes
 _OWN_VERSION = "vllm/_version.py"
@@ -95,9 +95,7 @@ def edition(draft: Draft) -> Edition:
     lines += [
         f"{hashlib.sha256(data).hexdigest()}  {p}\n" for p, data in sorted(unlabelled.items())
     ]
-    digest = hashlib.sha256("".join(lines).encode()).hexdigest()[:10]
-    # A segment of digits alone is a number to PEP 440, and would lose its leading zeros.
-    version = _label(draft, digest if not digest.isdigit() else f"a{digest[1:]}")
+    version = _label(draft, label_of(hashlib.sha256("".join(lines).encode()).hexdigest()))
     return Edition(
         filename=f"vllm-{version}-{draft.tag}.whl",
         home=(draft.home, f"vllm-{version}.dist-info"),
@@ -122,8 +120,8 @@ def _members(draft: Draft, version: str) -> dict[str, bytes]:
         _OWN_VERSION: relabelled((draft.tree / _OWN_VERSION).read_bytes(), version),
         f"{home}/METADATA": _renamed(own["METADATA"], version),
         f"{home}/WHEEL": tagged(_BUILD.sub(b"", own["WHEEL"]), draft.tag),
-        f"{home}/{FACTS}": _json(facts),
-        f"{home}/{_SBOM}": _json(vllm_sbom(facts, _patches(draft))),
+        f"{home}/{FACTS}": as_text(facts).encode(),
+        f"{home}/{_SBOM}": as_text(vllm_sbom(facts, _patches(draft))).encode(),
     }
 
 
@@ -218,7 +216,3 @@ def _renamed(metadata: bytes, version: str) -> bytes:
     if count != 1:
         raise DriftError(f"METADATA: has {count} lines that tell the version, expected 1")
     return changed + separator + body
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchkit.digests import sha256_of
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.patching.transaction import locked
 from patchkit.wheel.checks import cuda_majors
@@ -17,7 +18,7 @@ from patchkit.wheel.record import ANY
 from patchkit.wheel.shelf import read
 from patchkit.wheel.storage import translated
 from patchkit.wheel.torch import Torch, require_cuda, torch_of
-from patchkit.wheel.wheelhouse import FILLING, replace_dependencies, settled, sha256_of
+from patchkit.wheel.wheelhouse import FILLING, replace_dependencies, settled
 
 _AT_ONCE = 8  # wheels that pip downloads in one go: what is whole survives an interruption
 _SCRATCH = "pip"  # the folder for what pip writes, cleared each time

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +15,20 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import HostError
+from patchkit.wheel.ask import ask
+from patchkit.wheel.build_python import TOOLS
 from patchkit.wheel.needs import Needs
+from patchkit.wheel.torch import check_torch, installed_torch
 
 _CUDA = "13.0"
 _ASK = """\
-import importlib.util, json, platform, sysconfig
+import importlib.metadata as found, importlib.util, json, platform, sys, sysconfig
 from pathlib import Path
 print(json.dumps({
     "version": platform.python_version(),
     "header": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
     "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
+    "absent": [name for name in sys.argv[1:] if not any(found.Distribution.discover(name=name))],
 }))
 """
 
@@ -40,15 +45,23 @@ class Missing:
 
 
 def check_gates(
-    needs: Needs, *, release: str, python: Path, cxx: Path | None, cuda: str, rust: bool = False
+    needs: Needs,
+    *,
+    release: str,
+    python: Path,
+    cxx: Path | None,
+    cuda: str,
+    packages: Collection[str] = (),
+    rust: bool = False,
 ) -> list[str]:
     """Raise one HostError that lists all that is missing; else say what is left out.
 
     ``cxx`` is the C++ compiler, None if none was found; ``cuda`` is nvcc's version, "" without one;
-    ``rust`` asks for the Rust front end.
+    ``packages`` are what the Python must have if it builds itself, () if it only makes an
+    environment; ``rust`` asks for the Rust front end.
     """
     missing = [
-        *_python(needs, python),
+        *_python(needs, python, packages),
         *_compiler(needs, cxx),
         *_cuda(cuda),
         *(_programs(needs, rust)),
@@ -65,12 +78,31 @@ def check_gates(
     return []
 
 
-def _python(needs: Needs, python: Path) -> Iterator[Missing]:
-    said = _output([str(python), "-I", "-c", _ASK])
-    if said is None:
-        yield Missing(f"{python} does not run", "apt install python3")
+def check_machine(needs: Needs, *, release: str, python: Path | None, cuda: str) -> list[str]:
+    """The same for this machine; ``python`` is one with torch, None: patchkit makes one.
+
+    ``cuda`` is what torch has to be for. Raises BuildError for another torch as well.
+    """
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    told = check_gates(
+        needs,
+        release=release,
+        python=python or Path(sys.executable),
+        cxx=Path(found) if found else None,
+        cuda=cuda,
+        packages=(*TOOLS, "torch") if python else (),
+    )
+    if python:
+        check_torch(installed_torch(python), needs.torch, cuda, "before the build")
+    return told
+
+
+def _python(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[Missing]:
+    try:
+        facts = ask(python, _ASK, *packages)
+    except HostError as error:
+        yield Missing(error.what, "apt install python3")
         return
-    facts = json.loads(said)
     version = facts["version"]
     short = ".".join(version.split(".")[:2])
     if not SpecifierSet(needs.python).contains(version, prereleases=True):
@@ -79,8 +111,13 @@ def _python(needs: Needs, python: Path) -> Iterator[Missing]:
         )
     if not facts["header"]:
         yield Missing(f"Python.h of {python} is missing", f"apt install python{short}-dev")
-    if not facts["venv"]:
+    if not facts["venv"] and not packages:
         yield Missing(f"{python} has no module venv", f"apt install python{short}-venv")
+    if absent := facts["absent"]:
+        named = (f"torch=={needs.torch}" if name == "torch" else name for name in absent)
+        yield Missing(
+            f"{python} has no {', '.join(absent)}", f"{python} -m pip install {' '.join(named)}"
+        )
 
 
 def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Missing]:

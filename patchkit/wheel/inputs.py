@@ -15,10 +15,9 @@ digest of what is in it, as not compared with the pin.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +25,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from patchkit.digests import sha256_of, tree_digest
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
-from patchkit.source.nccl import tree_digest
 from patchkit.wheel.build_recipe import Wanted, by_option
 from patchkit.wheel.stand_in import find_stand_in, unpack_stand_in
 
@@ -82,6 +81,15 @@ def parse_given(texts: Sequence[str]) -> dict[str, str]:
     return given
 
 
+def check_given(wanted: Sequence[Wanted], version: Version, given: Collection[str]) -> None:
+    """Raise UsageError for an option that names what a release does not fetch."""
+    if idle := sorted(set(given) - {each.known.option for each in wanted}):
+        raise UsageError(
+            f"--source {idle[0]}: this build takes no {idle[0]}",
+            why=f"vLLM {version} does not fetch it, or it is left out with --without",
+        )
+
+
 def gather(
     wanted: Sequence[Wanted],
     version: Version,
@@ -97,12 +105,7 @@ def gather(
     Raises UsageError for what is named in vain; SourceError, HashMismatchError, StorageError and
     HostError for what cannot be had.
     """
-    names = {each.known.option for each in wanted}
-    if idle := sorted(given.keys() - names):
-        raise UsageError(
-            f"--source {idle[0]}: this build takes no {idle[0]}",
-            why=f"vLLM {version} does not fetch it, or it is left out with --without",
-        )
+    check_given(wanted, version, given)
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
     sources: list[Source] = []
@@ -239,12 +242,8 @@ def _folder(place: Path, wanted: Wanted) -> _Found:
 
 
 def _archive(place: Path) -> _Found:
-    try:
-        with place.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise StorageError(f"{place}: cannot be read: {error.strerror}") from error
-    return _Found(f"archive {place.name}, sha256:{digest}", False, partial(unpack, place))
+    identity = f"archive {place.name}, sha256:{sha256_of(place)}"
+    return _Found(identity, False, partial(unpack, place))
 
 
 def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:

@@ -19,7 +19,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from patchkit.errors import SourceError
 from patchkit.source.fetch import described
-from patchkit.wheel.requirements import Requirement, read_requirements
+from patchkit.wheel.requirements import Pinned, read_requirements
 
 _PYTHONS = tuple(f"cp3{minor}" for minor in range(10, 15))
 _MACHINES = ("aarch64", "x86_64")
@@ -32,7 +32,7 @@ def relock(path: Path) -> str:
     return "\n".join([*top, "", *map(_rendered, read_requirements(path)), ""])
 
 
-def _rendered(requirement: Requirement) -> str:
+def _rendered(requirement: Pinned) -> str:
     files = sorted(_hashes(requirement.name, requirement.version))
     if not files:
         raise SourceError(f"the index has no wheel of {requirement.name} {requirement.version}")

@@ -15,13 +15,14 @@ from typing import Any
 
 from patchkit import __version__
 from patchkit.apply import Outcome, apply
+from patchkit.digests import tree_digest
 from patchkit.errors import BuildError, HostError, SourceError, StorageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.nccl import SourceOrigin
 from patchkit.target import Target
-from patchkit.wheel.facts import FACTS, as_text, digest_label, tree_digest
+from patchkit.wheel.facts import FACTS, as_text, digest_label
 from patchkit.wheel.inspect import Binary, inspect, prove_exact
 from patchkit.wheel.make import (
     Progress,
@@ -36,7 +37,7 @@ from patchkit.wheel.sbom import nccl_sbom
 from patchkit.wheel.seal import seal
 from patchkit.wheel.tags import platform_tag
 from patchkit.wheel.toolchain import Toolchain, check_toolchain
-from patchkit.wheel.work import WORK, emptied, staging, work_folder
+from patchkit.wheel.work import emptied, staging, work_folder, work_path
 
 _TOOLS = ("auditwheel", "build", "ninja", "scikit_build_core")
 _FREE = 2 << 30  # bytes; 2.29.7 for one arch leaves 204 MB, and compilers write as they go
@@ -70,9 +71,9 @@ class Order:
 
     @property
     def work(self) -> Path:
-        """Where it is compiled; a reduced build has a place of its own."""
-        reduced = "-reduced" if self.functions else ""
-        return WORK / f"nccl-{self.version}-{self.target.name}-{self.toolchain.machine}{reduced}"
+        """Where it is compiled."""
+        parts = ("nccl", self.version, self.target.name, self.toolchain.machine)
+        return work_path(*parts, reduced=bool(self.functions))
 
     @property
     def request(self) -> Request:

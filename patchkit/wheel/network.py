@@ -18,6 +18,20 @@ def can_cut_off() -> bool:
     return bool(_prefix())
 
 
+def network() -> str:
+    """Whether a build here is cut off, in a sentence.
+
+    It is not part of a wheel: what is compiled is the same either way, since every source and tool
+    was brought before and is known by its digest.
+    """
+    if can_cut_off():
+        return "cut off from the network, in a namespace of its own"
+    return (
+        "not cut off from the network: this machine lets nobody make network namespaces (Ubuntu: "
+        "kernel.apparmor_restrict_unprivileged_userns)"
+    )
+
+
 @cache
 def _prefix() -> tuple[str, ...]:
     unshare = shutil.which("unshare")

@@ -5,7 +5,6 @@ origin → kernels load? → staged tree → apply, proofs → edition → rewri
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from patchkit.apply import Outcome, apply, open_workspace, request_fields
+from patchkit.digests import sha256_of
 from patchkit.elf import by_version, damaged
 from patchkit.errors import DriftError, SourceError, StorageError, UsageError
 from patchkit.patching.fix import Request, Severity, State
@@ -95,7 +95,7 @@ def repack(
         make_room(house, made.filename)
         wheel = folder / made.filename
         rewrite(origin.path, wheel, made.home, made.members, report("Writing"))
-        digest, size = _sha256(wheel), wheel.stat().st_size
+        digest, size = sha256_of(wheel), wheel.stat().st_size
         _check_same(given, made, digest)
         fresh = not _held(house, made.filename, digest)
         if fresh:
@@ -224,7 +224,7 @@ def _held(house: Path, filename: str, digest: str) -> bool:
     except (SourceError, StorageError):  # no folder yet, or a change that add() finishes
         return False
     place = house / filename
-    return listed.get(filename) == digest and place.is_file() and _sha256(place) == digest
+    return listed.get(filename) == digest and place.is_file() and sha256_of(place) == digest
 
 
 def _notes(draft: Draft, judged: tuple[Judged, ...]) -> Iterator[str]:
@@ -267,8 +267,3 @@ def _pinned_torch(requirements: Iterable[str]) -> str:
         if requirement.name == "torch" and len(exact) == 1:
             return exact[0]
     return ""
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

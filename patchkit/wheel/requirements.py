@@ -7,7 +7,6 @@ that goes into the environment, so that pip has nothing to resolve.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import BuildError, HostError, SourceError, StorageError
+from patchkit.wheel.ask import ask
 
 Progress = Callable[[int, int], None]
 """Told the packages installed or downloaded, and the packages in all."""
@@ -30,28 +30,16 @@ _STAMP = "patchkit-environment"
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+)(?:\s*;\s*(?P<marker>.*))?")
 _TELLING = re.compile(r"error|hash|THESE PACKAGES|No space", re.IGNORECASE)
-_ASK = """\
-import json, torch
-print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda}))
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
+class Pinned:
     """One pinned package; ``hashes`` is () in a file that is not locked yet."""
 
     name: str
     version: str
     marker: str
     hashes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Torch:
-    """What an environment's torch says of itself; ``cuda`` is "" without CUDA."""
-
-    version: str
-    cuda: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +56,7 @@ class Environment:
         return self.python.parent
 
 
-def read_requirements(path: Path) -> tuple[Requirement, ...]:
+def read_requirements(path: Path) -> tuple[Pinned, ...]:
     """The packages of a file in pip's format. Raises SourceError for any other line."""
     try:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
@@ -78,7 +66,7 @@ def read_requirements(path: Path) -> tuple[Requirement, ...]:
     return tuple(_requirement(path, line) for line in lines if line and not line.startswith("#"))
 
 
-def _requirement(path: Path, line: str) -> Requirement:
+def _requirement(path: Path, line: str) -> Pinned:
     match = _LINE.fullmatch(_HASH.sub("", line).strip())
     marker = (match["marker"] or "").strip() if match else ""
     if match is None or not _is_marker(marker):
@@ -87,7 +75,7 @@ def _requirement(path: Path, line: str) -> Requirement:
             why="pip would not know by which bytes to take it",
             hint="`uv pip compile --generate-hashes` or pip-tools writes such a file",
         )
-    return Requirement(
+    return Pinned(
         name=str(canonicalize_name(match["name"])),
         version=match["version"],
         marker=marker,
@@ -132,11 +120,9 @@ def environment(
     return made
 
 
-def _for_python(requirements: Path, python: Path) -> tuple[Requirement, ...]:
+def _for_python(requirements: Path, python: Path) -> tuple[Pinned, ...]:
     """The packages that the interpreter takes. Raises SourceError for one without a hash."""
-    version = _output(
-        [str(python), "-I", "-c", "import platform; print(platform.python_version())"]
-    )
+    version = ask(python, "import json, platform; print(json.dumps(platform.python_version()))")
     short = ".".join(version.split(".")[:2])
     facts = {"python_version": short, "python_full_version": version}
     found = read_requirements(requirements)
@@ -148,8 +134,8 @@ def _for_python(requirements: Path, python: Path) -> tuple[Requirement, ...]:
 
 def _digest(requirements: Path, python: Path) -> str:
     """Of the file and of the interpreter, whose modules the environment shares."""
-    said = _output([str(python), "-I", "-c", "import sys; print(sys.version, sys.base_prefix)"])
-    return hashlib.sha256(requirements.read_bytes() + said.encode()).hexdigest()
+    said = ask(python, "import json, sys; print(json.dumps([sys.version, sys.base_prefix]))")
+    return hashlib.sha256(requirements.read_bytes() + " ".join(said).encode()).hexdigest()
 
 
 def _finished(home: Path, digest: str) -> bool:
@@ -224,48 +210,6 @@ def _not_installed(lines: list[str], requirements: Path, offline: bool) -> Build
         why=why,
         hint=f"{hint}; --offline leaves only PIP_FIND_LINKS" if offline else hint,
     )
-
-
-def torch_of(python: Path) -> Torch:
-    """What torch says in an environment. Raises BuildError if it cannot be imported."""
-    done = subprocess.run(
-        [str(python), "-I", "-c", _ASK], capture_output=True, text=True, errors="replace"
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise BuildError(
-            f"torch cannot be imported by {python}: {said[-1] if said else 'no reason given'}",
-            why="the environment is damaged, or a library that torch needs is missing",
-            hint="run again with --fresh",
-        )
-    facts = json.loads(done.stdout.strip().splitlines()[-1])
-    return Torch(version=facts["version"], cuda=facts["cuda"] or "")
-
-
-def check_torch(found: Torch, version: str, cuda: str, when: str) -> None:
-    """Raise BuildError unless torch is the release that is wanted, with that major CUDA.
-
-    ``when`` says at which moment, for example "before the build".
-    """
-    same = found.version.partition("+")[0] == version
-    if same and found.cuda.split(".")[0] == cuda.split(".")[0]:
-        return
-    what = f"CUDA {found.cuda}" if found.cuda else "no CUDA: it is for CPUs alone"
-    raise BuildError(
-        f"{when}, torch is {found.version} with {what}; wanted: {version} with CUDA {cuda}",
-        why="something replaced it: for some releases the package index has torch for CPUs, or for "
-        "CUDA 12, under the same version",
-        hint="run again with --fresh; torch for CUDA 13 comes from the index that the PyTorch "
-        "project keeps for it",
-    )
-
-
-def _output(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise HostError(f"{command[0]} does not run: {error}") from error
-    return done.stdout.strip()
 
 
 def _silent(_done: int, _total: int) -> None:

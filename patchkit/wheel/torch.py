@@ -1,4 +1,7 @@
-"""Whether a torch wheel is one for CUDA: which one, and how that can be seen."""
+"""Whether a torch is one for CUDA: that of a wheel, and that of a Python.
+
+An index may have both kinds under one version.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,26 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from patchkit.errors import ProofError
+from patchkit.errors import BuildError, HostError, ProofError
+from patchkit.wheel.ask import ask
 from patchkit.wheel.members import opened
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
 _LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # of 2.11.0+cu130
 _NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")
 _CUDA = ("nvidia-", "cuda-")
+_ASK = """\
+import json, torch
+print(json.dumps({"version": str(torch.__version__), "cuda": torch.version.cuda or ""}))
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torch:
-    """``cuda`` is the major version, 0 if it is not said; None means that it is for CPUs alone."""
+    """That of a wheel.
+
+    ``cuda`` is the major version, 0 if it is not said; None means that it is for CPUs alone.
+    """
 
     version: Version
     cuda: int | None
@@ -72,3 +83,46 @@ def require_cuda(torch: Torch, machine: str, needed: Mapping[int, str]) -> None:
             hint="take torch from PyTorch's own index of the CUDA that these wheels need (pip's "
             "extra-index-url), or a vLLM whose torch has CUDA there: 0.20 and later, torch 2.11",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledTorch:
+    """What the torch of a Python says of itself: 2.11.0+cu130 and 13.0; "" without CUDA."""
+
+    python: Path
+    version: str
+    cuda: str
+
+
+def installed_torch(python: Path) -> InstalledTorch:
+    """The torch that an interpreter imports. Raises BuildError if it imports none."""
+    try:
+        return InstalledTorch(python=python, **ask(python, _ASK))
+    except HostError as error:
+        raise BuildError(
+            f"torch cannot be imported: {error.what}",
+            why="the environment is damaged, or a library that torch needs is missing",
+            hint=_anew(python),
+        ) from error
+
+
+def check_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> None:
+    """Raise BuildError unless it is this release, with that major CUDA.
+
+    ``when`` says at which moment, for example "before the build".
+    """
+    same = found.version.partition("+")[0] == version
+    if same and found.cuda.split(".")[0] == cuda.split(".")[0]:
+        return
+    what = f"CUDA {found.cuda}" if found.cuda else "no CUDA: it is for CPUs alone"
+    raise BuildError(
+        f"{when}, torch is {found.version} with {what}; wanted: {version} with CUDA {cuda}",
+        why="something replaced it: for some releases the package index has torch for CPUs, or for "
+        "CUDA 12, under the same version",
+        hint=f"{_anew(found.python)}; torch for CUDA 13 comes from the index that the PyTorch "
+        "project keeps for it",
+    )
+
+
+def _anew(python: Path) -> str:
+    return f"remove {python.parents[1]} and run again, if patchkit made it; else install torch anew"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,15 +11,14 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from patchkit.digests import sha256_of
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry, read_wheel_lock
+from patchkit.wheel.facts import FACTS
 from patchkit.wheel.members import opened, small
 from patchkit.wheel.record import WheelName, wheel_name
-
-FACTS = "patchkit.json"
-"""The file in .dist-info that tells how patchkit made a wheel."""
 
 _RELEASE = re.compile(r"vllm\s*==\s*(?P<version>[^/\s]+)", re.IGNORECASE)
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -119,8 +117,7 @@ def _local(
             f"{path}: is for {' or '.join(sorted(name.cpus))}, not for {cpu}",
             hint=f"--platform {min(name.cpus)} if that is meant, or name the other wheel",
         )
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = sha256_of(path)
     entry = lock.get(cpu, {}).get(name.version.public)
     locked = entry is not None and entry.sha256 == digest
     facts = None

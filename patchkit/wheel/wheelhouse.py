@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchkit.digests import sha256_of
 from patchkit.errors import BusyError, HashMismatchError, SourceError, StorageError, UsageError
 from patchkit.patching.transaction import locked
 from patchkit.wheel.finding import Finding, finding
@@ -324,9 +324,3 @@ def _pruned(house: Path, listed: Sequence[Entry], dropped: Collection[str]) -> l
 
 def _others(found: Sequence[str]) -> str:
     return f"and {len(found) - 1} faults more" if len(found) > 1 else "the wheel is damaged"
-
-
-def sha256_of(place: Path) -> str:
-    """In hex."""
-    with place.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -61,6 +61,11 @@ def work_folder(
         yield root
 
 
+def work_path(*parts: str, reduced: bool) -> Path:
+    """Where something is built, by what distinguishes it; a reduced build has its own place."""
+    return WORK / "-".join([*parts, *(["reduced"] if reduced else [])])
+
+
 def emptied(folder: Path) -> Path:
     """The folder, with nothing in it."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from patchkit.wheel.facts import as_text, digest_label, tree_digest
+from patchkit.wheel.facts import as_text, digest_label
 
 JSON = st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text())))
 
@@ -32,19 +32,6 @@ def test_a_label_of_digits_alone_begins_with_a_letter():
 @pytest.mark.parametrize("other", [({}, ["b"]), ({"a": 2}, []), ({}, ["", ""])])
 def test_other_facts_have_another_label(other):
     assert digest_label({"a": 1}) != digest_label(*other)
-
-
-def test_a_tree_without_the_ledger(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/file").write_text("1")
-    first = tree_digest(tmp_path)
-    for name in (".patchkit", "build"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "ledger.json").write_text("{}")
-    assert tree_digest(tmp_path, aside=("build",)) == first
-    assert tree_digest(tmp_path) != first
-    (tmp_path / "a/file").rename(tmp_path / "a/other")
-    assert tree_digest(tmp_path, aside=("build",)) != first
 
 
 def test_equal_facts_are_equal_bytes():

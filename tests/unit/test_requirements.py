@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from patchkit.errors import BuildError, HostError, SourceError, StorageError
 from patchkit.wheel.lock_requirements import relock
 from patchkit.wheel.needs import requirements_of
-from patchkit.wheel.requirements import (
-    Requirement,
-    Torch,
-    check_torch,
-    environment,
-    read_requirements,
-    torch_of,
-)
+from patchkit.wheel.requirements import Pinned, environment, read_requirements
+from patchkit.wheel.torch import InstalledTorch, check_torch, installed_torch
 from wheels import write_wheel
 
 DIGEST = "0" * 64
@@ -58,18 +52,20 @@ def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
     )
     assert made.packages == {"torch": "2.11.0"}
     assert told[-1] == (1, 1)
-    assert torch_of(made.python) == Torch(version="2.11.0+cu130", cuda="13.0")
+    assert installed_torch(made.python) == InstalledTorch(
+        python=made.python, version="2.11.0+cu130", cuda="13.0"
+    )
     module = next(made.python.parents[1].glob("lib/python*/site-packages/torch/__init__.py"))
     module.write_text(TORCH.format(cuda=None))
     again = environment(requirements, tmp_path / "e", offline=True)
     assert again == made
     # It was not made anew, so the change is still there, and is what the check is for.
     with pytest.raises(BuildError, match="no CUDA: it is for CPUs alone"):
-        check_torch(torch_of(again.python), "2.11.0", "13.0", "after the build")
+        check_torch(installed_torch(again.python), "2.11.0", "13.0", "after the build")
     # One that was interrupted is made anew.
     (made.python.parents[1] / "patchkit-environment").unlink()
     whole = environment(requirements, tmp_path / "e", offline=True)
-    assert torch_of(whole.python).cuda == "13.0"
+    assert installed_torch(whole.python).cuda == "13.0"
 
 
 def test_other_bytes_are_refused(torch, tmp_path):
@@ -90,8 +86,8 @@ def test_what_is_nowhere_is_said(torch, tmp_path, monkeypatch):
 
 def test_torch_that_does_not_import_is_said(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
-    with pytest.raises(BuildError, match=r"torch cannot be imported .* No module named 'torch'"):
-        torch_of(tmp_path / "v/bin/python")
+    with pytest.raises(BuildError, match=r"torch cannot be imported: .* No module named 'torch'"):
+        installed_torch(tmp_path / "v/bin/python")
     with pytest.raises(HostError, match="does not run"):
         environment(requirements_of("2.11.0"), tmp_path, python=tmp_path / "none")
 
@@ -107,7 +103,7 @@ def test_torch_that_does_not_import_is_said(tmp_path):
     ],
 )
 def test_torch_must_be_the_release_with_that_cuda(version, cuda, fine):
-    found = Torch(version=version, cuda=cuda)
+    found = InstalledTorch(python=Path("/venv/bin/python"), version=version, cuda=cuda)
     if fine:
         return check_torch(found, "2.11.0", "13.0", "before the build")
     with pytest.raises(BuildError, match=f"before the build, torch is {version[:6]}"):
@@ -145,7 +141,7 @@ def test_a_package_without_a_hash_is_refused(tmp_path):
 def test_what_is_written_is_read(tmp_path_factory, packages):
     path = tmp_path_factory.mktemp("r") / "r.txt"
     expected = tuple(
-        Requirement(
+        Pinned(
             name=name,
             version="1.2+cu130",
             marker='python_version < "3.11"',

@@ -1,0 +1,31 @@
+"""What a compiler cache saved a build."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+_HITS = ("direct_cache_hit", "preprocessed_cache_hit")
+_MISS = "cache_miss"
+
+
+def counted(environment: Mapping[str, str]) -> dict[str, int] | None:
+    """ccache's own counters, as a build with these variables finds them; None without a ccache."""
+    ccache = shutil.which("ccache", path=environment.get("PATH"))
+    if ccache is None or "CCACHE_DISABLE" in environment:
+        return None
+    done = subprocess.run(
+        [ccache, "--print-stats"], env=dict(environment), capture_output=True, text=True
+    )
+    rows = (line.split() for line in done.stdout.splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+
+def told(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> str:
+    """What was counted in between, in a sentence: hits, of all compilations that ccache saw."""
+    if before is None or after is None:
+        return "no ccache: a second build compiles everything again"
+    grown = {name: after.get(name, 0) - before.get(name, 0) for name in (*_HITS, _MISS)}
+    hits = sum(grown[name] for name in _HITS)
+    return f"ccache: {hits} of {hits + grown[_MISS]} compilations were hits"

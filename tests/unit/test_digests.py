@@ -1,0 +1,60 @@
+"""What a folder is known by: everything in it that is upstream's, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+
+import pytest
+
+from patchkit.digests import sha256_of, tree_digest
+from patchkit.errors import StorageError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "tree"
+    for path in ("src/Makefile", "src/script.sh", "src/build/x"):
+        write(root / path, path)
+    return root
+
+
+def write(place, text=""):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: write(root / "src/Makefile", "all: \n"),
+        lambda root: write(root / "src/new"),
+        lambda root: (root / "src/Makefile").unlink(),
+        lambda root: (root / "src/script.sh").chmod(0o755),
+        lambda root: (root / "src/link").symlink_to("Makefile"),
+        lambda root: (root / "src/script.sh").rename(root / "src/other"),
+        lambda root: write(root / "src/build/x", "1"),
+    ],
+)
+def test_any_change_of_a_folder_shows(folder, change):
+    before = tree_digest(folder)
+    change(folder)
+    after = tree_digest(folder)
+    assert before != after
+    assert len(after) == 64
+
+
+def test_what_is_not_upstreams_does_not_count(folder, tmp_path):
+    before = tree_digest(folder)
+    copy = shutil.copytree(folder, tmp_path / "elsewhere", copy_function=shutil.copy)
+    for aside in (".git/HEAD", ".patchkit/ledger.json", "build/lib/libnccl.so", ".deps/x"):
+        write(copy / aside)
+    assert tree_digest(copy, aside=(".deps",)) == before
+    assert tree_digest(copy) != before
+
+
+def test_a_file(tmp_path):
+    write(tmp_path / "file", "text")
+    assert sha256_of(tmp_path / "file") == hashlib.sha256(b"text").hexdigest()
+    with pytest.raises(StorageError, match="none: cannot be read: No such file"):
+        sha256_of(tmp_path / "none")
