@@ -31,6 +31,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
 from patchkit.wheel.build_recipe import Wanted, by_option
+from patchkit.wheel.licenses import notices, spdx
 from patchkit.wheel.stand_in import find_stand_in, unpack_stand_in
 
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
@@ -42,12 +43,16 @@ Fill = Callable[[Path], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A source in its folder; ``identity`` says what it is, ``verified`` whether it is the pin."""
+    """A source in its folder; ``identity`` says what it is, ``verified`` whether it is the pin.
+
+    ``notices`` are its licences: file name → text.
+    """
 
     option: str
     folder: Path
     identity: str
     verified: bool
+    notices: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,20 @@ class Gathered:
         return {
             each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
             for each in self.sources
+        }
+
+    @property
+    def licenses(self) -> dict[str, str]:
+        """option → SPDX expression, of those whose files name one."""
+        return {each.option: name for each in self.sources if (name := spdx(each.notices))}
+
+    @property
+    def notices(self) -> dict[str, str]:
+        """Path below .dist-info → text: the licences of what is compiled in (PEP 639)."""
+        return {
+            f"licenses/{each.option}/{name}": text
+            for each in self.sources
+            for name, text in each.notices.items()
         }
 
 
@@ -118,6 +137,7 @@ def gather(
                 folder=folder,
                 identity=found.identity,
                 verified=found.verified,
+                notices=notices(folder, each.known.files),
             )
         )
         variable, taken = each.known.defined(version), str(folder / each.known.folder)

@@ -33,7 +33,7 @@ from patchkit.wheel.make import (
     run,
 )
 from patchkit.wheel.repro import object_digests
-from patchkit.wheel.sbom import nccl_sbom
+from patchkit.wheel.sbom import CUDA_LICENSE, nccl_sbom
 from patchkit.wheel.seal import seal
 from patchkit.wheel.tags import platform_tag
 from patchkit.wheel.toolchain import Toolchain, check_toolchain
@@ -179,7 +179,7 @@ def _facts(order: Order, source: Path, outcome: Outcome) -> dict[str, Any]:
         "functions": order.functions or "all",
         "license": {
             "nccl": "Apache-2.0 AND BSD-3-Clause" if apache else "BSD-3-Clause",
-            "cuda": "NVIDIA CUDA Toolkit EULA",
+            "cuda": CUDA_LICENSE,
         },
     }
     return facts | {"wheel": _wheel_version(order, facts)}

@@ -32,7 +32,7 @@ from patchkit.wheel.make import Progress
 from patchkit.wheel.needs import requirements_of
 from patchkit.wheel.order import Order
 from patchkit.wheel.requirements import environment
-from patchkit.wheel.sbom import patches, vllm_sbom
+from patchkit.wheel.sbom import CUDA_LICENSE, patches, vllm_sbom
 from patchkit.wheel.work import WORK
 
 Report = Callable[[str], Progress]
@@ -73,6 +73,7 @@ def prepare(order: Order, staged: Path, report: Report) -> Prepared:
     gathered = _gathered(order, reduced, staged)
     python = _python(order, report)
     facts = _facts(order, source, outcome, gathered, python)
+    texts |= gathered.notices
     texts[FACTS] = as_text(facts)
     texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, applied))
     return Prepared(facts=facts, texts=texts, gathered=gathered, python=python)
@@ -186,7 +187,7 @@ def _facts(
         "externals": gathered.facts,
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",
-        "license": {"vllm": "Apache-2.0"},
+        "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},
     }
     label = f"{order.label}.{digest_label(facts)}"
     return facts | {"wheel": f"{order.version.public}+{label}"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -10,6 +11,10 @@ from urllib.parse import quote
 from patchkit.edit.splice import git_diff
 from patchkit.patching.fix import Fix, Verdict
 from patchkit.patching.plan import Texts
+
+_GITHUB = re.compile(r"https://github\.com/([^/@]+/[^/@]+?)(?:\.git)?@([0-9a-f]{40})")
+CUDA_LICENSE = "NVIDIA CUDA Toolkit EULA"
+"""A name: SPDX has no identifier for it."""
 
 _SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
@@ -34,35 +39,23 @@ def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, A
     """CycloneDX 1.6 for a vLLM wheel, from the facts that ``patchkit.json`` holds.
 
     Its pedigree names what upstream released (an sdist, or for a repack a wheel), and each patch
-    with the symptom that it resolves. The same wheel has the same SBOM.
+    with the symptom that it resolves. Of a build it also names the sources that were compiled in,
+    what they were compiled against, and the tools. The same wheel has the same SBOM.
     """
     ref = f"pkg:pypi/vllm@{quote(facts['wheel'])}"
-    return {
-        "$schema": _SCHEMA,
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "version": 1,
-        "metadata": {
-            "component": {
-                "bom-ref": ref,
-                "type": "library",
-                "name": "vllm",
-                "version": facts["wheel"],
-                "purl": ref,
-                "licenses": [{"expression": facts["license"]["vllm"]}],
-                "pedigree": {
-                    "ancestors": [_ancestor(facts)],
-                    "patches": list(map(_patch, applied)),
-                },
-                "properties": [
-                    {"name": "patchkit:made", "value": facts["made"]},
-                    {"name": "patchkit:target", "value": facts["target"]},
-                    *({"name": "patchkit:fix", "value": fix} for fix in facts["fixes"]),
-                ],
-            },
-            "tools": {"components": [_tool("patchkit", facts["patchkit"])]},
-        },
+    subject = {
+        **_component(ref, "vllm", facts["wheel"], facts["license"]["vllm"]),
+        "pedigree": {"ancestors": [_ancestor(facts)], "patches": list(map(_patch, applied))},
+        "properties": _properties(
+            ("made", facts["made"]),
+            ("target", facts["target"]),
+            *(("fix", fix) for fix in facts["fixes"]),
+        ),
     }
+    if facts["made"] != "build":
+        return _document(subject, {"patchkit": facts["patchkit"]})
+    tools = {"patchkit": facts["patchkit"], "nvcc": facts["cuda"], "g++": facts["compiler"]}
+    return _document(subject, tools | facts["tools"], [*_sources(facts), *_against(facts)])
 
 
 def _ancestor(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,71 +77,94 @@ def _patch(patch: Patch) -> dict[str, Any]:
     return {"type": "unofficial", "diff": {"text": text}, "resolves": [issue]}
 
 
+def _sources(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Other projects' code that was compiled in; a commit on GitHub has a package URL."""
+    for name, identity in facts["externals"].items():
+        commit = _GITHUB.match(identity)
+        ref = f"pkg:github/{commit[1].lower()}@{commit[2]}" if commit else f"patchkit:{name}"
+        source = {
+            "bom-ref": ref,
+            "type": "library",
+            "name": name,
+            **({"version": commit[2], "purl": ref} if commit else {}),
+        }
+        if name in facts["license"]:
+            source["licenses"] = [{"expression": facts["license"][name]}]
+        yield source | {"properties": _properties(("role", "compiled in"), ("source", identity))}
+
+
+def _against(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What was compiled against, and is not in the wheel."""
+    torch, _, _cuda = facts["environment"]["torch"].partition(",")
+    role = {"properties": _properties(("role", "compiled against"))}
+    yield _component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
+    toolkit = f"pkg:generic/cuda-toolkit@{facts['cuda']}"
+    yield _component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]) | role
+
+
 def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
     """CycloneDX 1.6 for a libnccl wheel, from the facts that ``patchkit.json`` holds.
 
     No serial number and no time stamp: the same build has the same SBOM.
     """
     # A plus sign is no character of a version in a package URL.
-    ref = f"pkg:pypi/nvidia-nccl-cu13@{facts['wheel'].replace('+', '%2B')}"
+    ref = f"pkg:pypi/nvidia-nccl-cu13@{quote(facts['wheel'])}"
     source = f"pkg:github/nvidia/nccl@{facts['version']}"
     runtime = f"pkg:generic/nvidia-cuda-runtime@{facts['cuda']}"
+    library = _component(source, "NCCL", facts["version"], facts["license"]["nccl"]) | {
+        "properties": _properties(
+            ("source", facts["source"]),
+            ("tree", facts["tree"]),
+            *(("fix", fix) for fix in facts["fixes"]),
+        )
+    }
+    name = "CUDA runtime (libcudart_static.a)"
+    return _document(
+        _component(ref, "nvidia-nccl-cu13", facts["wheel"]),
+        {"patchkit": facts["patchkit"], "nvcc": facts["cuda"], "g++": facts["compiler"]},
+        [library, _component(runtime, name, facts["cuda"], facts["license"]["cuda"])],
+    )
+
+
+def _document(
+    subject: dict[str, Any],
+    tools: Mapping[str, str],
+    components: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """The whole, with the components that the subject depends on."""
+    refs = [each["bom-ref"] for each in components]
+    depends = [{"ref": subject["bom-ref"], "dependsOn": refs}, *({"ref": ref} for ref in refs)]
     return {
         "$schema": _SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {
-            "component": {
-                "bom-ref": ref,
-                "type": "library",
-                "name": "nvidia-nccl-cu13",
-                "version": facts["wheel"],
-                "purl": ref,
-            },
+            "component": subject,
             "tools": {
                 "components": [
-                    _tool("patchkit", facts["patchkit"]),
-                    _tool("nvcc", facts["cuda"]),
-                    _tool("g++", facts["compiler"]),
+                    {"type": "application", "name": name, "version": version}
+                    for name, version in tools.items()
                 ]
             },
         },
-        "components": [_library(facts, source), _runtime(facts, runtime)],
-        "dependencies": [
-            {"ref": ref, "dependsOn": [source, runtime]},
-            {"ref": source},
-            {"ref": runtime},
-        ],
+        **({"components": list(components), "dependencies": depends} if components else {}),
     }
 
 
-def _library(facts: Mapping[str, Any], ref: str) -> dict[str, Any]:
+def _component(ref: str, name: str, version: str, license_: str = "") -> dict[str, Any]:
+    """A library that has a package URL; ``license_`` is an SPDX expression, or a name."""
+    named = license_ == CUDA_LICENSE
+    told = {"license": {"name": license_}} if named else {"expression": license_}
     return {
         "bom-ref": ref,
         "type": "library",
-        "name": "NCCL",
-        "version": facts["version"],
+        "name": name,
+        "version": version,
         "purl": ref,
-        "licenses": [{"expression": facts["license"]["nccl"]}],
-        "properties": [
-            {"name": "patchkit:source", "value": facts["source"]},
-            {"name": "patchkit:tree", "value": facts["tree"]},
-            *({"name": "patchkit:fix", "value": fix} for fix in facts["fixes"]),
-        ],
+        **({"licenses": [told]} if license_ else {}),
     }
 
 
-def _runtime(facts: Mapping[str, Any], ref: str) -> dict[str, Any]:
-    return {
-        "bom-ref": ref,
-        "type": "library",
-        "name": "CUDA runtime (libcudart_static.a)",
-        "version": facts["cuda"],
-        "purl": ref,
-        "licenses": [{"license": {"name": facts["license"]["cuda"]}}],
-    }
-
-
-def _tool(name: str, version: str) -> dict[str, str]:
-    return {"type": "application", "name": name, "version": version}
+def _properties(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"name": f"patchkit:{name}", "value": value} for name, value in pairs]

@@ -9,7 +9,7 @@ import io
 import re
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from patchkit import __version__
@@ -25,7 +25,8 @@ _REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)
 def seal(raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None = None) -> Path:
     """Write ``raw`` anew into ``folder`` with one platform tag; the new wheel's path.
 
-    ``added`` are texts that go into its .dist-info, by their path there.
+    ``added`` are texts that go into its .dist-info, by their path there; METADATA names those in
+    ``licenses/``.
 
     Members are sorted, with .dist-info last as the specification recommends, and bear one date.
     They are stored, not deflated: a deflated byte depends on the version of zlib, and most of
@@ -42,6 +43,9 @@ def seal(raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None
     contents[f"{home}/WHEEL"] = tagged(contents[f"{home}/WHEEL"], tag)
     contents.pop(f"{home}/RECORD", None)
     contents |= {f"{home}/{path}": text.encode() for path, text in (added or {}).items()}
+    licenses = [p.removeprefix("licenses/") for p in added or () if p.startswith("licenses/")]
+    if licenses:
+        contents[f"{home}/METADATA"] = _licensed(contents[f"{home}/METADATA"], sorted(licenses))
     ordered = dict(sorted(contents.items(), key=lambda item: (item[0].startswith(home), item[0])))
     ordered[f"{home}/RECORD"] = record(ordered, f"{home}/RECORD")
     sealed = folder / f"{name}-{version}-{tag}.whl"
@@ -66,6 +70,13 @@ def tagged(wheel: bytes, tag: str) -> bytes:
     """The text of a WHEEL file with this one tag, and patchkit as its generator."""
     rest = _REPLACED.sub(b"", wheel).rstrip(b"\n")
     return rest + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
+
+
+def _licensed(metadata: bytes, names: Sequence[str]) -> bytes:
+    """The text of a METADATA file that names more licence files (PEP 639)."""
+    head, gap, body = metadata.rstrip(b"\n").partition(b"\n\n")
+    lines = [head, *(f"License-File: {name}".encode() for name in names)]
+    return b"\n".join(lines) + gap + body + b"\n"
 
 
 def _member(path: str, info: zipfile.ZipInfo | None) -> zipfile.ZipInfo:

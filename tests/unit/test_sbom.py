@@ -174,3 +174,88 @@ def test_a_commit_is_an_ancestor_without_a_hash():
         "version": "0.19.1",
         "purl": "pkg:pypi/vllm@0.19.1",
     }
+
+
+BUILT_FACTS = {
+    **VLLM_FACTS,
+    "made": "build",
+    "source": "sha256:" + "cd" * 32,
+    "fixes": [],
+    "cuda": "13.0.88",
+    "compiler": "g++ 12.2.0",
+    "tools": {"cmake": "4.4.4", "ninja": "1.13.2"},
+    "environment": {"python": "3.12", "torch": "2.11.0+cu130, CUDA 13.0"},
+    "externals": {
+        "cutlass": "flashinfer-python==0.6.8.post1, sha256:12; holds 4.4.2",
+        "flashmla": f"https://github.com/vllm-project/FlashMLA@{'a6' * 20}",
+    },
+    "license": {
+        "vllm": "Apache-2.0",
+        "cuda": "NVIDIA CUDA Toolkit EULA",
+        "cutlass": "BSD-3-Clause",
+    },
+}
+TORCH = "pkg:pypi/torch@2.11.0%2Bcu130"
+CUDA = "pkg:generic/cuda-toolkit@13.0.88"
+FLASHMLA = f"pkg:github/vllm-project/flashmla@{'a6' * 20}"
+
+
+def test_what_a_build_adds():
+    """With what was compiled in and against; valid by the JSON schema of CycloneDX 1.6, too."""
+    built = vllm_sbom(BUILT_FACTS, ())
+    assert built["components"] == [
+        {
+            "bom-ref": "patchkit:cutlass",
+            "type": "library",
+            "name": "cutlass",
+            "licenses": [{"expression": "BSD-3-Clause"}],
+            "properties": [
+                {"name": "patchkit:role", "value": "compiled in"},
+                {"name": "patchkit:source", "value": BUILT_FACTS["externals"]["cutlass"]},
+            ],
+        },
+        {
+            "bom-ref": FLASHMLA,
+            "type": "library",
+            "name": "flashmla",
+            "version": "a6" * 20,
+            "purl": FLASHMLA,
+            "properties": [
+                {"name": "patchkit:role", "value": "compiled in"},
+                {"name": "patchkit:source", "value": BUILT_FACTS["externals"]["flashmla"]},
+            ],
+        },
+        {
+            "bom-ref": TORCH,
+            "type": "library",
+            "name": "torch",
+            "version": "2.11.0+cu130",
+            "purl": TORCH,
+            "properties": [{"name": "patchkit:role", "value": "compiled against"}],
+        },
+        {
+            "bom-ref": CUDA,
+            "type": "library",
+            "name": "CUDA toolkit",
+            "version": "13.0.88",
+            "purl": CUDA,
+            "licenses": [{"license": {"name": "NVIDIA CUDA Toolkit EULA"}}],
+            "properties": [{"name": "patchkit:role", "value": "compiled against"}],
+        },
+    ]
+    refs = ["patchkit:cutlass", FLASHMLA, TORCH, CUDA]
+    assert built["dependencies"] == [
+        {"ref": VLLM, "dependsOn": refs},
+        *({"ref": ref} for ref in refs),
+    ]
+    assert built["metadata"]["tools"]["components"] == [
+        {"type": "application", "name": name, "version": version}
+        for name, version in {
+            "patchkit": "0.1.0",
+            "nvcc": "13.0.88",
+            "g++": "g++ 12.2.0",
+            "cmake": "4.4.4",
+            "ninja": "1.13.2",
+        }.items()
+    ]
+    assert built["metadata"]["component"]["pedigree"]["ancestors"][0]["hashes"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,23 @@ def test_texts_are_added_and_recorded(tmp_path):
     with zipfile.ZipFile(sealed) as bundle:
         assert bundle.read(f"{HOME}/sboms/a") == b"b"
     assert list(faults(sealed)) == []
+
+
+def test_licences_that_are_added_are_named(tmp_path):
+    """Where PEP 639 has them; what METADATA says besides stays as it is."""
+    described = {
+        **CONTENTS,
+        f"{HOME}/METADATA": CONTENTS[f"{HOME}/METADATA"] + b"\nText.\n\nMore.\n",
+    }
+    for contents in (CONTENTS, described):
+        added = {"licenses/b/LICENSE": "B", "licenses/a/NOTICE": "A", "x.json": "{}"}
+        raw = write_raw(tmp_path, contents)
+        wheel = seal(raw, tmp_path, "manylinux_2_35_aarch64", added)
+        with zipfile.ZipFile(wheel) as bundle:
+            metadata = bundle.read(f"{HOME}/METADATA").decode()
+            assert bundle.read(f"{HOME}/licenses/b/LICENSE") == b"B"
+        message = HeaderParser().parsestr(metadata)
+        assert message.get_all("License-File") == ["a/NOTICE", "b/LICENSE"]
+        assert message["Version"] == "2.29.7+gb10.abc123"
+        assert message.get_payload() == ("" if contents is CONTENTS else "Text.\n\nMore.\n")
+        assert not list(faults(wheel))
