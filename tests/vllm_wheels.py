@@ -21,6 +21,13 @@ KERNELS = {
     "vllm/_moe_C.abi3.so": STOCK,
     "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": HOPPER,
 }
+# What fixes look at, and what the release's own code imports from there.
+_PACKAGED = (
+    *("envs.py", "_custom_ops.py", "config/*.py", "platforms/*.py", "utils/*.py"),
+    *("engine/arg_utils.py", "model_executor/model_loader/weight_utils.py"),
+    *("model_executor/kernels/**/*.py", "model_executor/layers/quantization/**/*.py"),
+    *("model_executor/layers/fused_moe/**/*.py", "model_executor/layers/fused_moe/configs/*.json"),
+)
 _VERSION_FILE = f"""\
 # made by a tool
 version: str
@@ -31,6 +38,15 @@ __version_tuple__ = version_tuple = (0, 19, 1)
 
 __commit_id__ = commit_id = 'gb1388b1fb'
 """
+
+
+def python_of(root):
+    """The members of a release's wheel that fixes are about."""
+    return {
+        str(place.relative_to(root)): place.read_bytes()
+        for pattern in _PACKAGED
+        for place in root.glob(f"vllm/{pattern}")
+    }
 
 
 def vllm_wheel(folder, *, name=NAME, change=None, libraries=None, method=zipfile.ZIP_DEFLATED):

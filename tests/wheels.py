@@ -52,7 +52,7 @@ def write_wheel(
 
 
 def record(home, members):
-    rows = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in members.items()]
+    rows = [f'"{path}",sha256={_digest(data)},{len(data)}' for path, data in members.items()]
     return "\n".join([*rows, f"{home}/RECORD,,", ""]).encode()
 
 

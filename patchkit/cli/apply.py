@@ -18,7 +18,9 @@ from patchkit.cli.options import (
     source_options,
 )
 from patchkit.patching.fix import Request
+from patchkit.patching.ledger import Ledger, read_ledger
 from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.source.detect import detect, state_folder
 
 _EPILOG = """\
 \b
@@ -46,11 +48,35 @@ def command(
 
     What is asked for is what the tree becomes, whatever was applied before; asking again changes
     nothing. Either everything is written or nothing.
+
+    Of an installed package that is patched already, which a repacked wheel gives, what it was
+    patched for is the default.
     """
-    recipe, request = load_recipe(source.project), selection.request()
+    recipe = load_recipe(source.project)
     with located(source, keep=not dry_run) as path:
+        ledger = _kept(path, recipe.project)
+        request = selection.request(ledger)
         outcome = apply(path, recipe, request, dry_run=dry_run)
         _print(path, recipe, request, outcome, dry_run=dry_run, as_json=as_json)
+        if ledger and not selection.chooses and not as_json:
+            _tell_kept(request)
+
+
+def _kept(path: Path, project: str) -> Ledger | None:
+    """What an installed package was patched for: who made its wheel may have chosen that."""
+    tree = detect(path, project)
+    return read_ledger(state_folder(tree)) if tree.kind == "installed" else None
+
+
+def _tell_kept(request: Request) -> None:
+    fixes = (("only", request.only), ("skip", request.skip), ("with", request.also))
+    chosen = [f"--{option} {fix_id}" for option, ids in fixes for fix_id in sorted(ids)]
+    if chosen:
+        show.console().print(
+            f"kept, as the package was patched before: {' '.join(chosen)}; "
+            "name fixes, or revert first, for others",
+            soft_wrap=True,
+        )
 
 
 def _print(

@@ -44,7 +44,7 @@ def command(
     the patched group reaches the device: exact, family, compatible, jit (from PTX), or none.
     """
     with opened(source) as (recipe, workspace):
-        request = selection.request(workspace)
+        request = selection.request(workspace.ledger)
         if workspace.tree.kind == "installed":
             raise UsageError(f"{source.spec} is installed: its kernels are compiled already")
         target = request.target

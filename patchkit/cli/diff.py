@@ -14,7 +14,7 @@ from patchkit.cli.options import Selection, Source, opened, request_options, sou
 def command(source: Source, *, selection: Selection) -> None:
     """What apply would change, or did: a unified diff that git apply takes."""
     with opened(source) as (recipe, workspace):
-        plan = plan_for(workspace, recipe, selection.request(workspace))
+        plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         from patchkit.cli import show
 
         show.print_diff(plan.diff())

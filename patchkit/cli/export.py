@@ -20,6 +20,6 @@ from patchkit.patching.export import write_series
 def command(source: Source, *, selection: Selection, output: Path) -> None:
     """The fixes as a series that git am takes: one patch per fix, reasons and evidence on top."""
     with opened(source) as (recipe, workspace):
-        plan = plan_for(workspace, recipe, selection.request(workspace))
+        plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         for path in write_series(plan, output):
             click.echo(path)

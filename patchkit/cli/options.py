@@ -15,6 +15,7 @@ import click
 from patchkit.apply import Workspace, open_workspace
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
+from patchkit.patching.ledger import Ledger
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.source.resolve import Options, Report, resolved
 from patchkit.target import Target, targets
@@ -152,12 +153,16 @@ class Selection:
     skip: frozenset[str]
     also: frozenset[str]
 
-    def request(self, workspace: Workspace | None = None) -> Request:
-        """The request, defaults filled in: from the ledger of ``workspace`` if there is one."""
-        past = workspace.ledger.request if workspace and workspace.ledger else {}
-        given = bool(self.only or self.skip or self.also)
+    @property
+    def chooses(self) -> bool:
+        """Whether fixes were named; what a ledger has of that does not count then."""
+        return bool(self.only or self.skip or self.also)
+
+    def request(self, ledger: Ledger | None = None) -> Request:
+        """The request, defaults filled in: from the ledger of a patched tree if there is one."""
+        past = ledger.request if ledger else {}
         only, skip, also = (
-            frozenset(past.get(key, ())) if not given else mine
+            mine if self.chooses else frozenset(past.get(key, ()))
             for key, mine in (("only", self.only), ("skip", self.skip), ("also", self.also))
         )
         return Request(

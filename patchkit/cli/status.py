@@ -29,7 +29,7 @@ def command(source: Source, *, selection: Selection, as_json: bool) -> None:
     does not fit the code.
     """
     with opened(source) as (recipe, workspace):
-        request = selection.request(workspace)
+        request = selection.request(workspace.ledger)
         verdicts = known_verdicts(workspace, recipe, request)
         if verdicts is None:
             verdicts = _as_on_disk(make_plan(workspace.tree, recipe, request))

@@ -13,6 +13,7 @@ import zipfile
 import pytest
 
 from patchkit.apply import apply
+from vllm_wheels import python_of
 
 pytestmark = pytest.mark.releases
 # Release → the fixes that an installed package of it gets.
@@ -23,13 +24,6 @@ PYTHON_FIXES = {
     "0.19.1": {"fp8_grouped_gemm", "marlin_w4a8_fp8", "fp8_linear_torch", "nvfp4_linear_marlin"},
     "0.24.0": {*_NVFP4, "deepgemm_sm12x"},
 }
-# What fixes look at, and what the release's own code imports from there.
-_PACKAGED = (
-    *("envs.py", "_custom_ops.py", "config/*.py", "platforms/*.py", "utils/*.py"),
-    *("engine/arg_utils.py", "model_executor/model_loader/weight_utils.py"),
-    *("model_executor/kernels/**/*.py", "model_executor/layers/quantization/**/*.py"),
-    *("model_executor/layers/fused_moe/**/*.py", "model_executor/layers/fused_moe/configs/*.json"),
-)
 of_configs = pytest.mark.parametrize("version", ["0.14.1", "0.25.1", "0.33.0"])
 
 
@@ -42,10 +36,7 @@ def version(request):
 def wheel(release, version, recipe, tmp_path):
     """A wheel of the Python files of a release, and of what its MoE layers look up."""
     root = release(version)
-    files = {"vllm/__init__.py": (root / "vllm/__init__.py").read_bytes()}
-    for pattern in _PACKAGED:
-        for place in root.glob(f"vllm/{pattern}"):
-            files[str(place.relative_to(root))] = place.read_bytes()
+    files = {"vllm/__init__.py": (root / "vllm/__init__.py").read_bytes(), **python_of(root)}
     info = f"vllm-{version}.dist-info"
     files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

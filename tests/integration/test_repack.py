@@ -35,7 +35,18 @@ from patchkit.wheel.record import faults
 from patchkit.wheel.repack import repack
 from patchkit.wheel.upstream import find_wheel
 from patchkit.wheel.wheelhouse import add, entries, verify
-from vllm_wheels import FIX, HOPPER, KERNELS, LOST, NAME, PATCHED, VERSION, sha256, vllm_wheel
+from vllm_wheels import (
+    FIX,
+    HOPPER,
+    KERNELS,
+    LOST,
+    NAME,
+    PATCHED,
+    VERSION,
+    python_of,
+    sha256,
+    vllm_wheel,
+)
 from wheels import write_wheel
 
 GB10 = targets()["gb10"]
@@ -386,23 +397,26 @@ def test_a_full_disk_leaves_nothing(run, house, tmp_path):
 
 @pytest.fixture
 def installed(run, known, tmp_path):
-    """site-packages of an environment where a repacked wheel was installed, and its pip."""
-    elsewhere = {name: _x86(data) for name, data in KERNELS.items()}
-    source = known(vllm_wheel(tmp_path, name=X86, libraries=elsewhere), "x86_64")
-    done = run(source, cpu="x86_64")
+    """Repack a wheel for x86-64 and install it: site-packages, its pip, the facts."""
     home = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     command = [sys.executable, "-m", "pip", "--python", str(home / "bin/python")]
 
     def pip(*arguments):
         subprocess.run([*command, *map(str, arguments)], check=True, capture_output=True)
 
-    pip("install", "--no-deps", "--no-index", done.wheel)
-    return next(home.glob("lib/python*/site-packages")), pip
+    def make(*, change=None, only=(FIX,)):
+        elsewhere = {name: _x86(data) for name, data in KERNELS.items()}
+        source = known(vllm_wheel(tmp_path, name=X86, libraries=elsewhere, change=change), "x86_64")
+        done = run(source, cpu="x86_64", only=only)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+        pip("install", "--no-deps", "--no-index", done.wheel)
+        return next(home.glob("lib/python*/site-packages")), pip, done.facts
+
+    return make
 
 
 def test_an_installed_repack_is_known_reverted_and_removed(installed, cli):
-    packages, pip = installed
+    packages, pip, _facts = installed()
     source = ["--vllm-src", packages / "vllm"]
     workspace = open_workspace(packages / "vllm")
     assert workspace.ledger is not None
@@ -420,6 +434,31 @@ def test_an_installed_repack_is_known_reverted_and_removed(installed, cli):
 
     pip("uninstall", "--yes", "vllm")
     assert [path for path in packages.iterdir() if "vllm" in path.name] == []
+
+
+@pytest.mark.releases
+def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(installed, release, cli):
+    """The Python of 0.19.1 over kernels that a GB10 does not get, installed and patched again."""
+    python = python_of(release(VERSION))
+    packages, _pip, facts = installed(change=lambda members: members.update(python), only=())
+    source = ["--vllm-src", packages / "vllm"]
+    assert facts["turned_on"] == ["fp8_block_triton"]
+
+    def fixes(state, verb, *options):
+        told = json.loads(cli(verb, *source, *options, "--json").stdout)["fixes"]
+        return {fix["id"] for fix in told if fix["state"] == state}
+
+    plain = cli("apply", *source).stdout
+    assert "nothing to do" in plain
+    assert "kept, as the package was patched before: --with fp8_block_triton; " in plain
+    made = fixes("applied", "status")
+    assert {"fp8_block_triton", "fp8_linear_torch"} < made
+    # Who names fixes chooses anew, and a reverted package knows of no choice.
+    others = made - {"fp8_block_triton", "fp8_linear_torch"}
+    assert fixes("applied", "apply", "--skip", "fp8_linear_torch") == others
+    cli("revert", *source)
+    assert fixes("apply", "status") == made - {"fp8_block_triton"}
+    assert _wrong(packages) == []
 
 
 def _wrong(packages):
