@@ -186,7 +186,7 @@ def _foretell(order: Order, jobs: Jobs) -> None:
     """What is going to happen, before it takes long."""
     say(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
     say(f"what the build says: {order.work}/log.txt")
-    for each in by_option(order.without):
+    for each in by_option(sorted(order.without)):
         if each.serves(order.request.target.major):
             say(f"without {each.option}: {each.cost}")
     if not can_cut_off():
