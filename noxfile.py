@@ -92,8 +92,8 @@ def build_proof(session: nox.Session) -> None:
 
 @nox.session
 def repro(session: nox.Session) -> None:
-    """Two builds that must be the same bytes: `nox -s repro -- nccl [--whole]`."""
-    session.install(".[build]")
+    """Two builds that must be the same bytes: `nox -s repro -- nccl|vllm [--whole]`."""
+    session.install(".[build]", "pip>=25")
     session.run("python", "tests/repro.py", *session.posargs)
 
 

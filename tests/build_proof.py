@@ -13,18 +13,18 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import platform
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from patchkit.errors import PatchkitError, ProofError
+from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.target import Load, targets
 from patchkit.wheel.compiled import Compiled, compiled_sources
 from patchkit.wheel.inspect import arch_name, inspect
@@ -48,6 +48,12 @@ RELEASES = {
         ],
     },
 }
+LOAD = """
+import importlib.util, sys
+import torch
+spec = importlib.util.spec_from_file_location(*sys.argv[1:])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
 SOURCES = ("/quantization/activation_kernels.cu.o", "/nvfp4_quant_kernels.cu.o")
 
 
@@ -75,8 +81,8 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     sources = compiled_sources(root / "source" / "build", root / "source")
     CONSOLE.print(f"{release}: {len(sources)} CUDA sources would be compiled")
     CONSOLE.print(f"{release}: {told['proofs'][0]}")
-    check_objects(root, sources, folder)
-    check_wheel(told, release)
+    check_objects(root, folder)
+    check_wheel(told)
     again = build(release, folder / "two")
     if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
         raise ProofError(f"{release}: the second wheel has other bytes")
@@ -85,50 +91,47 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     return [(release, *key, str(count)) for key, count in sorted(counts.items())]
 
 
+def reduced_options(release: str) -> list[str]:
+    """Of `patchkit build vllm`: the smallest extensions, and sources that an index has.
+
+    Raises UsageError if it is not known which those are.
+    """
+    if release not in RELEASES:
+        raise UsageError(
+            f"nobody said what of vllm {release} is small",
+            hint=f"one of {', '.join(RELEASES)}, or all of it: --whole",
+        )
+    how = RELEASES[release]
+    options = ["--source", CUTLASS, "--extensions", ",".join(how["extensions"])]
+    return options + [word for name in how["without"] for word in ("--without", name)]
+
+
 def build(release: str, house: Path) -> dict[str, Any]:
     """`patchkit build vllm --json`, reduced."""
-    how = RELEASES[release]
     command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
-    command += ["--source", CUTLASS, "--extensions", ",".join(how["extensions"])]
-    command += [word for name in how["without"] for word in ("--without", name)]
+    command += reduced_options(release)
     done = subprocess.run([*command, "--dir", str(house)], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise ProofError(f"building vllm {release} ended with {done.returncode}")
     return json.loads(done.stdout)
 
 
-def check_objects(root: Path, sources: tuple[Compiled, ...], folder: Path) -> None:
+def check_objects(root: Path, folder: Path) -> None:
     """Two CUDA sources, compiled as the build would."""
-    (build_folder,) = {path.parent for path in root.glob("source/build/temp*/build.ninja")}
-    listed = subprocess.run(
-        ["ninja", "-t", "targets", "all"], cwd=build_folder, capture_output=True, text=True
-    ).stdout.splitlines()
-    names = [line.partition(":")[0] for line in listed]
     for ending in SOURCES:
-        (target,) = [name for name in names if name.endswith(ending)]
-        env = {**os.environ, "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit"}
-        subprocess.run(["ninja", target], cwd=build_folder, env=env, check=True, stdout=2)
+        target = compiled_object(root, ending)
         library = folder / "object.so"
-        command = ["g++", "-shared", "-o", str(library), str(build_folder / target)]
+        command = ["g++", "-shared", "-o", str(library), str(target)]
         subprocess.run(command, check=True)
         (binary,) = inspect(library)
         if binary.load(GB10) is not Load.EXACT:
             raise ProofError(f"{target} holds {[code.name for code in binary.codes]}")
-        CONSOLE.print(f"{target.rpartition('/')[2]}: {[code.name for code in binary.codes]}")
+        CONSOLE.print(f"{target.name}: {[code.name for code in binary.codes]}")
 
 
-LOAD = """\
-import importlib.util, sys, torch
-spec = importlib.util.spec_from_file_location(*sys.argv[1:])
-spec.loader.exec_module(importlib.util.module_from_spec(spec))
-"""
-
-
-def check_wheel(told: dict[str, Any], release: str) -> None:
-    """What a user would see of it; its extensions are loaded beside the torch of the build."""
+def check_wheel(told: Mapping[str, Any]) -> None:
+    """What a user would see of a wheel; ``told`` is what its build answered."""
     wheel = Path(told["wheel"])
-    digest = told["facts"]["environment"]["requirements"].partition(":")[2]
-    python = WORK / f"environment-{digest[:12]}" / "bin" / "python"
     for binary in inspect(wheel):
         if binary.library.rpath or binary.library.runpath:
             raise ProofError(f"{binary.name} has the RPATH {binary.library.rpath}")
@@ -137,11 +140,20 @@ def check_wheel(told: dict[str, Any], release: str) -> None:
         subprocess.run([*pip, "--target", folder, str(wheel)], check=True)
         for name in ("spinloop", "fs_io_C"):
             for library in Path(folder, "vllm").glob(f"{name}*.so"):
-                subprocess.run([str(python), "-c", LOAD, name, str(library)], check=True)
-                CONSOLE.print(f"{release}: {library.name} is loaded")
+                load(name, library, told["facts"]["environment"]["requirements"])
         version = Path(folder, "vllm", "_version.py").read_text()
         if wheel.name.split("-")[1] not in version:
             raise ProofError("vllm/_version.py tells another version than the wheel's name")
+
+
+def load(name: str, library: Path, requirements: str) -> None:
+    """Import an extension beside torch, of the environment that it was built in."""
+    digest = requirements.removeprefix("sha256:")
+    (home,) = (each for each in WORK.glob("environment-*") if digest.startswith(each.name[12:]))
+    command = [str(home / "bin" / "python"), "-W", "ignore", "-c", LOAD, name, str(library)]
+    if subprocess.run(command).returncode:
+        raise ProofError(f"{library.name} cannot be imported beside the torch it was built with")
+    CONSOLE.print(f"{library.name} is loaded")
 
 
 def names(source: Compiled) -> str:
