@@ -28,6 +28,7 @@ from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.target import Load, targets
 from patchkit.wheel.compiled import Compiled, compiled_sources
 from patchkit.wheel.inspect import arch_name, inspect
+from patchkit.wheel.make import clean_environment
 from patchkit.wheel.work import WORK
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
@@ -114,6 +115,19 @@ def build(release: str, house: Path) -> dict[str, Any]:
     if done.returncode != 0:
         raise ProofError(f"building vllm {release} ended with {done.returncode}")
     return json.loads(done.stdout)
+
+
+def compiled_object(root: Path, ending: str) -> Path:
+    """The object of one source of a build below ``root``, compiled as the build would."""
+    (build_folder,) = {path.parent for path in root.glob("source/build/temp*/build.ninja")}
+    listed = subprocess.run(
+        ["ninja", "-t", "targets", "all"], cwd=build_folder, capture_output=True, text=True
+    ).stdout.splitlines()
+    names = [line.partition(":")[0] for line in listed]
+    (target,) = [name for name in names if name.endswith(ending)]
+    env = clean_environment(root, "patchkit-proof") | {"CCACHE_DISABLE": "1"}
+    subprocess.run(["ninja", target], cwd=build_folder, env=env, check=True, stdout=2)
+    return build_folder / target
 
 
 def check_objects(root: Path, folder: Path) -> None:
