@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
 from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json
 from patchkit.wheel.manifest import Kind
 from patchkit.wheel.verify import Verified, verify
-
-_WIDE = 120  # columns of a terminal; in fewer, or in a pipe, nobody could read four columns
 
 
 @click.command()
@@ -56,27 +55,25 @@ def run(house: Path, *, as_json: bool) -> None:
 def _print(console: Console, house: Path, done: Verified) -> None:
     if done.pins:
         pins = ", ".join(f"{name} {version}" for name, version in done.pins.items())
-        console.print(Text(pins, "dim"), soft_wrap=True)
+        console.print(Text(pins, "dim"), soft_wrap=not console.is_terminal)
     if not done.findings:
         console.print(Text.assemble(("✓ ", "green"), f"{house}: {_counted(done)}, all as listed"))
-    elif console.is_terminal and console.width >= _WIDE:
-        console.print(_table(done))
-    else:
-        for each in done.findings:
-            said = Text.assemble(("✗ ", "bold red"), (each.filename, "bold"), f": {each.what}")
-            console.print(said, soft_wrap=True)
-            for label, words in (("why", each.why), ("next", each.hint)):
-                if words:
-                    console.print(Text(f"  {label}: {words}", "dim"), soft_wrap=True)
-
-
-def _table(done: Verified) -> Table:
-    table = Table(box=None, padding=(0, 2, 1, 0), header_style="bold")
-    for column in ("wheel", "what", "why", "what to do"):
-        table.add_column(column, overflow="fold")
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for each in done.findings:
-        table.add_row(Text(each.filename, "bold"), each.what, Text(each.why, "dim"), each.hint)
-    return table
+        groups.setdefault((each.filename, each.why, each.hint), []).append(each.what)
+    for (filename, why, hint), whats in groups.items():
+        _print_group(console, filename, [*whats, f"why: {why}" if why else ""], hint)
+
+
+def _print_group(console: Console, filename: str, lines: Sequence[str], hint: str) -> None:
+    """Lines below a file's name. Names and commands stay whole, so that they can be copied."""
+    console.print(Text.assemble(("✗ ", "bold red"), (filename, "bold")), soft_wrap=True)
+    for line in filter(None, lines):
+        if console.is_terminal:
+            console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+        else:
+            console.print(f"  {line}", soft_wrap=True, markup=False)
+    console.print(Text(f"  next: {hint}", "dim"), soft_wrap=True)
 
 
 def _counted(done: Verified) -> str:

@@ -20,7 +20,6 @@ from patchkit.wheel.record import ANY
 from patchkit.wheel.shelf import Wheel, by_cpu
 from patchkit.wheel.torch import torch_of
 
-_AGAIN = "patchkit wheelhouse fill"
 _NCCL = "nvidia-nccl-cu"
 
 
@@ -41,13 +40,14 @@ def _needs(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
         for requirement in _applicable(wheel.about, cpu, wheels):
             other = here.get(canonicalize_name(requirement.name))
             if other is None and complete:
-                what = f"needs {requirement}, which is not in the lock"
-                yield finding(UsageError, wheel.filename, what, _AGAIN, "it was built after a fill")
+                what = f"needs {_said(requirement)}, which is not in the lock"
+                hint, why = _fill(wheel), "it was built after a fill"
+                yield finding(UsageError, wheel.filename, what, hint, why)
             elif other and not _met(requirement, other):
                 yield finding(
                     UsageError,
                     wheel.filename,
-                    f"needs {requirement}; here is {other.entry.name.pinned}",
+                    f"needs {_said(requirement)}; here is {other.entry.name.pinned}",
                     _remedy(requirement, other),
                     "pip finds no set that fits together (ResolutionImpossible)",
                 )
@@ -59,10 +59,28 @@ def _met(requirement: Requirement, wheel: Wheel) -> bool:
 
 def _remedy(requirement: Requirement, other: Wheel) -> str:
     if not other.built:
-        return _AGAIN
-    wanted = str(requirement.specifier).removeprefix("==")
-    name = "nccl" if other.project.startswith(_NCCL) else other.project
-    return f"patchkit build {name} --version {wanted}"
+        return _fill(other)
+    return _instead(other, str(requirement.specifier).removeprefix("=="))
+
+
+def _said(requirement: Requirement) -> str:
+    """Without the marker, which is met."""
+    return str(requirement).partition(";")[0].strip()
+
+
+def _fill(wheel: Wheel) -> str:
+    """How the dependencies are resolved anew."""
+    return f"patchkit wheelhouse fill --dir {wheel.place.parent}"
+
+
+def _instead(wheel: Wheel, version: object) -> str:
+    """How a wheel that was built here gives way to another version: there is room for one."""
+    house = wheel.place.parent
+    name = "nccl" if wheel.project.startswith(_NCCL) else wheel.project
+    return (
+        f"patchkit wheelhouse prune --dir {house} --drop {wheel.project}, and then "
+        f"patchkit build {name} --version {version} --dir {house}"
+    )
 
 
 def _applicable(about: About | None, cpu: str, wheels: Sequence[Wheel]) -> Iterator[Requirement]:
@@ -99,7 +117,7 @@ def _nccl(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: ARG0
                 UsageError,
                 filename,
                 f"is for torch {torch}, which pins NCCL {wanted}; here is {nccl.entry.name.pinned}",
-                f"patchkit build nccl --version {wanted}",
+                _instead(nccl, wanted),
                 "beside that torch pip replaces it by stock's, or installs nothing",
             )
 
@@ -125,7 +143,7 @@ def _torch_and_cuda(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
             torch = torch_of(wheel.entry.name.version, requires, wheel.place)
             if torch.cuda is None:
                 what = f"is a torch for CPUs alone: {torch.seen}"
-                yield finding(ProofError, wheel.filename, what, _AGAIN)
+                yield finding(ProofError, wheel.filename, what, _fill(wheel))
             elif torch.cuda:
                 majors[torch.cuda] = wheel.filename
     if len(majors) > 1:
@@ -153,10 +171,10 @@ def _pythons(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: A
     """Some Python must be able to take every wheel, and the lock's if there is a lock."""
     ranges = {wheel.filename: {*supported(_about(wheel))} for wheel in wheels}
     python = _locked_python(wheels)
-    for filename, minors in ranges.items():
-        if python and int(python.split(".")[1]) not in minors:
+    for wheel in wheels:
+        if python and int(python.split(".")[1]) not in ranges[wheel.filename]:
             what = f"is not for CPython {python}, for which the dependencies were resolved"
-            yield finding(UsageError, filename, what, f"{_AGAIN} --python X.Y")
+            yield finding(UsageError, wheel.filename, what, f"{_fill(wheel)} --python X.Y")
     if not python and ranges and not set.intersection(*ranges.values()):
         few = min(ranges, key=lambda name: len(ranges[name]))
         what = "no Python can install it together with what lies beside it"
@@ -177,7 +195,7 @@ def _systems(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
                 UsageError,
                 wheel.filename,
                 f"needs glibc {needs}, nodes with {cpu} may have {has}",
-                _AGAIN if not wheel.built else "build it on an older distribution",
+                _fill(wheel) if not wheel.built else "build it on an older distribution",
                 "pip does not install it there",
             )
 

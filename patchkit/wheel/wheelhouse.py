@@ -236,7 +236,7 @@ def _refused(new: WheelName, old: WheelName, house: Path) -> UsageError:
 
 
 def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
-    again = "build it again" if entry.kind is Kind.BUILT else _FILL.format(house=house)
+    again = _again(house, entry)
     place = house / entry.filename
     if not entry.held and not place.exists():
         return
@@ -249,11 +249,25 @@ def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
         what = f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
         yield finding(HashMismatchError, entry.filename, what, again)
     elif (found := sha256_of(place)) != entry.sha256:
-        what = f"its sha256 is {found}, {entry.sha256} in {MANIFEST}: it was changed"
+        what = (
+            f"was changed: its sha256 begins with {found[:12]}, with {entry.sha256[:12]} in "
+            f"{MANIFEST}"
+        )
         yield finding(HashMismatchError, entry.filename, what, again)
     # What others released is as it is; its sha256 is all that there is to say.
     for fault in faults(place) if entry.kind is Kind.BUILT else ():
         yield finding(HashMismatchError, entry.filename, fault, again)
+
+
+def _again(house: Path, entry: Entry) -> str:
+    """How to come by a wheel once more."""
+    facts = entry.facts
+    if entry.kind is not Kind.BUILT:
+        return _FILL.format(house=house)
+    if facts.get("made") == "repack":
+        what = f"vllm=={facts.get('version')} --platform {facts.get('machine')}"
+        return f"patchkit repack {what} --dir {house}"
+    return "build it again"
 
 
 def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding]:
@@ -265,9 +279,11 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
     for number, one in enumerate(names):
         for other in names[number + 1 :]:
             if rivals(one, other):
-                what = f"pip cannot resolve it beside {other.filename} (ResolutionImpossible)"
-                hint = f"patchkit wheelhouse prune --dir {house} --drop {one.filename}"
-                yield finding(UsageError, one.filename, what, hint)
+                # The one that nobody made here has to go.
+                gone, kept = sorted((one, other), key=lambda name: name.filename in listed)
+                what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
+                hint = f"patchkit wheelhouse prune --dir {house} --drop {gone.filename}"
+                yield finding(UsageError, gone.filename, what, hint)
 
 
 def _leftovers(house: Path) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import resource
 import shutil
@@ -268,6 +269,19 @@ def test_a_repack_that_was_changed(run, known, house, tmp_path, monkeypatch):
             report=quiet,
             offline=True,
         )
+
+
+def test_a_repack_that_was_damaged_is_made_again(run, known, house, tmp_path):
+    source = known(vllm_wheel(tmp_path))
+    place = run(source).wheel
+    data = place.read_bytes()
+    place.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+    first, *_rest = verify(house)
+    assert first.what.startswith("was changed: its sha256 begins with ")
+    assert first.what.endswith(f", with {hashlib.sha256(data).hexdigest()[:12]} in manifest.json")
+    assert first.hint == f"patchkit repack vllm=={VERSION} --platform aarch64 --dir {house}"
+    run(source)
+    assert (place.read_bytes(), verify(house)) == (data, ())
 
 
 def test_what_decides_the_bytes_decides_the_version(run, tmp_path, house):

@@ -137,8 +137,14 @@ def test_list_verify_prune(cli, house, made):
 
     write_wheel(house, STOCK)
     found = cli("wheelhouse", "verify", "--dir", house, rc=2).stdout
-    assert f"✗ nvidia_nccl_cu13-{STOCK}-{HERE}.whl: is not in manifest.json" in found
-    assert "(ResolutionImpossible)" in found
+    stock = f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
+    assert f"✗ {stock}\n  is not in manifest.json\n" in found
+    assert (
+        f"✗ {stock}\n  pip cannot resolve it beside {place.name} (ResolutionImpossible)\n" in found
+    )
+    # What was built here stays; the other one goes.
+    assert f"--drop {stock}\n" in found
+    assert f"--drop {place.name}" not in found
     assert "nothing was changed" in cli("wheelhouse", "prune", "--dry-run").stdout
     changes = json.loads(cli("wheelhouse", "prune", "--drop", "vllm", "--json").stdout)["changes"]
     assert [change["reason"] for change in changes] == [
@@ -148,6 +154,11 @@ def test_list_verify_prune(cli, house, made):
     assert "1 wheel, all as listed" in cli("wheelhouse", "verify").stdout
 
     place.write_bytes(place.read_bytes()[:-1])
+    size = place.stat().st_size
+    *_, name, short, unread, hint = cli("wheelhouse", "verify", rc=8).stdout.splitlines()
+    assert (name, hint) == (f"✗ {place.name}", "  next: build it again")
+    assert short.startswith(f"  has {size} bytes, {size + 1} in manifest.json: ")
+    assert unread.startswith("  cannot be read to its end: ")
     done = json.loads(cli("wheelhouse", "verify", "--json", rc=8).stdout)
     assert {(each["filename"], each["exit_code"]) for each in done["findings"]} == {(place.name, 8)}
 

@@ -96,7 +96,10 @@ def test_an_nccl_that_the_torch_does_not_pin(built, house):
         "is for torch 2.11.0, which pins NCCL 2.28.9; here is nvidia-nccl-cu13==2.29.7+gb10.a1"
     )
     (each,) = verify(house).findings
-    assert each.hint == "patchkit build nccl --version 2.28.9"
+    assert each.hint == (
+        f"patchkit wheelhouse prune --dir {house} --drop nvidia-nccl-cu13, and then "
+        f"patchkit build nccl --version 2.28.9 --dir {house}"
+    )
 
 
 @pytest.mark.parametrize(

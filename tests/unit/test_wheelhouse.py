@@ -312,7 +312,7 @@ STRAY, RIVAL = f"stray-1.0-{HERE}.whl", f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
         ("longer", {(FILE, 8)}, None),
         ("gone", {(FILE, 7)}, [FILE, "manifest.json", "SHA256SUMS", "requirements.txt"]),
         ("unlisted", {(STRAY, 2)}, [STRAY]),
-        ("rival", {(RIVAL, 2), (FILE, 2)}, [RIVAL]),
+        ("rival", {(RIVAL, 2)}, [RIVAL]),
         ("foreign", {("a-1.0-py3-none-win_amd64.whl", 2)}, ["a-1.0-py3-none-win_amd64.whl"]),
         ("sums", {("SHA256SUMS", 8)}, ["SHA256SUMS"]),
         ("requirements", {("requirements.txt", 8)}, ["requirements.txt"]),
