@@ -24,7 +24,7 @@ _VERBS = {
     "fixes": "The catalogue of fixes.",
     "explain": "One fix, or a claim that guides make: reason, releases, evidence.",
     "fetch": "Download a release, verified by its locked sha256.",
-    "build": "Build a wheel into the wheelhouse: libnccl for one device.",
+    "build": "Build a wheel for one device into the wheelhouse: libnccl or vLLM.",
     "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
     "wheelhouse": "The folder of finished wheels: list, fill, verify, prune.",
     "verify": "Whether the wheels there are whole, load on their device, and fit together.",
@@ -42,6 +42,7 @@ Examples:
   patchkit explain arch_lists
   patchkit build nccl
   patchkit repack vllm==0.25.1
+  patchkit verify
   patchkit inspect --loaded --python .venv/bin/python
 
 \b
@@ -80,7 +81,7 @@ def group() -> None:
 
     patchkit knows the releases of vLLM from 0.11.1 and of NCCL from 2.26 on, decides by looking at
     the code, proves the effect with the release's own build files (no GPU, no compiler), and never
-    fails silently. It builds libnccl as a wheel, and says what device code a wheel holds.
+    fails silently. It makes wheels of both, and says what device code a wheel holds.
     """
 
 

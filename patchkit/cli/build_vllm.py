@@ -104,7 +104,7 @@ def command(
     objects: Path | None,
     as_json: bool,
 ) -> None:
-    """vLLM for one device, from its sources: an hour on a Spark, minutes on many cores."""
+    """vLLM for one device, from its sources; `patchkit repack` takes seconds instead."""
     began = time.monotonic()
     request = selection.request()
     _check_host(request.target, host)

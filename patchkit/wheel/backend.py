@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pyproject_hooks import BuildBackendHookCaller
 
 from patchkit.errors import BuildError
 from patchkit.patching.recipe import load_recipe
@@ -39,6 +38,8 @@ def compile_wheel(
     ) -> None:
         full = {**variables, **(extra_environ or {})}
         run(cut_off(list(cmd)), root, full, ninja_steps, progress, folder=Path(cwd or source))
+
+    from pyproject_hooks import BuildBackendHookCaller  # comes with the extra for builds
 
     # The hook of PEP 517 itself: build's own front end would hide our errors behind its.
     backend = tomllib.loads((source / "pyproject.toml").read_text("utf-8"))["build-system"]

@@ -74,7 +74,10 @@ def check_gates(
             hint="install all of these, then run the same command again",
         )
     if needs.rust and not rust:
-        return ["the Rust front end is left out; vLLM uses it only with VLLM_USE_RUST_FRONTEND=1"]
+        return [
+            "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and "
+            "from 0.24 to 0.31 a parser for the tool calls of MiniMax M3"
+        ]
     return []
 
 

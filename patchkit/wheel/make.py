@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import re
@@ -42,6 +43,17 @@ _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
 )
 _CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
+
+
+def require_tools(*names: str) -> None:
+    """Raise HostError for modules that `pip install patchkit` alone does not bring."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise HostError(
+            f"{' and '.join(missing)} cannot be imported: needed to build wheels",
+            why="patchkit was installed without its extra for builds",
+            hint="pip install 'patchkit[build]', or use nox -s build-nccl and build-vllm",
+        )
 
 
 def clean_environment(root: Path, namespace: str) -> dict[str, str]:

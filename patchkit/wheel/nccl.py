@@ -5,7 +5,6 @@ NCCL's own makefiles do the work, driven by the scikit-build-core project in ``r
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 from collections.abc import Mapping
@@ -39,7 +38,6 @@ from patchkit.wheel.tags import platform_tag
 from patchkit.wheel.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.work import emptied, staging, work_folder, work_path
 
-_TOOLS = ("auditwheel", "build", "ninja", "scikit_build_core")
 _FREE = 2 << 30  # bytes; 2.29.7 for one arch leaves 204 MB, and compilers write as they go
 _LICENSE = "LICENSE.txt"
 JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
@@ -98,7 +96,7 @@ class Built:
 
 def build_nccl(order: Order, progress: Progress) -> Built:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
-    _check_tools()
+    require_tools("auditwheel", "build", "ninja", "scikit_build_core")
     with staging() as staged:
         seen = environment(staged, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, seen)
@@ -107,17 +105,6 @@ def build_nccl(order: Order, progress: Progress) -> Built:
             order.work, [staged / "source"], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:
             return _build(root, order, facts, progress)
-
-
-def _check_tools() -> None:
-    """Raise HostError for what `pip install patchkit` alone does not bring."""
-    missing = [name for name in _TOOLS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise HostError(
-            f"{' and '.join(missing)} cannot be imported: needed to build wheels",
-            why="patchkit was installed without its extra for builds",
-            hint="pip install 'patchkit[build]', or use nox -s build-nccl",
-        )
 
 
 def _build(root: Path, order: Order, facts: Mapping[str, Any], progress: Progress) -> Built:

@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchkit.errors import ProofError
 from patchkit.proof.archs import evaluate
 from patchkit.source.detect import detect
+from patchkit.wheel.about import about
 from patchkit.wheel.backend import NAMESPACE, build_variables, compile_wheel, note
 from patchkit.wheel.ccache import counted, told
+from patchkit.wheel.checks import check
 from patchkit.wheel.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.facts import as_text
 from patchkit.wheel.full_toolkit import full_toolkit
 from patchkit.wheel.inspect import Binary, inspect
 from patchkit.wheel.libraries import judge, require_loading
-from patchkit.wheel.make import Progress, clean_environment
+from patchkit.wheel.make import Progress, clean_environment, require_tools
 from patchkit.wheel.network import network
 from patchkit.wheel.order import Order
 from patchkit.wheel.prepare import Prepared, Report, prepare
@@ -62,6 +65,7 @@ def build_vllm(order: Order, report: Report) -> Built:
 
     Raises BuildError, DriftError, HostError, ProofError, StorageError, UsageError.
     """
+    require_tools("auditwheel", "pyproject_hooks")
     with staging() as staged:
         target = order.request.target
         arch = target.gencode_flags(target.arch_list(order.request.arch))
@@ -85,6 +89,7 @@ def _build(root: Path, order: Order, prepared: Prepared, progress: Progress) -> 
     binaries = inspect(raw)
     proofs = _prove(root, order, raw, binaries)
     sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
+    _require_clean(sealed, binaries)
     return Built(
         wheel=sealed,
         facts=prepared.facts,
@@ -94,6 +99,17 @@ def _build(root: Path, order: Order, prepared: Prepared, progress: Progress) -> 
         circumstances=circumstances,
         log=root / "log.txt",
     )
+
+
+def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
+    """Raise ProofError for what `patchkit inspect` would find: an RPATH, a library of torch's …"""
+    if found := check(about(wheel), binaries):
+        raise ProofError(
+            f"{wheel.name} would not be fit for other machines\n"
+            + "\n".join(f"    {each.filename} {each.what}" for each in found),
+            why="the toolchain added it, or upstream's build changed",
+            hint="please report this with the version",
+        )
 
 
 def _prove(root: Path, order: Order, raw: Path, binaries: tuple[Binary, ...]) -> tuple[str, ...]:

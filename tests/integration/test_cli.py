@@ -24,7 +24,8 @@ EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;)")
 WITH_A_SOURCE = ["apply", "status", "diff", "revert", "export", "archs", "tune"]
 WITHOUT = [
-    *("fixes", "explain", "fetch", "build", "repack", "wheelhouse", "inspect", "completion"),
+    *("fixes", "explain", "fetch", "build", "repack", "wheelhouse", "verify", "inspect"),
+    "completion",
 ]
 VERBS = [*WITH_A_SOURCE, *WITHOUT]
 WITH_NCCL = ["apply", "status", "diff", "revert", "export"]
