@@ -53,6 +53,7 @@ def command(
     patched for is the default.
     """
     recipe = load_recipe(source.project)
+    selection.request()  # what is mistyped is told before anything is fetched
     with located(source, keep=not dry_run) as path:
         ledger = _kept(path, recipe.project)
         request = selection.request(ledger)

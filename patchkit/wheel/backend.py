@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-
 from patchkit.errors import BuildError
 from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.make import Progress, clean_environment, ninja_steps, run

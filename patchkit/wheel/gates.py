@@ -21,6 +21,10 @@ from patchkit.wheel.needs import Needs
 from patchkit.wheel.torch import check_torch, installed_torch
 
 _CUDA = "13.0"
+_WITHOUT_RUST = (
+    "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
+    "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
+)
 _ASK = """\
 import importlib.metadata as found, importlib.util, json, platform, sys, sysconfig
 from pathlib import Path
@@ -74,10 +78,7 @@ def check_gates(
             hint="install all of these, then run the same command again",
         )
     if needs.rust and not rust:
-        return [
-            "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and "
-            "from 0.24 to 0.31 a parser for the tool calls of MiniMax M3"
-        ]
+        return [_WITHOUT_RUST]
     return []
 
 

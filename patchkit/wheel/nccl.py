@@ -15,7 +15,7 @@ from typing import Any
 from patchkit import __version__
 from patchkit.apply import Outcome, apply
 from patchkit.digests import tree_digest
-from patchkit.errors import BuildError, HostError, SourceError, StorageError
+from patchkit.errors import BuildError, SourceError, StorageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
@@ -29,6 +29,7 @@ from patchkit.wheel.make import (
     drop_partial,
     environment,
     objects_to_make,
+    require_tools,
     run,
 )
 from patchkit.wheel.repro import object_digests

