@@ -28,4 +28,6 @@ def told(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> s
         return "no ccache: a second build compiles everything again"
     grown = {name: after.get(name, 0) - before.get(name, 0) for name in (*_HITS, _MISS)}
     hits = sum(grown[name] for name in _HITS)
+    if not hits + grown[_MISS]:
+        return "ccache: nothing was compiled anew"
     return f"ccache: {hits} of {hits + grown[_MISS]} compilations were hits"

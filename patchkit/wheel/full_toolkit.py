@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from patchkit.errors import HostError, StorageError
+from patchkit.errors import HostError
+from patchkit.wheel.storage import translated
 from patchkit.wheel.toolchain import Toolchain
 
 # Of CUDA 13.0's wheels; a toolkit that an installer made has these and more.
@@ -47,18 +48,13 @@ def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolcha
         {"include": toolchain.include, "lib": toolchain.lib},
         *({part: half / part for part in ("include", "lib")} for half in beside),
     ]
-    try:
-        with tempfile.TemporaryDirectory(dir=_made(dest.parent)) as scratch:
-            home = Path(scratch) / "cuda"
-            _join(home, toolchain.nvcc.parents[1], halves)
-            _driver(home, toolchain)
-            shutil.rmtree(dest, ignore_errors=True)
-            home.rename(dest)
-    except OSError as error:
-        raise StorageError(
-            f"cannot put a CUDA toolkit into {dest}: {error.strerror or error}",
-            hint="free some space, or build elsewhere",
-        ) from error
+    scratch = tempfile.TemporaryDirectory(dir=_made(dest.parent), ignore_cleanup_errors=True)
+    with translated(dest.parent, "the CUDA toolkit is not complete"), scratch as folder:
+        home = Path(folder) / "cuda"
+        _join(home, toolchain.nvcc.parents[1], halves)
+        _driver(home, toolchain)
+        shutil.rmtree(dest, ignore_errors=True)
+        home.rename(dest)
     _require(dest, dest / "include", dest / "lib")
     return replace(
         toolchain, nvcc=dest / "bin" / "nvcc", include=dest / "include", lib=dest / "lib"

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,13 +25,14 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
-from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.errors import SourceError, UsageError
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
 from patchkit.wheel.build_recipe import Wanted, by_option
 from patchkit.wheel.licenses import notices, spdx
 from patchkit.wheel.stand_in import find_stand_in, unpack_stand_in
+from patchkit.wheel.storage import translated
 
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
@@ -125,6 +125,8 @@ def gather(
     HostError for what cannot be had.
     """
     check_given(wanted, version, given)
+    with translated(dest, "the sources are not complete"):
+        dest.mkdir(parents=True, exist_ok=True)
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
     sources: list[Source] = []
@@ -275,8 +277,7 @@ def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
     folder, stamp = dest / wanted.known.option, dest / f"{wanted.known.option}.identity"
     if folder.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == found.identity:
         return folder
-    with _explained(folder):
-        dest.mkdir(parents=True, exist_ok=True)
+    with translated(folder, "the source is not complete"):
         stamp.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:
@@ -286,19 +287,6 @@ def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
             fresh.rename(folder)
         stamp.write_text(found.identity, encoding="utf-8")
     return folder
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except shutil.Error as error:  # of several files; one will do
-        raise StorageError(f"{folder}: cannot be copied: {error.args[0][0][2]}") from error
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or folder}: {error.strerror or error}",
-            hint="check permissions and free space, then run the same command again",
-        ) from error
 
 
 def _require(folder: Path, wanted: Wanted) -> None:

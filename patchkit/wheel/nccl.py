@@ -15,7 +15,7 @@ from typing import Any
 from patchkit import __version__
 from patchkit.apply import Outcome, apply
 from patchkit.digests import tree_digest
-from patchkit.errors import BuildError, SourceError, StorageError
+from patchkit.errors import BuildError, SourceError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
@@ -133,13 +133,7 @@ def _patched(order: Order, source: Path) -> dict[str, Any]:
 def _place(origin: SourceOrigin, dest: Path) -> None:
     if origin.is_tree:
         aside = shutil.ignore_patterns(".git", "build")
-        try:
-            shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
-        except shutil.Error as error:  # of several files; one will do
-            raise StorageError(
-                f"{origin.path} cannot be copied: {error.args[0][0][2]}",
-                hint="check permissions and free space, then run the same command again",
-            ) from error
+        shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
     else:
         unpack(origin.path, dest)
     if not (dest / _LICENSE).is_file():

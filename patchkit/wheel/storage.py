@@ -149,9 +149,15 @@ def translated(folder: Path, outcome: str = "nothing was changed") -> Iterator[N
         yield
     except OSError as error:
         raise StorageError(
-            f"{error.filename2 or error.filename or folder}: {error.strerror or error}; {outcome}",
+            f"{_reason(error, folder)}; {outcome}",
             hint="check permissions and free space, then run the same command again",
         ) from error
+
+
+def _reason(error: OSError, folder: Path) -> str:
+    if isinstance(error, shutil.Error):  # of several files; one will do
+        return str(error.args[0][0][2])
+    return f"{error.filename2 or error.filename or folder}: {error.strerror or error}"
 
 
 def _flush(file: IO[bytes]) -> None:

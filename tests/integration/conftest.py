@@ -1,13 +1,14 @@
-"""`patchkit build nccl`, run as its users run it, but for where it builds."""
+"""`patchkit build`, run as its users run it, but for where it builds."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from types import SimpleNamespace
 
 import pytest
 
-from building import PATCHKIT, QUIET
+from building import PATCHKIT, QUIET, SMALL, SMALL_VLLM
 from patchkit.errors import PatchkitError
 from patchkit.wheel.toolchain import find_toolchain
 
@@ -25,13 +26,34 @@ def toolchain():
     return find
 
 
+@pytest.fixture(scope="module")
+def project():
+    """What a module builds: nccl, unless it has a fixture of this name."""
+    return "nccl"
+
+
 @pytest.fixture
-def run(environment, tmp_path):
-    """Start `patchkit build nccl` in a process group of its own, building below ``work``."""
+def sources(project, tmp_path):
+    """A tree of the stand-in with one text replaced: ``sources(path, before, after)``."""
+
+    def change(path, before, after):
+        root = tmp_path / "sources"
+        shutil.copytree({"nccl": SMALL, "vllm": SMALL_VLLM}[project], root)
+        text = (root / path).read_text()
+        assert text.count(before) == 1
+        (root / path).write_text(text.replace(before, after))
+        return root
+
+    return change
+
+
+@pytest.fixture
+def run(project, environment, tmp_path):
+    """Start `patchkit build` in a process group of its own, building below ``work``."""
 
     def start(work, *arguments, env=None, **how):
         return subprocess.Popen(
-            [*PATCHKIT, str(work), "build", "nccl", *map(str, arguments)],
+            [*PATCHKIT, str(work), "build", project, *map(str, arguments)],
             cwd=tmp_path,
             env={k: v for k, v in {**environment, **QUIET, **(env or {})}.items() if v is not None},
             stdout=subprocess.PIPE,

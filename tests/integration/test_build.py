@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,18 @@ from types import SimpleNamespace
 import pytest
 
 import patchkit
-from building import HERE, PATCHKIT, QUIET, SMALL, VERSION
+from building import (
+    HERE,
+    PATCHKIT,
+    QUIET,
+    SMALL,
+    VERSION,
+    a_disk_that_fills_up,
+    gone_on_with,
+    interrupted,
+    until,
+    wheels,
+)
 from patchkit.elf import read_library
 from patchkit.wheel.repro import first_member, first_object
 from patchkit.wheel.sbom import nccl_sbom
@@ -80,10 +90,6 @@ def work(built):
     place = built(HERE).work
     yield place
     shutil.rmtree(place, ignore_errors=True)
-
-
-def wheels(house):
-    return sorted(house.glob("*.whl")) if house.exists() else []
 
 
 def same(built, house):
@@ -239,15 +245,6 @@ def test_other_sources_are_another_wheel(built, build, tmp_path):
 # Accidents
 
 
-def until(text, log, process):
-    """Wait until the log says so; the build must still be running then."""
-    deadline = time.monotonic() + 120
-    while not (log.exists() and text in log.read_text()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("sent", "everything"),
     [(signal.SIGKILL, True), (signal.SIGINT, True), (signal.SIGTERM, False)],
@@ -257,24 +254,15 @@ def test_interrupted(built, run, work, tmp_path, sent, everything):
     made, house = built(HERE), tmp_path / "house"
     arguments = [*made.arguments, "--dir", house, "--jobs", 1]
     root = work / f"nccl-{VERSION}-gb10-{HERE}"
-    process = run(work, *arguments)
-    until("Compiling  max.cu", root / "log.txt", process)
-    (os.killpg if everything else os.kill)(process.pid, sent)
-    stderr = process.communicate()[1]
-    assert process.returncode
-    assert "Traceback" not in stderr
+
+    def start():
+        return run(work, *arguments)
+
+    interrupted(start, root / "log.txt", "Compiling  max.cu", sent, everything=everything)
     assert wheels(house) == []
     compiled = root / "build/obj/device/sum.o"
     before = compiled.stat().st_mtime_ns
-
-    for _ in range(60):
-        again = run(work, *arguments)
-        said = again.communicate()[1]
-        if again.returncode != 6:  # what patchkit started holds the folder until it ends
-            break
-        assert "another patchkit is working" in said
-        time.sleep(0.5)
-    assert again.returncode == 0, said
+    gone_on_with(start)
     assert compiled.stat().st_mtime_ns == before  # gone on with, not begun anew
     assert same(made, house)
 
@@ -296,18 +284,11 @@ def test_a_build_while_another_one_runs(built, run, build, tmp_path):
 
 
 def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
-    """Wherever the space ends, the error says so; with more of it the build goes on."""
     made, house = built(HERE), tmp_path / "house"
     files = len(list(made.aside.rglob("*")))
     disk = small_disk("size=8g,nr_inodes=10,mode=755")
-    for room in (10, files - 50, files - 25):
-        subprocess.run(["mount", "-o", f"remount,nr_inodes={room}", disk], check=True)
-        said = build(*made.arguments, "--dir", house, work=disk, rc=(7, 10)).stderr
-        assert "No space left on device" in said or f"the disk of {disk}" in said
-        assert "run " in said.rpartition("next:")[2]
-        assert wheels(house) == []
-    subprocess.run(["mount", "-o", "remount,nr_inodes=0", disk], check=True)
-    build(*made.arguments, "--dir", house, work=disk)
+    rooms = (10, files - 50, files - 25)
+    a_disk_that_fills_up(build, [*made.arguments, "--dir", house], disk, rooms)
     assert verify(house) == ()
     assert sorted(path.name for path in disk.iterdir()) == [f"nccl-{VERSION}-gb10-{HERE}"]
 
@@ -344,21 +325,6 @@ def test_too_little_space_to_begin_with(built, build, small_disk, tmp_path):
 
 
 # What does not compile, or is not what was promised
-
-
-@pytest.fixture
-def sources(tmp_path):
-    """A tree of the stand-in with one text replaced: ``sources(path, before, after)``."""
-
-    def change(path, before, after):
-        root = tmp_path / "sources"
-        shutil.copytree(SMALL, root)
-        text = (root / path).read_text()
-        assert text.count(before) == 1
-        (root / path).write_text(text.replace(before, after))
-        return root
-
-    return change
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""A build backend that compiles one library, step by step as ninja tells them."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+STEPS = 3
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    warnings.warn("a word of the backend", stacklevel=1)
+    build = Path("build/temp")
+    build.mkdir(parents=True, exist_ok=True)
+    (build / "compile_commands.json").write_text(json.dumps([]))
+    library = build / "small_C.abi3.so"
+    for step in range(1, STEPS + 1):
+        sys.stdout.write(f"[{step}/{STEPS}] Building CXX object small.{step}.o\n")
+        sys.stdout.flush()
+        compile_step(build / f"small.{step}.o")
+    link = [os.environ["CXX"], "-shared", "-o", library, *sorted(build.glob("*.o"))]
+    subprocess.run(link, check=True)
+    return packed(Path(wheel_directory), library)
+
+
+def compile_step(target):
+    if target.exists():
+        return
+    command = [os.environ["CXX"], "-c", "-fPIC", f"-Danswer={target.name.replace('.', '_')}"]
+    subprocess.run([*command, "csrc/small.cpp", "-o", f"{target}.new"], check=True)
+    Path(f"{target}.new").rename(target)
+
+
+def packed(folder, library):
+    version = os.environ["VLLM_VERSION_OVERRIDE"]
+    home = f"vllm-{version}.dist-info"
+    name = f"vllm-{version}-cp38-abi3-linux_{os.uname().machine}.whl"
+    with zipfile.ZipFile(folder / name, "w") as bundle:
+        bundle.writestr("vllm/__init__.py", Path("vllm/__init__.py").read_text())
+        bundle.writestr("vllm/_version.py", f"__version__ = '{version}'\n")
+        bundle.write(library, f"vllm/{library.name}")
+        bundle.writestr(
+            f"{home}/METADATA", f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n"
+        )
+        tag = "Tag: cp38-abi3-linux_x\n"
+        bundle.writestr(f"{home}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\n{tag}")
+        listed = "".join(f"{path},,\n" for path in bundle.namelist())
+        bundle.writestr(f"{home}/RECORD", listed)
+    return name
