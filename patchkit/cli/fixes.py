@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import click
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from rich.table import Table
 from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json
-from patchkit.errors import UsageError
 from patchkit.patching.fix import Fix, Need
 from patchkit.patching.recipe import PROJECTS, Recipe, load_recipe, load_recipes
 from patchkit.patching.support import load_support
+from patchkit.versions import named_version
 
 
 @click.command()
@@ -21,7 +21,7 @@ from patchkit.patching.support import load_support
 @as_json
 def command(wanted: str | None, project: str | None, *, as_json: bool) -> None:
     """The catalogue of fixes; with a version, what the table says that release needs."""
-    version = _version(wanted) if wanted else None
+    version = named_version(wanted) if wanted else None
     recipes = _recipes(project, version)
     if as_json:
         fixes = [_fields(recipe, fix, version) for recipe in recipes for fix in recipe.fixes]
@@ -56,13 +56,6 @@ def _table(recipe: Recipe, version: Version | None) -> Table:
         quiet = "" if needs else "dim"
         table.add_row(Text(fix.id, quiet), _needs(needs), Text(fix.title, quiet), fix.upstream)
     return table
-
-
-def _version(text: str) -> Version:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        raise UsageError(f"{text!r} is not a version") from None
 
 
 def _needs(needs: list[Need]) -> str:

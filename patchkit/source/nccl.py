@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.errors import (
@@ -32,6 +32,7 @@ from patchkit.source.detect import detect, spelled
 from patchkit.source.fetch import Progress, cache_dir, save
 from patchkit.source.git import GitSource, commit_archive, parse_git
 from patchkit.source.releases import Facts, Release, load_facts
+from patchkit.versions import named_version
 
 PROJECT = "nccl"
 _RELEASE = re.compile(r"nccl==(?P<version>[^/\s]+)", re.IGNORECASE)
@@ -124,7 +125,7 @@ def _found(
     if source := parse_git(spec):
         return _commit(source, wanted)
     if match := _RELEASE.fullmatch(spec):
-        version = _version(match["version"])
+        version = named_version(match["version"], "for example nccl==2.29.7")
         if check is not None:
             check(version)
         return _release(wanted.facts.known(version), wanted)
@@ -132,13 +133,6 @@ def _found(
         f"{spec}: no such file or directory, and neither a git URL nor a release",
         hint=f"name {spelled(PROJECT)}",
     )
-
-
-def _version(text: str) -> Version:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        raise UsageError(f"{text!r} is not a version", hint="for example nccl==2.29.7") from None
 
 
 def _archive(path: Path, sha256: str | None, wanted: _Wanted) -> SourceOrigin:

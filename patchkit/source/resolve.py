@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.source.detect import detect, spelled
+from patchkit.versions import named_version
 
 if TYPE_CHECKING:
     from patchkit.source.nccl import SourceOrigin
@@ -135,10 +136,7 @@ def _release(spec: str, project: str) -> str | None:
     match = _RELEASE.fullmatch(spec)
     if match is None or match["project"].lower() != project:
         return None
-    try:
-        return str(Version(match["version"]))
-    except InvalidVersion:
-        raise UsageError(f"{match['version']!r} is not a version") from None
+    return str(named_version(match["version"]))
 
 
 def _unpacked(archive: _Archive, dest: Path, options: Options) -> Path:

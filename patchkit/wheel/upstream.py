@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from patchkit.digests import sha256_of
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry, read_wheel_lock
+from patchkit.versions import named_version
 from patchkit.wheel.facts import FACTS
 from patchkit.wheel.members import opened, small
 from patchkit.wheel.record import WheelName, wheel_name
@@ -68,7 +69,7 @@ def find_wheel(
         return _local(Path(spec), cpu, sha256, lock, check)
     if sha256 is not None:
         raise UsageError("--sha256 is for a file; a release is known by the lock")
-    version = _version(match["version"])
+    version = named_version(match["version"], _EXAMPLE)
     check(version)
     if cpu not in lock:
         raise UsageError(f"no wheel of vLLM is for {cpu}", hint=f"one of {', '.join(sorted(lock))}")
@@ -88,13 +89,6 @@ def find_wheel(
 def locked_wheels() -> dict[str, dict[str, LockEntry]]:
     """Upstream's wheels by CPU and version, from ``recipes/vllm/wheels.toml``."""
     return read_wheel_lock(RECIPES / "vllm" / "wheels.toml")
-
-
-def _version(text: str) -> Version:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        raise UsageError(f"{text!r} is not a version", hint=_EXAMPLE) from None
 
 
 def _local(

@@ -17,6 +17,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.resolve import Options, Report, fetch_release
 from patchkit.source.tree import SourceTree
+from patchkit.versions import named_version
 from patchkit.wheel.needs import Needs, needs
 
 
@@ -58,6 +59,8 @@ def vllm_source(
 
 
 def _release(recipe: Recipe, version: str | None, offline: bool, report: Report) -> Path:
+    chosen = named_version(version) if version else recipe.newest
+    recipe.check(chosen)
     options = Options(
         project=recipe.project,
         lock=recipe.home / "lock.toml",
@@ -65,7 +68,7 @@ def _release(recipe: Recipe, version: str | None, offline: bool, report: Report)
         report=report,
         offline=offline,
     )
-    return fetch_release(f"vllm=={version or recipe.newest}", options)
+    return fetch_release(f"vllm=={chosen}", options)
 
 
 @contextlib.contextmanager

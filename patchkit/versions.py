@@ -1,0 +1,15 @@
+"""Versions as users write them."""
+
+from __future__ import annotations
+
+from packaging.version import InvalidVersion, Version
+
+from patchkit.errors import UsageError
+
+
+def named_version(text: str, hint: str = "") -> Version:
+    """Raises UsageError for what PEP 440 knows as no version."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise UsageError(f"{text!r} is not a version", hint=hint) from None
