@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import click
 from rich.table import Table
@@ -53,7 +54,9 @@ def list_wheels(house: Path, *, as_json: bool) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("project", "version", "tag", "MB", "sha256", "target", "kind"):
-        table.add_column(column, justify="right" if column == "MB" else "left", no_wrap=True)
+        # Of a dependency's many tags the first are enough; the rest of the row is not.
+        side: Literal["left", "right"] = "right" if column == "MB" else "left"
+        table.add_column(column, justify=side, no_wrap=column != "tag", overflow="ellipsis")
     for entry in held:
         table.add_row(*_cells(entry))
     show.console().print(table if held else f"{house} is empty")

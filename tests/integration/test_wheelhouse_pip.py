@@ -11,7 +11,7 @@ import venv
 import pytest
 
 from patchkit.wheel.wheelhouse import add
-from wheels import ELSEWHERE, HERE, write_wheel
+from wheels import CPU, ELSEWHERE, HERE, write_wheel
 
 STOCK, OURS = "2.29.7", "2.29.7+gb10.abc123"
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
@@ -161,6 +161,15 @@ def test_list_verify_prune(cli, house, made):
     assert unread.startswith("  cannot be read to its end: ")
     done = json.loads(cli("wheelhouse", "verify", "--json", rc=8).stdout)
     assert {(each["filename"], each["exit_code"]) for each in done["findings"]} == {(place.name, 8)}
+
+
+def test_of_many_tags_the_list_shows_the_first(cli, house, made):
+    tag = "py3-none-" + ".".join(f"manylinux_2_{minor}_{CPU}" for minor in range(10, 16))
+    add(house, made(OURS, tag=tag), {"target": "gb10"})
+    (_head, row) = cli("wheelhouse", "list").stdout.splitlines()
+    _project, _version, shown, _size, digest, target, kind = row.split()
+    assert shown.startswith(f"py3-none-manylinux_2_10_{CPU}.")
+    assert (len(digest), target, kind) == (12, "gb10", "built")
 
 
 @pytest.mark.parametrize("verb", ["list", "verify", "prune"])
