@@ -52,8 +52,12 @@ def write_wheel(
 
 
 def record(home, members):
-    rows = [f'"{path}",sha256={_digest(data)},{len(data)}' for path, data in members.items()]
+    rows = [f"{_quoted(path)},sha256={_digest(data)},{len(data)}" for path, data in members.items()]
     return "\n".join([*rows, f"{home}/RECORD,,", ""]).encode()
+
+
+def _quoted(path):
+    return f'"{path}"' if "," in path else path
 
 
 def _fields(*lines):
