@@ -5,7 +5,8 @@
 For each release `patchkit build vllm` builds a wheel of its smallest extensions: real sources,
 torch and CMake, no network. What CMake then means to compile is compared with the arch proof, group
 by group, and with tests/data/objects.csv; two CUDA sources are compiled and inspected; the wheel
-is inspected and installed, its extensions are loaded. A second run has to give the same bytes.
+is inspected and installed, its extensions are loaded. A second run, which begins anew, is killed
+while it compiles; a third goes on from there, and has to give the same bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import csv
 import json
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from typing import Any
 
 from rich.console import Console
 
+from building import interrupted, wheels
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.target import Load, targets
 from patchkit.wheel.compiled import Compiled, compiled_sources
@@ -84,10 +87,11 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     CONSOLE.print(f"{release}: {told['proofs'][0]}")
     check_objects(root, folder)
     check_wheel(told)
+    kill(release, folder / "two", root / "log.txt")
     again = build(release, folder / "two")
     if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
         raise ProofError(f"{release}: the second wheel has other bytes")
-    CONSOLE.print(f"{release}: gone on with, the same bytes")
+    CONSOLE.print(f"{release}: killed, gone on with, the same bytes")
     counts = Counter((each.library, names(each)) for each in sources)
     return [(release, *key, str(count)) for key, count in sorted(counts.items())]
 
@@ -107,11 +111,31 @@ def reduced_options(release: str) -> list[str]:
     return options + [word for name in how["without"] for word in ("--without", name)]
 
 
-def build(release: str, house: Path) -> dict[str, Any]:
+def kill(release: str, house: Path, log: Path) -> None:
+    """Kill a build that began anew, and all that it started, once ninja has begun."""
+
+    def start() -> subprocess.Popen[str]:
+        command = [*command_of(release, house), "--fresh"]
+        return subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    log.unlink(missing_ok=True)
+    interrupted(start, log, "\n[1/", signal.SIGKILL, everything=True)
+    if wheels(house):
+        raise ProofError(f"{release}: a killed build left a wheel")
+
+
+def command_of(release: str, house: Path) -> list[str]:
     """`patchkit build vllm --json`, reduced."""
     command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
-    command += reduced_options(release)
-    done = subprocess.run([*command, "--dir", str(house)], stdout=subprocess.PIPE, text=True)
+    return [*command, *reduced_options(release), "--dir", str(house)]
+
+
+def build(release: str, house: Path) -> dict[str, Any]:
+    """What it says of the finished wheel."""
+    done = subprocess.run(command_of(release, house), stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise ProofError(f"building vllm {release} ended with {done.returncode}")
     return json.loads(done.stdout)

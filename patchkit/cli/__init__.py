@@ -41,6 +41,7 @@ Examples:
   patchkit archs --vllm-src build/vllm-0.24.0
   patchkit explain arch_lists
   patchkit build nccl
+  patchkit build vllm --version 0.25.1
   patchkit repack vllm==0.25.1
   patchkit verify
   patchkit inspect --loaded --python .venv/bin/python

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.archs import STYLES
+from patchkit.cli.building import house_option
 from patchkit.cli.options import Selection, as_json, progress, request_options
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
@@ -49,14 +50,7 @@ _USES = {
 @request_options
 @click.option("--sha256", metavar="HEX", help="Of a wheel that the lock does not know.")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
-@click.option(
-    "--dir",
-    "house",
-    type=click.Path(path_type=Path),
-    default=Path("wheelhouse"),
-    show_default=True,
-    help="Where the wheel goes.",
-)
+@house_option
 @as_json
 def command(
     wheel: str,

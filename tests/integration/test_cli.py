@@ -61,13 +61,21 @@ def test_completion_scripts(cli, shell):
     assert "_PATCHKIT_COMPLETE" in cli("completion", shell).stdout
 
 
-def test_the_bash_completion_script_completes(cli, environment, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "count", "completed"),
+    [
+        ("patchkit rev", "1", "revert"),
+        ("patchkit build v", "2", "vllm"),
+        ("patchkit build vllm --exte", "3", "--extensions"),
+    ],
+)
+def test_the_bash_completion_script_completes(cli, tmp_path, words, count, completed):
     script = tmp_path / "completion.bash"
     script.write_text(cli("completion", "bash").stdout)
-    asked = {"COMP_WORDS": "patchkit rev", "COMP_CWORD": "1", "_PATCHKIT_COMPLETE": "bash_complete"}
+    asked = {"COMP_WORDS": words, "COMP_CWORD": count, "_PATCHKIT_COMPLETE": "bash_complete"}
 
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    assert cli(env=asked).stdout.split() == ["plain,revert"]
+    assert cli(env=asked).stdout.split() == [f"plain,{completed}"]
 
 
 @pytest.mark.parametrize(
