@@ -21,8 +21,9 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 from rich.console import Console
 
-from nccl_wheel import content, files, require, run
+from nccl_wheel import content
 from patchkit.errors import PatchkitError
+from proving import files, require, run
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 PROJECT = "nvidia-nccl-cu13"

@@ -12,7 +12,6 @@ import argparse
 import json
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import venv
@@ -22,7 +21,8 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 from rich.console import Console
 
-from patchkit.errors import HostError, PatchkitError, ProofError
+from patchkit.errors import HostError, PatchkitError
+from proving import files, require, run
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
@@ -126,25 +126,6 @@ def check(found: dict, wheel: Path) -> None:
 def content(wheel: Path) -> bytes:
     with zipfile.ZipFile(wheel) as bundle:
         return bundle.read(LIBRARY)
-
-
-def files(folder: Path) -> set[str]:
-    """Every file below a folder; of caches not, which Python writes as it likes."""
-    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return {name for name in names if "__pycache__" not in name}
-
-
-def require(held: bool, what: str) -> None:
-    if not held:
-        raise ProofError(what)
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()[-800:]
-        raise ProofError(f"{' '.join(command[:4])} … ended with {done.returncode}:\n{said}")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from patchkit.errors import PatchkitError, ProofError
+from patchkit.errors import PatchkitError
+from proving import files, require, run
 
 CONSOLE = Console(highlight=False, width=160)
 RELEASES = ("0.19.1", "0.20.2", "0.25.1", "0.33.0")
@@ -171,25 +172,6 @@ def check_requirements(python: str, *, full: bool) -> None:
     if not full:
         wrong = [line for line in wrong if "which is not installed" not in line]
     require(not wrong, "pip check: " + "; ".join(wrong[:3]))
-
-
-def files(folder: Path) -> set[str]:
-    """Every file below a folder; of caches not, which Python writes as it likes."""
-    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return {name for name in names if "__pycache__" not in name}
-
-
-def require(held: bool, what: str) -> None:
-    if not held:
-        raise ProofError(what)
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()[-1500:]
-        raise ProofError(f"{' '.join(command[:5])} … ended with {done.returncode}:\n{said}")
-    return done.stdout
 
 
 if __name__ == "__main__":

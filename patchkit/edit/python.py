@@ -52,7 +52,7 @@ def define(path: str, text: str, code: str, *, before: str, note: str) -> list[E
     Raises DriftError if ``before`` is not there, or the name is taken by other code.
     """
     name = _only(code).name
-    taken = [n for n in _module(path, text).body if isinstance(n, Definition) and n.name == name]
+    taken = [n for n in parsed(path, text).body if isinstance(n, Definition) and n.name == name]
     if taken and ast.dump(taken[0]) != ast.dump(_only(code)):
         raise drift(path, text, f"def {name}", [_start(text, taken[0])], scope="another form")
     if taken:
@@ -132,11 +132,12 @@ class Segment:
 
 def check_syntax(path: str, text: str) -> None:
     """Raise DriftError, with the line, if a file is no valid Python."""
-    _module(path, text)
+    parsed(path, text)
 
 
 @lru_cache(maxsize=16)
-def _module(path: str, text: str) -> ast.Module:
+def parsed(path: str, text: str) -> ast.Module:
+    """The syntax tree of a file, which nobody changes. Raises DriftError, with the line."""
     try:
         return ast.parse(text)
     except SyntaxError as error:
@@ -148,7 +149,7 @@ def _module(path: str, text: str) -> ast.Module:
 
 
 def _definition(path: str, text: str, scope: str) -> Definition:
-    body: list[ast.stmt] = _module(path, text).body
+    body: list[ast.stmt] = parsed(path, text).body
     node: Definition | None = None
     for name in scope.split("."):
         named = [n for n in body if isinstance(n, Definition) and n.name == name]

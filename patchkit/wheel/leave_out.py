@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from packaging.version import Version
 
 from patchkit.edit.cmake import commands
-from patchkit.edit.python import swap
+from patchkit.edit.python import parsed, swap
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, swap_text
 from patchkit.errors import DriftError, UsageError
@@ -140,7 +140,7 @@ def _setup(tree: SourceTree, left: Known) -> Iterator[Edit]:
 
 def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
     """The statements ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))``."""
-    for node in ast.walk(_parsed(_SETUP, text)):
+    for node in ast.walk(parsed(_SETUP, text)):
         match node:
             case ast.Expr(
                 value=ast.Call(
@@ -171,7 +171,7 @@ def _imports(tree: SourceTree, left: Known) -> Iterator[Edit]:
         return
     path = next((p for p in _FLASH_IMPORTS if tree.exists(p)), _FLASH_IMPORTS[0])
     text = tree.read(path)
-    found = list(_flash_imports(_parsed(path, text)))
+    found = list(_flash_imports(parsed(path, text)))
     if len(found) != 1:
         raise DriftError(
             f"{path}: {len(found)} imports of {_FLASH_ATTENTION} under is_cuda(), expected 1",
@@ -221,7 +221,7 @@ def _built(tree: SourceTree, left: Known) -> Iterator[str]:
 
 def _extensions(text: str) -> set[str]:
     """The targets that setup.py names for an extension, in whatever form."""
-    calls = [node for node in ast.walk(_parsed(_SETUP, text)) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(parsed(_SETUP, text)) if isinstance(node, ast.Call)]
     named = (
         str(part.value)
         for call in calls
@@ -238,17 +238,6 @@ def _still(path: str, problem: str) -> DriftError:
         why="the release names the extension in a way that patchkit does not know",
         hint="build it, too: leave the option --without away",
     )
-
-
-def _parsed(path: str, text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        raise DriftError(
-            f"{path}:{error.lineno}: not valid Python: {error.msg}",
-            why="the file was edited by hand",
-            hint=HINT,
-        ) from None
 
 
 def _span(text: str, node: ast.stmt) -> tuple[int, int]:
