@@ -1,7 +1,7 @@
 """Upstream's own Python, run piece by piece: no vLLM is imported, no torch, no CUDA.
 
 A name that a piece uses is looked for where Python would look: among the definitions of its file,
-then along its imports in the files of the same tree. What is not there (torch, FlashInfer) is
+then along its imports in the files of the same project. What is not there (torch, FlashInfer) is
 stood in for by ``Anything``, which may be passed around but never decides.
 """
 
@@ -148,6 +148,9 @@ class Code:
         return Anything(name)
 
     def _file(self, module: str) -> str:
+        """The file of a module of upstream's; torch lies beside an installed vLLM, and is not."""
+        if module.partition(".")[0] != self._tree.project:
+            return ""
         path = module.replace(".", "/")
         return next((p for p in (f"{path}.py", f"{path}/__init__.py") if self._tree.exists(p)), "")
 
