@@ -1,0 +1,205 @@
+"""The facts of one machine, as `probe` finds them: plain data, to and from JSON."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from ipaddress import IPv4Interface
+from typing import Any, TypeVar
+
+from patchkit.errors import SourceError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """One address of a netdev. ``family`` is ``inet`` or ``inet6``; ``link_local`` 169.254/16, fe80."""
+
+    address: str
+    prefix: int
+    family: str
+    link_local: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Netdev:
+    """A network interface.
+
+    ``state`` is operstate; ``speed`` in Mbit/s, None if the driver does not say; ``pci`` like
+    ``0000:01:00.0``, empty for a virtual one; ``port`` is phys_port_name (``p0``), empty if none.
+    """
+
+    name: str
+    state: str
+    carrier: bool
+    mtu: int
+    speed: int | None = None
+    mac: str = ""
+    driver: str = ""
+    pci: str = ""
+    port: str = ""
+    kind: str = "ethernet"  # ethernet, wifi, virtual or loopback
+    addresses: tuple[Address, ...] = ()
+
+    @property
+    def up(self) -> bool:
+        return self.state == "up" or (self.state == "unknown" and self.carrier)
+
+    @property
+    def ipv4(self) -> tuple[IPv4Interface, ...]:
+        return tuple(
+            IPv4Interface(f"{each.address}/{each.prefix}")
+            for each in self.addresses
+            if each.family == "inet"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gid:
+    """An entry of an RDMA port's GID table; ``address`` is the IPv4 mapped in, empty if none."""
+
+    index: int
+    kind: str  # as sysfs has it: "RoCE v2", "IB/RoCE v1"
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rdma:
+    """Port 1 of an RDMA device. ``cage`` numbers the QSFP cage, None if it cannot be told.
+
+    ``state`` is ``ACTIVE``, ``DOWN`` … ; ``twin`` the device that is the other half of the same
+    cage; ``netdev`` and ``twin`` are empty where there is none.
+    """
+
+    name: str
+    state: str
+    link_layer: str
+    netdev: str = ""
+    pci: str = ""
+    cage: int | None = None
+    twin: str = ""
+    gids: tuple[Gid, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        return self.state == "ACTIVE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """``capability`` like ``12.1``; ``memory`` in MiB, None where NVML does not say (GB10)."""
+
+    name: str
+    capability: str = ""
+    driver: str = ""
+    memory: int | None = None
+    bus: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """/proc/meminfo, in KiB."""
+
+    total: int
+    available: int
+    swap_total: int = 0
+    swap_free: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """DMI and kernel; empty where unknown."""
+
+    hostname: str = ""
+    vendor: str = ""
+    product: str = ""
+    bios: str = ""
+    bios_date: str = ""
+    kernel: str = ""
+    os: str = ""
+    machine: str = ""
+    cpu: str = ""
+    cores: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nccl:
+    """The libnccl that somebody would load, and why; ``path`` empty for none."""
+
+    path: str
+    version: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What one Python environment holds; versions are empty for what is not installed.
+
+    ``vllm_home`` is the folder of the vLLM package; ``cuda`` the CUDA that torch is built for.
+    """
+
+    python: str
+    vllm: str = ""
+    torch: str = ""
+    triton: str = ""
+    ray: str = ""
+    cuda: str = ""
+    vllm_home: str = ""
+    torch_nccl: Nccl | None = None
+    vllm_nccl: Nccl | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Everything; ``notes`` says what could not be read, and why."""
+
+    system: System
+    memory: Memory | None
+    gpus: tuple[Gpu, ...]
+    netdevs: tuple[Netdev, ...]
+    rdma: tuple[Rdma, ...]
+    software: Software | None = None
+    notes: tuple[str, ...] = ()
+
+    def netdev(self, name: str) -> Netdev | None:
+        return next((each for each in self.netdevs if each.name == name), None)
+
+
+def to_json(host: Host) -> str:
+    return json.dumps(asdict(host), indent=1, ensure_ascii=False)
+
+
+def from_json(text: str, where: str) -> Host:
+    """Read what ``to_json`` wrote. Raises SourceError, naming ``where``."""
+    try:
+        return _read(Host, json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SourceError(
+            f"{where}: is not what `patchkit probe --json` prints: {error}",
+            hint="write it with the same patchkit on that machine: patchkit probe --json",
+        ) from None
+
+
+def _read(kind: type[T], value: Any) -> T:
+    """A dataclass from a dict: unknown and missing keys are errors."""
+    hints = typing.get_type_hints(kind)
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if unknown := set(value) - names:
+        raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+    return kind(**{name: _field(hints[name], value[name]) for name in value})
+
+
+def _field(kind: Any, value: Any) -> Any:
+    if typing.get_origin(kind) is tuple:
+        return tuple(_field(typing.get_args(kind)[0], each) for each in value)
+    if isinstance(kind, types.UnionType):
+        inner = next(each for each in typing.get_args(kind) if each is not type(None))
+        return None if value is None else _field(inner, value)
+    if is_dataclass(kind):
+        return _read(typing.cast("type[Any]", kind), value)
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
