@@ -1,4 +1,4 @@
-"""Tables and colours without rich: for the verbs that a node runs from the wheel and click alone."""
+"""Tables and colours without rich: for verbs that a node runs from the wheel and click alone."""
 
 from __future__ import annotations
 

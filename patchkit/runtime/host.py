@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """One address of a netdev. ``family`` is ``inet`` or ``inet6``; ``link_local`` 169.254/16, fe80."""
+    """An address of a netdev; ``family`` inet or inet6, ``link_local`` for 169.254/16 and fe80."""
 
     address: str
     prefix: int
