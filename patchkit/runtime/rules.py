@@ -17,6 +17,7 @@ from typing import Any
 from patchkit.errors import UsageError
 from patchkit.paths import RECIPES
 from patchkit.runtime.releases import within
+from patchkit.target import targets
 
 PLACE = RECIPES / "env" / "rules.toml"
 SINGLE_REPORT = "single report"
@@ -25,7 +26,7 @@ _CHOICES = {
     "topology": ("single", "roce", "socket", "ring", "hetero"),
     "executor": ("uni", "mp", "ray"),
     "copies": ("nothing", "overwrites", "fills in"),
-    "device": ("gb10", "thor", "other"),
+    "target": (*targets(), "other"),
     "quantization": ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16"),
 }
 _VERSIONS = ("vllm", "torch", "triton", "nccl", "nodes")
@@ -94,14 +95,14 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copying:
-    """What an executor copies from the head to its workers, in some releases of vLLM.
+class Executor:
+    """What starts the ranks in some releases of vLLM, and what it copies to them from the head.
 
-    ``switch`` chooses it where it is not the default; ``copies`` is ``nothing``, ``overwrites`` or
-    ``fills in``; ``prefixes`` are those of the variables that are copied.
+    ``switch`` is the rule that chooses it where it is not the default; ``copies`` is ``nothing``,
+    ``overwrites`` or ``fills in``; ``prefixes`` are those of the variables that are copied.
     """
 
-    executor: str
+    name: str
     vllm: str
     copies: str
     prefixes: tuple[str, ...]
@@ -115,7 +116,7 @@ class Rules:
     rules: tuple[Rule, ...]
     avoids: tuple[Avoid, ...]
     advice: tuple[Advice, ...]
-    copying: tuple[Copying, ...]
+    executors: tuple[Executor, ...]
 
     def about(self, variable: str) -> Iterator[Rule | Avoid]:
         yield from (rule for rule in self.rules if variable in rule.set)
@@ -139,13 +140,13 @@ def _met(key: str, wanted: str | list[str], known: str) -> bool:
 def load_rules(place: Path = PLACE) -> Rules:
     """Raises UsageError for a field, a value or a condition that means nothing."""
     table = tomllib.loads(place.read_text(encoding="utf-8"))
-    if unknown := set(table) - {"rule", "avoid", "advice", "copying"}:
+    if unknown := set(table) - {"rule", "avoid", "advice", "executor"}:
         raise UsageError(f"{place}: unknown table {', '.join(sorted(unknown))}")
     found = Rules(
         rules=tuple(_read(Rule, entry, place) for entry in table["rule"]),
         avoids=tuple(_read(Avoid, entry, place) for entry in table["avoid"]),
         advice=tuple(_read(Advice, entry, place) for entry in table["advice"]),
-        copying=tuple(_read(Copying, entry, place) for entry in table["copying"]),
+        executors=tuple(_read(Executor, entry, place) for entry in table["executor"]),
     )
     _unique([*found.rules, *found.avoids, *found.advice], place)
     return found
@@ -155,7 +156,7 @@ def _read(kind: type[Any], entry: dict[str, Any], place: Path) -> Any:
     where = f"{place}: {entry.get('id', entry.get('reason', entry))}"
     fixed = {key: tuple(entry[key]) for key in ("variables", "prefixes") if key in entry}
     try:
-        found = kind(**{**entry, **fixed})
+        found = kind(**(entry | fixed))
     except TypeError as error:
         raise UsageError(f"{where}: {error}") from None
     for problem in _problems(entry):
@@ -170,7 +171,6 @@ def _problems(entry: dict[str, Any]) -> Iterator[str]:
         "evidence": _EVIDENCE,
         "confidence": _CONFIDENCE,
         "copies": _CHOICES["copies"],
-        "executor": _CHOICES["executor"],
     }
     for key, values in known.items():
         if key in entry and entry[key] not in values:

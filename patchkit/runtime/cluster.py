@@ -1,0 +1,253 @@
+"""The environment of one node: its seat and the rules in, variables with their reasons out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.runtime.host import Host
+from patchkit.runtime.releases import within
+from patchkit.runtime.rules import Advice, Executor, Rule, Rules, Situation, holds
+from patchkit.runtime.seat import Seat, take_seat
+from patchkit.runtime.variables import nccl_variables, nearest
+from patchkit.target import targets
+
+_RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
+ASKED = "asked for"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a user asks for. ``nccl`` and ``triton`` may be empty: then what is installed counts.
+
+    ``wanted`` and ``unwanted`` are ids of rules; ``extra`` variables that the user adds.
+    """
+
+    role: str
+    vllm: str
+    topology: str = "auto"
+    executor: str = "auto"
+    nodes: int = 1
+    head: str = ""
+    target: str = ""
+    quantization: str = ""
+    nccl: str = ""
+    triton: str = ""
+    ptxas: str = ""
+    wanted: frozenset[str] = frozenset()
+    unwanted: frozenset[str] = frozenset()
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One variable; ``rule`` is what set it, ``scope`` ``shared`` or ``host``."""
+
+    name: str
+    value: str
+    scope: str
+    reason: str
+    rule: str
+    source: str = ""
+
+    @property
+    def comment(self) -> str:
+        whose = "all nodes" if self.scope == "shared" else "this node"
+        source = f"; {self.source}" if self.source else ""
+        return f"[{whose}] {self.reason} ({self.rule}{source})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEnv:
+    """``settings`` shared ones first; ``situation`` what the rules went by."""
+
+    request: Request
+    seat: Seat
+    situation: Situation
+    executor: Executor
+    settings: tuple[Setting, ...]
+    advice: tuple[Advice, ...]
+    off: tuple[Rule, ...]
+
+    def value(self, name: str) -> str | None:
+        return next((each.value for each in self.settings if each.name == name), None)
+
+    @property
+    def head(self) -> str:
+        return self.request.head or (self.seat.address if self.request.role == "head" else "")
+
+
+def target_of(host: Host) -> str:
+    """The target by the GPU's capability; ``other`` for one that is unknown, or none."""
+    known = {
+        f"{major}.{minor}": each.name
+        for each in targets().values()
+        for major, minor in [each.capability]
+    }
+    found = [known.get(_RENAMED.get(gpu.capability, gpu.capability), "other") for gpu in host.gpus]
+    return found[0] if found else "other"
+
+
+def decide(request: Request, host: Host, rules: Rules, known: Mapping[str, str]) -> ClusterEnv:
+    """``known`` are the variables that this vLLM reads (``variables.vllm_variables``).
+
+    Raises UsageError for a request that makes no sense, HostError if the hardware is not what it
+    needs, DriftError if a rule sets what this vLLM does not read.
+    """
+    _check(request, rules)
+    target = request.target or target_of(host)
+    seat = take_seat(
+        host,
+        role=request.role,
+        topology=request.topology,
+        nodes=request.nodes,
+        head=request.head,
+        target=target,
+    )
+    executor = _executor(request, rules)
+    situation = _situation(request, host, seat, target, executor)
+    active = [rule for rule in rules.rules if holds(rule.when, situation)]
+    settings = list(_settings(active, request, seat))
+    _registered(settings, request, known)
+    settings.sort(key=lambda each: each.scope != "shared")
+    return ClusterEnv(
+        request=request,
+        seat=seat,
+        situation=situation,
+        executor=executor,
+        settings=tuple(settings),
+        advice=tuple(each for each in rules.advice if holds(each.when, situation)),
+        off=tuple(rule for rule in active if not _on(rule, request)),
+    )
+
+
+def _check(request: Request, rules: Rules) -> None:
+    ids = {rule.id for rule in rules.rules}
+    for name in sorted(request.wanted | request.unwanted):
+        if name not in ids:
+            close = nearest(name, ids)
+            raise UsageError(
+                f"no rule is called {name!r}",
+                hint=f"did you mean {close}?" if close else "`patchkit env explain` lists them",
+            )
+    if request.role == "single" and (request.nodes > 1 or request.head):
+        raise UsageError(
+            "--role single is one node without a head", hint="take --role head or --role worker"
+        )
+    if request.role != "single" and request.nodes < 2:
+        raise UsageError(
+            f"--role {request.role} needs two nodes or more", hint="say how many with --nodes"
+        )
+
+
+# What the rules go by
+
+
+def _executor(request: Request, rules: Rules) -> Executor:
+    """The last one of its name that fits: what a switch chooses stands behind the default."""
+    fits = [each for each in rules.executors if _fits(each, request)]
+    alone = request.role == "single"
+    names = dict.fromkeys(each.name for each in fits if (each.name == "uni") is alone)
+    wanted = next(iter(names)) if alone or request.executor == "auto" else request.executor
+    if wanted not in names:
+        raise UsageError(
+            f"vLLM {request.vllm} cannot use {wanted} on several nodes",
+            hint=f"take --executor {next(iter(names))}, or a later vLLM",
+        )
+    return [each for each in fits if each.name == wanted][-1]
+
+
+def _fits(executor: Executor, request: Request) -> bool:
+    chosen = not executor.switch or executor.switch in request.wanted
+    return within(request.vllm, executor.vllm) and chosen
+
+
+def _situation(
+    request: Request, host: Host, seat: Seat, target: str, executor: Executor
+) -> dict[str, str]:
+    software = host.software
+    taken = software.torch_nccl if software else None
+    return {
+        "role": request.role,
+        "topology": seat.topology,
+        "executor": executor.name,
+        "copies": executor.copies,
+        "target": target,
+        "quantization": request.quantization,
+        "vllm": request.vllm,
+        "torch": software.torch if software else "",
+        "triton": request.triton or (software.triton if software else ""),
+        "nccl": request.nccl or (taken.version if taken else ""),
+        "nodes": str(request.nodes),
+    }
+
+
+# What they set
+
+
+def _on(rule: Rule, request: Request) -> bool:
+    return rule.id not in request.unwanted and (rule.default or rule.id in request.wanted)
+
+
+def _settings(active: list[Rule], request: Request, seat: Seat) -> Iterator[Setting]:
+    facts = {
+        "address": seat.address,
+        "netdev": seat.netdev,
+        "netdevs": ",".join(seat.netdevs),
+        "hcas": seat.hcas,
+        "management": seat.netdev,
+        "ptxas": request.ptxas,
+    }
+    given = set(request.extra)
+    for rule in active:
+        for name, value in rule.set.items() if _on(rule, request) else ():
+            if name not in given:
+                yield _setting(rule, name, value, facts)
+    for name, value in request.extra.items():
+        yield Setting(name=name, value=value, scope="shared", reason=ASKED, rule="--set")
+
+
+def _setting(rule: Rule, name: str, value: str, facts: Mapping[str, str]) -> Setting:
+    try:
+        filled = value.format_map({key: fact for key, fact in facts.items() if fact})
+    except KeyError as error:
+        raise HostError(
+            f"{name} needs {error.args[0]}, which was not found on this host ({rule.id})",
+            why=rule.reason,
+            hint=f"see `patchkit probe`; or leave the rule out: --without {rule.id}",
+        ) from None
+    return Setting(
+        name=name,
+        value=filled,
+        scope=rule.scope,
+        reason=rule.reason,
+        rule=rule.id,
+        source=rule.source,
+    )
+
+
+def _registered(settings: list[Setting], request: Request, known: Mapping[str, str]) -> None:
+    """A misspelt name would be ignored without a word, by NCCL, or with one, by vLLM."""
+    for setting in settings:
+        names = _names(setting.name, request, known)
+        if names is None or setting.name in names:
+            continue
+        close = nearest(setting.name, names)
+        reader = "NCCL" if setting.name.startswith("NCCL_") else f"vLLM {request.vllm}"
+        kind = UsageError if setting.rule == "--set" else DriftError
+        raise kind(
+            f"{reader} does not read {setting.name} (set by {setting.rule})",
+            hint=f"did you mean {close}?"
+            if close
+            else "`patchkit env explain` lists what it reads",
+        )
+
+
+def _names(name: str, request: Request, known: Mapping[str, str]) -> Mapping[str, str] | None:
+    """The names among which ``name`` must be, None where nobody can know."""
+    if name.startswith("VLLM_"):
+        return known
+    if name.startswith("NCCL_"):
+        return nccl_variables(request.nccl)
+    return None
