@@ -1,0 +1,67 @@
+"""The first line of an env file: what the file is for, and whether somebody edited it since.
+
+::
+
+    # patchkit env: role=head topology=roce vllm=0.25.1 format=env digest=0123456789abcdef
+
+The digest is the start of the sha256 of the whole text, with zeros in its own place. In JSON the
+same facts are the object ``header``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+from patchkit.errors import UsageError
+
+MARK = "patchkit env:"
+BLANK = "0" * 16  # stands in the place of the digest while it is taken
+_FACT = re.compile(r"[A-Za-z_]+=[!#-\[\]-~]*")  # ASCII that JSON need not escape
+_LINE = re.compile(rf"\A# {MARK}(?P<facts>[^\n]*) digest=(?P<digest>[0-9a-f]{{16}})(?=\n)")
+_OBJECT = re.compile(r'\A\{\s*"header": \{\s*"digest": "(?P<digest>[0-9a-f]{16})"')
+
+
+def facts(line: str) -> dict[str, str]:
+    """``role=head nodes=2`` as a dict. Raises UsageError."""
+    found = line.removeprefix("# ").removeprefix(MARK).split()
+    for each in found:
+        if not _FACT.fullmatch(each):
+            raise UsageError(f"{each!r} cannot stand in the first line of an env file")
+    return dict(each.split("=", 1) for each in found)
+
+
+def head_facts(text: str) -> dict[str, str]:
+    """What the first line says, without the digest; empty if patchkit did not write the file."""
+    try:
+        if match := _LINE.match(text):
+            return facts(match["facts"])
+        if _OBJECT.match(text):
+            header: dict[str, str] = json.loads(text)["header"]
+            return {name: str(value) for name, value in header.items() if name != "digest"}
+    except (ValueError, UsageError):
+        return {}
+    return {}
+
+
+def sealed(text: str) -> str:
+    """The text with its digest in the place of the zeros."""
+    start, end = _place(text)
+    return text[:start] + _digest(text) + text[end:]
+
+
+def untouched(text: str) -> bool:
+    """Whether patchkit wrote this file, and nobody changed it since."""
+    start, end = _place(text)
+    return start < end and _digest(text[:start] + BLANK + text[end:]) == text[start:end]
+
+
+def _place(text: str) -> tuple[int, int]:
+    """Where the digest is; (0, 0) if there is none."""
+    match = _LINE.match(text) or _OBJECT.match(text)
+    return match.span("digest") if match else (0, 0)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
