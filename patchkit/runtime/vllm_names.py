@@ -1,0 +1,90 @@
+"""The environment variables of a vLLM, read in its ``envs.py`` without importing it.
+
+All releases have the dict ``environment_variables`` there: a name, and what reads it. Since 0.17
+vLLM itself warns of each VLLM_* that is set and not in this dict ("Unknown vLLM environment
+variable detected"), so the dict decides what is known, even where other files read a further name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from patchkit.errors import SourceError
+
+_DICT = "environment_variables"
+_READERS = ("getenv", "get")  # os.getenv, os.environ.get
+
+
+def read_names(place: Path) -> dict[str, str]:
+    """Name → default of an ``envs.py``, empty where there is none. Raises SourceError.
+
+    A default that is computed is given as the code has it.
+    """
+    try:
+        tree = ast.parse(place.read_bytes())
+    except OSError as error:
+        raise _unread(place, error.strerror or "cannot be read") from None
+    except (SyntaxError, ValueError) as error:
+        raise _unread(place, f"is not Python: {error}") from None
+    found = {
+        key.value: _default(key.value, value)
+        for table in map(_table, tree.body)
+        if table is not None
+        for key, value in zip(table.keys, table.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    }
+    if not found:
+        raise _unread(place, f"has no dict {_DICT}")
+    return found
+
+
+def _unread(place: Path, what: str) -> SourceError:
+    return SourceError(
+        f"{place}: {what}",
+        why="vLLM is damaged, or newer than any release that patchkit knows",
+        hint="install vLLM again, or name a release with --vllm, for example --vllm 0.25.1",
+    )
+
+
+def _table(node: ast.stmt) -> ast.Dict | None:
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+    named = any(isinstance(each, ast.Name) and each.id == _DICT for each in targets)
+    value = getattr(node, "value", None)
+    return value if named and isinstance(value, ast.Dict) else None
+
+
+def _default(name: str, reader: ast.expr) -> str:
+    return next((_text(node) for node in _defaults(name, reader)), "")
+
+
+def _defaults(name: str, reader: ast.expr) -> Iterator[ast.expr]:
+    """What is taken where the variable is not set: the first one found counts."""
+    for node in ast.walk(reader):
+        if isinstance(node, ast.Call) and _reads(node, name):
+            yield from node.args[1:2] or [ast.Constant(None)]
+        elif isinstance(node, ast.IfExp) and isinstance(node.test, ast.Compare):
+            # X if NAME in os.environ else DEFAULT, or the other way round.
+            if isinstance(node.test.ops[0], ast.In):
+                yield node.orelse
+            elif isinstance(node.test.ops[0], ast.NotIn):
+                yield node.body
+
+
+def _reads(call: ast.Call, name: str) -> bool:
+    """``os.getenv(NAME, DEFAULT)``, or one of the ``env_with_choices(NAME, DEFAULT, …)``."""
+    function = call.func
+    if not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == name):
+        return False
+    if isinstance(function, ast.Attribute):
+        return function.attr in _READERS
+    return isinstance(function, ast.Name) and function.id.endswith("with_choices")
+
+
+def _text(node: ast.expr) -> str:
+    if not isinstance(node, ast.Constant):
+        return "" if ast.unparse(node) == "[]" else ast.unparse(node)
+    if node.value is None:
+        return ""
+    return str(int(node.value)) if isinstance(node.value, bool) else str(node.value)
