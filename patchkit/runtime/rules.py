@@ -56,6 +56,10 @@ class Rule:
     guides: str = ""
 
     @property
+    def variables(self) -> tuple[str, ...]:
+        return tuple(self.set)
+
+    @property
     def default(self) -> bool:
         """What rests on one report is never on by itself."""
         return not self.optional and self.evidence != SINGLE_REPORT
@@ -118,9 +122,10 @@ class Rules:
     advice: tuple[Advice, ...]
     executors: tuple[Executor, ...]
 
-    def about(self, variable: str) -> Iterator[Rule | Avoid]:
-        yield from (rule for rule in self.rules if variable in rule.set)
-        yield from (avoid for avoid in self.avoids if variable in avoid.variables)
+    @property
+    def entries(self) -> tuple[Rule | Avoid, ...]:
+        """What has a word on variables."""
+        return (*self.rules, *self.avoids)
 
 
 def holds(when: Condition, situation: Situation) -> bool:

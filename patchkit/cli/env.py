@@ -1,0 +1,241 @@
+"""patchkit env"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchkit.cli.env_check import check
+from patchkit.cli.env_explain import explain
+from patchkit.errors import HostError, UsageError
+from patchkit.runtime.agree import HeadFile, agree, read_head
+from patchkit.runtime.cluster import ClusterEnv, Request, decide
+from patchkit.runtime.envfile import Entry, Format, Outcome, render, write
+from patchkit.runtime.host import Host
+from patchkit.runtime.probe import probe
+from patchkit.runtime.ptxas import find_ptxas
+from patchkit.runtime.rules import load_rules
+from patchkit.runtime.variables import vllm_variables
+from patchkit.target import targets
+
+_QUANTIZATIONS = ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16")
+
+
+@click.group(invoke_without_command=True, subcommand_metavar="[explain|check] …")
+@click.option("--role", type=click.Choice(["single", "head", "worker"]), help="What this node is.")
+@click.option("--head-ip", metavar="A", default="", help="The head's address; here or there.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="How many, head and all.")
+@click.option(
+    "--topology",
+    type=click.Choice(["auto", "roce", "socket", "ring", "hetero"]),
+    help="auto: RoCE if this node has an active RDMA device, else sockets.",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(["auto", "mp", "ray"]),
+    help="What starts the ranks. auto: mp where vLLM has --nnodes.",
+)
+@click.option("--vllm", metavar="VERSION", help="Instead of the installed one.")
+@click.option("--quantization", type=click.Choice(_QUANTIZATIONS), help="The model's.")
+@click.option("--model", metavar="PRESET", help="A model that patchkit knows: its quantization.")
+@click.option(
+    "--from",
+    "head_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The head's file: a worker takes over what it shares, and is held against it.",
+)
+@click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on.")
+@click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
+@click.option("--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own.")
+@click.option("--target", type=click.Choice(list(targets())), help="Instead of the probed GPU.")
+@click.option("--nccl", metavar="VERSION", default="", help="Instead of the one that torch loads.")
+@click.option("--triton", metavar="VERSION", default="", help="Instead of the installed one.")
+@click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("/"),
+    help="Probe this root, such as `patchkit probe --save` writes.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write FILE, all or nothing.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(list(Format)),
+    default=Format.ENV,
+    help="env is read alike by sh, systemd and docker.",
+)
+@click.option("--force", is_flag=True, help="Replace a file that patchkit did not write.")
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
+    """Env files for this node, from what this node has.
+
+    \b
+      patchkit env --role single
+      patchkit env --role head --nodes 2 -o head.env
+      patchkit env --role worker --from head.env -o worker.env
+
+    Probes interfaces, RDMA devices and the installed vLLM, applies the rules that
+    `patchkit env explain` lists, and checks each name against what the installed versions read.
+    """
+    if context.invoked_subcommand is None:
+        _run(options)
+
+
+command.add_command(explain)
+command.add_command(check)
+
+
+def _run(options: Mapping[str, Any]) -> None:
+    if options["role"] is None:
+        raise UsageError("which role?", hint="say --role single, --role head or --role worker")
+    host = probe(options["root"], python=options["python"], environment=os.environ)
+    head = read_head(options["head_file"]) if options["head_file"] else None
+    request = _request(options, host, head)
+    rules = load_rules()
+    env = decide(request, host, rules, vllm_variables(request.vllm, _home(host, request)))
+    if head:
+        env = agree(env, head, rules)
+    text = render(options["kind"], _header(env, host), _entries(env))
+    output: Path | None = options["output"]
+    if output is None:
+        click.echo(text, nl=False)
+        _tell(env, err=True)
+        return
+    private = any(not each.value for each in env.settings)
+    outcome = write(output, text, force=options["force"], private=private)
+    _tell_written(env, output, outcome)
+    _tell(env)
+
+
+# What is asked for
+
+
+def _request(options: Mapping[str, Any], host: Host, head: HeadFile | None) -> Request:
+    """The options, what they leave open from the head's file, and the rest from this host."""
+    facts = _facts(options, head)
+    return Request(
+        role=options["role"],
+        vllm=_vllm(options["vllm"] or "", facts.get("vllm", ""), host),
+        topology=options["topology"] or facts.get("topology", "auto"),
+        executor=options["executor"] or facts.get("executor", "auto"),
+        nodes=options["nodes"] or int(facts.get("nodes", 1 if options["role"] == "single" else 2)),
+        head=options["head_ip"] or facts.get("head", ""),
+        target=options["target"] or "",
+        quantization=options["quantization"] or facts.get("quantization", ""),
+        nccl=options["nccl"],
+        triton=options["triton"],
+        ptxas=find_ptxas(options["root"], os.environ),
+        wanted=frozenset(options["wanted"]) | (head.wanted if head else frozenset()),
+        unwanted=frozenset(options["unwanted"]) | (head.unwanted if head else frozenset()),
+        extra=dict(map(_assignment, options["extra"])),
+    )
+
+
+def _facts(options: Mapping[str, Any], head: HeadFile | None) -> Mapping[str, str]:
+    """What the head's file says. Raises UsageError for an option that contradicts it."""
+    if head is None:
+        return {}
+    if options["role"] != "worker":
+        raise UsageError("--from is for a worker", hint="take --role worker, or leave --from out")
+    names = {"topology": "topology", "executor": "executor", "vllm": "vllm", "head_ip": "head"}
+    for option, fact in names.items():
+        given = options[option]
+        if given and given not in ("auto", head.facts[fact]):
+            raise UsageError(
+                f"--{option.replace('_', '-')} {given} contradicts {head.where}, "
+                f"which says {head.facts[fact]}",
+                hint="leave the option out, or write the head's file anew",
+            )
+    return head.facts
+
+
+def _vllm(asked: str, heads: str, host: Host) -> str:
+    """The version to write for. Raises HostError for an installed one that is not the head's."""
+    installed = host.software.vllm if host.software else ""
+    if heads and installed and not asked and _plain(installed) != _plain(heads):
+        raise HostError(
+            f"vLLM {installed} is installed here, and the head's file is for {heads}",
+            why="the ranks of one model must run the same vLLM",
+            hint="install the same wheel on every node, then write the head's file anew",
+        )
+    if found := asked or heads or installed:
+        return found
+    raise UsageError(
+        "for which vLLM? None is installed in the present Python",
+        hint="name the Python that has it with --python, or the version: --vllm 0.25.1",
+    )
+
+
+def _plain(version: str) -> str:
+    return version.partition("+")[0]
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise UsageError(f"--set {text}: is no assignment", hint="write it as --set NAME=VALUE")
+    return name, value
+
+
+def _home(host: Host, request: Request) -> Path | None:
+    """The installed vLLM, if it is the one that is asked for."""
+    software = host.software
+    same = software is not None and _plain(software.vllm) == _plain(request.vllm)
+    return Path(software.vllm_home) if software and same and software.vllm_home else None
+
+
+# What is written
+
+
+def _header(env: ClusterEnv, host: Host) -> list[str]:
+    request = env.request
+    facts = {
+        "role": request.role,
+        "topology": env.seat.topology,
+        "executor": env.situation["executor"],
+        "vllm": request.vllm,
+        "nodes": str(request.nodes),
+        "head": env.head,
+        "quantization": request.quantization,
+        "with": ",".join(sorted(request.wanted)),
+        "without": ",".join(sorted(request.unwanted)),
+    }
+    about = [f"For {host.system.hostname or 'this node'}{_where(env)}. {_use(env)}"]
+    about += [f"Note: {note}." for note in env.seat.notes]
+    about += [f"Beware: {each.says}. {each.instead}." for each in env.advice]
+    return [" ".join(f"{key}={value}" for key, value in facts.items() if value), *about]
+
+
+def _where(env: ClusterEnv) -> str:
+    seat = env.seat
+    return f": {seat.address} on {seat.netdev}" if seat.address else ""
+
+
+def _use(env: ClusterEnv) -> str:
+    when = "before `ray start` and" if env.situation["executor"] == "ray" else "before"
+    return f"Load it {when} `vllm serve`."
+
+
+def _entries(env: ClusterEnv) -> list[Entry]:
+    return [Entry(each.name, each.value, each.comment) for each in env.settings]
+
+
+def _tell_written(env: ClusterEnv, output: Path, outcome: Outcome) -> None:
+    what = f"{len(env.settings)} variables for {env.request.role}, {env.seat.topology}"
+    click.echo(f"{click.style('✓', fg='green')} {output} {outcome}: {what}{_where(env)}")
+
+
+def _tell(env: ClusterEnv, *, err: bool = False) -> None:
+    for note in env.seat.notes:
+        click.echo(f"{click.style('note', fg='yellow')} {note}", err=err)
+    for each in env.advice:
+        click.echo(f"{click.style('beware', fg='yellow')} {each.says}: {each.instead}", err=err)
+    for rule in env.off:
+        if rule.id not in env.request.unwanted:
+            click.echo(f"{click.style('off', dim=True)} {rule.id}: {rule.reason}", err=err)

@@ -1,0 +1,34 @@
+"""The ptxas of an installed CUDA toolkit, 13 or later: the first that knows sm_121a and sm_110a."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_OLDEST = 13
+
+
+def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
+    """Its path as processes see it, below ``root`` here; empty if there is none."""
+    for home in _homes(root, environment):
+        place = home / "bin" / "ptxas"
+        if place.is_file() and _major(home) >= _OLDEST:
+            return f"/{place.relative_to(root)}"
+    return ""
+
+
+def _homes(root: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    if named := environment.get("CUDA_HOME", "").lstrip("/"):
+        yield root / named
+    yield root / "usr/local/cuda"
+    yield from sorted((root / "usr/local").glob("cuda-*"), reverse=True)
+
+
+def _major(home: Path) -> int:
+    """By version.json, which NVIDIA's toolkits have; 0 if it cannot be told."""
+    try:
+        found = json.loads((home / "version.json").read_text(encoding="utf-8"))
+        return int(found["cuda"]["version"].partition(".")[0])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
