@@ -40,9 +40,7 @@ def _known(name: str) -> bool:
 
 
 def _close(rules: Rules, wanted: str) -> str:
-    names = [
-        name for each in (*rules.rules, *rules.avoids) for name in (*_variables(each), each.id)
-    ]
+    names = [name for each in rules.entries for name in (*each.variables, each.id)]
     close = nearest(wanted, names)
     return f"did you mean {close}?" if close else "`patchkit env explain` lists what has a rule"
 
