@@ -2,7 +2,8 @@
 
 Beside it stand a peer (``git apply`` of the same change), the floor (a Python that only imports
 libcst), and what libcst needs to parse the Python files that an apply edits. For the inspection of
-the largest stock NCCL the floor is a Python that hashes the file, the peer NVIDIA's cuobjdump.
+the largest stock NCCL the floor is a Python that hashes the file, the peer NVIDIA's cuobjdump. For
+what a node runs, probe and env, the floor is a Python that imports click.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ from patchkit.source.lock import LockEntry
 RELEASES = ("0.19.1", "0.33.0")
 PATCHKIT = (sys.executable, "-m", "patchkit")
 FLOOR = (sys.executable, "-c", "import libcst")
+CLICK = (sys.executable, "-c", "import click")
+NODE = {
+    "probe": ("probe",),
+    "env --role single": ("env", "--role", "single", "--vllm", "0.33.0"),
+    "env explain": ("env", "explain"),
+    "serve-args": ("serve-args", "Qwen/Qwen2.5-7B-Instruct", "--vllm", "0.33.0"),
+}
 HASH = (
     "import hashlib, sys; print(hashlib.file_digest(open(sys.argv[1], 'rb'), 'sha256').hexdigest())"
 )
@@ -42,7 +50,12 @@ def main() -> None:
     """Measure and print a table per release."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--runs", type=int, default=9)
-    runs = parser.parse_args().runs
+    parser.add_argument("--node", action="store_true", help="only what a node runs")
+    arguments = parser.parse_args()
+    runs = arguments.runs
+    measure_node(runs)
+    if arguments.node:
+        return
     with tempfile.TemporaryDirectory() as folder:
         for release in RELEASES:
             measure(release, Path(folder) / release, runs)
@@ -71,6 +84,17 @@ def measure(release: str, tree: Path, runs: int) -> None:
         run("git", "-C", str(tree), "apply", "--reverse", str(patch))
     show(f"vLLM {release}", rows)
     shutil.rmtree(tree)
+
+
+def measure_node(runs: int) -> None:
+    """One table: the verbs that a node runs, each a cold process."""
+    rows: dict[str, list[float]] = {}
+    note = recorder(rows)
+    for _ in range(runs):
+        note("floor: import click", CLICK)
+        for name, arguments in NODE.items():
+            note(name, (*PATCHKIT, *arguments))
+    show("A node", rows)
 
 
 def measure_inspection(folder: Path, runs: int) -> None:

@@ -8,7 +8,7 @@ stock_archs.csv, what untouched releases build for 12.0; support.json, fix → a
 mode → release → how much it needs the fix. In tests/data: states.json: release → arch mode → fix →
 state after an apply; archs.csv: a row per kernel group, with what the untouched release builds for
 12.0 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix;
-of NCCL, whose releases are on no index, nccl-releases.md and the same.
+of NCCL, whose releases are on no index, nccl-releases.md and the same; env-rules.md.
 Look at the difference before you commit it: they are there to show what a change has changed.
 """
 
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import env_pages
 from patchkit.apply import open_workspace, plan_for, prove, settled
 from patchkit.cli.options import Source, located
 from patchkit.patching.catalogue import catalogue
@@ -32,6 +33,7 @@ from patchkit.paths import RECIPES
 from patchkit.proof.archs import Group, evaluate
 from patchkit.proof.stock import render_stock
 from patchkit.runtime.lifetimes import render
+from patchkit.runtime.rules import load_rules
 from patchkit.runtime.vllm_names import read_names
 from patchkit.target import targets
 
@@ -138,11 +140,12 @@ def look_at_all() -> dict[Path, str]:
 
 def pages() -> dict[Path, str]:
     """Path → text of the catalogue, from the tables as they are."""
-    return {
+    found = {
         DOCS / name: text
         for recipe in load_recipes()
         for name, text in catalogue(recipe, load_support(recipe.project)).items()
     }
+    return {**found, DOCS / "env-rules.md": env_pages.page(load_rules())}
 
 
 def main() -> int:
