@@ -29,7 +29,9 @@ class Netdev:
     """A network interface.
 
     ``state`` is operstate; ``speed`` in Mbit/s, None if the driver does not say; ``pci`` like
-    ``0000:01:00.0``, empty for a virtual one; ``port`` is phys_port_name (``p0``), empty if none.
+    ``0000:01:00.0``, empty for a virtual one; ``port`` is phys_port_name (``p0``), empty if none;
+    ``driver`` of a virtual one is its kind (``bridge``). ``cage`` and ``twin`` are as of Rdma, with
+    a netdev as the twin; ``lanes`` is the width of the PCIe link, None where sysfs has none.
     """
 
     name: str
@@ -43,6 +45,9 @@ class Netdev:
     port: str = ""
     kind: str = "ethernet"  # ethernet, wifi, virtual or loopback
     addresses: tuple[Address, ...] = ()
+    cage: int | None = None
+    twin: str = ""
+    lanes: int | None = None
 
     @property
     def up(self) -> bool:
@@ -163,6 +168,12 @@ class Host:
     rdma: tuple[Rdma, ...]
     software: Software | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def cabled(self) -> tuple[int, ...]:
+        """The cages in which a cable leads to something that is on."""
+        lit = {each.cage for each in self.netdevs if each.carrier}
+        return tuple(sorted(cage for cage in lit if cage is not None))
 
     def netdev(self, name: str) -> Netdev | None:
         return next((each for each in self.netdevs if each.name == name), None)

@@ -1,0 +1,49 @@
+"""The facts of a machine: read, paired, and put together as a Host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from patchkit.runtime import rdma
+from patchkit.runtime.gpu import gpus
+from patchkit.runtime.host import Host, Software
+from patchkit.runtime.netdevs import netdevs
+from patchkit.runtime.recorded import Copy
+from patchkit.runtime.sysfs import Reader
+from patchkit.runtime.system import memory, system
+
+LIVE = Path("/")
+
+
+def probe(
+    root: Path = LIVE,
+    *,
+    python: str | None = None,
+    environment: Mapping[str, str],
+    copy: Copy | None = None,
+) -> Host:
+    """Read the machine at a root; needs no rights, no GPU and no tool.
+
+    ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read. Of
+    another root than / no software is told, unless ``python`` names an interpreter. Raises
+    SourceError for a root that is no machine.
+    """
+    reader = Reader(root, copy)
+    cards, devices = rdma.paired(found := netdevs(reader), rdma.rdma(reader, found))
+    host = Host(
+        system=system(reader),
+        memory=memory(reader),
+        gpus=gpus(reader),
+        netdevs=cards,
+        rdma=devices,
+        software=_software(python, environment) if reader.live or python else None,
+        notes=tuple(reader.notes),
+    )
+    if copy:
+        copy.finish()
+    return host
+
+
+def _software(python: str | None, environment: Mapping[str, str]) -> Software | None:  # noqa: ARG001
+    return None

@@ -1,0 +1,87 @@
+"""A machine in a folder: what a probe read, in the layout of /, to replay it elsewhere.
+
+Links are kept as relative links inside of the folder, so that tar carries them. commands/ holds
+what tools answered, recording.json what could not be read and why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from collections.abc import Iterable
+from pathlib import Path
+
+from patchkit import __version__
+from patchkit.errors import SourceError, UsageError
+
+_INDEX = "recording.json"
+
+
+class Copy:
+    """Takes from a Reader what it reads below ``root``, and writes it to ``folder``."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder}: is there, and not empty", hint="name a new folder")
+        self.root = Path(os.path.realpath(root))
+        self.home = folder
+        self.files = 0
+        self._errors: dict[str, str] = {}
+
+    def file(self, path: str, data: bytes) -> None:
+        place = self._place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self.files += not place.exists()
+        place.write_bytes(data)
+
+    def folder(self, path: str, names: Iterable[str]) -> None:
+        """A folder; of what is in it the folders, since files come when they are read."""
+        self._place(path).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if (self.root / path / name).is_dir():
+                self._place(f"{path}/{name}").mkdir(parents=True, exist_ok=True)
+
+    def error(self, path: str, words: str) -> None:
+        self._errors[path] = words
+
+    def finish(self) -> None:
+        index = {"patchkit": __version__, "errors": self._errors}
+        self.home.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(index, indent=1, ensure_ascii=False)
+        (self.home / _INDEX).write_text(f"{text}\n", encoding="utf-8")
+
+    def _place(self, path: str) -> Path:
+        """Where a path lies in the copy; the links on its way are made."""
+        here = "/"
+        for part in path.split("/"):
+            step = posixpath.join(here, part)
+            try:
+                target = str((self.root / step.lstrip("/")).readlink())
+            except OSError:
+                here = step
+                continue
+            folder, here = here, posixpath.normpath(posixpath.join(here, target))
+            self._link(step, posixpath.relpath(here, folder))
+        return self.home / here.lstrip("/")
+
+    def _link(self, path: str, target: str) -> None:
+        place = self.home / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.is_symlink():
+            place.symlink_to(target)
+
+
+def recorded_errors(root: Path) -> dict[str, str]:
+    """Path → what reading it said; a folder that somebody made by hand has no record of it."""
+    place = root / _INDEX
+    try:
+        errors = json.loads(place.read_text(encoding="utf-8"))["errors"]
+        return {str(path): str(words) for path, words in errors.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise SourceError(
+            f"{place}: is not what `patchkit probe --save` writes: {error}",
+            hint="take the whole folder, as it was saved",
+        ) from None
