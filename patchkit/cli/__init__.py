@@ -28,6 +28,7 @@ _VERBS = {
     "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
     "wheelhouse": "The folder of finished wheels: list, fill, verify, prune.",
     "verify": "Whether the wheels there are whole, load on their device, and fit together.",
+    "env": "Env files for this node, by role, from what this node has; explain and check them.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
     "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",
     "completion": "Shell completion for bash, zsh or fish.",

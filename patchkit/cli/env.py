@@ -207,8 +207,8 @@ def _header(env: ClusterEnv, host: Host) -> list[str]:
         "without": ",".join(sorted(request.unwanted)),
     }
     about = [f"For {host.system.hostname or 'this node'}{_where(env)}. {_use(env)}"]
-    about += [f"Note: {note}." for note in env.seat.notes]
-    about += [f"Beware: {each.says}. {each.instead}." for each in env.advice]
+    about += [f"Note: {note}." for note in env.notes]
+    about += [f"Beware: {each.says}. Instead: {each.instead}." for each in env.advice]
     return [" ".join(f"{key}={value}" for key, value in facts.items() if value), *about]
 
 
@@ -223,7 +223,15 @@ def _use(env: ClusterEnv) -> str:
 
 
 def _entries(env: ClusterEnv) -> list[Entry]:
-    return [Entry(each.name, each.value, each.comment) for each in env.settings]
+    """A reason stands above the first variable of its rule."""
+    told: set[str] = set()
+    entries = []
+    for each in env.settings:
+        again = each.rule in told and not each.rule.startswith("--")
+        told.add(each.rule)
+        comment = f"as above ({each.rule})" if again else each.comment
+        entries.append(Entry(each.name, each.value, comment))
+    return entries
 
 
 def _tell_written(env: ClusterEnv, output: Path, outcome: Outcome) -> None:
@@ -232,10 +240,13 @@ def _tell_written(env: ClusterEnv, output: Path, outcome: Outcome) -> None:
 
 
 def _tell(env: ClusterEnv, *, err: bool = False) -> None:
-    for note in env.seat.notes:
+    for note in env.notes:
         click.echo(f"{click.style('note', fg='yellow')} {note}", err=err)
     for each in env.advice:
-        click.echo(f"{click.style('beware', fg='yellow')} {each.says}: {each.instead}", err=err)
-    for rule in env.off:
-        if rule.id not in env.request.unwanted:
-            click.echo(f"{click.style('off', dim=True)} {rule.id}: {rule.reason}", err=err)
+        click.echo(
+            f"{click.style('beware', fg='yellow')} {each.says}; instead: {each.instead}", err=err
+        )
+    off = [rule.id for rule in env.off if rule.id not in env.request.unwanted]
+    if off:
+        which = f"{', '.join(off)}: `patchkit env explain ID`, --with ID"
+        click.echo(f"{click.style('off', dim=True)} {which}", err=err)

@@ -69,6 +69,7 @@ class ClusterEnv:
     settings: tuple[Setting, ...]
     advice: tuple[Advice, ...]
     off: tuple[Rule, ...]
+    notes: tuple[str, ...]
 
     def value(self, name: str) -> str | None:
         return next((each.value for each in self.settings if each.name == name), None)
@@ -119,6 +120,7 @@ def decide(request: Request, host: Host, rules: Rules, known: Mapping[str, str])
         settings=tuple(settings),
         advice=tuple(each for each in rules.advice if holds(each.when, situation)),
         off=tuple(rule for rule in active if not _on(rule, request)),
+        notes=(*seat.notes, *_unknown(situation)),
     )
 
 
@@ -183,6 +185,17 @@ def _situation(
     }
 
 
+def _unknown(situation: Situation) -> Iterator[str]:
+    """Facts whose rules were left out because nobody knows them."""
+    if situation["target"] == "other":
+        yield "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
+    several = situation["role"] != "single"
+    missing = [key for key in ("triton", *["nccl"] * several) if not situation[key]]
+    if missing:
+        options = " and ".join(f"--{key}" for key in missing)
+        yield f"the version of {' and '.join(missing)} is unknown ({options}): rules about it are left out"
+
+
 # What they set
 
 
@@ -196,7 +209,6 @@ def _settings(active: list[Rule], request: Request, seat: Seat) -> Iterator[Sett
         "netdev": seat.netdev,
         "netdevs": ",".join(seat.netdevs),
         "hcas": seat.hcas,
-        "management": seat.netdev,
         "ptxas": request.ptxas,
     }
     given = set(request.extra)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import env_pages
-
 from patchkit.runtime.rules import load_rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "env-rules.md"
