@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli.env_check import check
+# CHECK
 from patchkit.cli.env_explain import explain
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.agree import HeadFile, agree, read_head
@@ -88,7 +88,7 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 
 command.add_command(explain)
-command.add_command(check)
+# CHECK2
 
 
 def _run(options: Mapping[str, Any]) -> None:

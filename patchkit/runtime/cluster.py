@@ -193,7 +193,7 @@ def _unknown(situation: Situation) -> Iterator[str]:
     missing = [key for key in ("triton", *["nccl"] * several) if not situation[key]]
     if missing:
         options = " and ".join(f"--{key}" for key in missing)
-        yield f"the version of {' and '.join(missing)} is unknown ({options}): rules about it are left out"
+        yield f"the version of {' and '.join(missing)} is unknown ({options}): no rule about it"
 
 
 # What they set
