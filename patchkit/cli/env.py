@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-# CHECK
+from patchkit.cli.env_check import check
 from patchkit.cli.env_explain import explain
 from patchkit.errors import HostError, UsageError
-from patchkit.runtime.agree import HeadFile, agree, read_head
+from patchkit.runtime.agree import HeadFile, agree, plain, read_head
 from patchkit.runtime.cluster import ClusterEnv, Request, decide
 from patchkit.runtime.envfile import Entry, Format, Outcome, render, write
 from patchkit.runtime.host import Host
@@ -88,7 +88,7 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 
 command.add_command(explain)
-# CHECK2
+command.add_command(check)
 
 
 def _run(options: Mapping[str, Any]) -> None:
@@ -158,7 +158,7 @@ def _facts(options: Mapping[str, Any], head: HeadFile | None) -> Mapping[str, st
 def _vllm(asked: str, heads: str, host: Host) -> str:
     """The version to write for. Raises HostError for an installed one that is not the head's."""
     installed = host.software.vllm if host.software else ""
-    if heads and installed and not asked and _plain(installed) != _plain(heads):
+    if heads and installed and not asked and plain(installed) != plain(heads):
         raise HostError(
             f"vLLM {installed} is installed here, and the head's file is for {heads}",
             why="the ranks of one model must run the same vLLM",
@@ -172,10 +172,6 @@ def _vllm(asked: str, heads: str, host: Host) -> str:
     )
 
 
-def _plain(version: str) -> str:
-    return version.partition("+")[0]
-
-
 def _assignment(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
@@ -186,7 +182,7 @@ def _assignment(text: str) -> tuple[str, str]:
 def _home(host: Host, request: Request) -> Path | None:
     """The installed vLLM, if it is the one that is asked for."""
     software = host.software
-    same = software is not None and _plain(software.vllm) == _plain(request.vllm)
+    same = software is not None and plain(software.vllm) == plain(request.vllm)
     return Path(software.vllm_home) if software and same and software.vllm_home else None
 
 
@@ -202,6 +198,7 @@ def _header(env: ClusterEnv, host: Host) -> list[str]:
         "vllm": request.vllm,
         "nodes": str(request.nodes),
         "head": env.head,
+        "nccl": plain(env.situation["nccl"]),
         "quantization": request.quantization,
         "with": ",".join(sorted(request.wanted)),
         "without": ",".join(sorted(request.unwanted)),

@@ -60,11 +60,12 @@ def agree(env: ClusterEnv, head: HeadFile, rules: Rules) -> ClusterEnv:
     What the head shares and the worker's own rules do not set, such as what a user added, is taken
     over.
     """
+    _check_nccl(env, head)
+    _check_overwritten(env, head)
     own = {name for rule in rules.rules if rule.scope == "host" for name in rule.set}
     mine = {each.name: each.value for each in env.settings if each.scope == "shared"}
     theirs = {name: value for name, value in head.variables.items() if _shared(name, own, env)}
-    problems = [*_differences(mine, theirs), *_overwritten(env, head)]
-    if problems:
+    if problems := list(_differences(mine, theirs)):
         raise HostError(
             f"this node and {head.where} contradict each other: {'; '.join(problems)}",
             why="shared variables must be the same on every node",
@@ -91,12 +92,35 @@ def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator
             yield f"{name} is {value} here and {'not set' if other is None else other} there"
 
 
-def _overwritten(env: ClusterEnv, head: HeadFile) -> Iterator[str]:
-    """A worker's own values that the head's would replace, where they are not the same."""
+def _check_nccl(env: ClusterEnv, head: HeadFile) -> None:
+    here, there = (plain(each.get("nccl", "")) for each in (env.situation, head.facts))
+    if here and there and here != there:
+        raise HostError(
+            f"NCCL {here} is loaded here, and {there} on the head",
+            why="NCCLs of different versions do not understand each other's bootstrap: "
+            '"Message truncated", "connection refused", or a hang',
+            hint="install one NCCL on every node: `patchkit build nccl`",
+        )
+
+
+def plain(version: str) -> str:
+    """A version without its local part: ``2.30.7`` of ``2.30.7+cuda13.0``."""
+    return version.partition("+")[0]
+
+
+def _check_overwritten(env: ClusterEnv, head: HeadFile) -> None:
+    """A worker's own values that the head's would replace must be the same."""
     if env.executor.copies != "overwrites":
         return
-    for each in env.settings:
-        copied = each.name.startswith(env.executor.prefixes) and each.name != "VLLM_HOST_IP"
-        other = head.variables.get(each.name)
-        if each.scope == "host" and copied and other not in (None, each.value):
-            yield (f"{each.name} is {each.value} here and {other} there, and {env.executor.reason}")
+    lost = [
+        f"{each.name} is {each.value} here and {head.variables[each.name]} there"
+        for each in env.settings
+        if each.scope == "host" and each.name.startswith(env.executor.prefixes)
+        if each.name != "VLLM_HOST_IP" and head.variables.get(each.name, each.value) != each.value
+    ]
+    if lost:
+        raise HostError(
+            f"this node's own values would be lost: {'; '.join(lost)}",
+            why=env.executor.reason,
+            hint="cable the same port on every node, or take --executor mp on the head",
+        )

@@ -131,7 +131,10 @@ def _reaches(netdev: Netdev, address: str) -> bool:
 
 
 def devices(host: Host) -> str:
-    found = [f"{each.name} {each.state} on {each.netdev or 'nothing'}" for each in host.rdma]
+    found = [
+        f"{each.name} {each.state or 'of unknown state'} on {each.netdev or 'nothing'}"
+        for each in host.rdma
+    ]
     return ", ".join(found) or "no RDMA device"
 
 

@@ -62,7 +62,8 @@ def _topology(host: Host, asked: str, nodes: int, head: str, target: str) -> str
             f"here: {devices(host)}",
             why="the cable is out, the interface has no address, or, in a container, "
             "/dev/infiniband is missing",
-            hint=f"see `patchkit probe`; {PLAN}; or sockets on every node: --topology socket",
+            hint=f"see `patchkit probe`; {PLAN}; or sockets on every node, the head "
+            "first: --topology socket",
         )
     if asked != "auto":
         return asked
