@@ -46,13 +46,13 @@ def command(*, as_json: bool, root: Path, save: Path | None, python: str | None)
     if as_json:
         click.echo(to_json(host))
     else:
-        plain.echo(_lines(host))
+        plain.echo(lines(host))
     if copy:
         archive = f"tar -czf {copy.home.name}.tar.gz {copy.home.name}"
         click.echo(f"saved: {copy.files} files in {copy.home}; attach them: {archive}", err=True)
 
 
-def _lines(host: Host) -> Iterator[str]:
+def lines(host: Host) -> Iterator[str]:
     yield click.style(host.system.hostname or "host", bold=True) + _product(host.system)
     yield from plain.table(_summary(host), "  ")
     yield ""

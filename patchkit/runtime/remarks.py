@@ -110,8 +110,13 @@ _CHECKS: dict[str, Callable[[Host], Found]] = {
 }
 
 
-def _cards(host: Host) -> Iterator[Netdev]:
-    return (each for each in host.netdevs if each.cage is not None)
+def _cards(host: Host) -> list[Netdev]:
+    """The halves of cages, the first ones first, whatever their names."""
+    return sorted((each for each in host.netdevs if each.cage is not None), key=_address)
+
+
+def _address(netdev: Netdev) -> str:
+    return netdev.pci
 
 
 def _cabled(host: Host) -> Iterator[tuple[Netdev, ...]]:
@@ -123,6 +128,4 @@ def _cabled(host: Host) -> Iterator[tuple[Netdev, ...]]:
 def _twins(host: Host) -> Iterator[tuple[Netdev, Netdev]]:
     """The two halves of each cage with a cable in it."""
     for one, *others in _cabled(host):
-        for other in others:
-            if one.twin == other.name:
-                yield one, other
+        yield from ((one, other) for other in others if one.twin == other.name)

@@ -35,11 +35,12 @@ def system(reader: Reader) -> System:
 
 def memory(reader: Reader) -> Memory | None:
     """/proc/meminfo: on a machine with unified memory the only one that is right."""
-    lines = reader.text("proc/meminfo", needed=True).splitlines()
-    told = {key: whole(value.strip().removesuffix(" kB")) for key, value in map(_pair, lines)}
+    text = reader.text("proc/meminfo", needed=True)
+    told = {key: whole(value.removesuffix(" kB")) for key, value in map(_pair, text.splitlines())}
     sizes = {key: value for key, value in told.items() if value is not None}
     if "MemTotal" not in sizes:
-        reader.note("/proc/meminfo: does not tell MemTotal")
+        if text:
+            reader.note("/proc/meminfo: does not tell MemTotal")
         return None
     return Memory(
         total=sizes["MemTotal"],
