@@ -7,13 +7,14 @@ import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import HostError
-from patchkit.runtime import python_facts
+from patchkit.runtime.distributions import distributions, header
 
+_SCRIPT = Path(__file__).with_name("python_facts.py")
+_MARK = "patchkit:"  # before the answer: a sitecustomize may print, too
 _HINT = "name the Python of vLLM with --python, for example venv/bin/python"
 _PATIENCE = 60.0  # seconds for a Python to start; sitecustomize may do anything
 _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTILINE)
@@ -52,18 +53,15 @@ class Facts:
 
     def release(self, project: str) -> str:
         """The installed version of a project, ``""`` if it is not installed."""
-        for folder in self.path:
-            for place in sorted(Path(folder).glob(f"{project}-*.dist-info/METADATA")):
-                text = place.read_text(encoding="utf-8", errors="replace")
-                return HeaderParser().parsestr(text, headersonly=True).get("Version", "")
-        return ""
+        homes = distributions(self.path).get(project, ())
+        return next((found for home in homes if (found := header(home, "Version"))), "")
 
 
 def ask(python: str, environment: Mapping[str, str]) -> Facts:
     """Start a Python with these variables. Raises HostError."""
     try:
         done = subprocess.run(
-            [python, python_facts.__file__],
+            [python, str(_SCRIPT), _MARK],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -75,7 +73,7 @@ def ask(python: str, environment: Mapping[str, str]) -> Facts:
         raise HostError(f"{python}: {error.strerror}", hint=_HINT) from None
     except subprocess.TimeoutExpired:
         raise HostError(f"{python}: did not answer within {_PATIENCE:.0f} s", hint=_HINT) from None
-    answers = [line for line in done.stdout.splitlines() if line.startswith(python_facts.MARK)]
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode or not answers:
         words = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
         raise HostError(
@@ -83,5 +81,5 @@ def ask(python: str, environment: Mapping[str, str]) -> Facts:
             why="it is no Python, or a .pth file, sitecustomize or LD_PRELOAD stops it",
             hint=_HINT,
         )
-    facts: dict[str, Any] = json.loads(answers[-1].removeprefix(python_facts.MARK))
+    facts: dict[str, Any] = json.loads(answers[-1].removeprefix(_MARK))
     return Facts(**{**facts, **{key: tuple(facts[key]) for key in ("path", "mapped")}})

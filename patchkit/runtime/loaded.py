@@ -8,9 +8,7 @@ the dynamic loader.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +28,8 @@ from patchkit.runtime.choices import (
 )
 from patchkit.runtime.environment import Facts, ask
 from patchkit.runtime.loader import Process, read_library
+from patchkit.runtime.nccl_version import nccl_version
 from patchkit.runtime.owners import Owner, owners
-
-_VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +129,9 @@ def _identity(place: Path) -> tuple[str, str]:
     try:
         with place.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                match = _VERSION.search(data)
-                return (match[1].decode() if match else ""), sha256
-    except (OSError, ValueError):
+    except OSError:
         return "", ""
+    return nccl_version(place), sha256
 
 
 # What to be warned of

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from patchkit import elf
 from patchkit.errors import SourceError
+from patchkit.runtime import dynamic
 
 _CACHED = re.compile(r"\s*(?P<name>\S+) \(.*\) => (?P<path>/.*)")
 
@@ -40,7 +40,7 @@ class Library:
 def read_library(path: str) -> Library | None:
     """None for a file that is no whole ELF file: the loader would not take it either."""
     try:
-        facts = elf.read_library(Path(path))
+        facts = dynamic.read_dynamic(Path(path))
     except (SourceError, OSError):
         return None
     return Library(
@@ -56,7 +56,7 @@ def read_library(path: str) -> Library | None:
 def exports(path: str, symbol: str) -> bool:
     """Whether a library defines a symbol for others; a damaged one does not."""
     try:
-        return elf.exports(Path(path), symbol)
+        return dynamic.exports(Path(path), symbol)
     except (SourceError, OSError):
         return False
 

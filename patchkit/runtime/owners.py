@@ -8,8 +8,9 @@ import csv
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from email.parser import HeaderParser
 from pathlib import Path
+
+from patchkit.runtime.distributions import header
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,8 @@ def _owned(record: Path, stem: str) -> Iterator[tuple[str, Owner]]:
 
 def _named(home: Path) -> tuple[str, str]:
     """Project and version of a .dist-info folder; by its name if METADATA is missing."""
-    place = home / "METADATA"
-    text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
-    fields = HeaderParser().parsestr(text, headersonly=True)
     project, _, version = home.name.removesuffix(".dist-info").rpartition("-")
-    return fields.get("Name", project), fields.get("Version", version)
+    return header(home, "Name") or project, header(home, "Version") or version
 
 
 def _hex(known: str) -> str:

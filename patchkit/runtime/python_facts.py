@@ -1,4 +1,6 @@
-"""Run by the Python that is asked about: prints one line of JSON. Imports no torch and no vLLM.
+"""Run by the Python that is asked about: prints one line of JSON after its argument.
+
+Imports no torch and no vLLM.
 
 It starts as vLLM would start: under the same variables, after .pth files and sitecustomize. So what
 is mapped now is what they, and LD_PRELOAD, have mapped. Any Python that vLLM supports can run it.
@@ -12,8 +14,6 @@ import json
 import os
 import sys
 import sysconfig
-
-MARK = "patchkit:"
 
 
 class _Object(ctypes.Structure):
@@ -77,7 +77,7 @@ def main() -> None:
         "mapped": mapped(),
         "provider": provider("ncclGetVersion"),
     }
-    print(MARK + json.dumps(facts))  # noqa: T201
+    print(sys.argv[1] + json.dumps(facts))  # noqa: T201
 
 
 if __name__ == "__main__":

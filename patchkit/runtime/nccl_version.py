@@ -1,0 +1,25 @@
+"""What a libnccl says of itself, read from its bytes."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+# Before the digits, so that a search through 300 MB of device code has a literal to look for.
+_WORDS = b"NCCL version "
+_VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
+
+
+def nccl_version(place: Path) -> str:
+    """``2.30.7+cuda13.3``; ``""`` if it does not say, or cannot be read."""
+    try:
+        with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            start = data.find(_WORDS)
+            while start >= 0:
+                if match := _VERSION.match(data, start):
+                    return match[1].decode()
+                start = data.find(_WORDS, start + 1)
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        pass
+    return ""
