@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.runtime.host import Host
 from patchkit.runtime.releases import within
+from patchkit.runtime.remarks import remarks
 from patchkit.runtime.rules import Advice, Executor, Rule, Rules, Situation, holds
 from patchkit.runtime.seat import Seat, take_seat
 from patchkit.runtime.variables import nccl_variables, nearest
 from patchkit.target import targets
 
 _RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
+_SLOW = ("same-subnet", "twin-mtu", "lanes")
 ASKED = "asked for"
 
 
@@ -120,7 +122,7 @@ def decide(request: Request, host: Host, rules: Rules, known: Mapping[str, str])
         settings=tuple(settings),
         advice=tuple(each for each in rules.advice if holds(each.when, situation)),
         off=tuple(rule for rule in active if not _on(rule, request)),
-        notes=(*seat.notes, *_unknown(situation)),
+        notes=(*seat.notes, *_links(host, request), *_unknown(situation)),
     )
 
 
@@ -183,6 +185,12 @@ def _situation(
         "nccl": request.nccl or (taken.version if taken else ""),
         "nodes": str(request.nodes),
     }
+
+
+def _links(host: Host, request: Request) -> Iterator[str]:
+    """What slows a cable that works; what stops it, the seat knows."""
+    told = remarks(host) if request.role != "single" else ()
+    return (each.text for each in told if each.id in _SLOW)
 
 
 def _unknown(situation: Situation) -> Iterator[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from patchkit.errors import HostError
 from patchkit.runtime import rdma
 from patchkit.runtime.gpu import gpus
 from patchkit.runtime.host import Host, Software
 from patchkit.runtime.netdevs import netdevs
 from patchkit.runtime.recorded import Copy
+from patchkit.runtime.software import software
 from patchkit.runtime.sysfs import Reader
 from patchkit.runtime.system import memory, system
 
@@ -27,7 +29,7 @@ def probe(
 
     ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read. Of
     another root than / no software is told, unless ``python`` names an interpreter. Raises
-    SourceError for a root that is no machine.
+    SourceError for a root that is no machine, HostError for a Python that is none.
     """
     reader = Reader(root, copy)
     cards, devices = rdma.paired(found := netdevs(reader), rdma.rdma(reader, found))
@@ -37,7 +39,7 @@ def probe(
         gpus=gpus(reader),
         netdevs=cards,
         rdma=devices,
-        software=_software(python, environment) if reader.live or python else None,
+        software=_software(python, environment, reader.notes) if reader.live or python else None,
         notes=tuple(reader.notes),
     )
     if copy:
@@ -45,5 +47,14 @@ def probe(
     return host
 
 
-def _software(python: str | None, environment: Mapping[str, str]) -> Software | None:  # noqa: ARG001
-    return None
+def _software(
+    python: str | None, environment: Mapping[str, str], notes: list[str]
+) -> Software | None:
+    """Raises HostError for a Python that was named; one that was only found becomes a note."""
+    try:
+        return software(python, environment)
+    except HostError as error:
+        if python:
+            raise
+        notes.append(f"no Python tells what is installed: {error.what}")
+        return None

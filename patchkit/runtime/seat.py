@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
-from patchkit.runtime.host import Host, Netdev, Rdma
+from patchkit.runtime.host import Host, Rdma
 from patchkit.runtime.own import PLAN, Own, devices, is_near, own_address, usable_rdma
 
 
@@ -137,7 +137,7 @@ def _ring(host: Host, own: Own) -> _Lines:
 
 
 def _socket(host: Host, own: Own) -> _Lines:
-    other = _twin(host, own.netdev)
+    other = host.netdev(own.netdev.twin)
     more = (other.name,) if other and other.up and other.ipv4 else ()
     return _Lines(netdevs=(own.netdev.name, *more), notes=tuple(_why_sockets(host, own)))
 
@@ -149,16 +149,6 @@ def _why_sockets(host: Host, own: Own) -> Iterator[str]:
     elif own.netdev.name not in (each.netdev for each in usable):
         fast = ", ".join(f"{each.name} on {each.netdev}" for each in usable)
         yield f"sockets, since {own.netdev.name} has no RDMA device; RoCE could use {fast}"
-
-
-def _twin(host: Host, netdev: Netdev) -> Netdev | None:
-    """The other half of a cage: by its RDMA device, else the same port of another function."""
-    device = next((each for each in host.rdma if each.netdev == netdev.name), None)
-    twin = next((each for each in host.rdma if device and each.name == device.twin), None)
-    if twin:
-        return host.netdev(twin.netdev)
-    same = (each for each in host.netdevs if netdev.port and each.port == netdev.port)
-    return next((each for each in same if each.name != netdev.name), None)
 
 
 def _plain(host: Host, own: Own) -> _Lines:  # noqa: ARG001
