@@ -15,13 +15,14 @@ from patchkit.runtime.envfile_syntax import Format
 
 _NAME = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
 _PLAIN_LINE = re.compile(rf"{_NAME}=(?P<value>[A-Za-z0-9_@%+=:,./^-]*)")
-_SH_PIECE = r"""'[^']*'|"(?:[^"\\$`]|\\.)*"|\\[^\n]|[^\s'"\\$`;&|<>()#~*?\[]"""
+_SH_PIECE = r"""'[^']*'|"(?:[^"\\$`]|\\.)*"|\\[^\n]|[^\s'"\\$`;&|<>()~*?\[]"""
 _SH_STATEMENT = re.compile(
-    rf"[ \t]*(?:export[ \t]+)?{_NAME}(?:=(?P<value>(?:{_SH_PIECE}|(?<=\S)#)*))?"
-    r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)",
+    rf"[ \t]*(?P<export>export[ \t]+)?{_NAME}(?(export)|(?==))"
+    rf"(?:=(?P<value>(?:{_SH_PIECE})*))?"
+    r"(?:[ \t]+#[^\n]*|[ \t]*)(?:\n|\Z)",
     re.DOTALL,
 )
-_SH_PIECES = re.compile(_SH_PIECE + "|#", re.DOTALL)
+_SH_PIECES = re.compile(_SH_PIECE, re.DOTALL)
 _SYSTEMD_KEY = re.compile(rf"[ \t]*{_NAME}[ \t]*=")
 _SYSTEMD_QUOTED = re.compile(
     r"""[ \t]*(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)")""", re.DOTALL
@@ -84,6 +85,9 @@ def _systemd(text: str, where: str) -> Iterator[tuple[str, str]]:
     while position < len(text):
         if match := _SYSTEMD_SKIPPED.match(text, position):
             position = match.end()
+            if match[0].rstrip("\r\n").endswith("\\"):
+                line = _line(text, position - 1)
+                _refuse(where, line, "swallows the next line before systemd 254")
             continue
         key = _SYSTEMD_KEY.match(text, position)
         if key is None:
@@ -121,7 +125,7 @@ def _docker(text: str, where: str) -> Iterator[tuple[str, str]]:
         if not line or line.startswith("#"):
             continue
         name, sign, value = line.partition("=")
-        if not re.fullmatch(_NAME, name.rstrip() if not sign else name):
+        if not re.fullmatch(_NAME, name):
             _refuse(where, number, f"has {name!r} in the place of a name")
         if sign:
             yield name, value

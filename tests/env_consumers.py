@@ -1,0 +1,125 @@
+"""The programs that read env files, asked for what they read: shells, systemd and docker."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.server
+import json
+import os
+import shutil
+import socketserver
+import subprocess
+import threading
+from functools import cache
+from pathlib import Path
+
+SHELLS = ("sh", "dash", "bash", "ksh", "mksh", "busybox", "zsh")
+_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # what a shell adds to an empty environment
+
+
+def shells():
+    """Command lines of the POSIX shells that are installed."""
+    for name in SHELLS:
+        if path := shutil.which(name):
+            more = {"busybox": ["sh"], "zsh": ["--emulate", "sh"]}.get(name, [])
+            yield [path, *more]
+
+
+def sourced(shell, path, *, exported=True):
+    """The environment after a file was sourced; without ``exported``, under ``set -a``."""
+    script = '. "$1"' if exported else 'set -a; . "$1"; set +a'
+    done = subprocess.run(
+        [*shell, "-eu", "-c", f'{script}; exec "$2" -0', "sh", str(path), shutil.which("env")],
+        env={},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    pairs = [item.split(b"=", 1) for item in done.stdout.split(b"\0") if item]
+    found = {name.decode(): value.decode() for name, value in pairs}
+    return {name: value for name, value in found.items() if name not in _OWN}
+
+
+def systemd_library():
+    """systemd's own code as a library, which systemd reads an EnvironmentFile= with; or None."""
+    places = [*Path("/usr/lib").glob("systemd/libsystemd-shared-*.so")]
+    places += Path("/usr/lib").glob("*/systemd/libsystemd-shared-*.so")
+    return next(iter(places), None)
+
+
+@cache
+def _systemd():
+    library = ctypes.CDLL(str(systemd_library()))
+    texts = ctypes.POINTER(ctypes.c_char_p)
+    library.load_env_file.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(texts)]
+    library.env_value_is_valid.argtypes = [ctypes.c_char_p]
+    library.env_value_is_valid.restype = ctypes.c_bool
+    return library, texts
+
+
+def read_by_systemd(path):
+    """What a unit gets: its EnvironmentFile= parsed, and values dropped that are not valid."""
+    library, texts = _systemd()
+    found = texts()
+    assert library.load_env_file(None, os.fsencode(path), ctypes.byref(found)) == 0
+    pairs = {}
+    while found and (item := found[len(pairs)]) is not None:
+        name, value = item.split(b"=", 1)
+        assert library.env_value_is_valid(value)
+        pairs[name.decode()] = value.decode()
+    return pairs
+
+
+class _Daemon(http.server.BaseHTTPRequestHandler):
+    """As much of the Docker API as `docker create` asks for; keeps what it is sent."""
+
+    def do_GET(self):
+        self._answer(200, {})
+
+    do_HEAD = do_GET  # noqa: N815 (so the base class calls it)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append(json.loads(body))
+        self._answer(201, {"Id": "1", "Warnings": []})
+
+    def _answer(self, status, content):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Api-Version", "1.47")
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def address_string(self):
+        return "docker"
+
+    def log_message(self, *arguments):
+        pass
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+@contextlib.contextmanager
+def docker(folder):
+    """``read(path)``: what docker's command line sends its daemon for an --env-file."""
+    place = folder / "docker.sock"
+    with _Server(str(place), _Daemon) as server:
+        server.seen = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def read(path, **environment):
+            server.seen.clear()
+            create = ["docker", "-H", f"unix://{place}", "create", "--env-file", str(path), "image"]
+            home = {"DOCKER_CONFIG": str(folder), "PATH": os.environ["PATH"]}
+            done = subprocess.run(create, env={**home, **environment}, capture_output=True)
+            assert (done.returncode, done.stderr) == (0, b"")
+            (sent,) = server.seen
+            return dict(item.split("=", 1) for item in sent["Env"] or () if "=" in item)
+
+        yield read
+        server.shutdown()
