@@ -1,0 +1,184 @@
+"""patchkit env check"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchkit.cli import plain
+from patchkit.errors import SourceError, StorageError
+from patchkit.runtime.check import Finding, Severity
+from patchkit.runtime.check import check as find
+from patchkit.runtime.cluster import target_of
+from patchkit.runtime.envfile_header import head_facts
+from patchkit.runtime.host import Host, Software
+from patchkit.runtime.probe import probe
+from patchkit.runtime.releases import release
+from patchkit.runtime.variables import vllm_variables
+from patchkit.target import targets
+
+_FACTS = ("role", "topology", "executor", "vllm", "nodes", "quantization")
+_STYLES: Mapping[Severity, Mapping[str, Any]] = {
+    Severity.ERROR: {"fg": "red", "bold": True},
+    Severity.WARNING: {"fg": "yellow"},
+    Severity.NOTE: {"dim": True},
+}
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--vllm", metavar="VERSION", default="", help="Instead of the installed one.")
+@click.option("--nccl", metavar="VERSION", default="", help="Instead of the one that torch loads.")
+@click.option("--triton", metavar="VERSION", default="", help="Instead of the installed one.")
+@click.option(
+    "--topology", metavar="NAME", default="", help="single, roce, socket, ring or hetero."
+)
+@click.option("--target", type=click.Choice(list(targets())), help="Instead of the probed GPU.")
+@click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
+@click.option(
+    "--host/--no-host",
+    "with_host",
+    default=True,
+    help="Whether this host must have what the file names.  [default: host]",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("/"),
+    help="Probe this root, such as `patchkit probe --save` writes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None:
+    """Settings in a file that are unknown, obsolete, contradictory or dangerous.
+
+    FILE is any env file or script: sh, systemd, docker, Dockerfile, compose, Python, JSON; - is
+    standard input. Nothing in it is run.
+
+    Exits with 3 if there are errors or warnings; notes alone are 0.
+    """
+    text, mode = _read(file)
+    host = _host(options) if with_host else None
+    situation = _situation(options, head_facts(text), host)
+    findings = find(
+        text,
+        str(file),
+        situation,
+        known=_known(options, situation, host),
+        host=host,
+        mode=mode,
+    )
+    if as_json:
+        fields = [each.fields() for each in findings]
+        shown = {"file": str(file), "situation": situation, "findings": fields}
+        click.echo(json.dumps(shown, indent=1, ensure_ascii=False))
+    else:
+        plain.echo(_lines(file, situation, findings, host))
+    if any(each.severity is not Severity.NOTE for each in findings):
+        raise SystemExit(SourceError.exit_code)
+
+
+def _read(file: Path) -> tuple[str, int | None]:
+    """The text and the mode of a file. Raises StorageError, SourceError for what is no text."""
+    try:
+        if str(file) == "-":
+            data, mode = click.get_binary_stream("stdin").read(), None
+        else:
+            data, mode = file.read_bytes(), stat.S_IMODE(file.stat().st_mode)
+        return data.decode(), mode
+    except OSError as error:
+        raise StorageError(
+            f"{file}: {error.strerror}", hint="name an env file or a script"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SourceError(
+            f"{file}:{line}: is not UTF-8",
+            why="systemd and docker refuse the file as well",
+            hint="save it as UTF-8",
+        ) from None
+
+
+def _host(options: Mapping[str, Any]) -> Host:
+    return probe(options["root"], python=options["python"], environment=os.environ)
+
+
+def _situation(
+    options: Mapping[str, Any], facts: Mapping[str, str], host: Host | None
+) -> dict[str, str]:
+    """What is known: asked for, else said by the file, else found on this host.
+
+    Raises UsageError for a version that is none.
+    """
+    for name in ("vllm", "nccl", "triton"):
+        if options[name]:
+            release(options[name])
+    found = _of_host(host) if host else {}
+    said = {name: facts[name] for name in _FACTS if name in facts}
+    asked = {name: str(value) for name, value in options.items() if name in _ASKED and value}
+    return {name: value for name, value in {**found, **said, **asked}.items() if value}
+
+
+_ASKED = ("vllm", "nccl", "triton", "topology", "target")
+
+
+def _of_host(host: Host) -> dict[str, str]:
+    software = host.software
+    taken = software.torch_nccl if software else None
+    return {
+        "target": target_of(host),
+        "topology": "roce" if any(each.active for each in host.rdma) else "",
+        "vllm": software.vllm if software else "",
+        "torch": software.torch if software else "",
+        "triton": software.triton if software else "",
+        "nccl": taken.version if taken else "",
+    }
+
+
+def _known(
+    options: Mapping[str, Any], situation: Mapping[str, str], host: Host | None
+) -> Mapping[str, str]:
+    """The names of the installed vLLM, if it is the one in question, else those in the tables."""
+    software: Software | None = host.software if host else None
+    version = situation.get("vllm", "")
+    if software and software.vllm_home and software.vllm == version and not options["vllm"]:
+        return vllm_variables(version, Path(software.vllm_home))
+    return vllm_variables(version)
+
+
+def _lines(
+    file: Path, situation: Mapping[str, str], findings: Sequence[Finding], host: Host | None
+) -> Iterator[str]:
+    for each in findings:
+        word = click.style(each.severity, **_STYLES[each.severity])
+        yield f"{click.style(f'{file}:{each.line}', bold=True)}  {word}  {each.what}"
+        if each.why:
+            source = f" ({each.source})" if each.source else ""
+            yield f"  why:  {each.why}{source}"
+        if each.next:
+            yield click.style(f"  next: {each.next}", dim=True)
+    counts = Counter(each.severity for each in findings)
+    told = ", ".join(_counted(kind, counts[kind]) for kind in Severity if counts[kind])
+    mark = (
+        click.style("✗", fg="red")
+        if set(counts) - {Severity.NOTE}
+        else click.style("✓", fg="green")
+    )
+    yield f"{mark} {file}: {told or 'nothing speaks against it'}; {_against(situation, host)}"
+
+
+def _counted(kind: Severity, count: int) -> str:
+    return f"{count} {kind}{'' if count == 1 else 's'}"
+
+
+def _against(situation: Mapping[str, str], host: Host | None) -> str:
+    """What the file was held against, so that nobody takes silence for more."""
+    vllm = f"vLLM {situation['vllm']}" if situation.get("vllm") else "any vLLM"
+    nccl = f"NCCL {situation['nccl']}" if situation.get("nccl") else "any NCCL"
+    return f"held against {vllm}, {nccl}{', this host' if host else ''}"

@@ -1,0 +1,63 @@
+"""Env files and scripts, checked: names, values, contradictions, this host, and manners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from patchkit.runtime.check_host import check_host
+from patchkit.runtime.check_manners import check_doors, check_reading, check_secret
+from patchkit.runtime.check_names import check_names
+from patchkit.runtime.check_pairs import check_pairs
+from patchkit.runtime.check_scan import is_env_file, scan
+from patchkit.runtime.check_values import check_products, check_value
+from patchkit.runtime.envfile_header import head_facts
+from patchkit.runtime.finding import Finding, Severity
+from patchkit.runtime.host import Host
+from patchkit.runtime.rules import Situation, load_rules
+from patchkit.runtime.variables import vllm_variables
+
+__all__ = ["Finding", "Severity", "check"]
+
+
+def check(
+    text: str,
+    where: str,
+    situation: Situation,
+    *,
+    known: Mapping[str, str] | None = None,
+    host: Host | None = None,
+    mode: int | None = None,
+) -> tuple[Finding, ...]:
+    """What speaks against a file, in the order of its lines.
+
+    ``where`` is its name, which tells a script from an env file; ``situation`` what is known of
+    node and versions (a condition about something unknown does not hold); ``known`` the variables
+    of the installed vLLM, by default those of the version in ``situation``; ``host`` the machine
+    that is to use the file, None for any; ``mode`` its rights. Raises UsageError for a version that
+    is none.
+    """
+    names = vllm_variables(situation.get("vllm", "")) if known is None else known
+    findings = dict.fromkeys(_findings(text, where, situation, names, host, mode))
+    return tuple(sorted(findings, key=lambda each: each.line))
+
+
+def _findings(
+    text: str,
+    where: str,
+    situation: Situation,
+    known: Mapping[str, str],
+    host: Host | None,
+    mode: int | None,
+) -> Iterator[Finding]:
+    all_found = scan(text, where)
+    avoids = load_rules().avoids
+    for found in all_found:
+        yield from check_names(found, situation, known, avoids)
+        yield from check_value(found, situation)
+        yield from check_secret(found, mode)
+        if host:
+            yield from check_host(found, host)
+    yield from check_products(all_found)
+    yield from check_pairs(all_found, env_file=is_env_file(text, where))
+    yield from check_doors(text)
+    yield from check_reading(text, where, head_facts(text).get("format", ""))

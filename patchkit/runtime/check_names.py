@@ -1,0 +1,100 @@
+"""Names in a file against those that the installed software reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from patchkit.runtime.check_scan import Found
+from patchkit.runtime.finding import Finding, Severity
+from patchkit.runtime.releases import within
+from patchkit.runtime.rules import Avoid, Situation, holds
+from patchkit.runtime.variables import (
+    lifetime,
+    nccl_variables,
+    nearest,
+    other_variables,
+)
+
+_READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}
+_SILENT = {
+    "NCCL": "NCCL ignores what it does not know, without a word.",
+    "vLLM": "vLLM ignores it; from 0.17 on it says so in its log.",
+}
+
+
+def check_names(
+    found: Found, situation: Situation, known: Mapping[str, str], avoids: tuple[Avoid, ...]
+) -> Iterator[Finding]:
+    """``known`` are the names that this vLLM reads."""
+    named = list(_avoided(found, situation, avoids))
+    yield from named
+    reader = _READERS.get(found.name[:5])
+    if named:
+        return
+    if reader is None:
+        yield from _other(found, situation)
+        return
+    version = situation.get(reader.lower(), "")
+    names = known if reader == "vLLM" else nccl_variables(version)
+    if found.name not in names:
+        yield _unread(found, reader, version, names)
+
+
+def _avoided(found: Found, situation: Situation, avoids: tuple[Avoid, ...]) -> Iterator[Finding]:
+    for avoid in avoids:
+        matches = avoid.matches(found.name, found.value) and (found.literal or not avoid.values)
+        if matches and holds(avoid.when, situation):
+            yield Finding(
+                line=found.line,
+                name=found.name,
+                severity=Severity(avoid.severity),
+                what=f"{found.shown} is advised against",
+                why=avoid.reason,
+                next=avoid.instead,
+                source=avoid.source,
+            )
+
+
+def _unread(found: Found, reader: str, version: str, names: Mapping[str, str]) -> Finding:
+    life = lifetime(found.name)
+    close = nearest(found.name, names)
+    if life:
+        what = f"{reader} {version} does not read {found.name}: {life.first} to {life.last} do"
+        severity = Severity.WARNING
+    else:
+        what = f"no {reader} reads {found.name}"
+        severity = Severity.ERROR if close else Severity.WARNING
+    return Finding(
+        line=found.line,
+        name=found.name,
+        severity=severity,
+        what=what,
+        why=_SILENT[reader],
+        next=f"did you mean {close}?" if close and not life else "leave it out",
+        source="vLLM envs.py" if reader == "vLLM" else "NCCL's sources",
+    )
+
+
+def _other(found: Found, situation: Situation) -> Iterator[Finding]:
+    others = other_variables()
+    other = others.get(found.name)
+    version = situation.get(other.of, "") if other else ""
+    if other and other.versions and version and not within(version, other.versions):
+        yield Finding(
+            line=found.line,
+            name=found.name,
+            severity=Severity.WARNING,
+            what=f"{other.of} {version} does not read {found.name}: {other.versions} does",
+            why=other.meaning,
+            next="leave it out",
+        )
+    alike = next((name for name in others if name.upper() == found.name.upper()), "")
+    if not other and alike:
+        yield Finding(
+            line=found.line,
+            name=found.name,
+            severity=Severity.ERROR,
+            what=f"nobody reads {found.name}",
+            why="Capitals and small letters differ in names of variables.",
+            next=f"write {alike}",
+        )

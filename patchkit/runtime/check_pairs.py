@@ -1,0 +1,110 @@
+"""Settings of one file that contradict each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from patchkit.runtime.check_scan import Found
+from patchkit.runtime.check_values import bounds
+from patchkit.runtime.finding import Finding, Severity
+
+_RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
+_GROUPS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def check_pairs(all_found: Sequence[Found], *, env_file: bool) -> Iterator[Finding]:
+    """``env_file``: every line counts; in a script only what is in no branch can contradict."""
+    count = [each for each in all_found if each.literal and (env_file or each.top)]
+    yield from _twice(count)
+    yield from _unused(count)
+    yield from _netdevs(count)
+    yield from _half_cages(all_found)
+
+
+def _twice(count: Sequence[Found]) -> Iterator[Finding]:
+    first: dict[str, Found] = {}
+    for each in count:
+        before = first.setdefault(each.name, each)
+        if before.value != each.value and _matters(each.name):
+            yield Finding(
+                line=each.line,
+                name=each.name,
+                severity=Severity.WARNING,
+                what=f"{each.shown}, and line {before.line} says {before.shown}",
+                why="The later one counts; with docker run -e and in YAML a reader cannot tell.",
+                next="keep one",
+            )
+
+
+def _matters(name: str) -> bool:
+    return (
+        re.match(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_", name) is not None
+    )
+
+
+def _unused(count: Sequence[Found]) -> Iterator[Finding]:
+    last = {each.name: each for each in count}
+    switch = last.get("NCCL_IB_DISABLE")
+    if switch is None or switch.value in ("", "0"):
+        return
+    for each in last.values():
+        if _RDMA_ONLY.fullmatch(each.name):
+            yield Finding(
+                line=each.line,
+                name=each.name,
+                severity=Severity.WARNING,
+                what=f"{each.shown}, and line {switch.line} says {switch.shown}",
+                why="NCCL then uses no RDMA device, and reads nothing else about them.",
+                next="leave NCCL_IB_DISABLE out if every node has RDMA, else this one",
+                source="NCCL net_ib.cc",
+            )
+
+
+def _netdevs(count: Sequence[Found]) -> Iterator[Finding]:
+    last = {each.name: each for each in count}
+    nccl = last.get("NCCL_SOCKET_IFNAME")
+    if nccl is None or nccl.value.startswith("^"):
+        return
+    for name in _GROUPS:
+        each = last.get(name)
+        if each and each.value and not _takes(nccl.value, each.value):
+            yield Finding(
+                line=each.line,
+                name=name,
+                severity=Severity.WARNING,
+                what=f"{each.shown}, and line {nccl.line} says {nccl.shown}",
+                why="Both name the way to the other nodes: one cable, so one interface.",
+                next="name the interface that is cabled in both; `patchkit probe` shows it",
+            )
+
+
+def _takes(listed: str, netdev: str) -> bool:
+    """Whether NCCL's list, of prefixes or with = of whole names, has an interface."""
+    exact, names = listed.startswith("="), listed.lstrip("=").split(",")
+    return any(netdev == name or (not exact and netdev.startswith(name)) for name in names)
+
+
+def _half_cages(all_found: Sequence[Found]) -> Iterator[Finding]:
+    for each in all_found:
+        if each.name != "NCCL_IB_HCA" or not each.literal or each.value.startswith("^"):
+            continue
+        names = [name.partition(":")[0] for name in each.value.lstrip("=").split(",")]
+        for row in bounds()["twins"]:
+            for name in names:
+                twin = _twin(name, row["half"])
+                if re.fullmatch(row["pattern"], name) and twin not in names:
+                    yield Finding(
+                        line=each.line,
+                        name=each.name,
+                        severity=Severity.WARNING,
+                        what=f"{each.shown}: without {twin}, the other half of the cage",
+                        why=row["why"],
+                        next=f"write NCCL_IB_HCA={','.join(sorted([name, twin]))}",
+                        source=row["source"],
+                    )
+
+
+def _twin(name: str, half: Sequence[str]) -> str:
+    one, other = half
+    return other + name[len(one) :] if name.startswith(one) else one + name[len(other) :]
