@@ -28,6 +28,7 @@ _CHOICES = {
     "copies": ("nothing", "overwrites", "fills in"),
     "target": (*targets(), "other"),
     "quantization": ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16"),
+    "moe": ("yes", "no", "unknown"),
 }
 _VERSIONS = ("vllm", "torch", "triton", "nccl", "nodes")
 _EVIDENCE = ("read", "measured", "documented", "reported", SINGLE_REPORT)
@@ -35,6 +36,8 @@ _CONFIDENCE = ("high", "medium", "contested")
 _SCOPES = ("shared", "host")
 _SEVERITIES = ("error", "warning", "note")
 _NAME = re.compile(r"[A-Z][A-Za-z0-9_]*")
+# For rules about flags and for presets, which are told in the same words.
+QUANTIZATIONS, EVIDENCE, CONFIDENCE = _CHOICES["quantization"], _EVIDENCE, _CONFIDENCE
 
 Condition = Mapping[str, str | list[str]]
 Situation = Mapping[str, str]
@@ -183,7 +186,12 @@ def _problems(entry: dict[str, Any]) -> Iterator[str]:
     for name in [*entry.get("set", ()), *entry.get("variables", ())]:
         if not _NAME.fullmatch(name):
             yield f"{name!r} is no name of a variable"
-    for key, wanted in entry.get("when", {}).items():
+    yield from condition_problems(entry.get("when", {}))
+
+
+def condition_problems(when: Condition) -> Iterator[str]:
+    """What in a condition means nothing. Raises UsageError for a range that is none."""
+    for key, wanted in when.items():
         yield from _condition(key, wanted)
 
 
