@@ -17,15 +17,18 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.flag_values import PLACE, Choices, load_choices
 
 HEAD = """\
-# Flags of `vllm serve` with fixed values: where vLLM's code lists them (below the package's folder), and what the
-# releases from 0.11.1 on list there, by the range in which they do. Written by tests/flag_values.py.
+# Flags of `vllm serve` with fixed values: where vLLM's code lists them, below the package's folder,
+# and what the releases from 0.11.1 on list there: a value, or a value and the range in which it is.
+# Written by tests/flag_values.py.
 """
 
 
 def values(choices: Choices, folder: Path) -> list[str]:
-    """``NAME`` or ``NAME RANGE`` for everything that a release lists; empty if it has no such flag."""
+    """``NAME`` or ``NAME RANGE`` for everything that releases list."""
     releases = sorted(load_recipe().supported)
-    listed = {version: _listed(choices, folder / f"vllm-{version}" / "vllm") for version in releases}
+    listed = {
+        version: _listed(choices, folder / f"vllm-{version}" / "vllm") for version in releases
+    }
     there = [version for version in releases if listed[version]]
     assert there == releases[-len(there) :], f"{choices.flag} came and went"
     names = dict.fromkeys(name for version in there for name in listed[version])

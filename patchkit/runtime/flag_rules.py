@@ -1,4 +1,4 @@
-"""Rules about the flags of `vllm serve`, as data: ``recipes/env/flags.toml``, described at its head."""
+"""Rules about the flags of `vllm serve`, as data: ``recipes/env/flags.toml``; its head says how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that people serve on DGX Sparks: ``recipes/env/presets.toml``, whose head says what is in it."""
+"""Models that people serve on DGX Sparks: ``recipes/env/presets.toml``; its head says how."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _problem(preset: Preset) -> str:
 
 
 def find(model: str) -> Preset | None:
-    """The preset of OWNER/NAME, of NAME alone, or of a folder of that name; capitals do not matter."""
+    """The preset of OWNER/NAME, NAME, or a folder of that name; capitals do not matter."""
     wanted = model.rstrip("/").lower()
     owner, _, name = wanted.rpartition("/")
     for preset in load_presets():
@@ -101,5 +101,5 @@ def find(model: str) -> Preset | None:
 
 
 def _same_owner(owner: str, theirs: str) -> bool:
-    """Another owner's checkpoint is another one; a folder (more parts, or ./) may well be a copy."""
+    """Another owner's checkpoint is another one; a folder may well be a copy."""
     return not owner or "/" not in theirs or "/" in owner or owner in (".", "..", "~")
