@@ -29,6 +29,7 @@ _VERBS = {
     "wheelhouse": "The folder of finished wheels: list, fill, verify, prune.",
     "verify": "Whether the wheels there are whole, load on their device, and fit together.",
     "env": "Env files for this node, by role, from what this node has; explain and check them.",
+    "serve-args": "The `vllm serve` flags that go with the env, valid for the installed vLLM.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
     "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",
     "probe": "The facts of this machine: GPU, memory, network, RDMA, cables, software.",
@@ -64,7 +65,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _VERBS:
             return None
-        command = importlib.import_module(f"patchkit.cli.{cmd_name}").command
+        command = importlib.import_module(f"patchkit.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

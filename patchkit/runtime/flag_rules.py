@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -73,25 +74,31 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagRules:
+    """``preset`` says why presets set a flag."""
+
     rules: tuple[FlagRule, ...]
     leave_out: tuple[LeaveOut, ...]
     advice: tuple[Advice, ...]
     memory: Memory
+    preset: Mapping[str, str]
 
 
 @cache
 def load_flag_rules(place: Path = PLACE) -> FlagRules:
     """Raises UsageError for a field, a value or a condition that means nothing."""
     table = tomllib.loads(place.read_text(encoding="utf-8"))
-    if unknown := set(table) - {"memory", "rule", "leave_out", "advice"}:
+    if unknown := set(table) - {"memory", "preset", "rule", "leave_out", "advice"}:
         raise UsageError(f"{place}: unknown table {', '.join(sorted(unknown))}")
     found = FlagRules(
         rules=tuple(_read(FlagRule, entry, place) for entry in table["rule"]),
         leave_out=tuple(_read(LeaveOut, entry, place) for entry in table["leave_out"]),
         advice=tuple(_read(Advice, entry, place) for entry in table["advice"]),
         memory=_built(Memory, table["memory"], f"{place}: memory"),
+        preset=table["preset"],
     )
-    ids = [each.id for each in (*found.rules, *found.leave_out, *found.advice)]
+    ids = [each.id for each in found.rules]
+    ids += [each.id for each in found.leave_out]
+    ids += [each.id for each in found.advice]
     if twice := {name for name in ids if ids.count(name) > 1}:
         raise UsageError(f"{place}: there twice: {', '.join(sorted(twice))}")
     return found

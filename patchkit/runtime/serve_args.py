@@ -6,7 +6,7 @@ Pure. What a release does not know is an error, never passed on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -96,7 +96,7 @@ def serve_args(request: Request, rules: FlagRules, known: Known) -> Served:
     _check(request, rules)
     situation = _situation(request)
     active = [rule for rule in rules.rules if holds(rule.when, situation)]
-    flags = _chosen(active, request)
+    flags = _chosen(active, request, rules.preset)
     _check_size(request, float(flags["--gpu-memory-utilization"].value), rules.memory)
     left_out = [_leave_out(each) for each in rules.leave_out if holds(each.when, situation)]
     for rule in rules.leave_out:
@@ -227,15 +227,15 @@ def _on(rule: FlagRule, request: Request) -> bool:
     return rule.id not in request.unwanted and (rule.default or rule.id in request.wanted)
 
 
-def _chosen(active: Sequence[FlagRule], request: Request) -> dict[str, Flag]:
+def _chosen(
+    active: Sequence[FlagRule], request: Request, reasons: Mapping[str, str]
+) -> dict[str, Flag]:
     """First the rules, then the preset, then what the user asks for: the last one counts."""
     on = [rule for rule in active if _on(rule, request)]
     chosen = {rule.flag: _by_rule(rule, request) for rule in on if rule.default}
-    for flag in _by_preset(request.preset) if request.preset else ():
-        chosen[flag.flag] = flag
-    for name, value in request.preset.flags.items() if request.preset else ():
-        if value is False:
-            chosen.pop(name, None)
+    if request.preset:
+        chosen |= {flag.flag: flag for flag in _by_preset(request.preset, reasons)}
+        chosen = {flag: each for flag, each in chosen.items() if _allowed(flag, request.preset)}
     asked = [rule for rule in on if rule.id in request.wanted]
     return chosen | {rule.flag: _by_rule(rule, request) for rule in asked}
 
@@ -258,7 +258,11 @@ def _by_rule(rule: FlagRule, request: Request) -> Flag:
     )
 
 
-def _by_preset(preset: Preset) -> Iterator[Flag]:
+def _allowed(flag: str, preset: Preset) -> bool:
+    return preset.flags.get(flag) is not False
+
+
+def _by_preset(preset: Preset, reasons: Mapping[str, str]) -> Iterator[Flag]:
     values: dict[str, str | bool] = {
         "--gpu-memory-utilization": f"{preset.gpu_memory_utilization:.2f}",
         "--max-model-len": str(preset.max_model_len),
@@ -266,10 +270,11 @@ def _by_preset(preset: Preset) -> Iterator[Flag]:
     }
     for name, value in values.items():
         if value is not False:
+            why = reasons.get(name, "")
             yield Flag(
                 flag=name,
                 value="" if value is True else value,
-                reason=f"As {preset.id} is served.",
+                reason=f"{why} As {preset.name} is served.".strip(),
                 source=preset.source,
                 origin="preset",
                 evidence=preset.evidence,

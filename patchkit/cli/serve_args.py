@@ -1,0 +1,301 @@
+"""patchkit serve-args"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchkit.cli.plain import echo, table
+from patchkit.errors import SourceError, UsageError
+from patchkit.runtime.cluster import target_of
+from patchkit.runtime.envfile import head_facts
+from patchkit.runtime.flag_rules import load_flag_rules
+from patchkit.runtime.flag_values import allowed
+from patchkit.runtime.flags import has_flag
+from patchkit.runtime.host import Host
+from patchkit.runtime.presets import Preset, find, load_presets
+from patchkit.runtime.probe import probe
+from patchkit.runtime.releases import release, within
+from patchkit.runtime.rules import QUANTIZATIONS, load_rules
+from patchkit.runtime.seat import Seat, take_seat
+from patchkit.runtime.serve_args import Flag, Known, Request, Served, serve_args
+from patchkit.runtime.serve_text import as_json, line, lines, reason
+
+_GIB = 2**30
+_FORMATS = {"line": line, "lines": lines, "json": as_json}
+
+
+@click.command("serve-args")
+@click.argument("model", required=False)
+@click.option("--role", type=click.Choice(["single", "head", "worker"]), help="What this node is.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="How many, head and all.")
+@click.option("--head-ip", metavar="A", help="The head's address on the cable.")
+@click.option("--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number.")
+@click.option(
+    "--topology",
+    type=click.Choice(["auto", "roce", "socket", "ring", "hetero"]),
+    help="auto: as `patchkit env` decides it on this node.",
+)
+@click.option("--executor", type=click.Choice(["auto", "mp", "ray"]), help="auto: mp.")
+@click.option("--vllm", metavar="VERSION", help="Instead of the installed one.")
+@click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="The checkpoint's.")
+@click.option("--preset", metavar="ID", help="Whose flags to take; none: those for any model.")
+@click.option(
+    "--from",
+    "env_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The env file that goes with it: role, topology, executor, nodes and head.",
+)
+@click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on.")
+@click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
+@click.option("--host", metavar="A", help="Listen there; default: only this node, or the cable.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("/"),
+    help="Probe this root, such as `patchkit probe --save` writes.",
+)
+@click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="line")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--explain", is_flag=True, help="Each flag's reason, and what is left out and why.")
+@click.option("--list", "listing", is_flag=True, help="The models that patchkit has presets of.")
+def command(**options: Any) -> None:
+    """The `vllm serve` flags that go with the env, valid for the installed version.
+
+    \b
+      patchkit serve-args openai/gpt-oss-120b
+      patchkit serve-args Qwen3.5-122B-A10B-FP8 --from head.env
+      patchkit serve-args Qwen3.5-122B-A10B-FP8 --from head.env --role worker
+
+    MODEL is a name at Hugging Face, a folder, or the last part of a preset's name. Prints one line
+    for the shell; --format lines is a script with the reason of every flag.
+    """
+    if options["listing"]:
+        echo(table(_listing()))
+        return
+    if not options["model"]:
+        raise UsageError("which model?", hint="OWNER/NAME, a folder, or one of --list")
+    served = _served(options)
+    if options["explain"]:
+        echo(table(_explained(served)))
+    else:
+        click.echo(_FORMATS["json" if options["as_json"] else options["kind"]](served))
+    _tell(served)
+
+
+# What is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The node's place in its cluster, from the options, the env file and this host."""
+
+    role: str
+    topology: str
+    executor: str
+    nodes: int
+    head: str
+
+
+def _served(options: Mapping[str, Any]) -> Served:
+    facts = _facts(options["env_file"]) if options["env_file"] else {}
+    host = probe(options["root"], python=options["python"], environment=os.environ)
+    vllm = _vllm(options["vllm"], facts.get("vllm", ""), host)
+    place = _place(options, facts, host, vllm)
+    preset = _preset(options["preset"], options["model"])
+    home = _home(host, vllm)
+    request = Request(
+        model=_model(options["model"], preset),
+        vllm=vllm,
+        role=place.role,
+        topology=place.topology,
+        executor=place.executor,
+        nodes=place.nodes,
+        rank=_rank(options["node_rank"], place),
+        head=place.head,
+        host=options["host"] or "",
+        port=options["port"],
+        target=target_of(host),
+        quantization=options["quantization"] or facts.get("quantization", ""),
+        preset=preset,
+        weights_gib=_weights(Path(options["model"])),
+        memory_gib=_memory(host),
+        wanted=frozenset(options["wanted"]),
+        unwanted=frozenset(options["unwanted"]),
+    )
+    return serve_args(request, load_flag_rules(), known(vllm, home))
+
+
+def known(vllm: str, home: Path | None) -> Known:
+    """What a release takes, by its code where it is installed in ``home``."""
+
+    def takes(flag: str, value: str) -> tuple[str, ...]:
+        found = allowed(flag, vllm, home)
+        return () if found is None or found[0].takes(value, found[1]) else found[1]
+
+    return Known(has=lambda flag: has_flag(flag, vllm, home), takes=takes)
+
+
+def _facts(path: Path) -> dict[str, str]:
+    try:
+        facts = head_facts(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file", hint="write it with `patchkit env`") from None
+    except UnicodeDecodeError:
+        facts = {}
+    if not facts.get("role"):
+        raise SourceError(
+            f"{path}: is no env file of patchkit",
+            why="its first line does not say for which role it is",
+            hint="write one: patchkit env --role head -o head.env",
+        )
+    return facts
+
+
+def _vllm(asked: str | None, files: str, host: Host) -> str:
+    installed = host.software.vllm if host.software else ""
+    found = asked or installed or files
+    if not found:
+        raise UsageError(
+            "for which vLLM? None is installed in the present Python",
+            hint="name the Python that has it with --python, or the version: --vllm 0.25.1",
+        )
+    if files and release(files) != release(found):
+        click.echo(f"{_NOTE} the env file is for vLLM {files}, this is {found}", err=True)
+    return found
+
+
+def _home(host: Host, vllm: str) -> Path | None:
+    """The installed vLLM, if it is the one that is asked for."""
+    software = host.software
+    same = software is not None and software.vllm and release(software.vllm) == release(vllm)
+    return Path(software.vllm_home) if software and same and software.vllm_home else None
+
+
+def _place(options: Mapping[str, Any], facts: Mapping[str, str], host: Host, vllm: str) -> _Place:
+    role = options["role"] or facts.get("role", "single")
+    if role == "single":
+        return _Place(
+            role=role, topology="single", executor="uni", nodes=options["nodes"] or 1, head=""
+        )
+    nodes = options["nodes"] or int(facts.get("nodes", "2"))
+    topology = options["topology"] or facts.get("topology", "auto")
+    head = options["head_ip"] or facts.get("head", "")
+    if topology == "auto" or not head:
+        seat = _seat(host, role, topology, nodes, head)
+        topology, head = seat.topology, head or seat.address
+    executor = _executor(options["executor"] or facts.get("executor", "auto"), vllm)
+    return _Place(role=role, topology=topology, executor=executor, nodes=nodes, head=head)
+
+
+def _seat(host: Host, role: str, topology: str, nodes: int, head: str) -> Seat:
+    target = target_of(host)
+    return take_seat(host, role=role, topology=topology, nodes=nodes, head=head, target=target)
+
+
+def _executor(asked: str, vllm: str) -> str:
+    fits = [each.name for each in load_rules().executors if within(vllm, each.vllm)]
+    several = [name for name in fits if name != "uni"]
+    chosen = several[0] if asked == "auto" else asked
+    if chosen not in several:
+        raise UsageError(f"vLLM {vllm} cannot use {chosen} on several nodes", hint="another vLLM")
+    return chosen
+
+
+def _rank(asked: int | None, place: _Place) -> int:
+    if asked is not None:
+        return asked
+    if place.role == "worker" and place.nodes > 2 and place.executor == "mp":
+        raise UsageError(
+            f"which of the {place.nodes - 1} workers?", hint="number them: --node-rank 1 …"
+        )
+    return 1 if place.role == "worker" else 0
+
+
+def _preset(asked: str | None, model: str) -> Preset | None:
+    if asked is None or asked == "none":
+        return find(model) if asked is None else None
+    preset = find(asked)
+    if preset is None:
+        raise UsageError(f"no preset is called {asked}", hint="`patchkit serve-args --list`")
+    return preset
+
+
+def _model(model: str, preset: Preset | None) -> str:
+    """The whole name of a preset that was named by its last part, unless there is such a folder."""
+    named = preset is not None and model.lower() == preset.name.lower()
+    return preset.id if preset and named and not Path(model).is_dir() else model
+
+
+def _weights(folder: Path) -> float | None:
+    """The size of a checkpoint on this disk, in GiB."""
+    if not folder.is_dir():
+        return None
+    size = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+    return size / _GIB if size else None
+
+
+def _memory(host: Host) -> float | None:
+    """This host's, if it is one that serves: the command may be written on another machine."""
+    served = host.memory is not None and target_of(host) != "other"
+    return host.memory.total / 2**20 if host.memory and served else None
+
+
+# What is shown
+
+_NOTE = click.style("note", fg="yellow")
+
+
+def _listing() -> list[tuple[str, ...]]:
+    rows = [("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")]
+    for each in load_presets():
+        weights = "?" if each.weights_gib is None else f"{each.weights_gib:.0f}"
+        share, least = f"{each.gpu_memory_utilization:.2f}", f">={each.min_vllm}"
+        rows.append(
+            (
+                each.id,
+                each.quantization,
+                weights,
+                "1" if each.single else f"{each.nodes}",
+                share,
+                str(each.max_model_len),
+                least + (" (a build)" if each.build else ""),
+                f"{each.evidence}, {each.confidence}",
+            )
+        )
+    return [tuple(click.style(cell, bold=True) for cell in rows[0]), *rows[1:]]
+
+
+def _explained(served: Served) -> list[tuple[str, ...]]:
+    return [
+        *(_row(click.style("✓", fg="green"), each) for each in served.flags),
+        *(_row(click.style("-", dim=True), each) for each in served.left_out),
+        *(
+            (
+                click.style("off", dim=True),
+                f"{each.flag} {each.value}",
+                f"{each.reason} ({each.id})",
+            )
+            for each in served.off
+        ),
+    ]
+
+
+def _row(mark: str, flag: Flag) -> tuple[str, ...]:
+    return mark, " ".join(flag.words), reason(flag)
+
+
+def _tell(served: Served) -> None:
+    """On standard error, so that the command alone can be taken from standard output."""
+    for note in served.notes:
+        click.echo(f"{_NOTE} {note}", err=True)
+    for each in served.advice:
+        click.echo(f"{click.style('beware', fg='yellow')} {each.says}: {each.instead}", err=True)
