@@ -133,7 +133,7 @@ def _request(options: Mapping[str, Any], host: Host, head: HeadFile | None) -> R
         ptxas=find_ptxas(options["root"], os.environ),
         wanted=frozenset(options["wanted"]) | (head.wanted if head else frozenset()),
         unwanted=frozenset(options["unwanted"]) | (head.unwanted if head else frozenset()),
-        extra=dict(map(_assignment, options["extra"])),
+        extra={**(head.extra if head else {}), **dict(map(_assignment, options["extra"]))},
     )
 
 
@@ -200,6 +200,7 @@ def _header(env: ClusterEnv, host: Host) -> list[str]:
         "head": env.head,
         "nccl": plain(env.situation["nccl"]),
         "quantization": request.quantization,
+        "set": ",".join(sorted(request.extra)),
         "with": ",".join(sorted(request.wanted)),
         "without": ",".join(sorted(request.unwanted)),
     }

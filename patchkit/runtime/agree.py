@@ -23,6 +23,11 @@ class HeadFile:
     variables: Mapping[str, str]
 
     @property
+    def extra(self) -> dict[str, str]:
+        """What a user set on the head, against the rules or beside them."""
+        return {name: self.variables[name] for name in _ids(self.facts.get("set", ""))}
+
+    @property
     def wanted(self) -> frozenset[str]:
         return _ids(self.facts.get("with", ""))
 

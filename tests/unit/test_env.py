@@ -68,9 +68,12 @@ def test_a_file_is_written_once_and_an_edited_one_is_not_lost(tmp_path):
 def test_what_a_user_adds_on_the_head_reaches_the_worker(tmp_path):
     file = tmp_path / "head.env"
     here, there = (hosts.build(tmp_path, "cable_port0", node=node) for node in (0, 1))
-    invoke(*HEAD, f"--root={here}", f"--output={file}", "--set=NCCL_IB_TC=106")
+    invoke(
+        *HEAD, f"--root={here}", f"--output={file}", "--set=NCCL_IB_TC=106", "--set=NCCL_DEBUG=INFO"
+    )
     text = invoke("env", "--role=worker", f"--from={file}", f"--root={there}", "--triton=3.8.0")
     assert "\nNCCL_IB_TC=106\n" in text
+    assert "\nNCCL_DEBUG=INFO\n" in text
 
 
 def test_an_installed_nccl_that_is_not_the_heads_stops_a_worker(tmp_path):
