@@ -25,7 +25,8 @@ class HeadFile:
     @property
     def extra(self) -> dict[str, str]:
         """What a user set on the head, against the rules or beside them."""
-        return {name: self.variables[name] for name in _ids(self.facts.get("set", ""))}
+        asked = _ids(self.facts.get("set", ""))
+        return {name: value for name, value in self.variables.items() if name in asked}
 
     @property
     def wanted(self) -> frozenset[str]:
