@@ -11,7 +11,6 @@ from patchkit.runtime.gpu import gpus
 from patchkit.runtime.host import Host, Software
 from patchkit.runtime.netdevs import netdevs
 from patchkit.runtime.recorded import Copy
-from patchkit.runtime.software import software
 from patchkit.runtime.sysfs import Reader
 from patchkit.runtime.system import memory, system
 
@@ -29,17 +28,18 @@ def probe(
 
     ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read. Of
     another root than / no software is told, unless ``python`` names an interpreter. Raises
-    SourceError for a root that is no machine, HostError for a Python that is none.
+    SourceError for a root that is no machine, HostError for a ``python`` that is none.
     """
     reader = Reader(root, copy)
     cards, devices = rdma.paired(found := netdevs(reader), rdma.rdma(reader, found))
+    wanted = reader.live or python
     host = Host(
         system=system(reader),
         memory=memory(reader),
         gpus=gpus(reader),
         netdevs=cards,
         rdma=devices,
-        software=_software(python, environment, reader.notes) if reader.live or python else None,
+        software=_software(reader, python, environment) if wanted else None,
         notes=tuple(reader.notes),
     )
     if copy:
@@ -48,13 +48,15 @@ def probe(
 
 
 def _software(
-    python: str | None, environment: Mapping[str, str], notes: list[str]
+    reader: Reader, python: str | None, environment: Mapping[str, str]
 ) -> Software | None:
-    """Raises HostError for a Python that was named; one that was only found becomes a note."""
+    """Only an interpreter that was asked for has to be there."""
+    from patchkit.runtime.software import software  # not for a recording
+
     try:
         return software(python, environment)
     except HostError as error:
         if python:
             raise
-        notes.append(f"no Python tells what is installed: {error.what}")
+        reader.note(f"no software: {error.what}")
         return None

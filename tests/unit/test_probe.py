@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hosts
 from patchkit.cli import probe as verb
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.runtime import hardware, netlink
 from patchkit.runtime.host import Address, Gid, Gpu, Memory, System, from_json, to_json
 from patchkit.runtime.probe import probe
@@ -494,6 +494,22 @@ def test_the_kernel_and_ip_agree():
     assert {name: len(own) for name, own in told.items()} == {
         each.name: len(each.addresses) for each in live.netdevs
     }
+
+
+def test_a_python_that_does_not_start(tmp_path):
+    """A note where it was found by chance, an error where it was asked for."""
+    broken = tmp_path / "python3"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    found = probe(environment={"PATH": str(tmp_path)})
+    assert found.software is None
+    assert found.notes[-1] == f"no software: {broken}: exit code 3: it printed nothing"
+    with pytest.raises(HostError, match="exit code 3"):
+        probe(python=str(broken), environment={})
+
+
+def test_software_beside_a_recording_if_a_python_is_named(copied):
+    assert seen(copied, python=sys.executable).software.python == sys.executable
 
 
 def test_the_command(cli, copied, tmp_path):
