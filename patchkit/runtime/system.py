@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 
 from patchkit.runtime import hardware
 from patchkit.runtime.host import Memory, System
-from patchkit.runtime.sysfs import Reader, printable, whole
+from patchkit.runtime.sysfs import Reader, Silent, printable, whole
 
 _DMI = "sys/class/dmi/id"
 _KERNEL = "proc/sys/kernel"
@@ -60,9 +61,11 @@ def _machine(reader: Reader) -> str:
     """``aarch64``; the file is there since Linux 6.1."""
     if told := reader.line(f"{_KERNEL}/arch"):
         return told
-    import os
-
-    return printable(reader.answer("machine.txt", lambda: os.uname().machine))
+    try:
+        return printable(reader.answer("machine.txt", lambda: os.uname().machine))
+    except Silent as silent:
+        reader.note(f"neither /{_KERNEL}/arch nor uname tells the architecture: {silent}")
+        return ""
 
 
 def _blocks(text: str) -> list[dict[str, str]]:
