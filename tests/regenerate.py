@@ -3,12 +3,12 @@
     python tests/regenerate.py             (from a checkout)
     python tests/regenerate.py --check     ends with 1, and says what is stale, if anything changed
 
-In recipes/env: vllm_variables.tsv, the names in the envs.py of each release. In recipes/vllm:
-stock_archs.csv, what untouched releases build for 12.0; support.json, fix → arch
-mode → release → how much it needs the fix. In tests/data: states.json: release → arch mode → fix →
-state after an apply; archs.csv: a row per kernel group, with what the untouched release builds for
-12.0 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix;
-of NCCL, whose releases are on no index, nccl-releases.md and the same; env-rules.md.
+In recipes/env: vllm_variables.tsv and vllm_flags.tsv, the names in each release's own files. In
+recipes/vllm: stock_archs.csv, what untouched releases build for 12.0; support.json, fix → arch mode
+→ release → how much it needs the fix. In tests/data: states.json: release → arch mode → fix → state
+after an apply; archs.csv: a row per kernel group, with what the untouched release builds for 12.0
+and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix; of
+NCCL, whose releases are on no index, nccl-releases.md and the same; env-rules.md.
 Look at the difference before you commit it: they are there to show what a change has changed.
 """
 
@@ -32,6 +32,7 @@ from patchkit.patching.support import load_support, support_of
 from patchkit.paths import RECIPES
 from patchkit.proof.archs import Group, evaluate
 from patchkit.proof.stock import render_stock
+from patchkit.runtime.flags import read_flags
 from patchkit.runtime.lifetimes import render
 from patchkit.runtime.rules import load_rules
 from patchkit.runtime.vllm_names import read_names
@@ -44,6 +45,10 @@ VARIABLES = (
     "name, first release, last release, default: the environment variables in envs.py of each",
     "supported release of vLLM. Made by tests/regenerate.py. An empty default: not set; some are",
     "computed, and stand here as the code has them.",
+)
+FLAGS = (
+    "flag, first release, last release: what `vllm serve` takes in each supported release. Made by",
+    "tests/regenerate.py.",
 )
 COLUMNS = ("release", "arch", "group", "file", "variable", "stock", "patched")
 
@@ -113,12 +118,14 @@ def look_at_all() -> dict[Path, str]:
     table: dict[str, dict[str, dict[str, str]]] = {}
     needed: dict[str, dict[str, dict[str, str]]] = {}
     variables: dict[str, dict[str, str]] = {}
+    flags: dict[str, dict[str, str]] = {}
     for version in map(str, recipe.supported):
         print(version, file=sys.stderr)  # noqa: T201
         with located(Source(recipe.project, f"{recipe.project}=={version}"), keep=False) as root:
             plans = {arch: _unproved(root, arch) for arch in MODES}
             tree = plans["native"].stock
             variables[version] = read_names(root / "vllm/envs.py")
+            flags[version] = dict.fromkeys(read_flags(root / "vllm"), "")
             stock.append((version, evaluate(tree, target, target.stock, target.cuda)))
             table[version] = {arch: states(each) for arch, each in plans.items()}
             rows += [row for each in plans.values() for row in arch_rows(each)]
@@ -133,6 +140,7 @@ def look_at_all() -> dict[Path, str]:
         recipe.home / "stock_archs.csv": render_stock(stock),
         recipe.home / "support.json": json.dumps(needed, indent=1) + "\n",
         RECIPES / "env/vllm_variables.tsv": render(variables, VARIABLES),
+        RECIPES / "env/vllm_flags.tsv": render(flags, FLAGS),
         DATA / "states.json": json.dumps(table, indent=1) + "\n",
         DATA / "archs.csv": file.getvalue(),
     }

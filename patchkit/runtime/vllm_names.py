@@ -22,12 +22,7 @@ def read_names(place: Path) -> dict[str, str]:
 
     A default that is computed is given as the code has it.
     """
-    try:
-        tree = ast.parse(place.read_bytes())
-    except OSError as error:
-        raise _unread(place, error.strerror or "cannot be read") from None
-    except (SyntaxError, ValueError) as error:
-        raise _unread(place, f"is not Python: {error}") from None
+    tree = parsed(place)
     found = {
         key.value: _default(key.value, value)
         for table in map(_table, tree.body)
@@ -36,11 +31,22 @@ def read_names(place: Path) -> dict[str, str]:
         if isinstance(key, ast.Constant) and isinstance(key.value, str)
     }
     if not found:
-        raise _unread(place, f"has no dict {_DICT}")
+        raise unread(place, f"has no dict {_DICT}")
     return found
 
 
-def _unread(place: Path, what: str) -> SourceError:
+def parsed(place: Path) -> ast.Module:
+    """A file of vLLM. Raises SourceError."""
+    try:
+        return ast.parse(place.read_bytes())
+    except OSError as error:
+        raise unread(place, error.strerror or "cannot be read") from None
+    except (SyntaxError, ValueError) as error:
+        raise unread(place, f"is not Python: {error}") from None
+
+
+def unread(place: Path, what: str) -> SourceError:
+    """The error for a file of vLLM that is not what all releases have."""
     return SourceError(
         f"{place}: {what}",
         why="vLLM is damaged, or newer than any release that patchkit knows",
