@@ -15,7 +15,7 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.cluster import target_of
 from patchkit.runtime.envfile import head_facts
 from patchkit.runtime.flag_rules import load_flag_rules
-from patchkit.runtime.flag_values import allowed
+from patchkit.runtime.flag_values import takes
 from patchkit.runtime.flags import has_flag
 from patchkit.runtime.host import Host
 from patchkit.runtime.presets import Preset, find, load_presets
@@ -137,11 +137,10 @@ def _served(options: Mapping[str, Any]) -> Served:
 def known(vllm: str, home: Path | None) -> Known:
     """What a release takes, by its code where it is installed in ``home``."""
 
-    def takes(flag: str, value: str) -> tuple[str, ...]:
-        found = allowed(flag, vllm, home)
-        return () if found is None or found[0].takes(value, found[1]) else found[1]
-
-    return Known(has=lambda flag: has_flag(flag, vllm, home), takes=takes)
+    return Known(
+        has=lambda flag: has_flag(flag, vllm, home),
+        takes=lambda flag, value: takes(flag, value, vllm, home),
+    )
 
 
 def _facts(path: Path) -> dict[str, str]:

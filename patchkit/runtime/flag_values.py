@@ -51,7 +51,7 @@ class Choices:
             hint="leave --python out and name its release: --vllm X.Y.Z",
         )
 
-    def takes(self, value: str, names: tuple[str, ...]) -> bool:
+    def has(self, value: str, names: tuple[str, ...]) -> bool:
         if self.capitals:
             return value in names
         return value.upper() in (name.upper() for name in names)
@@ -72,12 +72,13 @@ def load_choices(place: Path = PLACE) -> tuple[Choices, ...]:
         raise UsageError(f"{place}: {error}") from None
 
 
-def allowed(flag: str, version: str, home: Path | None) -> tuple[Choices, tuple[str, ...]] | None:
-    """How a flag's values are chosen, and which there are; None for a flag that takes any."""
+def takes(flag: str, value: str, version: str, home: Path | None) -> bool:
+    """Whether a flag takes a value; one whose values are not listed takes any."""
     choices = next((each for each in load_choices() if each.flag == flag), None)
     if choices is None:
-        return None
-    return choices, choices.read(home) if home else choices.known(version)
+        return True
+    names = choices.read(home) if home else choices.known(version)
+    return choices.has(value, names)
 
 
 def _listed(tree: ast.Module, symbol: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ Pure. What a release does not know is an error, never passed on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -64,13 +64,10 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the release takes: whether a flag is there, and whether a value is one of its own.
-
-    ``takes`` gives the right values where it is not, else nothing.
-    """
+    """What the release takes: whether it has a flag, and whether that takes a value."""
 
     has: Callable[[str], bool]
-    takes: Callable[[str, str], Sequence[str]]
+    takes: Callable[[str, str], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,21 +93,24 @@ def serve_args(request: Request, rules: FlagRules, known: Known) -> Served:
     _check(request, rules)
     situation = _situation(request)
     active = [rule for rule in rules.rules if holds(rule.when, situation)]
-    flags = _chosen(active, request, rules.preset)
-    _check_size(request, float(flags["--gpu-memory-utilization"].value), rules.memory)
-    left_out = [_leave_out(each) for each in rules.leave_out if holds(each.when, situation)]
-    for rule in rules.leave_out:
-        if holds(rule.when, situation):
-            _drop(flags, rule)
-    for flag in flags.values():
+    _check_wanted(request, active)
+    chosen = _chosen(active, request, rules.preset)
+    _check_size(request, float(chosen["--gpu-memory-utilization"].value), rules.memory)
+    left_out = [each for each in rules.leave_out if holds(each.when, situation)]
+    dropped = {name: rule for name, flag in chosen.items() if (rule := _dropping(flag, left_out))}
+    flags = [chosen[name] for name in _in_order(chosen, rules) if name not in dropped]
+    for flag in flags:
         _check_known(flag, request, known)
     return Served(
         request=request,
-        flags=tuple(flags.values()),
-        left_out=tuple(left_out),
+        flags=tuple(flags),
+        left_out=tuple(map(_leave_out, left_out)),
         off=tuple(rule for rule in active if not _on(rule, request)),
         advice=tuple(each for each in rules.advice if holds(each.when, situation)),
-        notes=tuple(_notes(request)),
+        notes=(
+            *_notes(request),
+            *(f"{flag} is left out: {rule.reason}" for flag, rule in dropped.items()),
+        ),
     )
 
 
@@ -131,6 +131,15 @@ def _check(request: Request, rules: FlagRules) -> None:
     _check_nodes(request)
     if request.preset:
         _check_preset(request, request.preset)
+
+
+def _check_wanted(request: Request, active: Sequence[FlagRule]) -> None:
+    if idle := sorted(request.wanted - {rule.id for rule in active}):
+        raise UsageError(
+            f"--with {idle[0]} would change nothing here",
+            why="its condition does not hold for this release, model and place",
+            hint="`--explain` lists the rules that can be turned on",
+        )
 
 
 def _check_nodes(request: Request) -> None:
@@ -292,10 +301,14 @@ def _leave_out(rule: LeaveOut) -> Flag:
     )
 
 
-def _drop(flags: dict[str, Flag], rule: LeaveOut) -> None:
-    found = flags.get(rule.flag)
-    if found and rule.matches(found.flag, found.value):
-        del flags[rule.flag]
+def _dropping(flag: Flag, left_out: Sequence[LeaveOut]) -> LeaveOut | None:
+    return next((rule for rule in left_out if rule.matches(flag.flag, flag.value)), None)
+
+
+def _in_order(chosen: Iterable[str], rules: FlagRules) -> list[str]:
+    """As the data has them, so that two releases' lines can be compared."""
+    order = list(dict.fromkeys((*(rule.flag for rule in rules.rules), *rules.preset)))
+    return sorted(chosen, key=lambda name: order.index(name) if name in order else len(order))
 
 
 # What the release takes
@@ -306,10 +319,9 @@ def _check_known(flag: Flag, request: Request, known: Known) -> None:
         raise DriftError(
             f"vLLM {request.vllm} has no {flag.flag} ({flag.origin})", **_way_out(request)
         )
-    if right := known.takes(flag.flag, flag.value):
+    if not known.takes(flag.flag, flag.value):
         raise DriftError(
-            f"vLLM {request.vllm} does not take {flag.flag} {flag.value} ({flag.origin}); "
-            f"it takes {', '.join(right)}",
+            f"vLLM {request.vllm} does not take {flag.flag} {flag.value} ({flag.origin})",
             **_way_out(request),
         )
 
