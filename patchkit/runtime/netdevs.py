@@ -28,9 +28,9 @@ class Link:
 def netdevs(reader: Reader) -> tuple[Netdev, ...]:
     links = _links(reader)
     names = reader.folders(_CLASS, needed=True)
-    if names and (strange := sorted(set(links) - set(names))):
+    if names and links and (strange := sorted(set(links) ^ set(names))):
         # sysfs shows the namespace in which it was mounted, ip the one that it runs in.
-        reader.note(f"/{_CLASS} is of another network namespace: no {', '.join(strange)} there")
+        reader.note(f"/{_CLASS} is of another network namespace: only one has {', '.join(strange)}")
     return tuple(_netdev(reader, name, links.get(name)) for name in names)
 
 
