@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from patchkit.paths import RECIPES
@@ -54,6 +55,7 @@ def _table() -> Table:
     return read_table(RECIPES / "env/vllm_flags.tsv")
 
 
+@cache
 def read_flags(home: Path) -> frozenset[str]:
     """The flags in the files below the folder of a vLLM. Raises SourceError."""
     servers = sorted((home / "entrypoints").glob("*/cli_args.py"))

@@ -46,6 +46,7 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
     return read_names(home / "envs.py") if home else _vllm().at(version)
 
 
+@cache
 def nccl_variables(version: str) -> Mapping[str, str]:
     """Name → default of a release (``2.29.7+cuda13.0``), ``""`` for any. Raises UsageError.
 

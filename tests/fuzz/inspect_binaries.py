@@ -9,6 +9,7 @@ ten seconds or more than 2 GiB. Needs atheris, which has wheels for CPython on L
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import tempfile
@@ -23,6 +24,7 @@ with atheris.instrument_imports():
 
     from patchkit.elf import Section
     from patchkit.errors import PatchkitError
+    from patchkit.runtime.dynamic import exports, read_dynamic
     from patchkit.target import targets
     from patchkit.wheel.fatbin import entries
     from patchkit.wheel.inspect import inspect, prove_exact
@@ -43,11 +45,20 @@ def one(data: bytes) -> None:
             return
         path = WHEEL if data.startswith(b"PK") else LIBRARY
         path.write_bytes(data)
+        if path == LIBRARY:
+            _load(path)
         for binary in inspect(path):
             binary.load(GB10)
             prove_exact(binary, GB10)
     except PatchkitError:
         pass
+
+
+def _load(path: Path) -> None:
+    """What the dynamic loader would read; damage that it sees does not end the inspection."""
+    with contextlib.suppress(PatchkitError):
+        read_dynamic(path)
+        exports(path, "ncclGetVersion")
 
 
 def seeds(corpus: Path) -> None:
