@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,9 @@ import click
 
 from patchkit.cli import plain
 from patchkit.errors import SourceError, StorageError
-from patchkit.runtime.check import Finding, Severity
-from patchkit.runtime.check import check as find
 from patchkit.runtime.cluster import target_of
 from patchkit.runtime.envfile_header import head_facts
+from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.host import Host, Software
 from patchkit.runtime.probe import probe
 from patchkit.runtime.releases import release
@@ -63,6 +63,8 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
 
     Exits with 3 if there are errors or warnings; notes alone are 0.
     """
+    from patchkit.runtime.check import check as find  # `patchkit env` does without it
+
     text, mode = _read(file)
     host = _host(options) if with_host else None
     situation = _situation(options, head_facts(text), host)
@@ -86,11 +88,10 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
 
 def _read(file: Path) -> tuple[str, int | None]:
     """The text and the mode of a file. Raises StorageError, SourceError for what is no text."""
+    stdin = str(file) == "-"
     try:
-        if str(file) == "-":
-            data, mode = click.get_binary_stream("stdin").read(), None
-        else:
-            data, mode = file.read_bytes(), stat.S_IMODE(file.stat().st_mode)
+        data = sys.stdin.buffer.read() if stdin else file.read_bytes()
+        mode = None if stdin else stat.S_IMODE(file.stat().st_mode)
         return data.decode(), mode
     except OSError as error:
         raise StorageError(

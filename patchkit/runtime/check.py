@@ -8,7 +8,7 @@ from patchkit.runtime.check_host import check_host
 from patchkit.runtime.check_manners import check_doors, check_reading, check_secret
 from patchkit.runtime.check_names import check_names
 from patchkit.runtime.check_pairs import check_pairs
-from patchkit.runtime.check_scan import is_env_file, scan
+from patchkit.runtime.check_scan import scan
 from patchkit.runtime.check_values import check_products, check_value
 from patchkit.runtime.envfile_header import head_facts
 from patchkit.runtime.finding import Finding, Severity
@@ -58,6 +58,6 @@ def _findings(
         if host:
             yield from check_host(found, host)
     yield from check_products(all_found)
-    yield from check_pairs(all_found, env_file=is_env_file(text, where))
+    yield from check_pairs(all_found, host)
     yield from check_doors(text)
     yield from check_reading(text, where, head_facts(text).get("format", ""))

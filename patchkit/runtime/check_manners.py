@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from patchkit.runtime.check_scan import Found, is_env_file, without_comment
 from patchkit.runtime.check_values import is_open
@@ -41,7 +42,7 @@ def check_doors(text: str) -> Iterator[Finding]:
     joined = re.sub(r"\\\n", "  ", "\n".join(lines))
     for match in _DASHBOARD.finditer(joined):
         yield Finding(
-            line=_line(lines, joined, match.start()),
+            line=_line(lines, match.start()),
             name="",
             severity=Severity.WARNING,
             what=f"{match[0]}: Ray's dashboard on every interface",
@@ -52,7 +53,7 @@ def check_doors(text: str) -> Iterator[Finding]:
     for match in _SERVED.finditer(joined):
         if "--api-key" not in joined and "VLLM_API_KEY" not in joined:
             yield Finding(
-                line=_line(lines, joined, match.start()),
+                line=_line(lines, match.start()),
                 name="",
                 severity=Severity.NOTE,
                 what="vllm serve on every interface, and without a key",
@@ -61,57 +62,76 @@ def check_doors(text: str) -> Iterator[Finding]:
             )
 
 
-def _line(lines: Sequence[str], joined: str, position: int) -> int:
-    """A continued line was joined with two blanks, so that positions stay."""
-    return "\n".join(lines).count("\n", 0, position) + 1 if joined else 1
+def _line(lines: Sequence[str], position: int) -> int:
+    """Continued lines were joined by two blanks, so that positions stay."""
+    return "\n".join(lines).count("\n", 0, position) + 1
 
 
 def check_reading(text: str, where: str, kind: str) -> Iterator[Finding]:
-    """What sh, systemd and docker read differently; ``kind`` is the format, if that is known."""
+    """What sh, systemd and docker read differently; ``kind`` is the format, if that is known.
+
+    Of each kind of difference the first line is told, and how many there are.
+    """
     if kind:
         return
     if "\r\n" in text:
-        yield _differently(1, "", "lines end with CR LF", "sh and systemd: CR is in the values")
+        yield _differently(_CRLF, [(1, "the file")])
     if not is_env_file(text, where):
         return
+    places: dict[_Difference, list[tuple[int, str]]] = {}
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         match = _ASSIGNED.fullmatch(line)
-        if match:
-            yield from _line_differs(number, line, match)
+        for difference in _differences(line, match) if match else ():
+            places.setdefault(difference, []).append((number, match["name"] if match else ""))
+    for difference, where_ in places.items():
+        yield _differently(difference, where_)
 
 
-def _line_differs(number: int, line: str, match: re.Match[str]) -> Iterator[Finding]:
-    name, value = match["name"], without_comment(line).partition("=")[2].strip()
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    what: str
+    why: str
+    severity: Severity = Severity.WARNING
+
+
+_CRLF = _Difference("lines end with CR LF", "For sh and docker compose, CR is part of the values.")
+_EXPORT = _Difference("export", "systemd and docker take no export, and sh needs none: set -a.")
+_COMMENT = _Difference(
+    "a comment behind the value", "To systemd and docker it is part of the value."
+)
+_QUOTES = _Difference(
+    "quotes", "docker run --env-file keeps them as part of the value.", Severity.NOTE
+)
+_BLANKS = _Difference("blanks in the value", "sh runs what follows the blank as a command.")
+_DOLLAR = _Difference(
+    "$ in the value", "sh and docker compose expand it, systemd and docker run do not."
+)
+
+
+def _differences(line: str, match: re.Match[str]) -> Iterator[_Difference]:
+    plain = without_comment(line)
+    value = plain.partition("=")[2].strip()
     if match["export"]:
-        yield _differently(number, name, f"export {name}", "systemd and docker take no export")
-    if without_comment(line) != line and not line.lstrip().startswith(("#", ";")):
-        yield _differently(
-            number,
-            name,
-            f"{name} and a comment in one line",
-            "for systemd and docker, # and what follows are part of the value",
-        )
+        yield _EXPORT
+    if plain and plain != line.rstrip():
+        yield _COMMENT
     if value[:1] in {"'", '"'}:
-        yield _differently(
-            number, name, f"{name} in quotes", "docker run --env-file keeps the quotes", note=True
-        )
+        yield _QUOTES
     elif re.search(r"\s", value):
-        yield _differently(
-            number, name, f"{name} with blanks", "sh runs what follows the blank as a command"
-        )
+        yield _BLANKS
     if "$" in value and not value.startswith("'"):
-        yield _differently(
-            number, name, f"$ in {name}", "sh and docker compose expand it, the others do not"
-        )
+        yield _DOLLAR
 
 
-def _differently(number: int, name: str, what: str, why: str, *, note: bool = False) -> Finding:
+def _differently(difference: _Difference, places: Sequence[tuple[int, str]]) -> Finding:
+    number, name = places[0]
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
     return Finding(
         line=number,
-        name=name,
-        severity=Severity.NOTE if note else Severity.WARNING,
-        what=f"{what}: not every tool reads it alike",
-        why=f"{why[:1].upper()}{why[1:]}.",
-        next="write NAME=value alone, as `patchkit env --format env` does",
+        name=name if name.isidentifier() else "",
+        severity=difference.severity,
+        what=f"{name}{more}: {difference.what}, which not every tool reads alike",
+        why=difference.why,
+        next="write NAME=value alone, as `patchkit env` does",
         source="docs/env-files.md",
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from patchkit.runtime.check_scan import Found
+from patchkit.runtime.check_values import bounds
 from patchkit.runtime.finding import Finding, Severity
-from patchkit.runtime.releases import within
+from patchkit.runtime.releases import release, within
 from patchkit.runtime.rules import Avoid, Situation, holds
 from patchkit.runtime.variables import (
+    KnownVariable,
     lifetime,
     nccl_variables,
     nearest,
@@ -57,22 +59,34 @@ def _avoided(found: Found, situation: Situation, avoids: tuple[Avoid, ...]) -> I
 
 def _unread(found: Found, reader: str, version: str, names: Mapping[str, str]) -> Finding:
     life = lifetime(found.name)
-    close = nearest(found.name, names)
+    close = "" if life else nearest(found.name, names)
+    what = f"no {reader} reads {found.name}"
     if life:
-        what = f"{reader} {version} does not read {found.name}: {life.first} to {life.last} do"
-        severity = Severity.WARNING
-    else:
-        what = f"no {reader} reads {found.name}"
-        severity = Severity.ERROR if close else Severity.WARNING
+        what = f"{reader} {version} does not read {found.name}{_span(life, version)}"
     return Finding(
         line=found.line,
         name=found.name,
-        severity=severity,
+        severity=Severity.ERROR if close else Severity.WARNING,
         what=what,
         why=_SILENT[reader],
-        next=f"did you mean {close}?" if close and not life else "leave it out",
+        next=f"did you mean {close}?" if close else _instead(found.name),
         source="vLLM envs.py" if reader == "vLLM" else "NCCL's sources",
     )
+
+
+def _span(life: KnownVariable, version: str) -> str:
+    if version and release(version) < release(life.first):
+        return f" yet: {life.first} does"
+    past = version and release(version) > release(life.last)
+    return f" any more: {life.first} to {life.last} did" if past else ""
+
+
+def _instead(name: str) -> str:
+    """What took the place of a variable, by values.toml."""
+    for row in bounds()["gone"]:
+        if name in row["names"]:
+            return str(row["instead"])
+    return "leave it out"
 
 
 def _other(found: Found, situation: Situation) -> Iterator[Finding]:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from patchkit.runtime.check_scan import Found
 from patchkit.runtime.check_values import bounds
 from patchkit.runtime.finding import Finding, Severity
+from patchkit.runtime.host import Host
 
 _RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
 _GROUPS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-def check_pairs(all_found: Sequence[Found], *, env_file: bool) -> Iterator[Finding]:
-    """``env_file``: every line counts; in a script only what is in no branch can contradict."""
-    count = [each for each in all_found if each.literal and (env_file or each.top)]
-    yield from _twice(count)
-    yield from _unused(count)
-    yield from _netdevs(count)
-    yield from _half_cages(all_found)
+def check_pairs(all_found: Sequence[Found], host: Host | None) -> Iterator[Finding]:
+    """Within each block: what is in two branches, services or commands does not contradict."""
+    for block in dict.fromkeys(each.block for each in all_found):
+        together = [each for each in all_found if each.block == block and each.literal]
+        yield from _twice(together)
+        yield from _unused(together)
+        yield from _netdevs(together)
+    for found in all_found:
+        if found.name == "NCCL_IB_HCA" and found.literal and not found.value.startswith("^"):
+            yield from _half_cages(found, host)
 
 
-def _twice(count: Sequence[Found]) -> Iterator[Finding]:
+def _twice(together: Sequence[Found]) -> Iterator[Finding]:
     first: dict[str, Found] = {}
-    for each in count:
+    for each in together:
         before = first.setdefault(each.name, each)
         if before.value != each.value and _matters(each.name):
             yield Finding(
@@ -43,8 +48,8 @@ def _matters(name: str) -> bool:
     )
 
 
-def _unused(count: Sequence[Found]) -> Iterator[Finding]:
-    last = {each.name: each for each in count}
+def _unused(together: Sequence[Found]) -> Iterator[Finding]:
+    last = {each.name: each for each in together}
     switch = last.get("NCCL_IB_DISABLE")
     if switch is None or switch.value in ("", "0"):
         return
@@ -61,8 +66,8 @@ def _unused(count: Sequence[Found]) -> Iterator[Finding]:
             )
 
 
-def _netdevs(count: Sequence[Found]) -> Iterator[Finding]:
-    last = {each.name: each for each in count}
+def _netdevs(together: Sequence[Found]) -> Iterator[Finding]:
+    last = {each.name: each for each in together}
     nccl = last.get("NCCL_SOCKET_IFNAME")
     if nccl is None or nccl.value.startswith("^"):
         return
@@ -85,26 +90,29 @@ def _takes(listed: str, netdev: str) -> bool:
     return any(netdev == name or (not exact and netdev.startswith(name)) for name in names)
 
 
-def _half_cages(all_found: Sequence[Found]) -> Iterator[Finding]:
-    for each in all_found:
-        if each.name != "NCCL_IB_HCA" or not each.literal or each.value.startswith("^"):
-            continue
-        names = [name.partition(":")[0] for name in each.value.lstrip("=").split(",")]
-        for row in bounds()["twins"]:
-            for name in names:
-                twin = _twin(name, row["half"])
-                if re.fullmatch(row["pattern"], name) and twin not in names:
-                    yield Finding(
-                        line=each.line,
-                        name=each.name,
-                        severity=Severity.WARNING,
-                        what=f"{each.shown}: without {twin}, the other half of the cage",
-                        why=row["why"],
-                        next=f"write NCCL_IB_HCA={','.join(sorted([name, twin]))}",
-                        source=row["source"],
-                    )
+def _half_cages(found: Found, host: Host | None) -> Iterator[Finding]:
+    names = [name.partition(":")[0] for name in found.value.lstrip("=").split(",")]
+    (row,) = bounds()["twins"]
+    for name in names:
+        twin = _twin(name, row, host)
+        if twin and twin not in names:
+            yield Finding(
+                line=found.line,
+                name=found.name,
+                severity=Severity.WARNING,
+                what=f"{found.shown}: without {twin}, the other half of the cage",
+                why=row["why"],
+                next=f"write {name},{twin}",
+                source=row["source"],
+            )
 
 
-def _twin(name: str, half: Sequence[str]) -> str:
-    one, other = half
+def _twin(name: str, row: Mapping[str, Any], host: Host | None) -> str:
+    """By what this host has, or else by the names that devices have on a Spark."""
+    device = next((each for each in host.rdma if each.name == name), None) if host else None
+    if device:
+        return device.twin
+    if not re.fullmatch(row["pattern"], name):
+        return ""
+    one, other = map(str, row["half"])
     return other + name[len(one) :] if name.startswith(one) else one + name[len(other) :]

@@ -7,7 +7,7 @@ Dockerfiles and units; maps and lists of YAML; JSON; `os.environ` of Python.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -20,18 +20,20 @@ _QUOTED = r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
 _FORMS = [
     re.compile(form, re.MULTILINE)
     for form in (
-        rf"(?:^|(?<=[\s;&|(])|(?<=--env=)|(?<=\bEnvironment=)){_NAME}={_WORD}",
+        rf"(?:^|(?<=[\s;&|(])|(?<=--env=)|(?<=\bEnvironment=))(?!Environment=){_NAME}={_WORD}",
         rf"(?<!\w)(?P<quote>[\"']){_NAME}=(?P<value>[^\"'\n]*)(?P=quote)",
         rf"\$\{{{_NAME}:?=(?P<value>[^}}\n]*)\}}",
         rf"^[ \t]*ENV[ \t]+{_NAME}[ \t]+(?P<value>[^\n]+)",
-        rf"^[ \t]*(?:-[ \t]+)?{_NAME}:[ \t]+(?P<value>[^\n]*\S)",
+        rf"^[ \t]*(?:-[ \t]+)?(?=\w+_){_NAME}:[ \t]+(?P<value>[^\n]*\S)",
         rf"(?P<quote>[\"']){_NAME}(?P=quote)[ \t]*:[ \t]*{_QUOTED}",
         rf"environ\[(?P<quote>[\"']){_NAME}(?P=quote)\][ \t]*=[ \t]*(?P<value>[^\s=][^\n]*)",
         rf"environ\.setdefault\((?P<quote>[\"']){_NAME}(?P=quote),[ \t]*(?P<value>[^\n)]*)",
         rf"^[ \t]*-[ \t]+name:[ \t]*{_NAME}[ \t]*\n[ \t]*value:[ \t]*(?P<value>[^\n]*)",
     )
 ]
-_ENV_LINE = re.compile(rf"[ \t]*{_NAME}(?:=(?P<value>.*))?")
+_CALL = re.compile(r"[A-Za-z_][\w.]*[(\[]")
+_SETS = re.compile(rf"(export|ENV|Environment=|os\.environ|: \"|{_NAME}=)")  # for all that follows
+_ENV_LINE = re.compile(rf"[ \t]*(?!Environment=){_NAME}(?:=(?P<value>.*))?")
 _PIECES = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)|([^'"\\]+)|(.)""", re.DOTALL)
 _SPEECH = re.compile(r"[ \t]*(echo|printf|log|info|warn|die)\b[^>\n]*$")
 
@@ -40,14 +42,14 @@ _SPEECH = re.compile(r"[ \t]*(echo|printf|log|info|warn|die)\b[^>\n]*$")
 class Found:
     """A variable that is set. ``literal``: a reader needs no shell to know the value.
 
-    ``top``: the line is not indented, so in no branch, loop or service of its own.
+    ``block``: the line that it belongs to (a branch, a service, a command), 0 for the whole file.
     """
 
     line: int
     name: str
     value: str
     literal: bool = True
-    top: bool = True
+    block: int = 0
 
     @property
     def shown(self) -> str:
@@ -58,9 +60,8 @@ class Found:
 
 def scan(text: str, where: str) -> tuple[Found, ...]:
     """Every variable that is set, in the order of the file; comments are left out."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    plain = "\n".join(map(without_comment, lines))
-    found = _env_lines(plain) if is_env_file(text, where) else _forms(plain)
+    lines = list(map(without_comment, _variables(text.replace("\r\n", "\n")).split("\n")))
+    found = _env_lines(lines) if is_env_file(text, where) else _forms(lines, where)
     unique = {(each.line, each.name, each.value): each for each in found}
     return tuple(sorted(unique.values(), key=lambda each: each.line))
 
@@ -91,28 +92,51 @@ def _is_comment(line: str) -> bool:
     return line.lstrip().startswith(("#", ";"))
 
 
-def _env_lines(text: str) -> Iterator[Found]:
-    for number, line in enumerate(text.split("\n"), 1):
+def _variables(text: str) -> str:
+    """Of patchkit's own JSON only the variables: their names stand beside reasons as well."""
+    start, end = text.find('"variables": {'), text.find('"reasons": {')
+    if not text.startswith("{") or not -1 < start < end:
+        return text
+    return "\n" * text.count("\n", 0, start) + text[start:end]
+
+
+def _env_lines(lines: Sequence[str]) -> Iterator[Found]:
+    for number, line in enumerate(lines, 1):
         match = _ENV_LINE.fullmatch(line)
         if match and match["value"] is not None:
-            yield _found(number, match["name"], match["value"].strip(), top=True)
+            yield Found(number, match["name"], *_value(match["value"].strip()))
 
 
-def _forms(text: str) -> Iterator[Found]:
+def _forms(lines: Sequence[str], where: str) -> Iterator[Found]:
+    text = "\n".join(lines)
+    python = PurePath(where).suffix == ".py"
     for form in _FORMS:
         for match in form.finditer(text):
-            start = match.start("name")
-            line = text[text.rfind("\n", 0, start) + 1 : start]
-            number = text.count("\n", 0, start) + 1
-            yield _found(number, match["name"], match["value"], top=line[:1] not in {" ", "\t"})
+            number = text.count("\n", 0, match.start("name")) + 1
+            value, literal = _value(match["value"])
+            literal = literal and not (python and _CALL.match(match["value"]))
+            yield Found(number, match["name"], value, literal, _block(lines, number))
 
 
-def _found(number: int, name: str, raw: str, *, top: bool) -> Found:
+def _value(raw: str) -> tuple[str, bool]:
+    """A value without its quotes, and whether nothing in it is to be expanded."""
     pieces = _PIECES.findall(raw)
     value = "".join(
         single or re.sub(r"\\(.)", r"\1", double) or escaped or bare or odd
         for single, double, escaped, bare, odd in pieces
     )
-    open_ = "".join(double + bare for _, double, _, bare, _ in pieces)
-    literal = not re.search(r"\$|`|\{\{", open_) and not re.match(r"[a-z_]+[.(\[]", open_)
-    return Found(number, name, value, literal, top)
+    expanded = "".join(double + bare for _, double, _, bare, _ in pieces)
+    return value, not re.search(r"\$|`|\{\{", expanded)
+
+
+def _block(lines: Sequence[str], number: int) -> int:
+    """The last line before that is indented less; 0 at the top, but for a command of its own."""
+    own = _indent(lines[number - 1])
+    if own:
+        before = range(number - 1, 0, -1)
+        return next((n for n in before if lines[n - 1].strip() and _indent(lines[n - 1]) < own), 0)
+    return 0 if _SETS.match(lines[number - 1]) else number
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

@@ -16,9 +16,7 @@ from patchkit.runtime.rules import Situation
 from patchkit.runtime.variables import nccl_variables
 
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|\d+)")  # as C's strtoll takes it, base 0
-_OPEN = re.compile(
-    r"<.*>|\{.*\}|(?i:.*(your|example|placeholder|changeme|_ip\b|ip_|\bxxx).*|x+|\.+)"
-)
+_OPEN = re.compile(r"<.*>|\{.*\}|(?i:.*(your|example|placeholder|changeme|_ip\b|ip_|xxx).*|x+|\.+)")
 _ADDRESSES = ("VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 _NAMED = {"MASTER_ADDR"}  # may be a host's name as well
 
