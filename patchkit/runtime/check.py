@@ -14,7 +14,7 @@ from patchkit.runtime.envfile_header import head_facts
 from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.host import Host
 from patchkit.runtime.rules import Situation, load_rules
-from patchkit.runtime.variables import vllm_variables
+from patchkit.runtime.variables import nccl_variables, vllm_variables
 
 __all__ = ["Finding", "Severity", "check"]
 
@@ -36,7 +36,10 @@ def check(
     that is to use the file, None for any; ``mode`` its rights. Raises UsageError for a version that
     is none.
     """
-    names = vllm_variables(situation.get("vllm", "")) if known is None else known
+    names = {
+        "vLLM": vllm_variables(situation.get("vllm", "")) if known is None else known,
+        "NCCL": nccl_variables(situation.get("nccl", "")),
+    }
     findings = dict.fromkeys(_findings(text, where, situation, names, host, mode))
     return tuple(sorted(findings, key=lambda each: each.line))
 
@@ -45,7 +48,7 @@ def _findings(
     text: str,
     where: str,
     situation: Situation,
-    known: Mapping[str, str],
+    known: Mapping[str, Mapping[str, str]],
     host: Host | None,
     mode: int | None,
 ) -> Iterator[Finding]:

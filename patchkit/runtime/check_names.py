@@ -12,7 +12,6 @@ from patchkit.runtime.rules import Avoid, Situation, holds
 from patchkit.runtime.variables import (
     KnownVariable,
     lifetime,
-    nccl_variables,
     nearest,
     other_variables,
 )
@@ -25,9 +24,12 @@ _SILENT = {
 
 
 def check_names(
-    found: Found, situation: Situation, known: Mapping[str, str], avoids: tuple[Avoid, ...]
+    found: Found,
+    situation: Situation,
+    known: Mapping[str, Mapping[str, str]],
+    avoids: tuple[Avoid, ...],
 ) -> Iterator[Finding]:
-    """``known`` are the names that this vLLM reads."""
+    """``known`` are the names that ``vLLM`` and ``NCCL`` read, in these versions."""
     named = list(_avoided(found, situation, avoids))
     yield from named
     reader = _READERS.get(found.name[:5])
@@ -37,9 +39,8 @@ def check_names(
         yield from _other(found, situation)
         return
     version = situation.get(reader.lower(), "")
-    names = known if reader == "vLLM" else nccl_variables(version)
-    if found.name not in names:
-        yield _unread(found, reader, version, names)
+    if found.name not in known[reader]:
+        yield _unread(found, reader, version, known[reader])
 
 
 def _avoided(found: Found, situation: Situation, avoids: tuple[Avoid, ...]) -> Iterator[Finding]:

@@ -110,12 +110,13 @@ def _env_lines(lines: Sequence[str]) -> Iterator[Found]:
 def _forms(lines: Sequence[str], where: str) -> Iterator[Found]:
     text = "\n".join(lines)
     python = PurePath(where).suffix == ".py"
+    blocks = _blocks(lines)
     for form in _FORMS:
         for match in form.finditer(text):
             number = text.count("\n", 0, match.start("name")) + 1
             value, literal = _value(match["value"])
             literal = literal and not (python and _CALL.match(match["value"]))
-            yield Found(number, match["name"], value, literal, _block(lines, number))
+            yield Found(number, match["name"], value, literal, blocks[number - 1])
 
 
 def _value(raw: str) -> tuple[str, bool]:
@@ -129,13 +130,18 @@ def _value(raw: str) -> tuple[str, bool]:
     return value, not re.search(r"\$|`|\{\{", expanded)
 
 
-def _block(lines: Sequence[str], number: int) -> int:
-    """The last line before that is indented less; 0 at the top, but for a command of its own."""
-    own = _indent(lines[number - 1])
-    if own:
-        before = range(number - 1, 0, -1)
-        return next((n for n in before if lines[n - 1].strip() and _indent(lines[n - 1]) < own), 0)
-    return 0 if _SETS.match(lines[number - 1]) else number
+def _blocks(lines: Sequence[str]) -> list[int]:
+    """Of each line the last one before it that is indented less; itself if it is one command."""
+    above: list[tuple[int, int]] = []
+    blocks = []
+    for number, line in enumerate(lines, 1):
+        own = _indent(line)
+        while above and line.strip() and above[-1][0] >= own:
+            above.pop()
+        blocks.append(above[-1][1] if above else 0 if _SETS.match(line) else number)
+        if line.strip():
+            above.append((own, number))
+    return blocks
 
 
 def _indent(line: str) -> int:

@@ -13,7 +13,7 @@ from patchkit.paths import RECIPES
 from patchkit.runtime.check_scan import Found
 from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.rules import Situation
-from patchkit.runtime.variables import nccl_variables
+from patchkit.runtime.variables import lifetime
 
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|\d+)")  # as C's strtoll takes it, base 0
 _OPEN = re.compile(r"<.*>|\{.*\}|(?i:.*(your|example|placeholder|changeme|_ip\b|ip_|xxx).*|x+|\.+)")
@@ -39,10 +39,10 @@ def check_value(found: Found, situation: Situation) -> Iterator[Finding]:
         yield from _address(found, situation)
     for kind, test in (("number", _is_number), ("choice", _is_choice)):
         for row in bounds()[kind]:
-            default = nccl_variables("").get(found.name)
-            asked = found.name in row["names"] and found.value not in ("", default)
-            if asked and not test(found.value, row):
-                yield _outside(found, kind, row)
+            if found.name in row["names"] and found.value and not test(found.value, row):
+                life = lifetime(found.name)
+                if life is None or life.default != found.value:
+                    yield _outside(found, kind, row)
 
 
 def check_products(all_found: Sequence[Found]) -> Iterator[Finding]:
