@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 
 SHELLS = ("sh", "dash", "bash", "ksh", "mksh", "busybox", "zsh")
-_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # what a shell adds to an empty environment
 
 
 def shells():
@@ -27,17 +26,27 @@ def shells():
 
 
 def sourced(shell, path, *, exported=True):
-    """The environment after a file was sourced; without ``exported``, under ``set -a``."""
+    """What a file adds to the environment; without ``exported``, under ``set -a``."""
     script = '. "$1"' if exported else 'set -a; . "$1"; set +a'
+    found = _environment(tuple(shell), f"{script};", path)
+    return {name: found[name] for name in found.keys() - _by_itself(tuple(shell))}
+
+
+@cache
+def _by_itself(shell):
+    """The names that a shell sets in an empty environment: PWD, and PATH or LOGNAME."""
+    return {"_", *_environment(shell, "", "/")}
+
+
+def _environment(shell, script, path):
     done = subprocess.run(
-        [*shell, "-eu", "-c", f'{script}; exec "$2" -0', "sh", str(path), shutil.which("env")],
+        [*shell, "-eu", "-c", f'{script} exec "$2" -0', "sh", str(path), shutil.which("env")],
         env={},
         capture_output=True,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     pairs = [item.split(b"=", 1) for item in done.stdout.split(b"\0") if item]
-    found = {name.decode(): value.decode() for name, value in pairs}
-    return {name: value for name, value in found.items() if name not in _OWN}
+    return {name.decode(errors="replace"): value.decode() for name, value in pairs}
 
 
 def systemd_library():
