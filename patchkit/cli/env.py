@@ -66,8 +66,8 @@ _QUANTIZATIONS = ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16")
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(list(Format)),
-    default=Format.ENV,
+    type=click.Choice([each.value for each in Format]),
+    default=Format.ENV.value,
     help="env is read alike by sh, systemd and docker.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that patchkit did not write.")
@@ -101,7 +101,7 @@ def _run(options: Mapping[str, Any]) -> None:
     env = decide(request, host, rules, vllm_variables(request.vllm, _home(host, request)))
     if head:
         env = agree(env, head, rules)
-    text = render(options["kind"], _header(env, host), _entries(env))
+    text = render(Format(options["kind"]), _header(env, host), _entries(env))
     output: Path | None = options["output"]
     if output is None:
         click.echo(text, nl=False)
