@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import hosts
 from env_consumers import docker, read_by_systemd, shells, sourced, systemd_library
+from patchkit.cli.env import command
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.envfile import Entry, Format, parse, render
 
@@ -114,6 +118,7 @@ def test_docker_reads_env(read_by_docker, folder, batch):
     assert read_by_docker(path) == expected
 
 
+@few
 @given(BATCH)
 def test_json_holds_all_that_a_process_can(folder, batch):
     _path, expected = written(Format.JSON, batch, folder)
@@ -184,6 +189,49 @@ def test_what_is_parsed_of_any_docker_file_is_what_docker_reads(read_by_docker, 
         return
     path = folder / "any.docker"
     path.write_text(text, newline="")
+
+    assert read_by_docker(path) == expected
+
+
+@pytest.fixture(params=["cable_port0", "ring", "no_rdma", "thor"])
+def generated(request, tmp_path):
+    """``generated(kind)``: what `patchkit env` writes on such a machine, as a file and as names."""
+    root = hosts.build(tmp_path, request.param, node=0)
+    nodes, topology = (3, "ring") if request.param == "ring" else (2, "auto")
+    options = ["--role", "head", "--nodes", nodes, "--topology", topology, "--vllm", "0.25.1"]
+
+    def make(kind):
+        path = tmp_path / f"head.{kind}"
+        asked = [*options, "--nccl", "2.30.7", "--root", root, "--format", kind, "-o", path]
+        done = CliRunner().invoke(command, list(map(str, asked)))
+        assert done.exit_code == 0, done.output
+        return path, parse(kind, path.read_text(), "file")
+
+    return make
+
+
+def test_what_env_writes_is_read_by_shells(generated, shell):
+    path, expected = generated(Format.SH)
+    assert len(expected) > 4
+    assert sourced(shell, path) == expected
+    path, plain = generated(Format.ENV)
+    assert plain == expected
+    assert sourced(shell, path, exported=False) == expected
+    assert json.loads(generated(Format.JSON)[0].read_text())["variables"] == expected
+
+
+@SYSTEMD
+@pytest.mark.parametrize("kind", [Format.SYSTEMD, Format.ENV])
+def test_what_env_writes_is_read_by_systemd(generated, kind):
+    path, expected = generated(kind)
+
+    assert read_by_systemd(path) == expected
+
+
+@DOCKER
+@pytest.mark.parametrize("kind", [Format.DOCKER, Format.ENV])
+def test_what_env_writes_is_read_by_docker(generated, read_by_docker, kind):
+    path, expected = generated(kind)
 
     assert read_by_docker(path) == expected
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hosts
@@ -156,6 +156,7 @@ def test_what_sets_a_variable(text, where, expected):
         assert actual == expected
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("NCCL_IB=0 'a\"\\\n#$-:{}<>,^")) | st.text())
 def test_any_text_is_read_and_told_by_its_lines(text):
     for kind in ("x.env", "x.sh", "compose.yaml", "x.py"):
@@ -284,7 +285,7 @@ def test_a_file_that_env_wrote_passes(spark, tmp_path):
     head = ["--role", "head", "--nodes", "2"]
     for kind in Format:
         written = CliRunner().invoke(
-            command, [*head, *options, "--format", kind, "--force", "-o", str(path)]
+            command, [*head, *options, "--format", str(kind), "--force", "-o", str(path)]
         )
         assert written.exit_code == 0, written.output
 

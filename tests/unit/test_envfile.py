@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faults import in_child, killed_everywhere
@@ -77,6 +77,7 @@ def test_what_a_format_cannot_hold_names_those_that_can(value, able):
         assert error.value.hint == (f"--format {names} can" if able else "no format can hold it")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=8))
 def test_only_posix_names(name):
     posix = name.isascii() and name.isidentifier()
@@ -106,6 +107,7 @@ def test_facts_that_cannot_stand_in_a_line(fact):
 
 
 @pytest.mark.parametrize("kind", Format)
+@settings(deadline=None)
 @given(reason=st.text() | st.text(st.sampled_from("\n\r\x0b\x0c\x1c\x85\u2028\u2029\\#=A ")))
 def test_a_reason_stays_a_comment(kind, reason):
     text = render(kind, [*HEADER, reason], [Entry("A", "1", reason), Entry("B", "2")])
