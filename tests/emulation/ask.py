@@ -1,0 +1,62 @@
+"""Runs in a node: waits for a server's health, then has it complete two long texts.
+
+    python ask.py MODEL_FOLDER URL SECONDS
+
+Prints a JSON list of what came back: each text with its tokens, at temperature 0.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+PROMPT_WORDS, ANSWER_WORDS = 300, 32
+
+
+def prompts(model: Path) -> list[str]:
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    words = [word for word in vocabulary if word.isalpha()]
+    dice = random.Random(1)
+    return [" ".join(dice.choices(words, k=PROMPT_WORDS)) for _ in range(2)]
+
+
+def wait_for_health(url: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+        except (OSError, urllib.error.URLError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
+def complete(url: str, model: Path, prompt: str, seconds: float) -> tuple[str, list[int]]:
+    question = {
+        "model": str(model),
+        "prompt": prompt,
+        "max_tokens": ANSWER_WORDS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    body = json.dumps(question).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=seconds) as response:
+        choice = json.load(response)["choices"][0]
+    return choice["text"], choice["token_ids"]
+
+
+if __name__ == "__main__":
+    folder, server, limit = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    wait_for_health(server, limit)
+    answers = [complete(server, folder, each, limit) for each in prompts(folder)]
+    sys.stdout.write(json.dumps(answers) + "\n")

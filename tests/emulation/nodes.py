@@ -1,0 +1,144 @@
+"""Machines made of namespaces: each has its own network, processes, host name, /tmp and /dev/shm.
+
+The first process of a node is a child of this one and dies with it; with it the kernel ends all its
+others, its mounts and its interfaces. So nothing is ever left over, even after kill -9.
+``python nodes.py`` prints what is in the way on this machine, or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+INIT = Path(__file__).with_name("node_init.sh")
+SPACES = ("--net", "--mount", "--uts", "--ipc", "--pid")
+TOOLS = {
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+}
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+START_SECONDS = 20
+
+
+class NodeError(Exception):
+    """A node could not be made, or a command in one failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """``pid`` is its first process, seen from outside; ``number`` counts from 1."""
+
+    name: str
+    number: int
+    pid: int
+    path: str  # what PATH is inside
+    logs: Path
+
+    def file(self, path: str) -> Path:
+        """A file inside the node, as it is reached from outside."""
+        return Path(f"/proc/{self.pid}/root{path}")
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{self.name}-{name}.log"
+
+    def start(
+        self, *command: str, log: str, seconds: int, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a command inside, output into the log; it is killed when the time is up."""
+        enter = ("nsenter", f"--target={self.pid}", *SPACES)
+        with self.log(log).open("ab") as file:
+            return subprocess.Popen(
+                [*enter, "timeout", "--signal=KILL", str(seconds), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={"HOME": "/tmp/home", "LANG": "C.UTF-8", "PATH": self.path, **(env or {})},
+            )
+
+    def run(
+        self, *command: str, log: str, seconds: int, env: Mapping[str, str] | None = None
+    ) -> str:
+        """Run a command inside to its end. Its output; raises NodeError if it fails."""
+        begin = self.log(log).stat().st_size if self.log(log).exists() else 0
+        code = self.start(*command, log=log, seconds=seconds, env=env).wait(seconds + 10)
+        output = self.log(log).read_bytes()[begin:].decode(errors="replace")
+        if code:
+            what = "took too long" if code in {-9, 137} else f"exit status {code}"
+            raise NodeError(f"{self.name}: {' '.join(command)}: {what}\n{output[-2000:]}")
+        return output
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes received and sent, by interface, since the node was made."""
+        lines = Path(f"/proc/{self.pid}/net/dev").read_text().splitlines()[2:]
+        columns = ((line.split(":")[0].strip(), line.split(":")[1].split()) for line in lines)
+        return {name: int(numbers[0]) + int(numbers[8]) for name, numbers in columns}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Makes nodes; ``folder`` holds their files and logs, ``shared`` is what they see of /tmp.
+
+    ``bin`` is the folder that comes first in their PATH.
+    """
+
+    folder: Path
+    bin: Path
+    shared: Sequence[Path] = ()
+
+    @contextlib.contextmanager
+    def up(self, *names: str, hosts: Mapping[str, str] | None = None) -> Iterator[list[Node]]:
+        """Nodes without any interface but lo. ``hosts`` are the lines of /etc/hosts by node."""
+        with contextlib.ExitStack() as stack:
+            yield [
+                stack.enter_context(self._node(name, number, (hosts or {}).get(name, "")))
+                for number, name in enumerate(names, 1)
+            ]
+
+    @contextlib.contextmanager
+    def _node(self, name: str, number: int, hosts: str) -> Iterator[Node]:
+        folder = self.folder / name
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        (folder / "hostname").write_text(f"{name}\n")
+        shared = [str(each) for each in self.shared if each.is_relative_to("/tmp")]
+        tie = ("setpriv", "--pdeathsig", "KILL", "unshare", *SPACES, "--fork", "--kill-child")
+        holder = subprocess.Popen(
+            [*tie, "sh", str(INIT), name, str(folder), *shared],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"PATH": SYSTEM_PATH},
+        )
+        try:
+            assert holder.stdout is not None
+            pid = holder.stdout.readline().strip()
+            if not pid:
+                raise NodeError(f"{name}: {holder.communicate(timeout=START_SECONDS)[1].strip()}")
+            path = f"{self.bin}:{SYSTEM_PATH}"
+            yield Node(name=name, number=number, pid=int(pid), path=path, logs=self.folder)
+        finally:
+            holder.kill()
+            holder.communicate()
+
+
+def obstacle() -> str:
+    """Why no node can be made here; empty if nothing is in the way."""
+    if os.geteuid():
+        return "namespaces with interfaces and mounts of their own need root"
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"{missing[0]} is missing; it comes with {TOOLS[missing[0]]}"
+    trial = ["unshare", *SPACES, "--fork", "sh", "-c", "mount -t tmpfs tmpfs /mnt && ip link show"]
+    done = subprocess.run(trial, capture_output=True, text=True, timeout=START_SECONDS)
+    return f"namespaces are not allowed here: {done.stderr.strip()}" if done.returncode else ""
+
+
+if __name__ == "__main__":
+    print(obstacle(), end="")
