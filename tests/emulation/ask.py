@@ -50,8 +50,11 @@ def complete(url: str, model: Path, prompt: str, seconds: float) -> tuple[str, l
     body = json.dumps(question).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=seconds) as response:
-        choice = json.load(response)["choices"][0]
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as response:
+            choice = json.load(response)["choices"][0]
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"HTTP {error.code}: {error.read().decode()}") from None
     return choice["text"], choice["token_ids"]
 
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,20 +94,21 @@ class Nodes:
     shared: Sequence[Path] = ()
 
     @contextlib.contextmanager
-    def up(self, *names: str, hosts: Mapping[str, str] | None = None) -> Iterator[list[Node]]:
-        """Nodes without any interface but lo. ``hosts`` are the lines of /etc/hosts by node."""
+    def up(self, hosts: Mapping[str, str]) -> Iterator[list[Node]]:
+        """Nodes of these names, with this in /etc/hosts; without any interface but lo."""
         with contextlib.ExitStack() as stack:
             yield [
-                stack.enter_context(self._node(name, number, (hosts or {}).get(name, "")))
-                for number, name in enumerate(names, 1)
+                stack.enter_context(self._node(name, number, known))
+                for number, (name, known) in enumerate(hosts.items(), 1)
             ]
 
     @contextlib.contextmanager
     def _node(self, name: str, number: int, hosts: str) -> Iterator[Node]:
         folder = self.folder / name
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        (folder / "hosts").write_text(hosts)
         (folder / "hostname").write_text(f"{name}\n")
+        (folder / "resolv.conf").write_text("")
         shared = [str(each) for each in self.shared if each.is_relative_to("/tmp")]
         tie = ("setpriv", "--pdeathsig", "KILL", "unshare", *SPACES, "--fork", "--kill-child")
         holder = subprocess.Popen(
@@ -141,4 +143,4 @@ def obstacle() -> str:
 
 
 if __name__ == "__main__":
-    print(obstacle(), end="")
+    sys.stdout.write(obstacle())

@@ -1,7 +1,7 @@
 """What vLLM on CPU needs beside its wheels: the name `vllm`, and a model that is made here.
 
-The model is Qwen2's architecture with random weights, small, of whole words: each token is a word of
-its own, so that an answer is text that can be compared. Heads, widths and words divide by 2 and by 3.
+The model has Llama's architecture, random weights and a small size; each token is a word of its own,
+so that an answer is text that can be compared. Heads, widths and words divide by 2 and by 3.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ LAYERS, HEADS, HEAD, HIDDEN, INNER = 2, 6, 32, 192, 384
 CONTEXT = 1024
 
 CONFIG = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
+    "head_dim": HEAD,
     "vocab_size": WORDS,
     "max_position_embeddings": CONTEXT,
     "rms_norm_eps": 1e-6,
@@ -38,7 +39,7 @@ CONFIG = {
     "eos_token_id": 0,
 }
 TOKENIZER = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
+    "tokenizer_class": "TokenizersBackend",
     "eos_token": SPECIAL[0],
     "unk_token": SPECIAL[1],
     "model_max_length": CONTEXT,
@@ -72,7 +73,6 @@ def _weights() -> dict[str, np.ndarray]:
         shapes[f"{layer}.self_attn.o_proj"] = (HIDDEN, HEADS * HEAD)
         shapes |= {f"{layer}.mlp.{name}_proj": (INNER, HIDDEN) for name in ("gate", "up")}
         shapes[f"{layer}.mlp.down_proj"] = (HIDDEN, INNER)
-        weights |= {f"{layer}.self_attn.{name}_proj.bias": np.zeros(HEADS * HEAD) for name in "qkv"}
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{layer}.{norm}.weight"] = np.ones(HIDDEN)
     weights |= {f"{name}.weight": dice.normal(0, 0.1, shape) for name, shape in shapes.items()}

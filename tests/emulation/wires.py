@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from emulation.nodes import Node, NodeError
 
 LAN = "lan0"
-SWITCH = "switch"
 MTU = 9000
 LINK_SECONDS = 5
 
@@ -30,6 +29,16 @@ def lan_ip(node: Node) -> str:
 
 def qsfp_ip(node: Node, half: int = 0) -> str:
     return f"192.168.{100 + half}.1{node.number}"
+
+
+def hosts(names: Sequence[str], own: str = "") -> str:
+    """An /etc/hosts that knows them at their LAN addresses, as a LAN's name service would.
+
+    ``own`` is what Debian and Ubuntu write on that node: its name at 127.0.1.1.
+    """
+    lines = ["127.0.0.1 localhost", *([f"127.0.1.1 {own}"] if own else [])]
+    lines += [f"10.0.0.1{number} {name}" for number, name in enumerate(names, 1) if name != own]
+    return "\n".join([*lines, ""])
 
 
 def connect(nodes: Sequence[Node], switch: Node) -> None:
