@@ -16,7 +16,7 @@ from patchkit.runtime.cluster import target_of
 from patchkit.runtime.envfile import head_facts
 from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.flag_values import takes
-from patchkit.runtime.flags import has_flag
+from patchkit.runtime.flags import flags
 from patchkit.runtime.host import Host
 from patchkit.runtime.presets import Preset, find, load_presets
 from patchkit.runtime.probe import probe
@@ -137,8 +137,9 @@ def _served(options: Mapping[str, Any]) -> Served:
 def known(vllm: str, home: Path | None) -> Known:
     """What a release takes, by its code where it is installed in ``home``."""
 
+    names = flags(vllm, home)
     return Known(
-        has=lambda flag: has_flag(flag, vllm, home),
+        has=lambda flag: flag in names,
         takes=lambda flag, value: takes(flag, value, vllm, home),
     )
 

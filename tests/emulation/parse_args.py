@@ -1,7 +1,8 @@
 """Command lines of `vllm serve` held against vLLM's own parser; run with a Python that has vLLM.
 
 Reads a list of lists of words from standard input, prints a list of texts: empty for a line that
-vLLM takes, else what it says. No GPU: VLLM_TARGET_DEVICE=cpu is set, no kernel is loaded.
+vLLM takes, else what it says; exits with 3 if this Python cannot import vLLM. No GPU:
+VLLM_TARGET_DEVICE=cpu is set, no kernel is loaded.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ import sys
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.cli import serve
+try:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.cli import serve
+except (ImportError, AttributeError, RuntimeError) as error:  # other versions of what it requires
+    sys.stderr.write(f"vLLM cannot be imported: {type(error).__name__}: {error}\n")
+    sys.exit(3)
 
 
 def verdict(words: list[str]) -> str:
