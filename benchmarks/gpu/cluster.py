@@ -1,11 +1,11 @@
 """Two nodes made of network namespaces, a GPU each: what real NCCL does with patchkit's env files.
 
-    python cluster.py --work DIR [--vllm]
+    python cluster.py --work DIR
 
 Each node has a LAN interface, which its default route takes, and both halves of a QSFP cable, named
 differently on the two. torch's own NCCL runs over them with the files of `patchkit env`, without,
-and with the head's file on the worker; then, with --vllm, `vllm serve` on two nodes. What moved
-where is read from the interfaces' counters. There is no RDMA here, so this is the socket topology.
+and with the head's file on the worker. What moved where is read from the interfaces' counters.
+There is no RDMA between them, so this is the socket topology. Takes root, iproute2 and two GPUs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [*os.environ.get("EMULATION", str(REPOSITORY / "tests")).split(":")]
+sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from emulation import wires  # noqa: E402
 from emulation.nodes import Node, NodeError, Nodes, obstacle  # noqa: E402
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-HEAD, WORKER = "/tmp/head.env", "/tmp/worker.env"
-SECONDS = 120
+HEAD, WORKER = "/tmp/head.env", "/tmp/worker.env"  # noqa: S108
+SECONDS = 60
 USED = re.compile(r"NET/Socket : Using (.*)|(?:WARN|Bootstrap :) (.*interface.*)")
 
 
@@ -110,14 +110,11 @@ def row(name: str, nodes: Sequence[Node], codes: Sequence[int]) -> Row:
 
 
 def outcome(code: int, log: str) -> str:
-    if not code:
-        said = json.loads(
-            log.splitlines()[-1]
-            if log.splitlines()[-1].startswith("{")
-            else next(l for l in log.splitlines() if l.startswith('{"nccl'))
-        )
-        return f"right, {said['gigabytes_per_second']} GB/s, NCCL {said['nccl']}"
-    words = [line for line in log.splitlines() if "rror" in line or "WARN" in line]
+    lines = log.splitlines()
+    said = [json.loads(line) for line in lines if line.startswith('{"nccl')]
+    if not code and said:
+        return f"right, {said[0]['gigabytes_per_second']} GB/s, NCCL {said[0]['nccl']}"
+    words = [line for line in lines if "rror" in line or "WARN" in line]
     return f"exit {code}: {words[-1][-160:] if words else ''}"
 
 
@@ -132,7 +129,7 @@ def main() -> int:
     work = parser.parse_args().work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     if why := obstacle():
-        print(f"cannot be done here: {why}")
+        print(f"cannot be done here: {why}")  # noqa: T201
         return 1
     both, qsfp, lan = (HEAD, WORKER), "192.168.100.11", "10.0.0.11"
     cases = (
@@ -142,9 +139,9 @@ def main() -> int:
     )
     for name, files, address in cases:
         try:
-            print(all_reduce(work, name, files, address), flush=True)
+            print(all_reduce(work, name, files, address), flush=True)  # noqa: T201
         except NodeError as error:
-            print(f"{name}: {error}", flush=True)
+            print(f"{name}: {error}", flush=True)  # noqa: T201
     return 0
 
 

@@ -11,6 +11,7 @@ from patchkit.runtime.gpu import gpus
 from patchkit.runtime.host import Host, Software
 from patchkit.runtime.netdevs import netdevs
 from patchkit.runtime.recorded import Copy
+from patchkit.runtime.software import software
 from patchkit.runtime.sysfs import Reader
 from patchkit.runtime.system import memory, system
 
@@ -28,18 +29,17 @@ def probe(
 
     ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read. Of
     another root than / no software is told, unless ``python`` names an interpreter. Raises
-    SourceError for a root that is no machine, HostError for a ``python`` that is none.
+    SourceError for a root that is no machine, HostError for a Python that is none.
     """
     reader = Reader(root, copy)
     cards, devices = rdma.paired(found := netdevs(reader), rdma.rdma(reader, found))
-    wanted = reader.live or python
     host = Host(
         system=system(reader),
         memory=memory(reader),
         gpus=gpus(reader),
         netdevs=cards,
         rdma=devices,
-        software=_software(reader, python, environment) if wanted else None,
+        software=_software(python, environment, reader.notes) if reader.live or python else None,
         notes=tuple(reader.notes),
     )
     if copy:
@@ -48,15 +48,13 @@ def probe(
 
 
 def _software(
-    reader: Reader, python: str | None, environment: Mapping[str, str]
+    python: str | None, environment: Mapping[str, str], notes: list[str]
 ) -> Software | None:
-    """Only an interpreter that was asked for has to be there."""
-    from patchkit.runtime.software import software  # not for a recording
-
+    """Raises HostError for a Python that was named; one that was only found becomes a note."""
     try:
         return software(python, environment)
     except HostError as error:
         if python:
             raise
-        reader.note(f"no software: {error.what}")
+        notes.append(f"no Python tells what is installed: {error.what}")
         return None

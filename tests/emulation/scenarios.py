@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from emulation import wires
 from emulation.files import ENV_FILE, check_file, write_files
-from emulation.lab import MASTER_PORT, SERVE_SECONDS, Env, Lab, start_ray, tail
+from emulation.lab import MASTER_PORT, Env, Lab, start_ray
 from emulation.nodes import Node, NodeError
 
 V1 = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}
