@@ -1,0 +1,199 @@
+"""The way to a peer, tried out: route, echo, jumbo frames, neighbour. No rights needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+
+from patchkit.errors import HostError
+from patchkit.runtime.host import Host, Netdev
+from patchkit.runtime.net_checks import Check, State, failed, passed, unknown
+from patchkit.runtime.net_live import ip
+from patchkit.runtime.netplan import Cages
+
+_HEADERS = 28  # of IPv4 and ICMP, or UDP: what an MTU has less for the payload
+_PLAIN = 56
+_PMTUDISC_PROBE = 3  # linux/in.h: set "don't fragment", and do not believe what was learned before
+_MTU_DISCOVER = 10
+_PORT = 33434  # traceroute's first: nobody listens there
+_SECONDS = 1.0
+_KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
+
+
+def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Iterator[Check]:
+    """Everything about the way to one address of a peer."""
+    netdev = _towards(chosen, peer)
+    if any(peer == each.ip for n in host.netdevs for each in n.ipv4):
+        yield failed(str(peer), "same network", "is an address of this host", "name the peer's")
+        return
+    yield _same_network(chosen, peer, netdev)
+    route = _route(peer, netdev)
+    yield route
+    if netdev is None or route.state is State.FAILED:
+        for what in ("echo", "jumbo frames", "neighbour"):
+            yield unknown(str(peer), what, "the way is not the QSFP's; what would answer is not it")
+        return
+    plain = _echo(netdev, peer, _PLAIN, "echo")
+    yield plain
+    yield _echo(netdev, peer, mtu - _HEADERS, f"{mtu}-byte frames")
+    yield _neighbour(netdev, peer)
+    if plain.state is State.FAILED:
+        yield from _elsewhere(chosen, netdev, peer)
+
+
+def mac_check(netdev: Netdev, peer: IPv4Address, expected: str) -> Check:
+    """Whether the neighbour is the interface that the peer's facts name: no other host has it."""
+    found = _macs(peer).get(netdev.name, "")
+    if not found:
+        return unknown(str(peer), "neighbour's MAC", f"{netdev.name} knows no neighbour there")
+    if found == expected:
+        return passed(str(peer), "neighbour's MAC", f"{found}, as the peer says")
+    return failed(
+        str(peer),
+        "neighbour's MAC",
+        f"{found}, the peer's is {expected}",
+        "another interface answers: give the twins different networks, and look for a third host",
+    )
+
+
+def _towards(chosen: Cages, peer: IPv4Address) -> Netdev | None:
+    """The interface whose network the peer is in."""
+    return next(
+        (n for twins in chosen.values() for n in twins if any(peer in e.network for e in n.ipv4)),
+        None,
+    )
+
+
+def _same_network(chosen: Cages, peer: IPv4Address, netdev: Netdev | None) -> Check:
+    if netdev:
+        return passed(str(peer), "same network", f"that of {netdev.name}")
+    ours = ", ".join(str(e.network) for twins in chosen.values() for n in twins for e in n.ipv4)
+    return failed(
+        str(peer),
+        "same network",
+        f"in none of {ours or 'no network'}",
+        "patchkit net plan with the same --network on both nodes",
+    )
+
+
+def _route(peer: IPv4Address, netdev: Netdev | None) -> Check:
+    """Where the kernel sends a packet for the peer."""
+    try:
+        (answer,) = ip("route", "get", str(peer))
+    except (HostError, ValueError) as error:
+        return failed(str(peer), "route", str(error), "give the QSFP interface its address")
+    seen = f"through {answer.get('dev')}"
+    if "gateway" in answer:
+        seen += f", by way of {answer['gateway']}"
+    if netdev and answer.get("dev") == netdev.name and "gateway" not in answer:
+        return passed(str(peer), "route", seen)
+    wanted = netdev.name if netdev else "a QSFP interface"
+    return failed(str(peer), "route", f"{seen}, not {wanted}", "`ip route` shows who says so")
+
+
+def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
+    """A packet of that many bytes of payload, unfragmented: by ping, else by UDP."""
+    if not shutil.which("ping"):
+        return _udp(netdev, peer, size, what)
+    command = ["ping", "-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do"]
+    done = subprocess.run(
+        [*command, "-s", str(size), "-I", netdev.name, str(peer)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LC_ALL": "C"},
+        check=False,
+    )
+    if done.returncode == 0:
+        return passed(str(peer), what, f"{size} bytes there and back")
+    words = done.stderr.strip().splitlines()
+    if any("not permitted" in line or "ermission denied" in line for line in words):
+        return _udp(netdev, peer, size, what)
+    return _no_answer(netdev, peer, size, what, words[0] if words else "")
+
+
+def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: str) -> Check:
+    seen = f"{size} bytes: " + (words or "no answer")
+    if size == _PLAIN:
+        hint = "is the peer up and configured? `patchkit net verify` there"
+    else:
+        hint = f"the same MTU on both ends and on the switch; here {netdev.name} has {netdev.mtu}"
+    return failed(str(peer), what, seen, hint)
+
+
+def _udp(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
+    """Without ping: datagrams to a port where nobody listens; a refusal says that one arrived.
+
+    A firewall may hide it, so no answer proves something only if a smaller one is answered.
+    """
+    try:
+        if _refused(netdev, peer, size):
+            return passed(str(peer), what, f"{size} bytes arrived (UDP; ping is not usable)")
+        if size > _PLAIN and _refused(netdev, peer, _PLAIN):
+            return _no_answer(netdev, peer, size, what, f"no answer, {_PLAIN} bytes arrived (UDP)")
+    except OSError as error:
+        return _no_answer(netdev, peer, size, what, error.strerror or str(error))
+    seen = "ping is not usable here, and by UDP there is no answer: no way, or a firewall"
+    return unknown(str(peer), what, seen, f"sudo ping -M do -s {size} -I {netdev.name} {peer}")
+
+
+def _refused(netdev: Netdev, peer: IPv4Address, size: int) -> bool:
+    """Whether a datagram arrived, whole. Raises OSError if it cannot even be sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _PMTUDISC_PROBE)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, netdev.name.encode())
+        probe.settimeout(_SECONDS)
+        probe.connect((str(peer), _PORT))
+        try:
+            probe.send(bytes(size))
+            probe.recv(1)
+        except ConnectionRefusedError:
+            return True
+        except TimeoutError:
+            return False
+    return True
+
+
+def _neighbour(netdev: Netdev, peer: IPv4Address) -> Check:
+    """Whether the peer's address was resolved at the right interface, and only there."""
+    found = _macs(peer)
+    if netdev.name in found:
+        return passed(str(peer), "neighbour", f"{found[netdev.name]} at {netdev.name}")
+    if found:
+        return failed(str(peer), "neighbour", f"known at {', '.join(found)}", "the cables")
+    return failed(str(peer), "neighbour", f"nobody answers for it at {netdev.name}", "the cables")
+
+
+def _macs(peer: IPv4Address) -> dict[str, str]:
+    """The interfaces where a neighbour has that address, and its MAC."""
+    try:
+        entries = ip("neighbour", "show", str(peer))
+    except HostError:
+        return {}
+    return {
+        each["dev"]: each["lladdr"]
+        for each in entries
+        if "lladdr" in each and _KNOWN & set(each.get("state", ()))
+    }
+
+
+def _elsewhere(chosen: Cages, netdev: Netdev, peer: IPv4Address) -> Iterator[Check]:
+    """Ask at the other cage: its neighbour answers for all its addresses, if it is the peer."""
+    for cage, twins in chosen.items():
+        if cage is not None and netdev.name in {each.name for each in twins}:
+            continue
+        for other in twins:
+            if other.name == netdev.name or not other.carrier:
+                continue
+            _echo(other, peer, _PLAIN, "echo")
+            if other.name in _macs(peer):
+                yield failed(
+                    str(peer),
+                    "cabling",
+                    f"answers at {other.name}, not at {netdev.name}",
+                    "swap the cables, or plan with --port0-to",
+                )
+                return
