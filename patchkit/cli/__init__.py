@@ -31,6 +31,7 @@ _VERBS = {
     "env": "Env files for this node, by role, from what this node has; explain and check them.",
     "serve-args": "The `vllm serve` flags that go with the env, valid for the installed vLLM.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
+    "net": "The QSFP network between Sparks: plan, apply, verify, undo.",
     "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",
     "probe": "The facts of this machine: GPU, memory, network, RDMA, cables, software.",
     "completion": "Shell completion for bash, zsh or fish.",
