@@ -16,13 +16,12 @@ from patchkit.runtime.agree import HeadFile, agree, plain, read_head
 from patchkit.runtime.cluster import ClusterEnv, Request, decide
 from patchkit.runtime.envfile import Entry, Format, Outcome, render, write
 from patchkit.runtime.host import Host
+from patchkit.runtime.presets import Preset, find
 from patchkit.runtime.probe import probe
 from patchkit.runtime.ptxas import find_ptxas
-from patchkit.runtime.rules import load_rules
+from patchkit.runtime.rules import QUANTIZATIONS, load_rules
 from patchkit.runtime.variables import vllm_variables
 from patchkit.target import targets
-
-_QUANTIZATIONS = ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16")
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[explain|check] …")
@@ -40,8 +39,8 @@ _QUANTIZATIONS = ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16")
     help="What starts the ranks. auto: mp where vLLM has --nnodes.",
 )
 @click.option("--vllm", metavar="VERSION", help="Instead of the installed one.")
-@click.option("--quantization", type=click.Choice(_QUANTIZATIONS), help="The model's.")
-@click.option("--model", metavar="PRESET", help="A model that patchkit knows: its quantization.")
+@click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="The model's.")
+@click.option("--model", metavar="PRESET", help="A model of `serve-args --list`.")
 @click.option(
     "--from",
     "head_file",
@@ -128,6 +127,7 @@ def _request(options: Mapping[str, Any], host: Host, head: HeadFile | None) -> R
         head=options["head_ip"] or facts.get("head", ""),
         target=options["target"] or "",
         quantization=options["quantization"] or facts.get("quantization", ""),
+        preset=_preset(options["model"] or facts.get("model", "")),
         nccl=options["nccl"],
         triton=options["triton"],
         ptxas=find_ptxas(options["root"], os.environ),
@@ -135,6 +135,16 @@ def _request(options: Mapping[str, Any], host: Host, head: HeadFile | None) -> R
         unwanted=frozenset(options["unwanted"]) | (head.unwanted if head else frozenset()),
         extra={**(head.extra if head else {}), **dict(map(_assignment, options["extra"]))},
     )
+
+
+def _preset(model: str) -> Preset | None:
+    preset = find(model) if model else None
+    if model and preset is None:
+        raise UsageError(
+            f"no preset is called {model}",
+            hint="`patchkit serve-args --list` shows them; for another model say --quantization",
+        )
+    return preset
 
 
 def _facts(options: Mapping[str, Any], head: HeadFile | None) -> Mapping[str, str]:
@@ -200,6 +210,7 @@ def _header(env: ClusterEnv, host: Host) -> list[str]:
         "head": env.head,
         "nccl": plain(env.situation["nccl"]),
         "quantization": request.quantization,
+        "model": request.preset.id if request.preset else "",
         "set": ",".join(sorted(request.extra)),
         "with": ",".join(sorted(request.wanted)),
         "without": ",".join(sorted(request.unwanted)),

@@ -11,7 +11,7 @@ import click
 from patchkit.cli import plain
 from patchkit.errors import UsageError
 from patchkit.runtime.rules import Avoid, Condition, Rule, Rules, load_rules
-from patchkit.runtime.variables import lifetime, nearest, other_variables
+from patchkit.runtime.variables import is_current, lifetime, nearest, other_variables
 
 
 @click.command()
@@ -85,7 +85,8 @@ def _page(wanted: str, found: list[Rule | Avoid]) -> Iterator[str]:
 def _life(name: str) -> Iterator[str]:
     reader = "NCCL" if name.startswith("NCCL_") else "vLLM"
     if known := lifetime(name):
-        yield f"{reader} {known.first} to {known.last} reads it; default: {known.default or 'none'}"
+        until = "on" if is_current(known) else f"to {known.last}"
+        yield f"{reader} reads it from {known.first} {until}; default: {known.default or 'none'}"
     if other := other_variables().get(name):
         yield f"{other.of} {other.versions}".strip() + f" reads it: {other.meaning}"
 

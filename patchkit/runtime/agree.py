@@ -69,7 +69,7 @@ def agree(env: ClusterEnv, head: HeadFile, rules: Rules) -> ClusterEnv:
     _check_nccl(env, head)
     _check_overwritten(env, head)
     own = {name for rule in rules.rules if rule.scope == "host" for name in rule.set}
-    mine = {each.name: each.value for each in env.settings if each.scope == "shared"}
+    mine = {each.name: each.value for each in env.settings if each.scope == "shared" and each.value}
     theirs = {name: value for name, value in head.variables.items() if _shared(name, own, env)}
     if problems := list(_differences(mine, theirs)):
         raise HostError(

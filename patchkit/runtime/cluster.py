@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.runtime.executors import choose_executor
 from patchkit.runtime.host import Host
-from patchkit.runtime.releases import within
+from patchkit.runtime.presets import Preset
 from patchkit.runtime.remarks import remarks
 from patchkit.runtime.rules import Advice, Executor, Rule, Rules, Situation, holds
 from patchkit.runtime.seat import Seat, take_seat
@@ -17,6 +19,7 @@ from patchkit.target import targets
 _RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
 _SLOW = ("same-subnet", "twin-mtu", "lanes")
 ASKED = "asked for"
+TOKEN = "HF_TOKEN"  # a secret: its value is in no file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class Request:
     head: str = ""
     target: str = ""
     quantization: str = ""
+    preset: Preset | None = None
     nccl: str = ""
     triton: str = ""
     ptxas: str = ""
@@ -108,7 +112,9 @@ def decide(request: Request, host: Host, rules: Rules, known: Mapping[str, str])
         head=request.head,
         target=target,
     )
-    executor = _executor(request, rules)
+    executor = choose_executor(
+        rules, request.vllm, role=request.role, asked=request.executor, wanted=request.wanted
+    )
     situation = _situation(request, host, seat, target, executor)
     active = [rule for rule in rules.rules if holds(rule.when, situation)]
     settings = list(_settings(active, request, seat))
@@ -148,25 +154,6 @@ def _check(request: Request, rules: Rules) -> None:
 # What the rules go by
 
 
-def _executor(request: Request, rules: Rules) -> Executor:
-    """The last one of its name that fits: what a switch chooses stands behind the default."""
-    fits = [each for each in rules.executors if _fits(each, request)]
-    alone = request.role == "single"
-    names = dict.fromkeys(each.name for each in fits if (each.name == "uni") is alone)
-    wanted = next(iter(names)) if alone or request.executor == "auto" else request.executor
-    if wanted not in names:
-        raise UsageError(
-            f"vLLM {request.vllm} cannot use {wanted} on several nodes",
-            hint=f"take --executor {next(iter(names))}, or a later vLLM",
-        )
-    return [each for each in fits if each.name == wanted][-1]
-
-
-def _fits(executor: Executor, request: Request) -> bool:
-    chosen = not executor.switch or executor.switch in request.wanted
-    return within(request.vllm, executor.vllm) and chosen
-
-
 def _situation(
     request: Request, host: Host, seat: Seat, target: str, executor: Executor
 ) -> dict[str, str]:
@@ -178,7 +165,8 @@ def _situation(
         "executor": executor.name,
         "copies": executor.copies,
         "target": target,
-        "quantization": request.quantization,
+        "quantization": request.quantization
+        or (request.preset.quantization if request.preset else ""),
         "vllm": request.vllm,
         "torch": software.torch if software else "",
         "triton": request.triton or (software.triton if software else ""),
@@ -220,12 +208,31 @@ def _settings(active: list[Rule], request: Request, seat: Seat) -> Iterator[Sett
         "ptxas": request.ptxas,
     }
     given = set(request.extra)
+    yield from _of_preset(request.preset, given)
+    given |= set(request.preset.variables) if request.preset else set()
     for rule in active:
         for name, value in rule.set.items() if _on(rule, request) else ():
             if name not in given:
                 yield _setting(rule, name, value, facts)
     for name, value in request.extra.items():
         yield Setting(name=name, value=value, scope="shared", reason=ASKED, rule="--set")
+
+
+def _of_preset(preset: Preset | None, given: AbstractSet[str]) -> Iterator[Setting]:
+    """What a model needs beside its flags; a token is only referred to."""
+    if preset is None:
+        return
+    needed = {**preset.variables, **({TOKEN: ""} if preset.needs_token else {})}
+    for name, value in needed.items():
+        if name not in given:
+            yield Setting(
+                name=name,
+                value=value,
+                scope="shared",
+                reason=f"{preset.name} is served so" if value else f"{preset.name} is gated",
+                rule="preset",
+                source=preset.source,
+            )
 
 
 def _setting(rule: Rule, name: str, value: str, facts: Mapping[str, str]) -> Setting:

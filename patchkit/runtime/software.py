@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import site
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ _TRITON = ("triton", "pytorch_triton")
 def software(python: str | None, environment: Mapping[str, str]) -> Software:
     """What is installed under ``python``, started once, with these variables. Raises HostError.
 
-    None stands for the Python of VIRTUAL_ENV, else that of PATH, else the one that runs this.
+    None stands for the Python of VIRTUAL_ENV, else the one that runs this if it has vLLM, else that
+    of PATH.
     """
     python = python or find_python(environment)
     facts = ask(python, environment)
@@ -46,11 +48,13 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
 
 
 def find_python(environment: Mapping[str, str]) -> str:
-    """The Python that a user of this shell means."""
+    """The Python that a user of this shell means: of the venv, the present one, or that of PATH."""
     if venv := environment.get("VIRTUAL_ENV"):
         place = f"{venv}/bin/python"
         if os.access(place, os.X_OK):
             return place
+    if any(Path(folder, "vllm", "__init__.py").is_file() for folder in site.getsitepackages()):
+        return sys.executable  # patchkit is installed beside it
     path = environment.get("PATH")
     return shutil.which("python3", path=path) or shutil.which("python", path=path) or sys.executable
 

@@ -16,6 +16,7 @@ from patchkit.runtime.vllm_names import read_names
 __all__ = [
     "KnownVariable",
     "OtherVariable",
+    "is_current",
     "lifetime",
     "nccl_variables",
     "nearest",
@@ -74,6 +75,12 @@ def other_variables() -> Mapping[str, OtherVariable]:
 def lifetime(name: str) -> KnownVariable | None:
     """The releases, of vLLM or of NCCL, that have or had a variable."""
     return _vllm().lifetime(name) or _nccl().lifetime(name)
+
+
+def is_current(known: KnownVariable) -> bool:
+    """Whether the newest release that is known still has it."""
+    table = _vllm() if _vllm().lifetime(known.name) else _nccl()
+    return known.last == table.newest
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
