@@ -8,7 +8,7 @@ recipes/vllm: stock_archs.csv, what untouched releases build for 12.0; support.j
 → release → how much it needs the fix. In tests/data: states.json: release → arch mode → fix → state
 after an apply; archs.csv: a row per kernel group, with what the untouched release builds for 12.0
 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix; of
-NCCL, whose releases are on no index, nccl-releases.md and the same; env-rules.md.
+NCCL, whose releases are on no index, nccl-releases.md and the same; env-rules.md. And what tests/golden_env.py writes.
 Look at the difference before you commit it: they are there to show what a change has changed.
 """
 
@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import env_pages
+import golden_env
 from patchkit.apply import open_workspace, plan_for, prove, settled
 from patchkit.cli.options import Source, located
 from patchkit.patching.catalogue import catalogue
@@ -161,7 +162,7 @@ def main() -> int:
     texts = look_at_all()
     stale = write(texts)
     # The pages show what has just been written.
-    stale += write(pages())
+    stale += write({**pages(), **golden_env.golden()})
     for path in stale:
         print(f"was stale: {path}", file=sys.stderr)  # noqa: T201
     return 1 if stale and "--check" in sys.argv else 0

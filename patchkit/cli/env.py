@@ -12,10 +12,10 @@ import click
 from patchkit.cli.env_check import check
 from patchkit.cli.env_explain import explain
 from patchkit.errors import HostError, UsageError
-from patchkit.runtime.agree import HeadFile, agree, plain, read_head
+from patchkit.runtime.agree import HeadFile, agree, read_head
 from patchkit.runtime.cluster import ClusterEnv, Request, decide
 from patchkit.runtime.envfile import Entry, Format, Outcome, render, write
-from patchkit.runtime.host import Host
+from patchkit.runtime.host import Host, plain
 from patchkit.runtime.presets import Preset, find
 from patchkit.runtime.probe import probe
 from patchkit.runtime.ptxas import find_ptxas
@@ -97,7 +97,7 @@ def _run(options: Mapping[str, Any]) -> None:
     head = read_head(options["head_file"]) if options["head_file"] else None
     request = _request(options, host, head)
     rules = load_rules()
-    env = decide(request, host, rules, vllm_variables(request.vllm, _home(host, request)))
+    env = decide(request, host, rules, vllm_variables(request.vllm, host.vllm_home(request.vllm)))
     if head:
         env = agree(env, head, rules)
     text = render(Format(options["kind"]), _header(env, host), _entries(env))
@@ -167,7 +167,7 @@ def _facts(options: Mapping[str, Any], head: HeadFile | None) -> Mapping[str, st
 
 def _vllm(asked: str, heads: str, host: Host) -> str:
     """The version to write for. Raises HostError for an installed one that is not the head's."""
-    installed = host.software.vllm if host.software else ""
+    installed = host.versions["vllm"]
     if heads and installed and not asked and plain(installed) != plain(heads):
         raise HostError(
             f"vLLM {installed} is installed here, and the head's file is for {heads}",
@@ -187,13 +187,6 @@ def _assignment(text: str) -> tuple[str, str]:
     if not (name and sign):
         raise UsageError(f"--set {text}: is no assignment", hint="write it as --set NAME=VALUE")
     return name, value
-
-
-def _home(host: Host, request: Request) -> Path | None:
-    """The installed vLLM, if it is the one that is asked for."""
-    software = host.software
-    same = software is not None and plain(software.vllm) == plain(request.vllm)
-    return Path(software.vllm_home) if software and same and software.vllm_home else None
 
 
 # What is written

@@ -18,13 +18,13 @@ from patchkit.errors import SourceError, StorageError
 from patchkit.runtime.cluster import target_of
 from patchkit.runtime.envfile_header import head_facts
 from patchkit.runtime.finding import Finding, Severity
-from patchkit.runtime.host import Host, Software
+from patchkit.runtime.host import Host
 from patchkit.runtime.probe import probe
 from patchkit.runtime.releases import release
 from patchkit.runtime.variables import vllm_variables
 from patchkit.target import targets
 
-_FACTS = ("role", "topology", "executor", "vllm", "nodes", "quantization")
+_FACTS = ("role", "topology", "executor", "vllm", "nccl", "nodes", "quantization")
 _STYLES: Mapping[Severity, Mapping[str, Any]] = {
     Severity.ERROR: {"fg": "red", "bold": True},
     Severity.WARNING: {"fg": "yellow"},
@@ -72,7 +72,7 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
         text,
         str(file),
         situation,
-        known=_known(options, situation, host),
+        known=_known(situation, host),
         host=host,
         mode=mode,
     )
@@ -130,27 +130,14 @@ _ASKED = ("vllm", "nccl", "triton", "topology", "target")
 
 
 def _of_host(host: Host) -> dict[str, str]:
-    software = host.software
-    taken = software.torch_nccl if software else None
-    return {
-        "target": target_of(host),
-        "topology": "roce" if any(each.active for each in host.rdma) else "",
-        "vllm": software.vllm if software else "",
-        "torch": software.torch if software else "",
-        "triton": software.triton if software else "",
-        "nccl": taken.version if taken else "",
-    }
+    topology = "roce" if any(each.active for each in host.rdma) else ""
+    return {"target": target_of(host), "topology": topology, **host.versions}
 
 
-def _known(
-    options: Mapping[str, Any], situation: Mapping[str, str], host: Host | None
-) -> Mapping[str, str]:
+def _known(situation: Mapping[str, str], host: Host | None) -> Mapping[str, str]:
     """The names of the installed vLLM, if it is the one in question, else those in the tables."""
-    software: Software | None = host.software if host else None
     version = situation.get("vllm", "")
-    if software and software.vllm_home and software.vllm == version and not options["vllm"]:
-        return vllm_variables(version, Path(software.vllm_home))
-    return vllm_variables(version)
+    return vllm_variables(version, host.vllm_home(version) if host else None)
 
 
 def _lines(

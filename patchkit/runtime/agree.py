@@ -9,6 +9,7 @@ from pathlib import Path
 from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.runtime.cluster import ClusterEnv, Setting
 from patchkit.runtime.envfile import Format, head_facts, parse
+from patchkit.runtime.host import plain
 from patchkit.runtime.rules import Rules
 
 FACTS = ("topology", "executor", "vllm", "nodes", "head")
@@ -107,11 +108,6 @@ def _check_nccl(env: ClusterEnv, head: HeadFile) -> None:
             '"Message truncated", "connection refused", or a hang',
             hint="install one NCCL on every node: `patchkit build nccl`",
         )
-
-
-def plain(version: str) -> str:
-    """A version without its local part: ``2.30.7`` of ``2.30.7+cuda13.0``."""
-    return version.partition("+")[0]
 
 
 def _check_overwritten(env: ClusterEnv, head: HeadFile) -> None:

@@ -19,7 +19,7 @@ from patchkit.target import targets
 _RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
 _SLOW = ("same-subnet", "twin-mtu", "lanes")
 ASKED = "asked for"
-TOKEN = "HF_TOKEN"  # a secret: its value is in no file
+GATE = "HF_TOKEN"  # a secret: its value is in no file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +157,7 @@ def _check(request: Request, rules: Rules) -> None:
 def _situation(
     request: Request, host: Host, seat: Seat, target: str, executor: Executor
 ) -> dict[str, str]:
-    software = host.software
-    taken = software.torch_nccl if software else None
+    installed = host.versions
     return {
         "role": request.role,
         "topology": seat.topology,
@@ -168,9 +167,9 @@ def _situation(
         "quantization": request.quantization
         or (request.preset.quantization if request.preset else ""),
         "vllm": request.vllm,
-        "torch": software.torch if software else "",
-        "triton": request.triton or (software.triton if software else ""),
-        "nccl": request.nccl or (taken.version if taken else ""),
+        "torch": installed["torch"],
+        "triton": request.triton or installed["triton"],
+        "nccl": request.nccl or installed["nccl"],
         "nodes": str(request.nodes),
     }
 
@@ -222,7 +221,7 @@ def _of_preset(preset: Preset | None, given: AbstractSet[str]) -> Iterator[Setti
     """What a model needs beside its flags; a token is only referred to."""
     if preset is None:
         return
-    needed = {**preset.variables, **({TOKEN: ""} if preset.needs_token else {})}
+    needed = {**preset.variables, **({GATE: ""} if preset.needs_token else {})}
     for name, value in needed.items():
         if name not in given:
             yield Setting(

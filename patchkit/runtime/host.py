@@ -7,6 +7,7 @@ import types
 import typing
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from ipaddress import IPv4Interface
+from pathlib import Path
 from typing import Any, TypeVar
 
 from patchkit.errors import SourceError
@@ -177,6 +178,26 @@ class Host:
 
     def netdev(self, name: str) -> Netdev | None:
         return next((each for each in self.netdevs if each.name == name), None)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of vLLM, torch, triton, and the NCCL that torch loads; empty for what is unknown."""
+        software = self.software or Software(python="")
+        nccl = software.torch_nccl.version if software.torch_nccl else ""
+        found = {name: getattr(software, name) for name in ("vllm", "torch", "triton")}
+        return {**found, "nccl": nccl}
+
+    def vllm_home(self, version: str) -> Path | None:
+        """The folder of the installed vLLM, if it is of this version."""
+        software = self.software
+        if software is None or not software.vllm_home or plain(software.vllm) != plain(version):
+            return None
+        return Path(software.vllm_home)
+
+
+def plain(version: str) -> str:
+    """A version without its local part: ``2.30.7`` of ``2.30.7+cuda13.0``."""
+    return version.partition("+")[0]
 
 
 def to_json(host: Host) -> str:
