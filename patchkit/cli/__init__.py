@@ -28,12 +28,12 @@ _VERBS = {
     "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
     "wheelhouse": "The folder of finished wheels: list, fill, verify, prune.",
     "verify": "Whether the wheels there are whole, load on their device, and fit together.",
-    "env": "Env files for this node, by role, from what this node has; explain and check them.",
-    "serve-args": "The `vllm serve` flags that go with the env, valid for the installed vLLM.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
-    "net": "The QSFP network between Sparks: plan, apply, verify, undo.",
     "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",
     "probe": "The facts of this machine: GPU, memory, network, RDMA, cables, software.",
+    "net": "The QSFP network between Sparks: plan, apply, verify, undo.",
+    "env": "Env files for this node, by role, from what this node has; explain and check them.",
+    "serve-args": "The `vllm serve` flags that go with the env, valid for the installed vLLM.",
     "completion": "Shell completion for bash, zsh or fish.",
 }
 _EPILOG = """\
@@ -49,11 +49,13 @@ Examples:
   patchkit repack vllm==0.25.1
   patchkit verify
   patchkit inspect --loaded --python .venv/bin/python
+  patchkit env --role head --nodes 2 -o head.env
+  patchkit serve-args openai/gpt-oss-120b --from head.env
 
 \b
-Exit codes: 0 done (or already done), 2 usage, 3 source not recognised or not
-supported, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 9 this machine lacks a GPU,
-vLLM or a compiler, 10 a build failed, 1 a bug.
+Exit codes: 0 done (or already done), 2 usage, 3 source not recognised, not supported or not
+sound, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 9 this machine or its network is
+not what the request needs, 10 a build failed, 1 a bug.
 """
 
 
