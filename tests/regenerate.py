@@ -23,6 +23,7 @@ from pathlib import Path
 
 import env_pages
 import golden_env
+import serve_pages
 from patchkit.apply import open_workspace, plan_for, prove, settled
 from patchkit.cli.options import Source, located
 from patchkit.patching.catalogue import catalogue
@@ -33,8 +34,10 @@ from patchkit.patching.support import load_support, support_of
 from patchkit.paths import RECIPES
 from patchkit.proof.archs import Group, evaluate
 from patchkit.proof.stock import render_stock
+from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.flags import read_flags
 from patchkit.runtime.lifetimes import render
+from patchkit.runtime.presets import load_presets
 from patchkit.runtime.rules import load_rules
 from patchkit.runtime.vllm_names import read_names
 from patchkit.target import targets
@@ -154,7 +157,11 @@ def pages() -> dict[Path, str]:
         for recipe in load_recipes()
         for name, text in catalogue(recipe, load_support(recipe.project)).items()
     }
-    return {**found, DOCS / "env-rules.md": env_pages.page(load_rules())}
+    return {
+        **found,
+        DOCS / "env-rules.md": env_pages.page(load_rules()),
+        DOCS / "serve-flags.md": serve_pages.page(load_flag_rules(), load_presets()),
+    }
 
 
 def main() -> int:

@@ -1,16 +1,27 @@
-"""docs/env-rules.md is what the rules say."""
+"""docs/env-rules.md and docs/serve-flags.md are what the rules and presets say."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import env_pages
+import serve_pages
+from patchkit.runtime.flag_rules import load_flag_rules
+from patchkit.runtime.presets import load_presets
 from patchkit.runtime.rules import load_rules
 
-PAGE = Path(__file__).parents[2] / "docs" / "env-rules.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_page_is_what_the_rules_say():
-    assert PAGE.read_text(encoding="utf-8") == env_pages.page(load_rules()), (
-        "run tests/regenerate.py"
-    )
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("env-rules.md", env_pages.page(load_rules())),
+        ("serve-flags.md", serve_pages.page(load_flag_rules(), load_presets())),
+    ],
+    ids=["env-rules", "serve-flags"],
+)
+def test_the_page_is_what_the_rules_say(name, text):
+    assert (DOCS / name).read_text(encoding="utf-8") == text, "run tests/regenerate.py"

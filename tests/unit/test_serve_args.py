@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hosts
 import serve_lines
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.presets import find
+from patchkit.runtime.probe import probe
 from patchkit.runtime.serve_args import Flag, Known, Request, serve_args
 from patchkit.runtime.serve_text import line, lines
 
@@ -262,6 +264,29 @@ def test_another_release_than_the_env_file_is_for(cli, head_env):
 def test_refused(cli, tmp_path, arguments, rc, what):
     (tmp_path / "own.env").write_text("A=b\n")
     assert what in cli("serve-args", *arguments, rc=rc).stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "node", "options", "words"),
+    [
+        ("cable_port0", 0, "--role head", "--tensor-parallel-size 2"),
+        ("no_rdma", 0, "--role head --head-ip {address}", "--pipeline-parallel-size 2"),
+        ("thor", 1, "--role worker --head-ip {head}", "--tensor-parallel-size 1 --pipeline"),
+    ],
+)
+def test_the_place_in_the_cluster_is_probed(cli, tmp_path, machine, node, options, words):
+    root = hosts.build(tmp_path, machine, node=node)
+    host = probe(root, environment={})
+    address = next(
+        str(each.ip)
+        for netdev in host.netdevs
+        if netdev.kind == "ethernet" and netdev.up
+        for each in netdev.ipv4
+    )
+    filled = options.format(address=address, head=address.rpartition(".")[0] + ".250")
+    done = cli("serve-args", "a/b", "--vllm", "0.25.1", "--root", root, *filled.split())
+    assert words in done.stdout
+    assert f"--node-rank {node}" in done.stdout
 
 
 def test_no_preset(cli):
