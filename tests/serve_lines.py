@@ -15,7 +15,8 @@ from patchkit.cli.serve_args import known
 from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
 from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.presets import find, load_presets
-from patchkit.runtime.serve_args import Request, Served, serve_args
+from patchkit.runtime.serve_args import Served, serve_args
+from patchkit.runtime.serve_request import Request
 from patchkit.runtime.serve_text import line
 
 PLACE = Path(__file__).with_name("data") / "env" / "serve.txt"

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from patchkit.cli.plain import echo, table
+from patchkit.cli.serve_shown import NOTE, explained, listing, tell
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.cluster import target_of
 from patchkit.runtime.envfile import head_facts
@@ -18,13 +19,14 @@ from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.flag_values import takes
 from patchkit.runtime.flags import flags
 from patchkit.runtime.host import Host
-from patchkit.runtime.presets import Preset, find, load_presets
+from patchkit.runtime.presets import Preset, find
 from patchkit.runtime.probe import probe
 from patchkit.runtime.releases import release, within
 from patchkit.runtime.rules import QUANTIZATIONS, load_rules
 from patchkit.runtime.seat import Seat, take_seat
-from patchkit.runtime.serve_args import Flag, Known, Request, Served, serve_args
-from patchkit.runtime.serve_text import as_json, line, lines, reason
+from patchkit.runtime.serve_args import Known, Served, serve_args
+from patchkit.runtime.serve_request import Request
+from patchkit.runtime.serve_text import as_json, line, lines
 
 _GIB = 2**30
 _FORMATS = {"line": line, "lines": lines, "json": as_json}
@@ -66,7 +68,7 @@ _FORMATS = {"line": line, "lines": lines, "json": as_json}
 @click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="line")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--explain", is_flag=True, help="Each flag's reason, and what is left out and why.")
-@click.option("--list", "listing", is_flag=True, help="The models that patchkit has presets of.")
+@click.option("--list", "presets", is_flag=True, help="The models that patchkit has presets of.")
 def command(**options: Any) -> None:
     """The `vllm serve` flags that go with the env, valid for the installed version.
 
@@ -78,17 +80,17 @@ def command(**options: Any) -> None:
     MODEL is a name at Hugging Face, a folder, or the last part of a preset's name. Prints one line
     for the shell; --format lines is a script with the reason of every flag.
     """
-    if options["listing"]:
-        echo(table(_listing()))
+    if options["presets"]:
+        echo(table(listing()))
         return
     if not options["model"]:
         raise UsageError("which model?", hint="OWNER/NAME, a folder, or one of --list")
     served = _served(options)
     if options["explain"]:
-        echo(table(_explained(served)))
+        echo(table(explained(served)))
     else:
         click.echo(_FORMATS["json" if options["as_json"] else options["kind"]](served))
-    _tell(served)
+    tell(served)
 
 
 # What is asked for
@@ -169,7 +171,7 @@ def _vllm(asked: str | None, files: str, host: Host) -> str:
             hint="name the Python that has it with --python, or the version: --vllm 0.25.1",
         )
     if files and release(files) != release(found):
-        click.echo(f"{_NOTE} the env file is for vLLM {files}, this is {found}", err=True)
+        click.echo(f"{NOTE} the env file is for vLLM {files}, this is {found}", err=True)
     return found
 
 
@@ -247,55 +249,3 @@ def _memory(host: Host) -> float | None:
     """This host's, if it is one that serves: the command may be written on another machine."""
     served = host.memory is not None and target_of(host) != "other"
     return host.memory.total / 2**20 if host.memory and served else None
-
-
-# What is shown
-
-_NOTE = click.style("note", fg="yellow")
-
-
-def _listing() -> list[tuple[str, ...]]:
-    rows = [("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")]
-    for each in load_presets():
-        weights = "?" if each.weights_gib is None else f"{each.weights_gib:.0f}"
-        share, least = f"{each.gpu_memory_utilization:.2f}", f">={each.min_vllm}"
-        rows.append(
-            (
-                each.id,
-                each.quantization,
-                weights,
-                "1" if each.single else f"{each.nodes}",
-                share,
-                str(each.max_model_len),
-                least + (" (a build)" if each.build else ""),
-                f"{each.evidence}, {each.confidence}",
-            )
-        )
-    return [tuple(click.style(cell, bold=True) for cell in rows[0]), *rows[1:]]
-
-
-def _explained(served: Served) -> list[tuple[str, ...]]:
-    return [
-        *(_row(click.style("✓", fg="green"), each) for each in served.flags),
-        *(_row(click.style("-", dim=True), each) for each in served.left_out),
-        *(
-            (
-                click.style("off", dim=True),
-                f"{each.flag} {each.value}",
-                f"{each.reason} ({each.id})",
-            )
-            for each in served.off
-        ),
-    ]
-
-
-def _row(mark: str, flag: Flag) -> tuple[str, ...]:
-    return mark, " ".join(flag.words), reason(flag)
-
-
-def _tell(served: Served) -> None:
-    """On standard error, so that the command alone can be taken from standard output."""
-    for note in served.notes:
-        click.echo(f"{_NOTE} {note}", err=True)
-    for each in served.advice:
-        click.echo(f"{click.style('beware', fg='yellow')} {each.says}: {each.instead}", err=True)

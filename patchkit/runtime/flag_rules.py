@@ -65,10 +65,11 @@ class LeaveOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a model must fit into, in GiB per node."""
+    """What a model must fit into, per node; ``share`` is vLLM's own."""
 
     total_gib: float
     margin_gib: float
+    share: float
     source: str
 
 

@@ -16,7 +16,8 @@ from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.presets import find
 from patchkit.runtime.probe import probe
-from patchkit.runtime.serve_args import Flag, Known, Request, serve_args
+from patchkit.runtime.serve_args import Flag, Known, serve_args
+from patchkit.runtime.serve_request import Request
 from patchkit.runtime.serve_text import line, lines
 
 EVERYTHING = Known(has=lambda flag: bool(flag), takes=lambda flag, value: bool(flag + value))
@@ -79,6 +80,15 @@ def test_requests_that_make_no_sense(asked, what):
             {"model": "/models/x", "weights_gib": 100.0},
             "100 GiB of weights per node, and there is room for 92",
             "take 2 nodes: --role head --nodes 2; or a checkpoint in fewer bits",
+        ),
+        (
+            {
+                "model": "/models/x",
+                "weights_gib": 110.0,
+                "unwanted": frozenset({"memory-single"}),
+            },
+            "110 GiB of weights per node, and there is room for 106",
+            "take 2 nodes",
         ),
         (
             {"model": "/models/x", "weights_gib": 9000.0},
