@@ -15,7 +15,6 @@ from patchkit.runtime.rules import Advice, Situation, holds
 from patchkit.runtime.serve_notes import notes
 from patchkit.runtime.serve_request import Request, check, check_size, check_wanted
 
-
 _SHARE = "--gpu-memory-utilization"
 
 
