@@ -130,6 +130,6 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def picture(session: nox.Session) -> None:
-    """docs/apply.svg: the README's picture, from a real run."""
+    """docs/apply.svg and node.svg: the README's pictures, from real runs."""
     _install(session, "test")
-    session.run("python", "docs/picture.py")
+    session.run("python", "docs/picture.py", env={"PYTHONPATH": "tests"})

@@ -8,7 +8,8 @@ recipes/vllm: stock_archs.csv, what untouched releases build for 12.0; support.j
 → release → how much it needs the fix. In tests/data: states.json: release → arch mode → fix → state
 after an apply; archs.csv: a row per kernel group, with what the untouched release builds for 12.0
 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix; of
-NCCL, whose releases are on no index, nccl-releases.md and the same; env-rules.md. And what tests/golden_env.py writes.
+NCCL, whose releases are on no index, nccl-releases.md and the same; env-rules.md, serve-flags.md.
+And what tests/golden_env.py writes.
 Look at the difference before you commit it: they are there to show what a change has changed.
 """
 

@@ -85,9 +85,8 @@ def together(work: Path, name: str, model: Path, expected: object, *, files: boo
         took = time.monotonic() - began
         verdict = "the tokens of one node" if found == expected else f"OTHER TOKENS: {found}"
         row = cluster.row(name, nodes, [0, 0])
-        print(
-            row.name, f"LAN {row.lan:.2f} MB", f"QSFP {row.qsfp:.2f} MB", verdict, f"{took:.0f} s"
-        )
+        moved = f"LAN {row.lan:.2f} MB  QSFP {row.qsfp:.2f} MB"
+        print(f"{row.name}  {moved}  {verdict}  {took:.0f} s")  # noqa: T201
         print("  ", " ".join(mine), "\n  ", row.used, flush=True)  # noqa: T201
 
 

@@ -11,6 +11,7 @@ import click
 
 from patchkit.cli.env_check import check
 from patchkit.cli.env_explain import explain
+from patchkit.cli.node import first_version, node_options
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.agree import HeadFile, agree, read_head
 from patchkit.runtime.cluster import ClusterEnv, Request, decide
@@ -19,27 +20,12 @@ from patchkit.runtime.host import Host, plain
 from patchkit.runtime.presets import Preset, find
 from patchkit.runtime.probe import probe
 from patchkit.runtime.ptxas import find_ptxas
-from patchkit.runtime.rules import QUANTIZATIONS, load_rules
+from patchkit.runtime.rules import load_rules
 from patchkit.runtime.variables import vllm_variables
-from patchkit.target import targets
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[explain|check] …")
-@click.option("--role", type=click.Choice(["single", "head", "worker"]), help="What this node is.")
-@click.option("--head-ip", metavar="A", default="", help="The head's address; here or there.")
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="How many, head and all.")
-@click.option(
-    "--topology",
-    type=click.Choice(["auto", "roce", "socket", "ring", "hetero"]),
-    help="auto: RoCE if this node has an active RDMA device, else sockets.",
-)
-@click.option(
-    "--executor",
-    type=click.Choice(["auto", "mp", "ray"]),
-    help="What starts the ranks. auto: mp where vLLM has --nnodes.",
-)
-@click.option("--vllm", metavar="VERSION", help="Instead of the installed one.")
-@click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="The model's.")
+@node_options
 @click.option("--model", metavar="PRESET", help="A model of `serve-args --list`.")
 @click.option(
     "--from",
@@ -51,16 +37,8 @@ from patchkit.target import targets
 @click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on.")
 @click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
 @click.option("--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own.")
-@click.option("--target", type=click.Choice(list(targets())), help="Instead of the probed GPU.")
 @click.option("--nccl", metavar="VERSION", default="", help="Instead of the one that torch loads.")
 @click.option("--triton", metavar="VERSION", default="", help="Instead of the installed one.")
-@click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=Path("/"),
-    help="Probe this root, such as `patchkit probe --save` writes.",
-)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write FILE, all or nothing.")
 @click.option(
     "--format",
@@ -120,7 +98,7 @@ def _request(options: Mapping[str, Any], host: Host, head: HeadFile | None) -> R
     facts = _facts(options, head)
     return Request(
         role=options["role"],
-        vllm=_vllm(options["vllm"] or "", facts.get("vllm", ""), host),
+        vllm=_vllm(options["vllm"], facts.get("vllm", ""), host),
         topology=options["topology"] or facts.get("topology", "auto"),
         executor=options["executor"] or facts.get("executor", "auto"),
         nodes=options["nodes"] or int(facts.get("nodes", 1 if options["role"] == "single" else 2)),
@@ -174,12 +152,7 @@ def _vllm(asked: str, heads: str, host: Host) -> str:
             why="the ranks of one model must run the same vLLM",
             hint="install the same wheel on every node, then write the head's file anew",
         )
-    if found := asked or heads or installed:
-        return found
-    raise UsageError(
-        "for which vLLM? None is installed in the present Python",
-        hint="name the Python that has it with --python, or the version: --vllm 0.25.1",
-    )
+    return first_version(asked, heads, installed)
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -202,6 +175,7 @@ def _header(env: ClusterEnv, host: Host) -> list[str]:
         "nodes": str(request.nodes),
         "head": env.head,
         "nccl": plain(env.situation["nccl"]),
+        "target": request.target,
         "quantization": request.quantization,
         "model": request.preset.id if request.preset else "",
         "set": ",".join(sorted(request.extra)),

@@ -10,20 +10,22 @@ from typing import Any
 
 import click
 
+from patchkit.cli.node import first_version, node_options
 from patchkit.cli.plain import echo, table
 from patchkit.cli.serve_shown import NOTE, explained, listing, tell
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.cluster import target_of
 from patchkit.runtime.envfile import head_facts
+from patchkit.runtime.executors import choose_executor
 from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.flag_values import takes
 from patchkit.runtime.flags import flags
 from patchkit.runtime.host import Host
 from patchkit.runtime.presets import Preset, find
 from patchkit.runtime.probe import probe
-from patchkit.runtime.releases import release, within
-from patchkit.runtime.rules import QUANTIZATIONS, load_rules
-from patchkit.runtime.seat import Seat, take_seat
+from patchkit.runtime.releases import release
+from patchkit.runtime.rules import load_rules
+from patchkit.runtime.seat import take_seat
 from patchkit.runtime.serve_args import Known, Served, serve_args
 from patchkit.runtime.serve_request import Request
 from patchkit.runtime.serve_text import as_json, line, lines
@@ -34,18 +36,8 @@ _FORMATS = {"line": line, "lines": lines, "json": as_json}
 
 @click.command("serve-args")
 @click.argument("model", required=False)
-@click.option("--role", type=click.Choice(["single", "head", "worker"]), help="What this node is.")
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="How many, head and all.")
-@click.option("--head-ip", metavar="A", help="The head's address on the cable.")
+@node_options
 @click.option("--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number.")
-@click.option(
-    "--topology",
-    type=click.Choice(["auto", "roce", "socket", "ring", "hetero"]),
-    help="auto: as `patchkit env` decides it on this node.",
-)
-@click.option("--executor", type=click.Choice(["auto", "mp", "ray"]), help="auto: mp.")
-@click.option("--vllm", metavar="VERSION", help="Instead of the installed one.")
-@click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="The checkpoint's.")
 @click.option("--preset", metavar="ID", help="Whose flags to take; none: those for any model.")
 @click.option(
     "--from",
@@ -58,13 +50,6 @@ _FORMATS = {"line": line, "lines": lines, "json": as_json}
 @click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
 @click.option("--host", metavar="A", help="Listen there; default: only this node, or the cable.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=Path("/"),
-    help="Probe this root, such as `patchkit probe --save` writes.",
-)
 @click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="line")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--explain", is_flag=True, help="Each flag's reason, and what is left out and why.")
@@ -111,9 +96,9 @@ def _served(options: Mapping[str, Any]) -> Served:
     facts = _facts(options["env_file"]) if options["env_file"] else {}
     host = probe(options["root"], python=options["python"], environment=os.environ)
     vllm = _vllm(options["vllm"], facts.get("vllm", ""), host)
-    place = _place(options, facts, host, vllm)
+    target = options["target"] or facts.get("target") or target_of(host)
+    place = _place(options, facts, host, vllm, target)
     preset = _preset(options["preset"], options["model"])
-    home = _home(host, vllm)
     request = Request(
         model=_model(options["model"], preset),
         vllm=vllm,
@@ -125,7 +110,7 @@ def _served(options: Mapping[str, Any]) -> Served:
         head=place.head,
         host=options["host"] or "",
         port=options["port"],
-        target=target_of(host),
+        target=target,
         quantization=options["quantization"] or facts.get("quantization", ""),
         preset=preset,
         weights_gib=_weights(Path(options["model"])),
@@ -133,7 +118,7 @@ def _served(options: Mapping[str, Any]) -> Served:
         wanted=frozenset(options["wanted"]),
         unwanted=frozenset(options["unwanted"]),
     )
-    return serve_args(request, load_flag_rules(), known(vllm, home))
+    return serve_args(request, load_flag_rules(), known(vllm, host.vllm_home(vllm)))
 
 
 def known(vllm: str, home: Path | None) -> Known:
@@ -162,27 +147,16 @@ def _facts(path: Path) -> dict[str, str]:
     return facts
 
 
-def _vllm(asked: str | None, files: str, host: Host) -> str:
-    installed = host.software.vllm if host.software else ""
-    found = asked or installed or files
-    if not found:
-        raise UsageError(
-            "for which vLLM? None is installed in the present Python",
-            hint="name the Python that has it with --python, or the version: --vllm 0.25.1",
-        )
+def _vllm(asked: str, files: str, host: Host) -> str:
+    found = first_version(asked, host.versions["vllm"], files)
     if files and release(files) != release(found):
         click.echo(f"{NOTE} the env file is for vLLM {files}, this is {found}", err=True)
     return found
 
 
-def _home(host: Host, vllm: str) -> Path | None:
-    """The installed vLLM, if it is the one that is asked for."""
-    software = host.software
-    same = software is not None and software.vllm and release(software.vllm) == release(vllm)
-    return Path(software.vllm_home) if software and same and software.vllm_home else None
-
-
-def _place(options: Mapping[str, Any], facts: Mapping[str, str], host: Host, vllm: str) -> _Place:
+def _place(
+    options: Mapping[str, Any], facts: Mapping[str, str], host: Host, vllm: str, target: str
+) -> _Place:
     role = options["role"] or facts.get("role", "single")
     if role == "single":
         return _Place(
@@ -192,24 +166,11 @@ def _place(options: Mapping[str, Any], facts: Mapping[str, str], host: Host, vll
     topology = options["topology"] or facts.get("topology", "auto")
     head = options["head_ip"] or facts.get("head", "")
     if topology == "auto" or not head:
-        seat = _seat(host, role, topology, nodes, head)
+        seat = take_seat(host, role=role, topology=topology, nodes=nodes, head=head, target=target)
         topology, head = seat.topology, head or seat.address
-    executor = _executor(options["executor"] or facts.get("executor", "auto"), vllm)
+    asked = options["executor"] or facts.get("executor", "auto")
+    executor = choose_executor(load_rules(), vllm, role=role, asked=asked).name
     return _Place(role=role, topology=topology, executor=executor, nodes=nodes, head=head)
-
-
-def _seat(host: Host, role: str, topology: str, nodes: int, head: str) -> Seat:
-    target = target_of(host)
-    return take_seat(host, role=role, topology=topology, nodes=nodes, head=head, target=target)
-
-
-def _executor(asked: str, vllm: str) -> str:
-    fits = [each.name for each in load_rules().executors if within(vllm, each.vllm)]
-    several = [name for name in fits if name != "uni"]
-    chosen = several[0] if asked == "auto" else asked
-    if chosen not in several:
-        raise UsageError(f"vLLM {vllm} cannot use {chosen} on several nodes", hint="another vLLM")
-    return chosen
 
 
 def _rank(asked: int | None, place: _Place) -> int:
