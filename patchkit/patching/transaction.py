@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchkit.durable import sync, translated
 from patchkit.errors import BusyError, DriftError, StorageError
 from patchkit.source.tree import digest, inside
 
@@ -80,7 +81,7 @@ def recover(root: Path, state: Path) -> bool:
         _clear(state)
         return False
     steps = [_Step(**step) for step in json.loads((folder / _JOURNAL).read_text())]
-    with _translated("an interrupted commit is still unfinished"):
+    with translated("an interrupted commit is still unfinished"):
         try:
             _carry_out(root, folder, steps)
         except _EditedError as error:
@@ -98,7 +99,7 @@ def commit(root: Path, state: Path, changes: Sequence[Change]) -> None:
 
     Raises DriftError if a file is not as ``before`` says, StorageError if it cannot be written.
     """
-    with _translated("nothing was changed"):
+    with translated("nothing was changed"):
         for change in changes:
             _check(root, change)
         folder = state / _FOLDER
@@ -117,17 +118,6 @@ def commit(root: Path, state: Path, changes: Sequence[Change]) -> None:
             raise
         finally:
             _clear(state)
-
-
-@contextlib.contextmanager
-def _translated(outcome: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename2 or error.filename or 'writing'}: {error.strerror}; {outcome}",
-            hint="check permissions and free space, then run the same command again",
-        ) from error
 
 
 def _check(root: Path, change: Change) -> None:
@@ -223,15 +213,6 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync(folder: Path) -> None:
-    """Make the names in a folder last: renames and links are on the disk once it returns."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(place: Path) -> str:

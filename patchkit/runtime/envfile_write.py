@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
+from patchkit.durable import sync, write_new
 from patchkit.errors import StorageError, UsageError
 from patchkit.runtime.envfile_header import untouched
 from patchkit.runtime.secret_names import masked
@@ -38,7 +39,7 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Outcome:
             _check(path, old.decode(errors="replace"), text)
         _replace(path, text.encode(), status, private=private)
     with _translated(path, "the new file is there, but may not outlast a power cut"):
-        _sync(path.parent)
+        sync(path.parent)
     return Outcome.REPLACED if status else Outcome.CREATED
 
 
@@ -90,12 +91,7 @@ def _difference(path: Path, old: str, new: str) -> str:
 def _replace(path: Path, data: bytes, old: os.stat_result | None, *, private: bool) -> None:
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            _give(file.fileno(), old, private=private)
-            os.fsync(file.fileno())
+        write_new(part, data, lambda handle: _give(handle, old, private=private))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -114,14 +110,6 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from patchkit.durable import sync, translated, write_new
 from patchkit.errors import BusyError, DriftError, StorageError, UsageError
 from patchkit.runtime.net_conflicts import OURS
 
@@ -155,7 +156,7 @@ def take_back(place: Place, folder: Path) -> None:
             _put(place.file, (folder / "before").read_bytes(), step.mode)
         else:
             place.file.unlink()
-            _sync(place.file.parent)
+            sync(place.file.parent)
 
 
 def forget(folder: Path) -> None:
@@ -163,7 +164,7 @@ def forget(folder: Path) -> None:
     gone = folder.with_name(f"{folder.name}.gone")
     with translated(f"{folder} is still noted"):
         folder.rename(gone)
-        _sync(folder.parent)
+        sync(folder.parent)
         shutil.rmtree(gone)
 
 
@@ -233,43 +234,18 @@ def _stage(folder: Path, before: bytes | None, after: bytes, step: Step) -> None
     _put(draft / "after", after, MODE)
     _put(draft / "step.json", json.dumps(asdict(step), indent=1).encode(), 0o644)
     draft.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def _put(path: Path, data: bytes, mode: int) -> None:
     """A file with these bytes, or as before: written beside it, then renamed."""
     draft = _draft(path)
     draft.unlink(missing_ok=True)
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        os.fchmod(file.fileno(), mode)
-        file.flush()
-        os.fsync(file.fileno())
+    write_new(draft, data, lambda handle: os.fchmod(handle, mode))
     draft.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _draft(path: Path) -> Path:
     """The name in between, which netplan does not read, since it ends in ``.new``."""
     return path.with_name(f".{path.name}.new")
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def translated(outcome: str) -> Iterator[None]:
-    """OSError as StorageError, with what it means for the network."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename2 or error.filename or 'writing'}: {error.strerror}; {outcome}",
-            hint="check permissions and free space, then run the same command again",
-        ) from error

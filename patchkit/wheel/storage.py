@@ -15,8 +15,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
+from patchkit.durable import sync
 from patchkit.errors import BusyError, SourceError, StorageError
-from patchkit.patching.transaction import locked, sync
+from patchkit.patching.transaction import locked
 
 STAGED, _COMMITTED, _GONE = ".staged", ".committed", "gone"
 PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
