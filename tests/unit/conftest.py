@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from packaging.version import Version
 
+import hosts
 from patchkit.patching.fix import Request
+from patchkit.runtime.probe import probe
 from patchkit.source.tree import SourceTree
 from patchkit.target import targets
 
@@ -34,3 +36,22 @@ def ask():
         return Request(target=targets()[target], arch=arch, **chosen)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The facts of a machine of hosts.py: ``machine("ring", 2)``."""
+    folder = tmp_path_factory.mktemp("hosts")
+
+    def found(name, node=0):
+        root = folder / f"{name}-{node}"
+        root = root if root.exists() else hosts.build(folder, name, node=node)
+        return probe(root, environment={})
+
+    return found
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A machine whose files a test may change."""
+    return hosts.build(tmp_path, "cable_port0")

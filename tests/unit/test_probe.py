@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from hypothesis import strategies as st
 
 import hosts
 from patchkit.cli import probe as verb
-from patchkit.errors import HostError, SourceError, UsageError
+from patchkit.errors import HostError, SourceError
 from patchkit.runtime import hardware, netlink
 from patchkit.runtime.host import Address, Gid, Gpu, Memory, System, from_json, to_json
 from patchkit.runtime.probe import probe
@@ -41,24 +38,6 @@ RDMA = {
 
 def seen(root, **options):
     return probe(root, environment={}, **options)
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """The facts of a machine of hosts.py: ``machine("ring", 2)``."""
-    folder = tmp_path_factory.mktemp("hosts")
-
-    def found(name, node=0):
-        root = folder / f"{name}-{node}"
-        return seen(root if root.exists() else hosts.build(folder, name, node=node))
-
-    return found
-
-
-@pytest.fixture
-def copied(tmp_path):
-    """A machine whose files a test may change."""
-    return hosts.build(tmp_path, "cable_port0")
 
 
 def test_the_system_of_a_spark(machine):
@@ -447,39 +426,6 @@ def test_a_recording_leads_nowhere_else(copied, tmp_path):
 def test_what_a_file_holds_does_not_move_the_cursor(copied):
     (copied / "proc/sys/kernel/hostname").write_text("spark\x1b[2J\x07-1\n")
     assert seen(copied).system.hostname == "spark [2J -1"
-
-
-# Recordings
-
-
-@pytest.mark.parametrize("name", hosts.NAMES)
-def test_a_saved_machine_is_the_same_machine(tmp_path, name):
-    root = hosts.build(tmp_path, name)
-    found = seen(root, copy=Copy(root, tmp_path / "saved"))
-    assert seen(tmp_path / "saved") == found
-
-
-def test_this_machine_saved_packed_and_unpacked(tmp_path):
-    found = probe(environment={}, copy=Copy(Path("/"), tmp_path / "saved"))
-    assert "lo" in [each.name for each in found.netdevs]
-    with tarfile.open(tmp_path / "saved.tar", "w") as archive:
-        archive.add(tmp_path / "saved", "elsewhere")
-    shutil.rmtree(tmp_path / "saved")
-    with tarfile.open(tmp_path / "saved.tar") as archive:
-        archive.extractall(tmp_path, filter="data")
-    assert seen(tmp_path / "elsewhere") == replace(found, software=None)
-
-
-def test_a_copy_goes_to_a_new_folder_only(tmp_path):
-    (tmp_path / "mine").write_text("precious")
-    with pytest.raises(UsageError, match="not empty"):
-        Copy(Path("/"), tmp_path)
-
-
-def test_a_damaged_recording_is_refused(copied):
-    (copied / "recording.json").write_text('{"errors": 3}')
-    with pytest.raises(SourceError, match=r"recording\.json"):
-        seen(copied)
 
 
 # This machine
