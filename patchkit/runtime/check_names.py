@@ -61,7 +61,7 @@ def _avoided(found: Found, situation: Situation, avoids: tuple[Avoid, ...]) -> I
 def _unread(found: Found, reader: str, version: str, names: Mapping[str, str]) -> Finding:
     life = lifetime(found.name)
     close = "" if life else nearest(found.name, names)
-    what = f"no {reader} reads {found.name}"
+    what = f"no known {reader} reads {found.name}"
     if life:
         what = f"{reader} {version} does not read {found.name}{_span(life, version)}"
     return Finding(

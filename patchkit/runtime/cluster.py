@@ -10,10 +10,11 @@ from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.runtime.executors import choose_executor
 from patchkit.runtime.host import Host
 from patchkit.runtime.presets import Preset
+from patchkit.runtime.releases import release
 from patchkit.runtime.remarks import remarks
 from patchkit.runtime.rules import Advice, Executor, Rule, Rules, Situation, holds
 from patchkit.runtime.seat import Seat, take_seat
-from patchkit.runtime.variables import nccl_variables, nearest
+from patchkit.runtime.variables import nccl_variables, nearest, newest_nccl
 from patchkit.target import targets
 
 _RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
@@ -274,6 +275,7 @@ def _names(name: str, request: Request, known: Mapping[str, str]) -> Mapping[str
     """The names among which ``name`` must be, None where nobody can know."""
     if name.startswith("VLLM_"):
         return known
-    if name.startswith("NCCL_"):
+    newer = request.nccl and release(request.nccl) > release(newest_nccl())
+    if name.startswith("NCCL_") and not newer:
         return nccl_variables(request.nccl)
     return None
