@@ -32,7 +32,11 @@ def draw_node() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = hosts.build(Path(folder), "cable_port1")
         named = f" --vllm 0.33.0 --triton 3.8.0 --nccl 2.30.7 --root {root}"
-        shown = ("patchkit probe", "patchkit env --role head --nodes 2 -o head.env", "tail -n 14 head.env")
+        shown = (
+            "patchkit probe",
+            "patchkit env --role head --nodes 2 -o head.env",
+            "tail -n 14 head.env",
+        )
         hidden = {shown[0]: f" --root {root}", shown[1]: named}
         draw("node", shown, Path(folder), hidden)
 

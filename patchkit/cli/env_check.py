@@ -74,6 +74,7 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
         situation,
         known=_known(situation, host),
         host=host,
+        home=host.vllm_home(situation.get("vllm", "")) if host else None,
         mode=mode,
     )
     if as_json:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from patchkit.runtime.check_flags import check_flags
 from patchkit.runtime.check_host import check_host
 from patchkit.runtime.check_manners import check_doors, check_reading, check_secret
 from patchkit.runtime.check_names import check_names
@@ -26,6 +28,7 @@ def check(
     *,
     known: Mapping[str, str] | None = None,
     host: Host | None = None,
+    home: Path | None = None,
     mode: int | None = None,
 ) -> tuple[Finding, ...]:
     """What speaks against a file, in the order of its lines.
@@ -33,14 +36,19 @@ def check(
     ``where`` is its name, which tells a script from an env file; ``situation`` what is known of
     node and versions (a condition about something unknown does not hold); ``known`` the variables
     of the installed vLLM, by default those of the version in ``situation``; ``host`` the machine
-    that is to use the file, None for any; ``mode`` its rights. Raises UsageError for a version that
-    is none.
+    that is to use the file, None for any; ``home`` the folder of its vLLM; ``mode`` the file's
+    rights. Raises UsageError for a version that is none.
     """
     names = {
         "vLLM": vllm_variables(situation.get("vllm", "")) if known is None else known,
         "NCCL": nccl_variables(situation.get("nccl", "")),
     }
-    findings = dict.fromkeys(_findings(text, where, situation, names, host, mode))
+    findings = dict.fromkeys(
+        (
+            *_findings(text, where, situation, names, host, mode),
+            *check_flags(text, situation, home),
+        )
+    )
     return tuple(sorted(findings, key=lambda each: each.line))
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from patchkit.runtime.check_scan import Found, is_env_file, without_comment
+from patchkit.runtime.check_scan import Commands, Found, is_env_file, without_comment
 from patchkit.runtime.check_values import is_open
 from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.secret_names import is_secret, secret_file
@@ -38,11 +38,11 @@ def check_secret(found: Found, mode: int | None) -> Iterator[Finding]:
 
 def check_doors(text: str) -> Iterator[Finding]:
     """Servers that listen on every interface."""
-    lines = [*map(without_comment, text.split("\n"))]
-    joined = re.sub(r"\\\n", "  ", "\n".join(lines))
+    commands = Commands(text)
+    joined = commands.joined
     for match in _DASHBOARD.finditer(joined):
         yield Finding(
-            line=_line(lines, match.start()),
+            line=commands.line(match.start()),
             name="",
             severity=Severity.WARNING,
             what=f"{match[0]}: Ray's dashboard on every interface",
@@ -53,18 +53,13 @@ def check_doors(text: str) -> Iterator[Finding]:
     for match in _SERVED.finditer(joined):
         if "--api-key" not in joined and "VLLM_API_KEY" not in joined:
             yield Finding(
-                line=_line(lines, match.start()),
+                line=commands.line(match.start()),
                 name="",
                 severity=Severity.NOTE,
                 what="vllm serve on every interface, and without a key",
                 why="Whoever reaches the port may use the model.",
                 next="name an address with --host, or set VLLM_API_KEY",
             )
-
-
-def _line(lines: Sequence[str], position: int) -> int:
-    """Continued lines were joined by two blanks, so that positions stay."""
-    return "\n".join(lines).count("\n", 0, position) + 1
 
 
 def check_reading(text: str, where: str, kind: str) -> Iterator[Finding]:

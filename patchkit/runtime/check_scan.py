@@ -146,3 +146,18 @@ def _blocks(lines: Sequence[str]) -> list[int]:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
+
+
+class Commands:
+    """The commands of a script, each in one line: continued lines are joined, comments cut.
+
+    Two blanks stand for a backslash and a line break, so that positions stay.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines = "\n".join(map(without_comment, text.split("\n")))
+        self.joined = self._lines.replace("\\\n", "  ")
+
+    def line(self, position: int) -> int:
+        """The number of the line that holds a position, from 1."""
+        return self._lines.count("\n", 0, position) + 1

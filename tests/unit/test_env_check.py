@@ -306,3 +306,23 @@ def test_what_cannot_be_read(tmp_path):
     ):
         with pytest.raises(kind):
             raise run("--no-host", *arguments).exception
+
+
+@pytest.mark.parametrize(
+    ("line", "vllm", "expected"),
+    [
+        ("vllm serve m --swap-space 16", "0.25.1", ("error", "--swap-space: 0.11.1 to 0.17.1 do")),
+        ("vllm serve m --swap-space 16", "0.17.1", ("note", "--swap-space 16 is better left out")),
+        ("vllm serve m --enforce-eager", "0.25.1", ("note", "--enforce-eager is better left out")),
+        ("vllm serve m --omni", "", ("error", "no known vLLM takes --omni")),
+        ("vllm serve m --max_model_len 8", "0.25.1", None),
+        ("vllm serve m --no-enable-prefix-caching", "0.25.1", None),
+        ("vllm serve m && other --swap-space 16", "0.25.1", None),
+        ("# vllm serve m --swap-space 16", "0.25.1", None),
+    ],
+)
+def test_flags_of_a_server(line, vllm, expected):
+    lines = f"set -e\n{line.replace(' m ', ' m ' + chr(92) + chr(10) + '  ')}\n"
+    findings = found(lines, "launch.sh", {"vllm": vllm})
+    assert [each[1] for each in findings] == ([expected[0]] if expected else [])
+    assert not expected or (expected[1] in findings[0][2] and findings[0][0] == 3)
