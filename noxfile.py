@@ -115,6 +115,24 @@ def repack_proof(session: nox.Session) -> None:
 
 
 @nox.session
+def emulation(session: nox.Session) -> None:
+    """Two and three nodes of namespaces, real Ray, real vLLM on CPU, the files of patchkit env.
+
+    Needs root and 4 GB of disk: `nox -R -s emulation -- SCENARIO ...` takes what is installed.
+    """
+    if obstacle := session.run("python", "tests/emulation/nodes.py", silent=True):
+        session.skip(obstacle)
+    pins = "tests/emulation/requirements.txt"
+    session.install("torch", "--constraint", pins)  # a CUDA build needs its libraries, too
+    session.install("--no-deps", "--requirement", pins)
+    session.install("--no-deps", "tests/emulation/platform")
+    session.install(".")
+    work = str(session.cache_dir.resolve() / "emulation")
+    session.run("python", "tests/emulation/prepare.py", f"{work}/model")
+    session.run("python", "-m", "emulation", work, *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """apply, status and revert beside git apply and the import of libcst, in one run.
 

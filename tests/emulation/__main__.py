@@ -1,7 +1,9 @@
-"""python -m emulation WORK_FOLDER [SCENARIO ...]: a table row for each; exit status 1 if one fails."""
+"""python -m emulation WORK_FOLDER [SCENARIO ...]: what each did; exit status 1 if one failed."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -10,9 +12,12 @@ from rich.console import Console
 
 from emulation.lab import Lab
 from emulation.nodes import NodeError
-from emulation.scenarios import SCENARIOS, Outcome, Unexpected
+from emulation.scenarios import SCENARIOS, Outcome, UnexpectedError, single
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
+HEAD = """\
+| scenario | seconds | LAN, bytes by node | QSFP, bytes by node | outcome |
+|---|--:|--:|--:|---|"""
 
 
 def main(work: Path, names: list[str]) -> int:
@@ -20,33 +25,36 @@ def main(work: Path, names: list[str]) -> int:
     if unknown := set(names) - set(SCENARIOS):
         CONSOLE.print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
         return 2
+    shutil.rmtree(work / "logs", ignore_errors=True)
     lab = Lab(work)
-    begin = time.monotonic()
-    try:
-        text, tokens = lab.expected[0]
-    except NodeError as error:
-        CONSOLE.print(f"single  FAILED: {error}", markup=False)
-        return 1
-    CONSOLE.print(f"single  {time.monotonic() - begin:.0f} s  {len(tokens)} tokens: {text[:40]} …")
-    failed = [name for name in names or SCENARIOS if not _passes(lab, name)]
-    CONSOLE.print(f"failed: {', '.join(failed)}" if failed else "all as they should be")
+    CONSOLE.print(HEAD)
+    failed = [name for name in ["single", *(names or SCENARIOS)] if not _passes(lab, name)]
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    CONSOLE.print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
+    CONSOLE.print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
     return 1 if failed else 0
 
 
 def _passes(lab: Lab, name: str) -> bool:
     begin = time.monotonic()
     try:
-        outcome = SCENARIOS[name](lab)
-    except (Unexpected, NodeError) as error:
-        CONSOLE.print(f"{name}  {time.monotonic() - begin:.0f} s  FAILED: {error}", markup=False)
-        return False
-    CONSOLE.print(f"{name}  {time.monotonic() - begin:.0f} s  {_shown(outcome)}", markup=False)
-    return True
+        outcome = single(lab) if name == "single" else SCENARIOS[name](lab)
+    except (UnexpectedError, NodeError) as error:
+        outcome = Outcome("FAILED, see below")
+        failure = f"{name}: {error}"
+    else:
+        failure = ""
+    seconds = f"{time.monotonic() - begin:.0f}"
+    moved = (", ".join(f"{each:,}" for each in kind) for kind in _columns(outcome))
+    CONSOLE.print(f"| {' | '.join((name, seconds, *moved, outcome.text))} |", markup=False)
+    if failure:
+        CONSOLE.print(failure, markup=False)
+    return not failure
 
 
-def _shown(outcome: Outcome) -> str:
-    moved = "; ".join(f"LAN {lan:,} QSFP {qsfp:,}" for lan, qsfp in outcome.traffic)
-    return f"{outcome.text}  [{moved}]"
+def _columns(outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    lan, qsfp = zip(*outcome.traffic, strict=True) if outcome.traffic else ((), ())
+    return lan, qsfp
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ Server = subprocess.Popen[bytes]
 
 def start_ray(sparks: Sequence[Node], *, file: str = "", env: Env | None = None) -> None:
     """A cluster on the QSFP addresses. Variables are those of `ray start`, so of Ray's workers."""
-    head, *workers = sparks
+    head = sparks[0]
     address = f"{wires.qsfp_ip(head)}:{RAY_PORT}"
     for node in sparks:
         own = f"--node-ip-address={wires.qsfp_ip(node)}"

@@ -1,7 +1,7 @@
 """What vLLM on CPU needs beside its wheels: the name `vllm`, and a model that is made here.
 
-The model has Llama's architecture, random weights and a small size; each token is a word of its own,
-so that an answer is text that can be compared. Heads, widths and words divide by 2 and by 3.
+The model is a Llama of random weights, small; each token is a word of its own, so that an answer is
+text that can be compared. Heads, widths and words divide by 2 and by 3.
 """
 
 from __future__ import annotations

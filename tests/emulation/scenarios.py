@@ -13,16 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from emulation import wires
-from emulation.files import ENV_FILE, check_file, write_files
+from emulation.files import ENV_FILE, check_strangers_file, write_files
 from emulation.lab import MASTER_PORT, Env, Lab, start_ray
 from emulation.nodes import Node, NodeError
 
 V1 = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}
 RAY = ("--distributed-executor-backend", "ray", "--tensor-parallel-size")
-# On one node over a whole scenario, from `ray start` to the answers: what is left on the LAN is ARP and
-# IPv6's own multicast, up to 2.5 kB; the model's traffic is megabytes.
+# On one node over a whole scenario, from `ray start` to the answers: what is left on the LAN is
+# ARP and IPv6's own multicast, up to 2.5 kB; the model's traffic is megabytes.
 LAN_NOISE = 4_000
 MODEL_TRAFFIC = 1_000_000
+ADDRESSES = (
+    r"Every node should have a unique IP address\. Got 2 nodes .*? and {} unique IP addresses"
+)
 
 Traffic = tuple[int, int]  # bytes on the LAN, and on the QSFP cable
 
@@ -33,8 +36,14 @@ class Outcome:
     traffic: Sequence[Traffic] = ()
 
 
-class Unexpected(Exception):
+class UnexpectedError(Exception):
     """A scenario ended otherwise than it should."""
+
+
+def single(lab: Lab) -> Outcome:
+    """One node: the answers that all others have to give."""
+    text, tokens = lab.expected[0]
+    return Outcome(f"{len(lab.expected)} answers of {len(tokens)} words: {text[:20].strip()} …")
 
 
 def cured(lab: Lab) -> Outcome:
@@ -61,9 +70,7 @@ def unique_ip(lab: Lab) -> Outcome:
         start_ray(sparks)
         name, _ = wires.halves(sparks[0])
         own = {"VLLM_HOST_IP": wires.qsfp_ip(sparks[0]), "GLOO_SOCKET_IFNAME": name}
-        return _dies(
-            lab, sparks, r"Every node should have a unique IP address.*?3 unique", {**V1, **own}
-        )
+        return _dies(lab, sparks, ADDRESSES.format(3), {**V1, **own})
 
 
 def unique_ip_cured(lab: Lab) -> Outcome:
@@ -79,9 +86,9 @@ def copied(lab: Lab) -> Outcome:
         write_files(sparks, "ray")
         head, worker = (spark.file(ENV_FILE) for spark in sparks)
         worker.write_bytes(head.read_bytes())
-        found = check_file(sparks[1])
+        found = check_strangers_file(sparks[1])
         start_ray(sparks, file=ENV_FILE)
-        outcome = _dies(lab, sparks, "Every node should have a unique IP address.*?1 unique", V1)
+        outcome = _dies(lab, sparks, ADDRESSES.format(1), V1)
     return Outcome(f"{found}; {outcome.text}", outcome.traffic)
 
 
@@ -108,7 +115,7 @@ def loopback_name(lab: Lab) -> Outcome:
     """Debian's /etc/hosts names the node 127.0.1.1: without files gloo connects to nobody."""
     with lab.sparks(2, "loopback_name", debian=True) as sparks:
         start_ray(sparks)
-        return _dies(lab, sparks, r"connectFullMesh.*?127\.0\.1\.1")
+        return _dies(lab, sparks, r"Gloo connectFullMesh failed with .*?remote=\[127\.0\.1\.1\]")
 
 
 def loopback_name_cured(lab: Lab) -> Outcome:
@@ -155,13 +162,14 @@ def _dies(lab: Lab, sparks: Sequence[Node], words: str, env: Env | None = None) 
     try:
         lab.answers(sparks[0], server)
     except NodeError as error:
-        found = re.search(words, sparks[0].log("serve").read_text(), re.DOTALL)
-        _insist(found is not None and server.poll() is not None, f"not {words!r}, but {error}")
-        assert found is not None
-        return Outcome(f"ends: {found[0]}", [wires.bytes_moved(spark) for spark in sparks])
-    raise Unexpected(f"answers, where it should end with {words!r}")
+        found = re.search(words, sparks[0].log("serve").read_text())
+        if found is None or server.poll() is None:
+            raise UnexpectedError(f"not {words!r}, but {error}") from None
+        error_text = re.sub(r" with node ids \[.*?\]| with \[.*?\]", "", found[0])
+        return Outcome(f"ends: {error_text}", [wires.bytes_moved(spark) for spark in sparks])
+    raise UnexpectedError(f"answers, where it should end with {words!r}")
 
 
 def _insist(condition: bool, otherwise: str) -> None:
     if not condition:
-        raise Unexpected(otherwise)
+        raise UnexpectedError(otherwise)
