@@ -118,7 +118,7 @@ def repack_proof(session: nox.Session) -> None:
 def emulation(session: nox.Session) -> None:
     """Two and three nodes of namespaces, real Ray, real vLLM on CPU, the files of patchkit env.
 
-    Needs root and 4 GB of disk: `nox -R -s emulation -- SCENARIO ...` takes what is installed.
+    Needs root and 4 GB of disk: `nox -r -s emulation -- SCENARIO ...` keeps what is installed.
     """
     if obstacle := session.run("python", "tests/emulation/nodes.py", silent=True):
         session.skip(obstacle)

@@ -12,6 +12,8 @@ from emulation.nodes import Node, NodeError
 
 PATCHKIT = ("python", "-m", "patchkit")
 ENV = {"PYTHONPATH": str(Path(patchkit.__file__).parents[1])}
+# That rule leaves cores to what feeds a GPU. Here they are the device, and vLLM counts them itself.
+ON_CPU = ("--without", "omp-threads")
 ENV_FILE, HEAD_FILE = "/tmp/spark.env", "/tmp/head.env"
 SECONDS = 60  # for what takes less than one where nothing else runs
 FINDINGS = 3  # exit status of `env check`
@@ -25,7 +27,7 @@ def write_files(sparks: Sequence[Node], executor: str, vllm: str = "") -> None:
     head, *workers = sparks
     cluster = ("--head-ip", wires.qsfp_ip(head), "--nodes", str(len(sparks)))
     chosen = ("--executor", executor, "--topology", "socket", *(("--vllm", vllm) if vllm else ()))
-    _patchkit(head, "env", "--role", "head", *cluster, *chosen, "-o", ENV_FILE)
+    _patchkit(head, "env", "--role", "head", *cluster, *chosen, *ON_CPU, "-o", ENV_FILE)
     for worker in workers:
         worker.file(HEAD_FILE).write_bytes(head.file(ENV_FILE).read_bytes())
         _patchkit(worker, "env", "--role", "worker", "--from", HEAD_FILE, "-o", ENV_FILE)
