@@ -134,7 +134,7 @@ def _facts(options: Mapping[str, Any], head: HeadFile | None) -> Mapping[str, st
     names = {"topology": "topology", "executor": "executor", "vllm": "vllm", "head_ip": "head"}
     for option, fact in names.items():
         given = options[option]
-        if given and given not in ("auto", head.facts[fact]):
+        if given and given != "auto" and plain(given) != plain(head.facts[fact]):
             raise UsageError(
                 f"--{option.replace('_', '-')} {given} contradicts {head.where}, "
                 f"which says {head.facts[fact]}",

@@ -78,9 +78,6 @@ class ClusterEnv:
     off: tuple[Rule, ...]
     notes: tuple[str, ...]
 
-    def value(self, name: str) -> str | None:
-        return next((each.value for each in self.settings if each.name == name), None)
-
     @property
     def head(self) -> str:
         return self.request.head or (self.seat.address if self.request.role == "head" else "")

@@ -18,11 +18,12 @@ from pathlib import Path
 PROMPT_WORDS, ANSWER_WORDS = 300, 32
 
 
-def prompts(model: Path) -> list[str]:
+def prompts(model: Path) -> list[list[int]]:
+    """Texts as tokens, so that nothing depends on a release's tokenizer."""
     vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
-    words = [word for word in vocabulary if word.isalpha()]
+    words = [number for word, number in vocabulary.items() if word.isalpha()]
     dice = random.Random(1)
-    return [" ".join(dice.choices(words, k=PROMPT_WORDS)) for _ in range(2)]
+    return [dice.choices(words, k=PROMPT_WORDS) for _ in range(2)]
 
 
 def wait_for_health(url: str, seconds: float) -> None:
@@ -38,7 +39,7 @@ def wait_for_health(url: str, seconds: float) -> None:
             return
 
 
-def complete(url: str, model: Path, prompt: str, seconds: float) -> tuple[str, list[int]]:
+def complete(url: str, model: Path, prompt: list[int], seconds: float) -> tuple[str, list[int]]:
     question = {
         "model": str(model),
         "prompt": prompt,
