@@ -62,7 +62,7 @@ def test_every_library_of_this_python_as_pyelftools_reads_it():
         assert facts(read_dynamic(place)) == facts(elf.read_library(place)), place
         for symbol in ("malloc", f"PyInit_{place.name.partition('.')[0]}"):
             assert exports(place, symbol) == elf.exports(place, symbol), (place, symbol)
-    assert len(places) > 20
+    assert len(places) >= 10
     python = Path(sys.executable).resolve()
     assert facts(read_dynamic(python)) == facts(elf.read_library(python))
 
