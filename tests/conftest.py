@@ -33,7 +33,6 @@ from patchkit.target import targets
 # moved, the families of 0.19, the last with the guard (0.21), DeepGEMM (0.24), the newest.
 SELECTED = (
     "0.11.1",
-    "0.11.2",
     "0.14.1",
     "0.18.1",
     "0.19.1",
