@@ -1,5 +1,22 @@
-"""``python -m patchkit``"""
+"""The way in, for `patchkit` and `python -m patchkit`."""
 
-from patchkit.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+from patchkit.durable.signals import Interrupted, raise_interrupts
+
+
+def main() -> None:
+    """Run the command line; an interrupt while it is loaded is one line, too."""
+    raise_interrupts()
+    try:
+        from patchkit.cli import main as run
+    except Interrupted as interrupt:
+        print(interrupt, file=sys.stderr)  # noqa: T201  (nothing that prints is loaded yet)
+        sys.exit(interrupt.exit_code)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit import __version__
+from patchkit.digests import digest
+from patchkit.durable.journal import Change
+from patchkit.durable.lock import locked
 from patchkit.edit.python import check_syntax
-from patchkit.errors import DriftError, ProofError, SourceError, StorageError
+from patchkit.errors import DriftError, ProofError, SourceError
 from patchkit.patching.fix import Fix, Proof, Request, Severity, State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
     edited_files,
+    journal_of,
     ledger_path,
     original_path,
     originals,
@@ -22,10 +26,10 @@ from patchkit.patching.ledger import (
 )
 from patchkit.patching.plan import Plan, Texts, check_selection, make_plan
 from patchkit.patching.recipe import Recipe
-from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
+from patchkit.patching.rescue import Rescued, rescue
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.installed import restored_record, rewrite_record
-from patchkit.source.tree import SourceTree, digest
+from patchkit.source.tree import SourceTree
 
 _PROVABLE = (State.APPLY, State.APPLIED)
 _IN_EFFECT = (*_PROVABLE, State.UPSTREAM)
@@ -61,11 +65,8 @@ def open_workspace(path: Path, project: str = "vllm", *, writing: bool = False) 
     """
     tree = detect(path, project)
     state = state_folder(tree)
-    if interrupted(state) and not writing:
-        raise StorageError(
-            f"{state}: an earlier patchkit run was cut short in mid-commit",
-            hint="patchkit apply or patchkit revert finishes it first",
-        )
+    if not writing:
+        journal_of(tree, state).check_finished()
     ledger = read_ledger(state)
     if ledger is None:
         return Workspace(tree=tree, state=state, ledger=None)
@@ -150,7 +151,7 @@ def apply(path: Path, recipe: Recipe, request: Request, *, dry_run: bool = False
         return _apply(open_workspace(path, recipe.project), recipe, request, dry_run=True)
     tree = detect(path, recipe.project)
     with locked(tree.root):
-        recover(tree.root, state_folder(tree))
+        journal_of(tree, state_folder(tree)).recover()
         workspace = open_workspace(path, recipe.project, writing=True)
         return _apply(workspace, recipe, request, dry_run=False)
 
@@ -162,7 +163,7 @@ def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
     """
     tree = detect(path, project)
     with locked(tree.root):
-        recover(tree.root, state_folder(tree))
+        journal_of(tree, state_folder(tree)).recover()
         workspace = open_workspace(path, project, writing=True)
         if workspace.ledger is None:
             raise SourceError(
@@ -170,8 +171,18 @@ def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
                 hint="`patchkit status` shows what an apply would do",
             )
         changes = _changes(workspace, {}, None)
-        commit(tree.root, workspace.state, changes)
+        journal_of(tree, workspace.state).commit(changes)
         return tuple(workspace.ledger.files)
+
+
+def revert_by_force(path: Path, project: str = "vllm") -> Rescued:
+    """Put back every original though ledger, journal or patched files are damaged or edited.
+
+    Raises SourceError if patchkit changed nothing here.
+    """
+    tree = detect(path, project)
+    with locked(tree.root):
+        return rescue(tree, state_folder(tree))
 
 
 def request_fields(request: Request) -> dict[str, object]:
@@ -197,7 +208,7 @@ def _apply(workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: b
         return Outcome(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
     ledger = _ledger(workspace.tree, recipe, plan, texts, proofs) if texts else None
     changes = _changes(workspace, texts, ledger)
-    commit(workspace.tree.root, workspace.state, changes)
+    journal_of(workspace.tree, workspace.state).commit(changes)
     return Outcome(
         verdicts=tuple(map(settled, plan.verdicts)),
         proofs=proofs,
@@ -258,11 +269,18 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
     found = {path: _on_disk(tree.root / path) for path in wanted}
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
     found |= {path: before[path] for path in texts if path not in tree.pristine}
+    ordered = sorted(wanted.items(), key=lambda each: (_turn(home, *each), each[0]))
     return [
-        Change(path, found[path], data)
-        for path, data in sorted(wanted.items())
-        if found[path] != data
+        Change(path, digest(found[path]), data) for path, data in ordered if found[path] != data
     ]
+
+
+def _turn(home: Path, path: str, data: bytes | None) -> int:
+    """When a file is changed: no file of upstream's ever lacks its original and its ledger."""
+    if not Path(path).is_relative_to(home):
+        return 2
+    early, late = (1, 3) if path == str(home / "ledger.json") else (0, 4)
+    return late if data is None else early
 
 
 def _unpatched_record(workspace: Workspace, record: str) -> bytes:

@@ -1,4 +1,4 @@
-"""sha256 of files and of folders."""
+"""SHA-256 of texts, of files and of folders."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from patchkit.errors import StorageError
 
 # Not upstream's: patchkit's own state, a history, and what builds leave behind.
 _ASIDE = frozenset({".git", ".patchkit", "build"})
+
+
+def digest(data: bytes | str | None) -> str:
+    """Return the SHA-256 of bytes, or of a text's UTF-8 form, as hex; "" for no file."""
+    if data is None:
+        return ""
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -12,7 +12,8 @@ import sys
 import click
 
 from patchkit import __version__
-from patchkit.errors import PatchkitError, StorageError
+from patchkit.durable.signals import Interrupted, raise_interrupts
+from patchkit.errors import PatchkitError, StorageError, UsageError
 
 _VERBS = {
     "apply": "Patch a tree, prove the effect, keep a way back.",
@@ -55,7 +56,8 @@ Examples:
 \b
 Exit codes: 0 done (or already done), 2 usage, 3 source not recognised, not supported or not
 sound, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 9 this machine or its network is
-not what the request needs, 10 a build failed, 1 a bug.
+not what the request needs, 10 a build failed; 130, 143 and 129 interrupted by SIGINT, SIGTERM and
+SIGHUP; 1 a bug.
 """
 
 
@@ -95,8 +97,19 @@ def group() -> None:
 def main() -> None:
     """Run the command line; errors become one message and their own exit code."""
     gc.disable()  # a run ends long before a collection pays off: 15 % of apply
+    raise_interrupts()
     try:
-        group.main(prog_name="patchkit")
+        code = group.main(prog_name="patchkit", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except Interrupted as interrupt:
+        click.echo(str(interrupt), err=True)
+        sys.exit(interrupt.exit_code)
+    except click.Abort:  # standard input ended where a question was asked
+        _show(UsageError("nobody answered; nothing was changed", hint="--yes answers beforehand"))
+        sys.exit(UsageError.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except PatchkitError as error:
         _show(error)
         sys.exit(error.exit_code)

@@ -127,11 +127,12 @@ def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
 
 @command.command()
 @ROOT
-def undo(root: Path) -> None:
+@click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
+def undo(root: Path, *, force: bool) -> None:
     """Put back what was there before the last apply, byte by byte; needs root."""
     place = Place(root)
     _need_root(place)
-    done = net_apply.undo(place)
+    done = net_apply.undo(place, force=force)
     what = "an apply that was cut short" if done.recovered else "the last apply"
     left = "is as before" if place.text() is not None else "is gone, as before"
     click.echo(f"{what} is undone: {place.file} {left}")
@@ -222,7 +223,7 @@ def _difference(place: Place, text: str) -> list[str]:
 
 
 def _tell_unfinished(place: Place) -> None:
-    if place.unfinished():
+    if place.journal.unfinished():
         click.echo(f"note: an apply was cut short; {sudo('net', 'undo')}", err=True)
 
 

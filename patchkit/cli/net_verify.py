@@ -69,7 +69,7 @@ def verify(*, as_json: bool, **options: Any) -> None:
     peer = Peer(addresses=options["peers"], host=_peer_host(options))
     place = Place(root)
     checks = list(checked(host, chosen, peer, options["mtu"], live=net_apply.is_live(place)))
-    if place.unfinished():
+    if place.journal.unfinished():
         checks.append(warned(str(place.file), "apply", "was cut short", sudo("net", "undo")))
     commands = bandwidth(host, chosen, peer)
     if as_json:

@@ -6,18 +6,29 @@ from pathlib import Path
 
 import click
 
-from patchkit.apply import revert
+from patchkit.apply import revert, revert_by_force
 from patchkit.cli.options import Source, as_json, folder_options
+from patchkit.patching.rescue import Rescued
 
 
 @click.command()
 @folder_options
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Put the originals back though files were edited, or what patchkit keeps is damaged; "
+    "what is in the way is moved aside.",
+)
 @as_json
-def command(source: Source, *, as_json: bool) -> None:
+def command(source: Source, *, force: bool, as_json: bool) -> None:
     """Put back what upstream shipped, byte by byte.
 
     Refuses, and names the file, if a patched file was edited since.
     """
+    if force:
+        done = revert_by_force(Path(source.spec), source.project)
+        _print_rescued(done, as_json=as_json)
+        return
     restored = revert(Path(source.spec), source.project)
     if as_json:
         from patchkit.cli import show
@@ -25,3 +36,20 @@ def command(source: Source, *, as_json: bool) -> None:
         show.print_json({"restored": list(restored)})
     else:
         click.echo(f"{len(restored)} files are as upstream shipped them")
+
+
+def _print_rescued(done: Rescued, *, as_json: bool) -> None:
+    if as_json:
+        from patchkit.cli import show
+
+        lists = {"restored": done.restored, "moved": done.moved, "lost": done.lost}
+        fields = {name: list(paths) for name, paths in lists.items()}
+        show.print_json({**fields, "aside": str(done.aside), "created_known": done.created})
+        return
+    click.echo(f"{len(done.restored)} files are as upstream shipped them")
+    if done.moved:
+        click.echo(f"moved to {done.aside}: {', '.join(done.moved)}")
+    if done.lost:
+        click.echo(f"not restored, as the original is damaged: {', '.join(done.lost)}")
+    if not done.created:
+        click.echo("no ledger says which files patchkit created: those stay where they are")

@@ -87,12 +87,19 @@ def verify_wheels(house: Path, *, as_json: bool) -> None:
 )
 @click.option("--dependencies", is_flag=True, help="All that fill brought, too.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
 @as_json
 def prune_wheels(
-    house: Path, *, drop: tuple[str, ...], dependencies: bool, dry_run: bool, as_json: bool
+    house: Path,
+    *,
+    drop: tuple[str, ...],
+    dependencies: bool,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Remove what the manifest does not list and what interrupted runs left."""
-    done = prune(house, drop=drop, dependencies=dependencies, dry_run=dry_run)
+    done = prune(house, drop=drop, dependencies=dependencies, dry_run=dry_run, force=force)
     if as_json:
         changes = [{"filename": each.filename, "reason": each.reason} for each in done]
         show.print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})

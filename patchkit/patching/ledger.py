@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patchkit.digests import digest
+from patchkit.durable.journal import Journal
 from patchkit.errors import DriftError, HashMismatchError
-from patchkit.source.tree import SourceTree, digest
+from patchkit.source.tree import SourceTree
 
 _NAME = "ledger.json"
 _ORIGINALS = "originals"
@@ -39,6 +42,19 @@ class Ledger:
     def to_json(self) -> bytes:
         """Deterministic: the same patch on the same release gives the same bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+
+def journal_of(tree: SourceTree, state: Path) -> Journal:
+    """Return the journal through which a tree and its ledger are changed together."""
+    named = tree.root / tree.project if tree.kind == "installed" else tree.root
+    revert = f"patchkit revert --{tree.project}-src {shlex.quote(str(named))}"
+    return Journal(
+        root=tree.root,
+        folder=state / "transaction",
+        home=state,
+        again=revert,
+        rescue=f"{revert} --force",
+    )
 
 
 def ledger_path(state: Path) -> Path:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from patchkit.durable import sync, write_new
-from patchkit.errors import StorageError, UsageError
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
+from patchkit.errors import UsageError
 from patchkit.runtime.envfile_header import untouched
 from patchkit.runtime.secret_names import masked
 
@@ -30,16 +29,15 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Outcome:
     patchkit did not write or that was edited since, unless ``force``; for a link and for what is no
     file in any case; StorageError if the disk or the rights fail, and then nothing has changed.
     """
-    with _translated(path):
+    with translated(at=path):
         status = _status(path)
         old = path.read_bytes() if status else b""
         if status and old == text.encode() and not _too_open(status, private=private):
             return Outcome.UNCHANGED
         if status and not force:
             _check(path, old.decode(errors="replace"), text)
-        _replace(path, text.encode(), status, private=private)
-    with _translated(path, "the new file is there, but may not outlast a power cut"):
-        sync(path.parent)
+        with replacing(path, private=private, told=f"{path} was written") as file:
+            file.write(text.encode())
     return Outcome.REPLACED if status else Outcome.CREATED
 
 
@@ -86,38 +84,3 @@ def _difference(path: Path, old: str, new: str) -> str:
         lineterm="",
     )
     return "\n".join(lines)
-
-
-def _replace(path: Path, data: bytes, old: os.stat_result | None, *, private: bool) -> None:
-    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
-    try:
-        write_new(part, data, lambda handle: _give(handle, old, private=private))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _give(handle: int, old: os.stat_result | None, *, private: bool) -> None:
-    """The owner and the mode of the file that is replaced; for a new one, what umask leaves."""
-    if old is not None:
-        with contextlib.suppress(PermissionError):  # only root may
-            os.fchown(handle, old.st_uid, old.st_gid)
-    mode = stat.S_IMODE(old.st_mode) if old else 0o666 & ~_umask()
-    os.fchmod(handle, mode & _PRIVATE if private else mode)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-@contextlib.contextmanager
-def _translated(path: Path, outcome: str = "nothing was changed") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be written: {error.strerror or error}; {outcome}",
-            hint="check that the folder is there, its permissions and free space",
-        ) from None

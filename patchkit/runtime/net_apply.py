@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from patchkit.errors import HostError, PatchkitError
+from patchkit.durable.journal import Change
+from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.runtime import net_live, net_state
 from patchkit.runtime.net_state import Place
 from patchkit.runtime.netplan import Plan
@@ -38,7 +40,7 @@ def apply(place: Place, plan: Plan, *, force: bool) -> Done:
     """
     data, addresses, live = render(plan).encode(), given(plan), is_live(place)
     with net_state.locked(place), net_live.undisturbed():
-        recovered = _recover(place)
+        recovered = _recover(place) is not None
         net_state.check_untouched(place, force=force)
         if place.text() == data:
             return Done(changed=False, live=live, recovered=recovered)
@@ -49,23 +51,25 @@ def apply(place: Place, plan: Plan, *, force: bool) -> Done:
                 why="this is no DGX OS, or a container",
                 hint="give the addresses that `patchkit net plan` shows by other means",
             )
-        former = place.applied()
-        folder = net_state.begin(place, data, addresses)
-        if live:
-            _activate_or_go_back(place, folder, addresses, former)
-        net_state.finish(folder)
+        changes = net_state.writing(place, data, addresses)
+        _commit(place, changes, "apply", addresses, place.applied())
     return Done(changed=True, live=live, checked=checked, recovered=recovered)
 
 
-def undo(place: Place) -> Done:
+def undo(place: Place, *, force: bool = False) -> Done:
     """Put back what was there before the last change, the network included.
 
-    Raises UsageError if there is none, DriftError if the file was edited since.
+    ``force`` sets a journal aside that cannot be read. Raises UsageError if there is nothing to
+    undo, DriftError if the file was edited since.
     """
     with net_state.locked(place), net_live.undisturbed():
-        unfinished = place.unfinished() is not None
-        _take_back(place, net_state.last(place))
-    return Done(changed=True, live=is_live(place), recovered=unfinished)
+        if force:
+            place.journal.discard(place.state / "journal.damaged")
+        if _recover(place) == "apply":  # taking that back is what was asked for
+            return Done(changed=True, live=is_live(place), recovered=True)
+        changes = net_state.taking_back(place)
+        _commit(place, changes, "undo", _before(place), place.addresses())
+    return Done(changed=True, live=is_live(place))
 
 
 def given(plan: Plan) -> Mapping[str, Sequence[str]]:
@@ -73,45 +77,61 @@ def given(plan: Plan) -> Mapping[str, Sequence[str]]:
     return {line.netdev: [line.address.with_prefixlen] for line in plan.lines}
 
 
-def _recover(place: Place) -> bool:
-    """Put back what a killed run had begun."""
-    folder = place.unfinished()
-    if folder is not None:
-        _take_back(place, folder)
-    return folder is not None
-
-
-def _take_back(place: Place, folder: Path) -> None:
-    former = net_state.read_step(folder).addresses
-    net_state.take_back(place, folder)
-    if is_live(place):
-        net_live.activate(_before(place, folder), former)
-    net_state.forget(folder)
-
-
-def _before(place: Place, folder: Path) -> Mapping[str, Sequence[str]]:
-    """The addresses that patchkit had given before a change."""
-    earlier = [each for each in place.steps() if int(each.name) < int(folder.name)]
-    return net_state.read_step(earlier[-1]).addresses if earlier else {}
-
-
-def _activate_or_go_back(
+def _commit(
     place: Place,
-    folder: Path,
+    changes: Sequence[Change],
+    verb: str,
     addresses: Mapping[str, Sequence[str]],
     former: Mapping[str, Sequence[str]],
 ) -> None:
+    """Change the files, then the network from ``former`` addresses to others, or neither."""
+    note = {"verb": verb, "addresses": addresses, "former": place.addresses()}
+    gone_back = False
+
+    def unsettle() -> None:
+        nonlocal gone_back
+        _activate_back(place, note)
+        gone_back = True
+
     try:
-        net_live.activate(addresses, former)
-    except BaseException as error:
-        try:
-            _take_back(place, folder)
-        except PatchkitError as worse:
-            raise HostError(
-                f"{error}\nand putting back what was there failed, too: {worse.what}",
-                hint="sudo patchkit net undo",
-            ) from error
-        if isinstance(error, PatchkitError):
+        place.journal.commit(
+            changes,
+            settle=lambda: _activate(place, addresses, former),
+            unsettle=unsettle,
+            note=note,
+        )
+    except PatchkitError as error:
+        if gone_back and is_live(place):
             error.what += "; the former network is back"
             error.args = (error.what,)
         raise
+
+
+def _activate(
+    place: Place, addresses: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
+) -> None:
+    if is_live(place):
+        net_live.activate(addresses, former)
+
+
+def _activate_back(place: Place, note: Mapping[str, Any]) -> None:
+    former, addresses = note.get("former"), note.get("addresses")
+    if not (net_state.are_addresses(former) and net_state.are_addresses(addresses)):
+        raise StorageError(
+            f"{place.journal.folder}: does not say which addresses there were",
+            why="somebody edited it",
+            hint=place.journal.rescue,
+        )
+    _activate(place, former, addresses)
+
+
+def _recover(place: Place) -> str | None:
+    """Put back what a killed run had begun; return its verb, None if there was nothing."""
+    note = place.journal.recover(lambda note: _activate_back(place, note))
+    return None if note is None else str(note.get("verb"))
+
+
+def _before(place: Place) -> Mapping[str, Sequence[str]]:
+    """The addresses that patchkit had given before the last change."""
+    steps = place.steps()
+    return net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}

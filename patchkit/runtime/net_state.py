@@ -1,30 +1,30 @@
-"""The netplan file on disk: written, kept a way back, put back. Killed at any moment, it can go on.
+"""The netplan file on disk and the way back: changed together, through one journal.
 
 Below ``<root>/var/lib/patchkit/net/`` every change is a numbered folder
 
     step.json   digests of the file before and after, its mode before, the addresses given
     before      the bytes that were replaced, absent if there was no file
     after       the bytes that were written
-    done        there once the network has them
 
-which exists as a whole or not at all: it is made under another name, then renamed. A folder without
-``done`` is a change that was cut short; `recover` puts back what was there.
+which is written with the netplan file and removed with it. While a change is under way, its journal
+lies beside them; it is taken back unless the network has followed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
-import os
-import shutil
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeGuard
 
-from patchkit.durable import sync, translated, write_new
-from patchkit.errors import BusyError, DriftError, StorageError, UsageError
+from patchkit.digests import digest
+from patchkit.durable import lock
+from patchkit.durable.failure import translated
+from patchkit.durable.journal import Change, Journal
+from patchkit.errors import DriftError, StorageError, UsageError
 from patchkit.runtime.net_conflicts import OURS
 
 STATE = Path("var/lib/patchkit/net")
@@ -55,6 +55,21 @@ class Place:
     def state(self) -> Path:
         return self.root / STATE
 
+    @property
+    def journal(self) -> Journal:
+        at = "" if self.root == Path("/") else f" --root {shlex.quote(str(self.root))}"
+        undo = f"sudo patchkit net undo{at}"
+        return Journal(
+            root=self.root,
+            folder=self.state / "journal",
+            home=self.state,
+            again=undo,
+            rescue=f"{undo} --force",
+            allowed=lambda path: path == str(OURS) or path.startswith(f"{STATE}/"),
+            one_file_system=False,  # /var may be a disk of its own
+            folder_mode=0o755,  # whatever the umask: `plan` and `verify` read it without rights
+        )
+
     def text(self) -> bytes | None:
         try:
             return self.file.read_bytes()
@@ -66,10 +81,10 @@ class Place:
         numbers = (each for each in self.state.glob("*") if each.name.isdigit())
         return tuple(sorted(numbers, key=lambda each: int(each.name)))
 
-    def unfinished(self) -> Path | None:
-        """The change that was cut short, if there is one: always the last."""
-        last = self.steps()[-1:]
-        return last[0] if last and not (last[0] / "done").exists() else None
+    def addresses(self) -> Mapping[str, Sequence[str]]:
+        """The addresses of the last change: netdev → ``address/prefix``."""
+        steps = self.steps()
+        return read_step(steps[-1]).addresses if steps else {}
 
     def applied(self) -> Mapping[str, Sequence[str]]:
         """All addresses that patchkit has given: netdev → ``address/prefix``. No rights needed."""
@@ -83,99 +98,74 @@ class Place:
 @contextlib.contextmanager
 def locked(place: Place) -> Iterator[None]:
     """Hold the history for one writer. Raises BusyError, StorageError."""
-    with translated("nothing was changed"):
-        place.state.mkdir(parents=True, exist_ok=True)
-        for folder in (place.state.parent, place.state):
-            folder.chmod(0o755)  # whatever the umask: `plan` and `verify` read it without rights
-        handle = os.open(place.state, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _sweep(place)
+    with translated():
+        folder = place.state.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # as journal's folder_mode
+    with lock.locked(folder):
         yield
-    except BlockingIOError:
-        raise BusyError(
-            f"{place.state}: another patchkit is at work", hint="wait until it is done"
-        ) from None
-    finally:
-        os.close(handle)
 
 
-def begin(place: Place, data: bytes, addresses: Mapping[str, Sequence[str]]) -> Path:
-    """Write the file, having noted what was there. ``finish`` or ``take_back`` must follow.
-
-    Returns the folder of the change. Raises StorageError; the file is then as before.
-    """
-    before = place.text()
+def writing(place: Place, data: bytes, addresses: Mapping[str, Sequence[str]]) -> list[Change]:
+    """Return the changes that write the file and note what was there. Raises DriftError."""
+    if place.file.is_symlink():
+        raise DriftError(
+            f"{place.file}: is a symbolic link",
+            why="patchkit writes a file there, and would replace the link",
+            hint=f"sudo rm {shlex.quote(str(place.file))}",
+        )
     steps = place.steps()
-    folder = place.state / str(int(steps[-1].name) + 1 if steps else 1)
+    number = int(steps[-1].name) + 1 if steps else 1
+    before = place.text()
     step = Step(
         before=digest(before),
         after=digest(data),
         mode=place.file.stat().st_mode & 0o7777 if before is not None else MODE,
         addresses=addresses,
     )
-    with translated("nothing was changed"):
-        _check_link(place.file)
-        _stage(folder, before, data, step)
-    try:
-        with translated("nothing was changed"):
-            place.file.parent.mkdir(parents=True, exist_ok=True)
-            _put(place.file, data, MODE)
-    except StorageError:
-        take_back(place, folder)
-        forget(folder)
-        _sweep(place)
-        raise
-    return folder
+    note = json.dumps(asdict(step), indent=1).encode()
+    kept = {"before": before, "after": data, "step.json": note}
+    return [
+        *(
+            Change(f"{STATE}/{number}/{name}", "", each, 0o644 if name == "step.json" else MODE)
+            for name, each in kept.items()
+            if each is not None
+        ),
+        Change(str(OURS), step.before, data, MODE),
+    ]
 
 
-def finish(folder: Path) -> None:
-    """The network has the change: from now on `undo` is the way back."""
-    with translated(f"{folder} has what was there"):
-        _put(folder / "done", b"", MODE)
+def taking_back(place: Place) -> list[Change]:
+    """Return the changes that put back what was there before the last one.
 
-
-def take_back(place: Place, folder: Path) -> None:
-    """Put back what was there before a change; the change stays noted until `forget`.
-
-    Raises DriftError if somebody edited the file since.
+    Raises UsageError if there is none, DriftError if somebody edited the file since.
     """
+    if not place.steps():
+        raise UsageError(
+            "there is nothing to undo", why=f"{place.state} has no change of patchkit's"
+        )
+    folder = place.steps()[-1]
     step = read_step(folder)
-    found = digest(place.text())
-    if found not in (step.before, step.after):
+    found = place.text()
+    if digest(found) not in (step.before, step.after):
         raise DriftError(
             f"{place.file}: edited since patchkit wrote it",
             why="it is neither what patchkit wrote nor what was there before",
             hint=f"put it aside (sudo mv {place.file} {place.file}.mine), "
             f"sudo cp {folder / 'after'} {place.file}, then run `patchkit net undo` again",
         )
-    if found == step.before:
-        return
-    with translated(f"{folder} has what was there"):
-        if step.before:
-            _put(place.file, (folder / "before").read_bytes(), step.mode)
-        else:
-            place.file.unlink()
-            sync(place.file.parent)
-
-
-def forget(folder: Path) -> None:
-    """Remove the note of a change that was taken back."""
-    gone = folder.with_name(f"{folder.name}.gone")
-    with translated(f"{folder} is still noted"):
-        folder.rename(gone)
-        sync(folder.parent)
-        shutil.rmtree(gone)
-
-
-def last(place: Place) -> Path:
-    """The change that undo takes back. Raises UsageError if there is none."""
-    steps = place.steps()
-    if not steps:
-        raise UsageError(
-            "there is nothing to undo", why=f"{place.state} has no change of patchkit's"
+    former = (folder / "before").read_bytes() if step.before else None
+    if digest(former) != step.before:
+        raise StorageError(
+            f"{folder / 'before'}: is not what was there before", why="somebody edited it"
         )
-    return steps[-1]
+    noted = [folder / name for name in ("before", "after", "step.json")]
+    back = [] if found == former else [Change(str(OURS), digest(found), former, step.mode)]
+    return back + [
+        Change(each.relative_to(place.root).as_posix(), digest(each.read_bytes()), None)
+        for each in noted
+        if each.exists()
+    ]
 
 
 def check_untouched(place: Place, *, force: bool) -> None:
@@ -192,60 +182,24 @@ def check_untouched(place: Place, *, force: bool) -> None:
 
 
 def read_step(folder: Path) -> Step:
-    """Raises StorageError if the note of a change is damaged."""
+    """Read the note of a change. Raises StorageError if it is damaged."""
     path = folder / "step.json"
     try:
-        return Step(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+        step = Step(**json.loads(path.read_text()))
+        if not are_addresses(step.addresses) or not isinstance(step.mode, int):
+            raise ValueError("a field has the wrong type")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(
             f"{path}: is damaged: {error}", hint=f"{folder / 'before'} is what was there"
         ) from None
+    return step
 
 
-def digest(data: bytes | None) -> str:
-    """sha256, ``""`` for no file."""
-    return "" if data is None else hashlib.sha256(data).hexdigest()
-
-
-def _check_link(path: Path) -> None:
-    if path.is_symlink():
-        raise DriftError(
-            f"{path}: is a symbolic link",
-            why="patchkit writes a file there, and would replace the link",
-            hint="remove it",
-        )
-
-
-def _sweep(place: Place) -> None:
-    """Clear away what killed runs left half made, or half removed."""
-    _draft(place.file).unlink(missing_ok=True)
-    for each in place.state.iterdir():
-        if each.suffix in (".new", ".gone"):
-            shutil.rmtree(each)
-
-
-def _stage(folder: Path, before: bytes | None, after: bytes, step: Step) -> None:
-    """The folder of a change, whole or not at all."""
-    draft = folder.with_name(f"{folder.name}.new")
-    draft.mkdir()
-    draft.chmod(0o755)
-    if before is not None:
-        _put(draft / "before", before, MODE)
-    _put(draft / "after", after, MODE)
-    _put(draft / "step.json", json.dumps(asdict(step), indent=1).encode(), 0o644)
-    draft.rename(folder)
-    sync(folder.parent)
-
-
-def _put(path: Path, data: bytes, mode: int) -> None:
-    """A file with these bytes, or as before: written beside it, then renamed."""
-    draft = _draft(path)
-    draft.unlink(missing_ok=True)
-    write_new(draft, data, lambda handle: os.fchmod(handle, mode))
-    draft.replace(path)
-    sync(path.parent)
-
-
-def _draft(path: Path) -> Path:
-    """The name in between, which netplan does not read, since it ends in ``.new``."""
-    return path.with_name(f".{path.name}.new")
+def are_addresses(value: object) -> TypeGuard[Mapping[str, Sequence[str]]]:
+    """Return whether this is a map of netdev → list of ``address/prefix``."""
+    return isinstance(value, dict) and all(
+        isinstance(netdev, str)
+        and isinstance(each, list)
+        and all(isinstance(address, str) for address in each)
+        for netdev, each in value.items()
+    )

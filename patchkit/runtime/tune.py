@@ -19,6 +19,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from patchkit.durable.signals import Interrupted
 from patchkit.errors import DriftError, HostError, SourceError, UsageError
 from patchkit.runtime.bench import Measuring, StalledError
 from patchkit.runtime.moe_search import Config, nearest, shared_memory, suited, walk
@@ -214,7 +215,7 @@ def tune(bench: Measuring, job: Job, facts: dict[str, Any], progress: Progress) 
         except (StalledError, HostError) as error:
             outcome.stopped = str(error) or "a measurement did not end within the budget"
             break
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Interrupted):
             outcome.stopped = "interrupted"
             break
     return outcome

@@ -8,19 +8,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import subprocess
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 import platformdirs
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
+from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
 from patchkit.source.lock import LockEntry, is_version, wheel_cpus
 
@@ -32,6 +34,7 @@ Progress = Callable[[int, int], None]
 """Told the bytes done and the bytes in all."""
 
 _CHUNK = 1 << 18
+_CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
 _LARGEST = 1 << 30  # bytes of a file whose size nobody says
 
@@ -66,8 +69,8 @@ def fetch(
         return path
     if offline:
         raise _missing(entry, path) if cached is None else _mismatch(str(path), entry, cached)
-    with _disk_errors(f"cannot write {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with translated(at=path, hint=_CACHE_HINT):
+        make_folders(path.parent)
         # A corrupt file is replaced, not removed first: another fetch may have just mended it.
         _download(project, entry, path, progress)
     return path
@@ -95,7 +98,7 @@ def _nearest(version: str, known: Iterable[str], count: int = 4) -> list[str]:
 
 def _digest(path: Path) -> str | None:
     """The sha256 of a file in hex, None if there is no such file."""
-    with _disk_errors(f"cannot read {path}"):
+    with translated(at=path, hint=_CACHE_HINT):
         try:
             with path.open("rb") as stream:
                 return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -121,24 +124,10 @@ def _mismatch(where: str, entry: LockEntry, actual: str, size: int | None = None
 
 
 def _download(project: str, entry: LockEntry, path: Path, progress: Progress | None) -> None:
-    with _beside(path) as part:
-        with part.open("xb") as stream, closing(_chunks(project, entry.filename)) as chunks:
-            digest, size = _copy(chunks, stream, entry.size, progress)
-            stream.flush()
-            os.fsync(stream.fileno())
+    with replacing(path) as stream, closing(_chunks(project, entry.filename)) as chunks:
+        digest, size = _copy(chunks, stream, entry.size, progress)
         if (digest, size) != (entry.sha256, entry.size):
             raise _mismatch(f"the download of {entry.filename}", entry, digest, size)
-        part.replace(path)
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A name in the same folder to write to; nothing is left of it."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        yield part
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def save(url: str, path: Path, sha256: str, progress: Progress | None = None) -> None:
@@ -146,23 +135,19 @@ def save(url: str, path: Path, sha256: str, progress: Progress | None = None) ->
 
     Raises HashMismatchError if it has another one, StorageError if network or disk fail.
     """
-    with _disk_errors(f"cannot write {path}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(path) as part:
-            with part.open("xb") as stream, closing(_body(url)) as chunks:
-                expected = next(chunks)
-                assert isinstance(expected, int)
-                data = (chunk for chunk in chunks if isinstance(chunk, bytes))
-                digest, _size = _copy(data, stream, expected or _LARGEST, progress)
-                stream.flush()
-                os.fsync(stream.fileno())
+    with translated(at=path, hint=_CACHE_HINT):
+        make_folders(path.parent)
+        with replacing(path) as stream, closing(_body(url)) as chunks:
+            expected = next(chunks)
+            assert isinstance(expected, int)
+            data = (chunk for chunk in chunks if isinstance(chunk, bytes))
+            digest, _size = _copy(data, stream, expected or _LARGEST, progress)
             if digest != sha256:
                 raise HashMismatchError(
                     f"{url} has the sha256 {digest}, but the recipe says {sha256}",
                     why="the file is damaged, or it is not the one that was released",
                     hint="try again later; if it stays so, name a git commit instead",
                 )
-            part.replace(path)
 
 
 def _body(url: str) -> Generator[int | bytes, None, None]:
@@ -187,7 +172,7 @@ def _body(url: str) -> Generator[int | bytes, None, None]:
 
 
 def _copy(
-    chunks: Iterable[bytes], stream: BinaryIO, expected: int, progress: Progress | None
+    chunks: Iterable[bytes], stream: IO[bytes], expected: int, progress: Progress | None
 ) -> tuple[str, int]:
     """Copy until the end, or until there is more than ``expected``; the sha256 and the size."""
     digest = hashlib.sha256()
@@ -377,15 +362,3 @@ def _host(url: str) -> str:
     """The host of a URL, without user, password or path, also if the URL is malformed."""
     location = url.rpartition("@")[2].rpartition("://")[2]
     return re.split(r"[/?#]", location, maxsplit=1)[0]
-
-
-@contextmanager
-def _disk_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{what}: {error.strerror or error}",
-            why="the disk is full, or the permissions do not allow it",
-            hint="check the folder, or choose another cache with PATCHKIT_CACHE_DIR",
-        ) from error

@@ -9,6 +9,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
 from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -66,15 +68,9 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
         _fetch(url, commit, repository)
     _verify(repository, commit)
     archive = cache / f"{prefix}-{commit}.tar"
-    part = archive.with_name(f".{archive.name}.{os.getpid()}.part")
-    try:
-        made = ("archive", "--format=tar", f"--prefix={prefix}/", f"--output={part}", commit)
+    with translated(at=archive), replacing(archive) as file:
+        made = ("archive", "--format=tar", f"--prefix={prefix}/", f"--output={file.name}", commit)
         _run(repository, *_PLAIN, *made)
-        part.replace(archive)
-    except OSError as error:
-        raise StorageError(f"cannot write {archive}: {error.strerror}") from error
-    finally:
-        part.unlink(missing_ok=True)
     return archive
 
 

@@ -8,7 +8,6 @@ the figures of ``recipes/nccl/recipe.toml``, from the cache, the distribution or
 from __future__ import annotations
 
 import re
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +17,9 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
+from patchkit.durable.staging import make_folders
 from patchkit.errors import (
     HashMismatchError,
     HostError,
@@ -262,15 +264,10 @@ def _from_distribution(release: Release, wanted: _Wanted) -> SourceOrigin:
         found = upstream_archive(facts.package, version, facts.distributions, Path(folder))
         _check(found, release)
         place = _place(release, wanted.store)
-        part = place.with_name(f".{place.name}.{secrets.token_hex(8)}.part")
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(found, part)
-            part.replace(place)
-        except OSError as error:
-            raise StorageError(f"cannot write {place}: {error.strerror}") from error
-        finally:
-            part.unlink(missing_ok=True)
+        with translated(at=place):
+            make_folders(place.parent)
+            with replacing(place) as stream, found.open("rb") as archive:
+                shutil.copyfileobj(archive, stream)
     return _verified(place, release)
 
 

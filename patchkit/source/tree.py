@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from packaging.version import Version
 
-from patchkit.errors import DriftError, SourceError, StorageError
+from patchkit.digests import digest
+from patchkit.durable.names import inside
+from patchkit.errors import DriftError, StorageError
 
 Kind = str  # "sdist" | "archive" | "git" | "installed"
 
@@ -91,31 +92,6 @@ class SourceTree:
 
     def with_texts(self, texts: Mapping[str, str]) -> SourceTree:
         return replace(self, overlay={**self.overlay, **texts})
-
-
-def digest(data: bytes | str | None) -> str:
-    """sha256, hex, of bytes or of a text's UTF-8 form; ``""`` for a file that does not exist."""
-    if data is None:
-        return ""
-    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
-
-
-def inside(root: Path, path: str) -> Path:
-    """``root/path``, refusing links: what they point at may belong to somebody else."""
-    place = root / path
-    if ".." in Path(path).parts or root not in place.parents:
-        raise SourceError(f"{path}: leads out of {root}")
-    for parent in [place, *place.parents]:
-        if parent == root:
-            break
-        if parent.is_symlink():
-            raise SourceError(
-                f"{path}: {parent.relative_to(root)} is a symbolic link to {parent.readlink()}",
-                why="patchkit neither follows nor replaces links: their target may lie outside "
-                "the tree",
-                hint="replace the link by the file itself",
-            )
-    return place
 
 
 def first_existing(tree: SourceTree, paths: Iterable[str]) -> str | None:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.digests import sha256_of
+from patchkit.durable.failure import translated
+from patchkit.durable.lock import locked
 from patchkit.errors import HashMismatchError, SourceError, UsageError
-from patchkit.patching.transaction import locked
 from patchkit.wheel.checks import cuda_majors
 from patchkit.wheel.elsewhere import Locked, Place, Source, download, resolve
 from patchkit.wheel.manifest import Entry, Kind
 from patchkit.wheel.record import ANY
 from patchkit.wheel.shelf import read
-from patchkit.wheel.storage import translated
 from patchkit.wheel.torch import Torch, require_cuda, torch_of
 from patchkit.wheel.wheelhouse import FILLING, replace_dependencies, settled
 
@@ -105,7 +105,7 @@ def fill(
 def _working(house: Path) -> Iterator[Path]:
     """The folder of downloads, held alone; gone once all is done, kept if it has something."""
     place = house / FILLING
-    with translated(house):
+    with translated(at=house):
         place.mkdir(exist_ok=True)
     with locked(place):
         try:
@@ -149,7 +149,7 @@ def _with_house(source: Source, house: Path) -> Source:
 def _scratch(place: Path) -> Iterator[Path]:
     scratch = place / _SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
-    with translated(place):
+    with translated(at=place):
         scratch.mkdir()
     yield scratch
     shutil.rmtree(scratch, ignore_errors=True)
@@ -184,7 +184,7 @@ def _take(scratch: Path, wheel: Locked, place: Path) -> None:
             f"the download of {wheel.name.filename} is not the file that was resolved",
             hint="run it again",
         )
-    with translated(place):
+    with translated(at=place):
         (scratch / wheel.name.filename).replace(place / wheel.name.filename)
 
 

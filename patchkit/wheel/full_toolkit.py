@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from patchkit.durable.failure import translated
 from patchkit.errors import HostError
-from patchkit.wheel.storage import translated
 from patchkit.wheel.toolchain import Toolchain
 
 # Of CUDA 13.0's wheels; a toolkit that an installer made has these and more.
@@ -49,7 +49,7 @@ def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolcha
         *({part: half / part for part in ("include", "lib")} for half in beside),
     ]
     scratch = tempfile.TemporaryDirectory(dir=_made(dest.parent), ignore_cleanup_errors=True)
-    with translated(dest.parent, "the CUDA toolkit is not complete"), scratch as folder:
+    with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
         home = Path(folder) / "cuda"
         _join(home, toolchain.nvcc.parents[1], halves)
         _driver(home, toolchain)

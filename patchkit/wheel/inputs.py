@@ -25,6 +25,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
+from patchkit.durable.failure import translated
 from patchkit.errors import SourceError, UsageError
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
@@ -32,7 +33,6 @@ from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
 from patchkit.wheel.build_recipe import Wanted, by_option
 from patchkit.wheel.licenses import notices, spdx
 from patchkit.wheel.stand_in import find_stand_in, unpack_stand_in
-from patchkit.wheel.storage import translated
 
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
@@ -125,7 +125,7 @@ def gather(
     HostError for what cannot be had.
     """
     check_given(wanted, version, given)
-    with translated(dest, "the sources are not complete"):
+    with translated("the sources are not complete", dest):
         dest.mkdir(parents=True, exist_ok=True)
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
@@ -277,7 +277,7 @@ def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
     folder, stamp = dest / wanted.known.option, dest / f"{wanted.known.option}.identity"
     if folder.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == found.identity:
         return folder
-    with translated(folder, "the source is not complete"):
+    with translated("the source is not complete", folder):
         stamp.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.digests import sha256_of
+from patchkit.durable.lock import locked
 from patchkit.errors import BusyError, HashMismatchError, SourceError, StorageError, UsageError
-from patchkit.patching.transaction import locked
 from patchkit.wheel.finding import Finding, finding
 from patchkit.wheel.manifest import (
     MANIFEST,
@@ -26,14 +26,16 @@ from patchkit.wheel.manifest import (
 )
 from patchkit.wheel.record import WheelName, faults, wheel_name
 from patchkit.wheel.storage import (
+    DAMAGED,
     PATIENCE,
     STAGED,
+    clear,
     commit,
     held,
+    journal,
     reading,
     recover,
     staged,
-    staged_links,
     writing,
 )
 
@@ -117,7 +119,7 @@ def add(
                 raise SourceError(f"{wheel}: {found[0]}", why=_others(found), hint="build it again")
             size = copy.stat().st_size
             fresh = Entry(name=name, sha256=sha256_of(copy), size=size, facts=facts)
-            commit(house, documents([*kept, fresh]), outdated)
+            commit(house, documents([*kept, fresh]), outdated, {name.filename: copy})
     for filename in outdated:
         older = f"an older build of {name.pinned}"
         say(f"{filename}: {'a dependency' if filename in stock else older}, replaced")
@@ -142,8 +144,8 @@ def replace_dependencies(
             )
         kept = {entry.filename for entry in (*built, *fresh) if entry.held}
         gone = [entry.filename for entry in listed if entry.filename not in kept]
-        with staged_links(house, sources):
-            commit(house, documents([*built, *fresh]), gone)
+        arriving = {source.name: source for source in sources}
+        commit(house, documents([*built, *fresh]), gone, arriving)
 
 
 def _identities(entries: Iterable[Entry]) -> set[tuple[str, str]]:
@@ -170,17 +172,23 @@ def prune(
     drop: Collection[str] = (),
     dependencies: bool = False,
     dry_run: bool = False,
+    force: bool = False,
     patience: float = PATIENCE,
 ) -> tuple[Pruned, ...]:
     """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
 
     ``drop`` names wheels by file name, project, or project==version; ``dependencies`` drops all
     that ``fill`` brought. A listed wheel that is gone is listed no more, and the three files are
-    written anew. Raises as ``add`` does, and SourceError if no manifest tells what belongs here.
+    written anew. ``force`` sets a journal aside that cannot be read. Raises as ``add`` does, and
+    SourceError if no manifest tells what belongs here.
     """
     with reading(house, patience) if dry_run else held(house, patience):
         left = [Pruned(each.filename, each.what) for each in _leftovers(house)]
         if not dry_run:
+            if force:
+                left += _set_aside(house)
+            else:
+                clear(house, DAMAGED)
             recover(house)
             _clear_filling(house)
         listed, dropped = _listed(house), _dropped(house, drop)
@@ -195,6 +203,13 @@ def prune(
         if (stale or removed) and not dry_run:
             commit(house, documents(kept), sorted(gone))
     return (*left, *removed, *stale)
+
+
+def _set_aside(house: Path) -> list[Pruned]:
+    """Move a journal away; what it had begun shows in the findings of verify."""
+    clear(house, DAMAGED)
+    moved = journal(house).discard(house / DAMAGED)
+    return [Pruned(".journal", f"set aside as {DAMAGED}")] if moved else []
 
 
 def _clear_filling(house: Path) -> None:
@@ -287,9 +302,10 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
 
 
 def _leftovers(house: Path) -> Iterator[Finding]:
-    if (house / STAGED).exists():
-        hint = f"patchkit wheelhouse prune --dir {house}"
-        yield finding(StorageError, STAGED, "left by an interrupted run", hint)
+    for name in (STAGED, DAMAGED):
+        if os.path.lexists(house / name):
+            hint = f"patchkit wheelhouse prune --dir {house}"
+            yield finding(StorageError, name, "left by an interrupted run", hint)
     if (house / FILLING).exists():
         hint = f"{_FILL.format(house=house)}; or: patchkit wheelhouse prune --dir {house}"
         yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from patchkit.durable.failure import translated
+from patchkit.durable.lock import locked
 from patchkit.errors import StorageError
-from patchkit.patching.transaction import locked
-from patchkit.wheel.storage import translated
 
 WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)
 """Below this everything is built; unlike /tmp it outlives a reboot, and is on a disk."""
@@ -35,7 +35,7 @@ def staging() -> Iterator[Path]:
             if time.time() - stale.lstat().st_mtime > _STALE:
                 shutil.rmtree(stale, ignore_errors=True)
     folder = tempfile.TemporaryDirectory(prefix=_STAGED, dir=WORK, ignore_cleanup_errors=True)
-    with translated(WORK, "the build is not finished"), folder as made:
+    with translated("the build is not finished", WORK), folder as made:
         yield Path(made)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from patchkit import __version__
 from patchkit.patching.recipe import load_recipes
-from patchkit.patching.transaction import locked
+from patchkit.durable.lock import locked
 
 RELEASE = "0.19.1"
 EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"

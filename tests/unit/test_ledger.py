@@ -20,7 +20,7 @@ from patchkit.patching.ledger import (
     untouched,
 )
 from patchkit.source.installed import rewrite_record
-from patchkit.source.tree import digest
+from patchkit.digests import digest
 
 BEFORE, AFTER = "größer\n", "kleiner\n"
 NEW = "vllm/E=8,block_shape=[128,128].json"

@@ -17,7 +17,7 @@ import pytest
 
 from faults import in_child, kill, killed_everywhere
 from patchkit.errors import BusyError, StorageError, UsageError
-from patchkit.patching.transaction import locked
+from patchkit.durable.lock import locked
 from patchkit.wheel.manifest import Entry, Kind
 from patchkit.wheel.record import wheel_name
 from patchkit.wheel.wheelhouse import (

@@ -1,0 +1,107 @@
+"""One file, the old or the new one and never half of either: written beside it, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from patchkit.durable.signals import committed, deferred
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, private: bool = False, told: str = "") -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of ``path`` when the block ends; gone if the block fails.
+
+    The owner, group and mode of a file that is replaced are kept; a new one gets what umask leaves,
+    and the owner of its folder if root writes it. ``private`` takes the rights of others away. An
+    interrupt comes before the replacement or after it; ``told`` is then said of it. Raises OSError.
+    """
+    _sweep(path)
+    with _opened_beside(path) as file:
+        part = Path(file.name)
+        try:
+            yield file
+            file.flush()
+            give(file.fileno(), _status(path), path.parent, private=private)
+            os.fsync(file.fileno())
+            with deferred():
+                part.replace(path)
+                if told:
+                    committed(told)
+                sync(path.parent)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def give(
+    handle: int,
+    old: os.stat_result | None,
+    folder: Path,
+    *,
+    mode: int | None = None,
+    private: bool = False,
+) -> None:
+    """Give an open file owner, group and mode: of the ``old`` one, or those of a new one.
+
+    What root makes in somebody's folder, as under sudo, belongs to that somebody.
+    """
+    like = old or (folder.stat() if os.geteuid() == 0 else None)
+    if like is not None:
+        with contextlib.suppress(PermissionError):  # a group that the user is not in
+            os.fchown(handle, like.st_uid, like.st_gid)
+    if mode is None:
+        mode = stat.S_IMODE(old.st_mode) if old else 0o666 & ~_umask()
+    os.fchmod(handle, mode & 0o600 if private else mode)
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder last: renames and links are on the disk once it returns."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed runs left of the same file: parts that nobody holds."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
+
+
+def _opened_beside(path: Path) -> IO[bytes]:
+    """A new private file in the same folder, held: no sweep takes it for one that was left."""
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        file = open(part, "x+b", opener=_private)  # noqa: SIM115
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if part.exists():
+                return file
+        file.close()  # a sweep was quicker
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

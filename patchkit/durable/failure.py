@@ -1,0 +1,33 @@
+"""What a failing disk is called: one translation of OSError for everybody."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from patchkit.errors import StorageError
+
+NOTHING = "nothing was changed"
+_HINT = "check permissions and free space, then run the same command again"
+
+
+@contextlib.contextmanager
+def translated(outcome: str = NOTHING, at: Path | None = None, hint: str = _HINT) -> Iterator[None]:
+    """Raise an OSError as a StorageError that says what has come of it, and what to do.
+
+    ``at`` is named where the error itself names no file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{reason(error, at)}; {outcome}", hint=hint) from error
+
+
+def reason(error: OSError, at: Path | None = None) -> str:
+    """Return ``FILE: what the system says`` of an OSError."""
+    if isinstance(error, shutil.Error):  # of several files; one will do
+        return str(error.args[0][0][2])
+    where = error.filename2 or error.filename or at or "writing"
+    return f"{where}: {error.strerror or error}"

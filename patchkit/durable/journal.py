@@ -1,0 +1,413 @@
+"""All-or-nothing changes to many files, finished or taken back by the next run if one is cut short.
+
+Below the journal's folder lie ::
+
+    before/N       what the N-th file was: a second name of it, or a copy
+    after/N        what it becomes, with its owner, group and mode
+    forward.json   the steps; the next run carries them out
+    back.json      the same steps; the next run takes them back
+
+Everything is staged before there is a journal. A change to files alone is committed by the name
+``forward.json``. One that something else has to follow (a network) is ``back.json`` until that is
+done. An error turns ``forward`` into ``back`` by a rename, which needs no space, and files move by
+renames, too. Every step can be repeated: a file is as before or as after, and its sha256 says
+which. The journal goes away last, in one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.digests import digest, sha256_of
+from patchkit.durable.atomic import sync
+from patchkit.durable.failure import NOTHING, reason, translated
+from patchkit.durable.names import inside, plain
+from patchkit.durable.signals import committed, deferred, undeferred
+from patchkit.durable.staging import is_staged, make_folders, move, second_name, write_staged
+from patchkit.durable.steps import Step, Steps, place_of, present, read_steps, state
+from patchkit.errors import DriftError, PatchkitError, StorageError
+
+_BEFORE, _AFTER = "before", "after"
+
+
+class Direction(enum.StrEnum):
+    """Where the next run takes an unfinished change; the stem of the journal's name."""
+
+    FORWARD = "forward"
+    BACK = "back"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One file, relative to the root. ``before`` is its sha256, "" if there must be none.
+
+    ``after`` is its content, or a file on the same file system that holds it; None removes it.
+    ``mode`` is that of the result; without one it is kept, or what umask leaves.
+    """
+
+    path: str
+    before: str
+    after: bytes | Path | None
+    mode: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """The journal of a root, in a folder below it. The caller holds the root's lock.
+
+    ``again`` is the command that finishes what was cut short, ``rescue`` the one that helps where
+    the journal itself is damaged. Files are changed only where ``allowed`` says so of their path.
+    Folders at and below ``home`` go away when they are empty. New folders get ``folder_mode``, or
+    what umask leaves.
+    """
+
+    root: Path
+    folder: Path
+    again: str
+    rescue: str
+    allowed: Callable[[str], bool] = plain
+    home: Path | None = None
+    one_file_system: bool = True
+    folder_mode: int | None = None
+
+    def unfinished(self) -> Direction | None:
+        """Return where the next run takes a change that was cut short, None if none was."""
+        found = [each for each in Direction if os.path.lexists(self._path(each))]
+        return found[0] if found else None
+
+    def check_finished(self) -> None:
+        """Raise StorageError if a change was cut short: the files may be neither old nor new."""
+        if self.unfinished():
+            raise StorageError(
+                f"{self.folder}: an earlier patchkit run was cut short in mid-commit",
+                why="it was killed, or the disk failed",
+                hint=f"{self.again} finishes it first",
+            )
+
+    def commit(
+        self,
+        changes: Sequence[Change],
+        *,
+        settle: Callable[[], None] | None = None,
+        unsettle: Callable[[], None] = lambda: None,
+        note: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make all changes or none. ``settle`` follows them; ``unsettle`` the way back.
+
+        Raises DriftError if a file is not as ``before`` says, StorageError if it cannot be written,
+        and what ``settle`` raises. Nothing was changed then, unless the error says what was.
+        """
+        if not changes and settle is None:
+            return
+        self.check_finished()
+        with translated():
+            self._sweep()
+            steps = self._stage(changes, note or {})
+        with deferred():
+            try:
+                self._start(Direction.BACK if settle else Direction.FORWARD)
+                self._carry_out(steps)
+                if settle:
+                    with undeferred():
+                        settle()
+                    self._turn(Direction.FORWARD)
+            except BaseException as error:
+                self._give_up(steps, unsettle, error)
+                raise
+            committed(f"the commit was finished, {_files(len(steps.steps))}")
+            with translated("the commit was finished, and only its journal could not be removed"):
+                self._clear()
+
+    def recover(
+        self, unsettle: Callable[[Mapping[str, Any]], None] = lambda _note: None
+    ) -> Mapping[str, Any] | None:
+        """Finish or take back what was cut short, and clear away what was only staged.
+
+        ``unsettle`` gets the note of a change that is taken back. Returns the note, None if there
+        was nothing to do. Raises DriftError if a file was edited since, and StorageError if the
+        journal or what it needs is damaged: both before anything is touched.
+        """
+        with deferred(), translated("an interrupted commit is still unfinished"):
+            self._check_folder()
+            if not (direction := self.unfinished()):
+                self._sweep()
+                return None
+            steps = self._read(direction)
+            if self._possible(steps, direction) is Direction.FORWARD:
+                self._carry_out(steps)
+                committed("an interrupted commit was finished")
+            else:
+                self._put_back(steps)
+                unsettle(steps.note)
+                committed("an interrupted commit was taken back")
+            self._clear()
+        return steps.note
+
+    def discard(self, to: Path) -> bool:
+        """Move a journal that cannot be read aside; return whether there was one."""
+        with translated():
+            self._check_folder()
+            if not self.folder.exists():
+                return False
+            make_folders(to.parent)
+            shutil.rmtree(to, ignore_errors=True)
+            self.folder.rename(to)
+        return True
+
+    # What is staged: nothing outside of the folder is touched.
+
+    def _stage(self, changes: Sequence[Change], note: Mapping[str, Any]) -> Steps:
+        try:
+            for side in (_BEFORE, _AFTER):
+                make_folders(self.folder / side)
+            steps = [self._stage_one(number, change) for number, change in enumerate(changes)]
+            made = {path for each in changes if each.after is not None for path in self._new(each)}
+            found = Steps(steps, sorted(made), note)
+            write_staged(self.folder / "draft", found.to_json(), None, self.root)
+            for folder in (self.folder / _BEFORE, self.folder / _AFTER, self.folder):
+                sync(folder)
+        except BaseException:
+            with deferred():
+                self._clear()
+            raise
+        return found
+
+    def _stage_one(self, number: int, change: Change) -> Step:
+        place = self._checked(change)
+        result = self.folder / _AFTER / str(number)
+        if change.before:
+            second_name(place, self.folder / _BEFORE / str(number))
+        if isinstance(change.after, Path):
+            second_name(change.after, result)
+            return Step(change.path, change.before, sha256_of(result))
+        if change.after is not None:
+            old = place.stat() if change.before else None
+            write_staged(result, change.after, old, _standing(place), change.mode)
+        return Step(change.path, change.before, digest(change.after))
+
+    def _checked(self, change: Change) -> Path:
+        place = place_of(self.root, change.path)
+        if present(place) != change.before:
+            raise _meanwhile(change.path)
+        # Root may write anywhere; a file without a write bit is still not meant to be written.
+        if change.before and not place.stat().st_mode & 0o222:
+            raise StorageError(f"{change.path}: is read-only; {NOTHING}", hint=f"chmod u+w {place}")
+        self._check_disk(place)
+        return place
+
+    def _check_disk(self, place: Path) -> None:
+        if self.one_file_system and _standing(place).stat().st_dev != self.root.stat().st_dev:
+            raise StorageError(
+                f"{place}: lies on another file system than {self.root}; {NOTHING}",
+                why="what is there cannot be replaced together with the other files",
+                hint=f"unmount what is mounted below {self.root}",
+            )
+
+    def _new(self, change: Change) -> list[str]:
+        """Folders that a change needs and that are not there."""
+        folders = (self.root / change.path).parents
+        missing = [each for each in folders if self.root in each.parents and not each.exists()]
+        return [each.relative_to(self.root).as_posix() for each in missing]
+
+    # The way forward.
+
+    def _path(self, direction: Direction) -> Path:
+        return self.folder / f"{direction}.json"
+
+    def _start(self, direction: Direction) -> None:
+        (self.folder / "draft").rename(self._path(direction))
+        sync(self.folder)
+
+    def _turn(self, direction: Direction) -> None:
+        """Have the journal lead elsewhere from now on."""
+        if (former := self.unfinished()) and former is not direction:
+            self._path(former).rename(self._path(direction))
+            sync(self.folder)
+
+    def _carry_out(self, steps: Steps) -> None:
+        """Bring every file to its ``after``; those that are there already stay."""
+        touched = set()
+        for number, step in enumerate(steps.steps):
+            place = place_of(self.root, step.path)
+            if (found := present(place)) not in (step.before, step.after):
+                raise _meanwhile(step.path)
+            if found == step.after:
+                continue
+            if step.after:
+                make_folders(place.parent, self.folder_mode)
+                move(self.folder / _AFTER / str(number), place)
+            else:
+                place.unlink()
+            touched.add(place.parent)
+        for folder in touched:
+            sync(folder)
+
+    # The way back.
+
+    def _give_up(self, steps: Steps, unsettle: Callable[[], None], error: BaseException) -> None:
+        """Take everything back and raise what an OSError means; keep the journal if that fails."""
+        try:
+            self._turn(Direction.BACK)
+            self._put_back(steps)
+            unsettle()
+            self._clear()
+        except (OSError, PatchkitError) as worse:
+            raise self._stuck(steps, error, worse) from error
+        if isinstance(error, OSError):
+            with translated():
+                raise error
+
+    def _put_back(self, steps: Steps) -> None:
+        """Bring every file back to its ``before``, but for those that somebody edited meanwhile.
+
+        All are tried before the first failure is raised.
+        """
+        failed: list[OSError | PatchkitError] = []
+        touched = set()
+        for number, step in reversed([*enumerate(steps.steps)]):
+            try:
+                place = place_of(self.root, step.path)
+                if step.before == step.after or present(place) != step.after:
+                    continue
+                if step.before:
+                    move(self.folder / _BEFORE / str(number), place)
+                else:
+                    place.unlink()
+                touched.add(place.parent)
+            except (OSError, PatchkitError) as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        for folder in touched:
+            sync(folder)
+        for path in reversed(steps.folders):
+            with contextlib.suppress(OSError):  # never made, or somebody put something there
+                (self.root / path).rmdir()
+
+    def _stuck(
+        self, steps: Steps, error: BaseException, worse: OSError | PatchkitError
+    ) -> PatchkitError:
+        """Say which files are in which state when the way back failed, too."""
+        states = {step.path: state(self.root, step) for step in steps.steps}
+        new = [path for path, found in states.items() if found == _AFTER]
+        odd = [path for path, found in states.items() if found == "unknown"]
+        kind = type(error) if isinstance(error, PatchkitError) else StorageError
+        return kind(
+            f"{_words(error)}; and taking the change back failed, too: {_words(worse)}\n"
+            f"  {len(new)} of {_files(len(states))} changed{_list(new)}"
+            + (f"; unknown{_list(odd)}" if odd else "")
+            + "; the rest is as before",
+            why=f"{self.folder} has what is needed to go on",
+            hint=f"once the cause is mended: {self.again}",
+        )
+
+    # What lies there after a run was cut short.
+
+    def _check_folder(self) -> None:
+        inside(self.root, self.folder.relative_to(self.root).as_posix())
+
+    def _read(self, direction: Direction) -> Steps:
+        try:
+            return read_steps(self._path(direction), self.allowed)
+        except ValueError as error:
+            raise self._damaged(f"{self._path(direction)}: cannot be understood: {error}") from None
+
+    def _possible(self, steps: Steps, wanted: Direction) -> Direction:
+        """Return the direction for which everything that is needed is there and whole.
+
+        What could not be settled must not be kept: only ``forward`` may turn into ``back``.
+        """
+        lost: dict[Direction, list[str]] = {each: [] for each in Direction}
+        edited = []
+        for number, step in enumerate(steps.steps):
+            place = place_of(self.root, step.path)
+            self._check_disk(place)
+            if (found := present(place)) not in (step.before, step.after):
+                edited.append(step.path)
+            for way, side, needed in (
+                (Direction.FORWARD, _AFTER, step.after),
+                (Direction.BACK, _BEFORE, step.before),
+            ):
+                staged = self.folder / side / str(number)
+                if needed not in ("", found) and not is_staged(staged, needed):
+                    lost[way].append(step.path)
+        if edited:
+            raise self._edited(edited)
+        if not lost[wanted]:
+            return wanted
+        if wanted is Direction.BACK or lost[Direction.BACK]:
+            what = f"what was staged for {', '.join(lost[wanted])} is damaged or gone"
+            raise self._damaged(f"{self.folder}: {what}")
+        self._turn(Direction.BACK)
+        return Direction.BACK
+
+    def _edited(self, paths: Sequence[str]) -> DriftError:
+        return DriftError(
+            f"{', '.join(paths)}: edited since an interrupted run",
+            why="patchkit was killed in mid-commit, and the file was changed afterwards",
+            hint=f"bring the file back to one of those in {self.folder}, then run again; "
+            f"or: {self.rescue}",
+        )
+
+    def _damaged(self, what: str) -> StorageError:
+        return StorageError(
+            f"{what}; an interrupted commit is still unfinished",
+            why="somebody edited or removed files in patchkit's folder, or the disk is failing",
+            hint=self.rescue,
+        )
+
+    # The end.
+
+    @property
+    def _gone(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.gone")
+
+    def _sweep(self) -> None:
+        """Remove what was only staged, and what is left of a journal that is done."""
+        self._check_folder()
+        self._clear()
+
+    def _clear(self) -> None:
+        shutil.rmtree(self._gone, ignore_errors=True)
+        if self.folder.exists():
+            self.folder.rename(self._gone)
+            sync(self.folder.parent)
+            shutil.rmtree(self._gone, ignore_errors=True)
+        if self.home is not None:
+            for place, _, _ in os.walk(self.home, topdown=False):
+                with contextlib.suppress(OSError):  # it is not empty
+                    Path(place).rmdir()
+
+
+def _meanwhile(path: str) -> DriftError:
+    return DriftError(
+        f"{path}: changed while patchkit was working; nothing else was changed",
+        why="another program wrote to it",
+        hint="run the same command again",
+    )
+
+
+def _standing(place: Path) -> Path:
+    """The nearest folder above a file that is there."""
+    return next(each for each in place.parents if each.is_dir())
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return reason(error)
+    return error.what if isinstance(error, PatchkitError) else type(error).__name__
+
+
+def _list(paths: Sequence[str]) -> str:
+    return f": {', '.join(paths)}" if paths else ""
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"

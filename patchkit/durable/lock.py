@@ -1,0 +1,45 @@
+"""One writer at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from patchkit.errors import BusyError
+
+_PAUSE = 0.05  # seconds between two looks at the lock
+
+
+@contextlib.contextmanager
+def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
+    """Hold a folder alone; wait ``patience`` seconds for whoever has it.
+
+    Yields the file descriptor of the lock: a program that inherits it holds the folder, too. The
+    kernel releases it with the last of them, so that nothing is left of a process that was killed.
+    Raises BusyError.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline = time.monotonic() + patience
+        while not _taken(handle):
+            if time.monotonic() >= deadline:
+                raise BusyError(
+                    f"{folder}: another patchkit is working on this tree",
+                    hint="wait until it is done",
+                )
+            time.sleep(_PAUSE)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,31 @@
+"""Which names of files may be written, replaced or removed below a root."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from patchkit.errors import SourceError
+
+
+def plain(path: str) -> bool:
+    """Return whether a path is relative, names something, and has one spelling: no ``..``."""
+    parts = path.split("/")
+    return bool(path) and "\0" not in path and not {"", ".", ".."}.intersection(parts)
+
+
+def inside(root: Path, path: str) -> Path:
+    """Return ``root/path``, refusing links: what they point at may belong to somebody else."""
+    place = root / path
+    if ".." in PurePosixPath(path).parts or root not in place.parents:
+        raise SourceError(f"{path}: leads out of {root}")
+    for parent in [place, *place.parents]:
+        if parent == root:
+            break
+        if parent.is_symlink():
+            raise SourceError(
+                f"{path}: {parent.relative_to(root)} is a symbolic link to {parent.readlink()}",
+                why="patchkit neither follows nor replaces links: their target may lie outside "
+                "the tree",
+                hint="replace the link by the file itself",
+            )
+    return place

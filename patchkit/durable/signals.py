@@ -1,0 +1,77 @@
+"""Ctrl-C, `kill` and a closed terminal: raised where that is safe, held back where it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_held = 0  # blocks that are not to be interrupted, one within another
+_pending: list[int] = []
+_committed: list[str] = []
+
+
+class Interrupted(BaseException):
+    """One of SIGNALS came. ``exit_code`` is 128 and its number, as shells have it.
+
+    In words it says what became of the changes of this process.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return f"interrupted; {'; '.join(dict.fromkeys(_committed)) or 'nothing was changed'}"
+
+
+def raise_interrupts() -> None:
+    """Have SIGNALS raise Interrupted from now on; one that is ignored (nohup) stays ignored."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _strike)
+
+
+def _strike(number: int, _frame: FrameType | None) -> None:
+    if not _held:
+        raise Interrupted(number)
+    _pending.append(number)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Hold Interrupted back until the block ends. An error of the block comes before it."""
+    global _held
+    _held += 1
+    try:
+        yield
+    finally:
+        _held -= 1
+    _raise_pending()
+
+
+@contextlib.contextmanager
+def undeferred() -> Iterator[None]:
+    """Let Interrupted come at once in a part of a deferred block that may take long."""
+    global _held
+    held, _held = _held, 0
+    try:
+        _raise_pending()
+        yield
+    finally:
+        _held = held
+
+
+def _raise_pending() -> None:
+    if _pending and not _held:
+        number = _pending[0]
+        _pending.clear()
+        raise Interrupted(number)
+
+
+def committed(what: str) -> None:
+    """Note what this process has changed for good: ``the commit was finished, 6 files``."""
+    _committed.append(what)

@@ -1,0 +1,82 @@
+"""Files as a journal stages them: second names, or copies with their owner and mode."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from patchkit.digests import sha256_of
+from patchkit.durable.atomic import give
+from patchkit.errors import StorageError
+
+
+def second_name(source: Path, name: Path) -> None:
+    """Give a file another name; copy it where the file system or the rights know no links.
+
+    Its content is on the disk when this returns. Raises OSError.
+    """
+    try:
+        os.link(source, name, follow_symlinks=False)
+        with name.open("rb") as stream:
+            os.fsync(stream.fileno())
+    except OSError:
+        name.unlink(missing_ok=True)
+        with source.open("rb") as stream, name.open("xb") as copy:
+            shutil.copyfileobj(stream, copy, 1 << 20)
+            give(copy.fileno(), source.stat(), name.parent)
+            copy.flush()
+            os.fsync(copy.fileno())
+
+
+def write_staged(
+    name: Path, data: bytes, old: os.stat_result | None, folder: Path, mode: int | None = None
+) -> None:
+    """Write a new file with owner and mode of the ``old`` one, or of a new one in ``folder``."""
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        give(handle, old, folder, mode=mode)
+        os.fsync(handle)
+
+
+def make_folders(folder: Path, mode: int | None = None) -> None:
+    """Make a folder and those above it, each with the owner that a new file there would get."""
+    if folder.is_dir():
+        return
+    make_folders(folder.parent, mode)
+    folder.mkdir()
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        made = stat.S_IMODE(os.fstat(handle).st_mode)
+        give(handle, None, folder.parent, mode=made if mode is None else mode)
+    finally:
+        os.close(handle)
+
+
+def move(source: Path, place: Path) -> None:
+    """Put a staged file in its place, in one rename. Raises OSError."""
+    try:
+        source.rename(place)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    # Renaming does not lead to another mount: a copy beside it first.
+    draft = place.with_name(f".{place.name}.new")
+    draft.unlink(missing_ok=True)
+    write_staged(draft, source.read_bytes(), source.stat(), place.parent)
+    draft.rename(place)
+
+
+def is_staged(name: Path, sha256: str) -> bool:
+    """Return whether a staged file is a plain file with this content."""
+    try:
+        plain = stat.S_ISREG(name.lstat().st_mode) and not name.parent.is_symlink()
+        return plain and sha256_of(name) == sha256
+    except (OSError, StorageError):
+        return False

@@ -1,0 +1,105 @@
+"""The way out when ledger or journal are damaged: the originals go back, and nothing is lost."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.digests import digest
+from patchkit.durable.journal import Change
+from patchkit.durable.steps import place_of, present
+from patchkit.errors import PatchkitError, SourceError
+from patchkit.patching.ledger import journal_of, original_path, read_ledger
+from patchkit.source.tree import SourceTree
+
+ASIDE = ".patchkit-aside"
+"""Folder of the tree for what was in the way: edited files, a journal that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """Paths that were restored, and those whose content was moved to ``aside``.
+
+    ``created`` is False if no ledger says which files patchkit had created: those stay.
+    ``lost`` are files whose original is damaged: they stay as they are, to be had from the release.
+    """
+
+    restored: tuple[str, ...]
+    moved: tuple[str, ...]
+    lost: tuple[str, ...]
+    created: bool
+    aside: Path
+
+
+def rescue(tree: SourceTree, state: Path) -> Rescued:
+    """Put back every original, whatever journal, ledger and files say. The tree is held.
+
+    Raises SourceError if there is nothing of patchkit's, StorageError for I/O.
+    """
+    aside = _free(tree.root)
+    journal, moved = journal_of(tree, state), []
+    try:
+        journal.recover()
+    except PatchkitError:
+        journal.discard(aside / "transaction")
+        moved.append("transaction")
+    if not state.is_dir() and not moved:
+        raise SourceError(f"{tree.root}: patchkit has changed nothing here")
+    ours, known = _known(state)
+    changes, restored, lost = [], [], []
+    for path, (wanted, left) in ours.items():
+        original = original_path(state, path)
+        data = original.read_bytes() if _is_plain(original) else None
+        if digest(data) != wanted:
+            lost.append(path)
+            if data is not None:
+                changes.append(Change(f"{aside.name}/originals/{path}", "", data))
+            continue
+        found = present(place_of(tree.root, path))
+        if found not in (wanted, left) and found:
+            moved.append(path)
+            content = (tree.root / path).read_bytes()
+            changes.append(Change(f"{aside.name}/{path}", "", content))
+        if found != wanted:
+            changes.append(Change(path, found, data))
+        restored.append(path)
+    for each in _files(state):
+        path = each.relative_to(tree.root).as_posix()
+        changes.append(Change(path, present(each), None))
+    journal.commit(changes)
+    return Rescued(tuple(restored), tuple(moved), tuple(lost), known, aside)
+
+
+def _known(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
+    """Path → sha256 (of the original, as patchkit left it), and whether a ledger says so."""
+    try:
+        ledger = read_ledger(state)
+    except PatchkitError:
+        ledger = None
+    if ledger is not None:
+        return dict(ledger.files), True
+    home = original_path(state, "")
+    found = {each.relative_to(home).as_posix(): each for each in _files(home)}
+    # Nobody knows any more what patchkit wrote: what is there now goes aside.
+    return {path: (present(each), "") for path, each in found.items()}, False
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (each for each in sorted(folder.rglob("*")) if _is_plain(each))
+
+
+def _is_plain(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _free(root: Path) -> Path:
+    """A folder of the tree that is not there yet."""
+    number = 1
+    while (root / (name := ASIDE if number == 1 else f"{ASIDE}-{number}")).exists():
+        number += 1
+    return root / name
