@@ -69,6 +69,16 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "tests/fuzz/inspect_binaries.py", *limits, str(cache / "fuzz-corpus"))
 
 
+@nox.session
+def torture(session: nox.Session) -> None:
+    """Every change disturbed at every system call; rewrites docs/reliability.md: `-- [N]`.
+
+    N is the number of signals from outside, 200 by default. Minutes on many cores.
+    """
+    _install(session, "test")
+    session.run("python", "-m", "torture", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
 @nox.session(name="build-nccl")
 def build_nccl(session: nox.Session) -> None:
     """The libnccl wheel, into wheelhouse/; takes what `patchkit build nccl --help` lists."""

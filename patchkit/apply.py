@@ -206,6 +206,13 @@ def _apply(workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: b
     proofs = prove(plan)
     if dry_run:
         return Outcome(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
+    return commit_plan(workspace, recipe, plan, texts, proofs)
+
+
+def commit_plan(
+    workspace: Workspace, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
+) -> Outcome:
+    """Write the texts of a plan, with the ledger and the originals: all files or none."""
     ledger = _ledger(workspace.tree, recipe, plan, texts, proofs) if texts else None
     changes = _changes(workspace, texts, ledger)
     journal_of(workspace.tree, workspace.state).commit(changes)

@@ -382,8 +382,9 @@ class Journal:
             shutil.rmtree(self._gone, ignore_errors=True)
         if self.home is not None:
             for place, _, _ in os.walk(self.home, topdown=False):
-                with contextlib.suppress(OSError):  # it is not empty
-                    Path(place).rmdir()
+                with contextlib.suppress(OSError):
+                    if not os.listdir(place):  # noqa: PTH208
+                        Path(place).rmdir()
 
 
 def _meanwhile(path: str) -> DriftError:

@@ -40,7 +40,7 @@ def apply(place: Place, plan: Plan, *, force: bool) -> Done:
     """
     data, addresses, live = render(plan).encode(), given(plan), is_live(place)
     with net_state.locked(place), net_live.undisturbed():
-        recovered = _recover(place) is not None
+        recovered = recover(place) is not None
         net_state.check_untouched(place, force=force)
         if place.text() == data:
             return Done(changed=False, live=live, recovered=recovered)
@@ -65,7 +65,7 @@ def undo(place: Place, *, force: bool = False) -> Done:
     with net_state.locked(place), net_live.undisturbed():
         if force:
             place.journal.discard(place.state / "journal.damaged")
-        if _recover(place) == "apply":  # taking that back is what was asked for
+        if recover(place) == "apply":  # taking that back is what was asked for
             return Done(changed=True, live=is_live(place), recovered=True)
         changes = net_state.taking_back(place)
         _commit(place, changes, "undo", _before(place), place.addresses())
@@ -125,7 +125,7 @@ def _activate_back(place: Place, note: Mapping[str, Any]) -> None:
     _activate(place, former, addresses)
 
 
-def _recover(place: Place) -> str | None:
+def recover(place: Place) -> str | None:
     """Put back what a killed run had begun; return its verb, None if there was nothing."""
     note = place.journal.recover(lambda note: _activate_back(place, note))
     return None if note is None else str(note.get("verb"))

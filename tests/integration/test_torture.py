@@ -1,0 +1,31 @@
+"""A part of `nox -s torture`: changes disturbed at every 20th system call, in every way."""
+
+from __future__ import annotations
+
+import pytest
+
+from torture.__main__ import NAMES, RELEASE
+from torture.attacks import every
+from torture.supervisor import unavailable
+from torture.users import users
+
+pytestmark = [
+    pytest.mark.releases,
+    pytest.mark.skipif(bool(unavailable()), reason=f"nothing can be disturbed: {unavailable()}"),
+]
+_STRIDE = 20
+
+
+@pytest.fixture(scope="module")
+def found(release, tmp_path_factory):
+    with users(release(RELEASE), tmp_path_factory.mktemp("torture")) as all_of_them:
+        yield {user.name: user for user in all_of_them}
+
+
+@pytest.mark.parametrize(("offset", "name"), enumerate(NAMES), ids=NAMES)
+def test_the_old_state_or_the_new_one(found, offset, name):
+    # A small change is tried whole.
+    stride = _STRIDE if len(found[name].new) > 5 else 2
+    tried = list(every(found[name], stride, offset))
+    assert len(tried) > 15
+    assert [each for each in tried if each.wrong] == []
