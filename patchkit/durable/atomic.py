@@ -12,16 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from patchkit.durable.failure import translated
 from patchkit.durable.signals import committed, deferred
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, private: bool = False, told: str = "") -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of ``path`` when the block ends; gone if the block fails.
 
     The owner, group and mode of a file that is replaced are kept; a new one gets what umask leaves,
-    and the owner of its folder if root writes it. ``private`` takes the rights of others away. An
-    interrupt comes before the replacement or after it; ``told`` is then said of it. Raises OSError.
+    and the owner of its folder if root writes it. ``private`` takes the rights of others away.
+    Raises OSError as long as nothing was changed, StorageError if it was and may not last.
     """
     _sweep(path)
     with _opened_beside(path) as file:
@@ -33,11 +34,13 @@ def replacing(path: Path, *, private: bool = False, told: str = "") -> Iterator[
             os.fsync(file.fileno())
             with deferred():
                 part.replace(path)
-                if told:
-                    committed(told)
-                sync(path.parent)
-        finally:
-            part.unlink(missing_ok=True)
+                committed(f"{path} was written")
+        except BaseException:
+            with contextlib.suppress(OSError):  # what is left, the next run sweeps
+                part.unlink(missing_ok=True)
+            raise
+    with translated(f"{path} was written, but may not outlast a power cut"):
+        sync(path.parent)
 
 
 def give(

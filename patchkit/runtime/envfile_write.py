@@ -36,7 +36,7 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Outcome:
             return Outcome.UNCHANGED
         if status and not force:
             _check(path, old.decode(errors="replace"), text)
-        with replacing(path, private=private, told=f"{path} was written") as file:
+        with replacing(path, private=private) as file:
             file.write(text.encode())
     return Outcome.REPLACED if status else Outcome.CREATED
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from patchkit import __version__
-from patchkit.patching.recipe import load_recipes
 from patchkit.durable.lock import locked
+from patchkit.patching.recipe import load_recipes
 
 RELEASE = "0.19.1"
 EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"

@@ -12,7 +12,9 @@ from torture.supervisor import ERRORS, SIGNALS, Call, Ended, strike, supervise, 
 from torture.users import State, User, reported, snapshot
 
 # What patchkit's own unfinished business looks like; it is nobody's file.
-_SCRATCH = re.compile(r"(^|/)(transaction|journal|\.journal)(\.gone)?(/|$)|(^|/)\.staged(/|$)|\.part$")
+_SCRATCH = re.compile(
+    r"(^|/)(transaction|journal|\.journal)(\.gone)?(/|$)|(^|/)\.staged(/|$)|\.part$"
+)
 _FAILED = 70  # of the supervisor: something that is no PatchkitError escaped
 
 
@@ -86,7 +88,9 @@ def attack_twice(user: User, pair: tuple[str, str], at: int, later: int) -> Trie
 
 def attack_recovery(user: User, second: str, at: int, later: int) -> Tried:
     """Kill a run at one call, and disturb what makes it whole at another."""
-    return _tried(user, f"SIGKILL, then {second} in recovery", [Fault("SIGKILL", at)], Fault(second, later))
+    return _tried(
+        user, f"SIGKILL, then {second} in recovery", [Fault("SIGKILL", at)], Fault(second, later)
+    )
 
 
 def _tried(user: User, attack: str, faults: list[Fault], again: Fault | None = None) -> Tried:
@@ -115,7 +119,7 @@ def _untrue(user: User, ended: Ended) -> str:
         return "said that it was done, and it is not"
     if "nothing was changed" in ended.said and now != old:
         return f"said that nothing was changed: {_difference(now, old)}"
-    if "was finished" in ended.said and now != new:
+    if ("was finished" in ended.said or "was written" in ended.said) and now != new:
         return f"said that it was finished: {_difference(now, new)}"
     return ""
 
@@ -156,4 +160,3 @@ def every(user: User, stride: int = 1, offset: int = 0) -> Iterator[Tried]:
     for number, kind in enumerate(RECOVERY):
         for at in range(1 + (offset + number) % stride, count + 1, stride):
             yield attack_recovery(user, kind, at, chance.randint(1, 40))
-

@@ -154,7 +154,9 @@ def _hand_over(channel: socket.socket) -> None:
     flags = _NEW_LISTENER | _WAIT_KILLABLE
     listener = _libc.syscall(_SECCOMP[platform.machine()], 1, flags, head)
     trouble = ctypes.get_errno() if listener < 0 else 0
-    rights = [] if trouble else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))]
+    rights = (
+        [] if trouble else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))]
+    )
     channel.sendmsg([struct.pack("i", trouble)], rights)
     channel.close()
     if trouble:
@@ -172,7 +174,11 @@ def _filter() -> bytes:
     notify, allow = 0x7FC00000, 0x7FFF0000
     opens = {number for number, (name, _) in NAMES.items() if name.startswith("open")}
     plain = [number for number in NAMES if number not in opens]
-    program = [step(load, 0, 0, 4), step(equal, 1, 0, _ARCH[platform.machine()]), step(give, 0, 0, allow)]
+    program = [
+        step(load, 0, 0, 4),
+        step(equal, 1, 0, _ARCH[platform.machine()]),
+        step(give, 0, 0, allow),
+    ]
     program.append(step(load, 0, 0, 0))
     for left, number in zip(range(len(plain), 0, -1), plain, strict=True):
         # Behind these come four steps for each way to open, and the two that end it.

@@ -40,6 +40,7 @@ from wheels import write_wheel
 MARKERS = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py", "PKG-INFO")
 OURS, NEWER = "2.29.7+gb10.abc123", "2.29.7+gb10.def456"
 
+
 def reported(action: Callable[[], object]) -> Callable[[], str]:
     """The action, with what a user would be told as its result."""
 
@@ -75,7 +76,8 @@ class User:
     new: State
 
     def prepare(self) -> None:
-        _restore(self.template, self.root)
+        if snapshot(self.root) != self.old:
+            _restore(self.template, self.root)
 
 
 def snapshot(root: Path) -> State:
@@ -107,9 +109,7 @@ def _apart(action: Callable[[], object], root: Path) -> None:
     assert ended.said == "done", ended
 
 
-def _user(
-    name: str, root: Path, act: Callable[[], object], settle: Callable[[], object]
-) -> User:
+def _user(name: str, root: Path, act: Callable[[], object], settle: Callable[[], object]) -> User:
     """A user whose state before lies in ``root`` now."""
     template = root.with_name(f"{root.name}.{name.replace(' ', '-')}")
     shutil.copytree(root, template, symlinks=True)
@@ -168,7 +168,9 @@ def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
 
 
 def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
-    old, new = (write_wheel(wheels, each, files={"a": each.encode() * 3000}) for each in (OURS, NEWER))
+    old, new = (
+        write_wheel(wheels, each, files={"a": each.encode() * 3000}) for each in (OURS, NEWER)
+    )
     other = write_wheel(wheels, "1.0", project="vllm")
     torch = [write_wheel(wheels / "torch", f"{n}.0", project="torch") for n in (1, 2)]
 
@@ -197,7 +199,9 @@ def _of_a_network(scratch: Path) -> Iterator[User]:
     root = hosts.build(scratch, "cable_port0")
     host, place = probe(root, environment={}), Place(root)
     network = IPv4Network("192.168.100.0/24")
-    first, second = (make_plan(host, Wish(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500))
+    first, second = (
+        make_plan(host, Wish(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
+    )
 
     def settle() -> None:
         with net_state.locked(place):

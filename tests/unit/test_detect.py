@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from patchkit.digests import digest
 from patchkit.errors import DriftError, SourceError, StorageError
 from patchkit.source.detect import detect, dist_info, state_folder
-from patchkit.digests import digest
 from patchkit.source.tree import SourceTree, first_existing
 
 SOURCES = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")

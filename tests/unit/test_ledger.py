@@ -9,6 +9,7 @@ import json
 
 import pytest
 
+from patchkit.digests import digest
 from patchkit.errors import DriftError, HashMismatchError
 from patchkit.patching.ledger import (
     Ledger,
@@ -20,7 +21,6 @@ from patchkit.patching.ledger import (
     untouched,
 )
 from patchkit.source.installed import rewrite_record
-from patchkit.digests import digest
 
 BEFORE, AFTER = "größer\n", "kleiner\n"
 NEW = "vllm/E=8,block_shape=[128,128].json"

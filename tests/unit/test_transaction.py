@@ -11,10 +11,10 @@ import subprocess
 from pathlib import PurePosixPath
 
 import pytest
+from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
 
 from faults import EVENTS, in_child, kill, killed_everywhere
 from patchkit.errors import BusyError, DriftError, SourceError, StorageError
-from patchkit.patching.transaction import Change, commit, interrupted, locked, recover
 
 LEDGER, ORIGINAL = ".patchkit/ledger.json", ".patchkit/originals/src/a.py"
 # path → (contents, mode)

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from faults import in_child, kill, killed_everywhere
-from patchkit.errors import BusyError, StorageError, UsageError
 from patchkit.durable.lock import locked
+from patchkit.errors import BusyError, StorageError, UsageError
 from patchkit.wheel.manifest import Entry, Kind
 from patchkit.wheel.record import wheel_name
 from patchkit.wheel.wheelhouse import (
