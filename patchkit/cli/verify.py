@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -12,57 +15,120 @@ from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json
+from patchkit.errors import UsageError
 from patchkit.wheel.manifest import Kind
+from patchkit.wheel.seen import remember
+from patchkit.wheel.sign import Signed, Trust, check
 from patchkit.wheel.verify import Verified, verify
+
+
+def trust_options(command: Callable[..., None]) -> Callable[..., None]:
+    """--signers, --revoked and --newer-than, handed on as one ``trust``: None without --signers."""
+
+    @functools.wraps(command)
+    def wrapped(
+        signers: Path | None, revoked: Path | None, newer_than: str | None, **rest: Any
+    ) -> None:
+        if signers is None and (revoked or newer_than):
+            raise UsageError(
+                "--revoked and --newer-than are about a signature",
+                hint="say with --signers FILE whose signatures count",
+            )
+        trust = Trust(signers, revoked, newer_than) if signers else None
+        command(trust=trust, **rest)
+
+    file = click.Path(path_type=Path)
+    for option in (
+        click.option(
+            "--newer-than", metavar="N|DATE", help="A counter or a UTC date that is too old."
+        ),
+        click.option(
+            "--revoked", type=file, metavar="FILE", help="Keys that count no more (KRL or keys)."
+        ),
+        click.option(
+            "--signers",
+            type=file,
+            metavar="FILE",
+            help="Whose signature must be there: allowed signers as in ssh-keygen(1).",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @click.command()
 @click.argument(
     "house", metavar="[WHEELHOUSE]", default=Path("wheelhouse"), type=click.Path(path_type=Path)
 )
+@trust_options
 @as_json
-def command(house: Path, *, as_json: bool) -> None:
+def command(house: Path, *, trust: Trust | None, as_json: bool) -> None:
     """Whether the wheels of a wheelhouse are whole, load on their device, and fit together.
 
     Files against manifest, hashes and RECORD; device code against the target; vLLM, torch, NCCL and
-    triton, Pythons, CPUs and CUDA against each other.
+    triton, Pythons, CPUs and CUDA against each other. That is consistency: who made all of it says
+    only a signature, which --signers checks first.
 
-    Exits with 8 if bytes are not those of the manifest, 7 if something is missing, 5 if code does
-    not load, 3 if a wheel is not sound, 2 if wheels do not belong together; with the highest of
-    these if there are several.
+    Exits with 8 if bytes are not those of the manifest or the signature does not hold, 7 if
+    something is missing, 5 if code does not load, 3 if a wheel is not sound, 2 if wheels do not
+    belong together; with the highest of these if there are several.
     """
-    run(house, as_json=as_json)
+    run(house, trust, as_json=as_json)
 
 
-def run(house: Path, *, as_json: bool) -> None:
-    """Print what verification finds; SystemExit with the code of the worst finding."""
+def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
+    """Print what verification finds; SystemExit with the code of the worst finding.
+
+    A wheelhouse whose signature does not hold is not looked into any further.
+    """
+    signed = check(house, trust) if trust else None
     done = verify(house)
+    if signed and not done.findings:
+        remember(signed.statement)
     if as_json:
         show.print_json(
             {
                 "dir": str(house),
                 "wheels": len(done.entries),
                 "pins": dict(done.pins),
+                "signature": signed.fields() if signed else None,
                 "findings": [each.fields() for each in done.findings],
             }
         )
     else:
-        _print(show.console(), house, done)
+        _print(show.console(), house, done, signed)
     if done.findings:
         raise SystemExit(max(each.exit_code for each in done.findings))
 
 
-def _print(console: Console, house: Path, done: Verified) -> None:
+def _print(console: Console, house: Path, done: Verified, signed: Signed | None = None) -> None:
     if done.pins:
         pins = ", ".join(f"{name} {version}" for name, version in done.pins.items())
         console.print(Text(pins, "dim"), soft_wrap=not console.is_terminal)
+    if signed:
+        console.print(Text.assemble(("✓ ", "green"), _signature(signed)), soft_wrap=True)
     if not done.findings:
         console.print(Text.assemble(("✓ ", "green"), f"{house}: {_counted(done)}, all as listed"))
+    if not done.findings and not signed:
+        command = shlex.join(["patchkit", "verify", str(house), "--signers"]) + " FILE"
+        said = f"consistent in itself; who made it says only a signature: {command}"
+        console.print(Text.assemble(("note ", "yellow"), said), soft_wrap=True)
     groups: dict[tuple[str, str, str], list[str]] = {}
     for each in done.findings:
         groups.setdefault((each.filename, each.why, each.hint), []).append(each.what)
     for (filename, why, hint), whats in groups.items():
         _print_group(console, filename, [*whats, f"why: {why}" if why else ""], hint)
+
+
+def _signature(signed: Signed) -> str:
+    statement, seen = signed.statement, signed.seen
+    past = "the first time that it is seen here: nothing to compare with"
+    if seen:
+        past = f"counter {seen.counter} was accepted here on {seen.accepted}"
+    return (
+        f"signed by {signed.signer} on {statement.date}, counter {statement.counter}; {past}\n"
+        f"  wheelhouse {statement.wheelhouse}, key {signed.key}"
+    )
 
 
 def _print_group(console: Console, filename: str, lines: Sequence[str], hint: str) -> None:

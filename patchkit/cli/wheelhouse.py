@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,13 +13,14 @@ from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json, progress
-from patchkit.cli.verify import run
+from patchkit.cli.verify import run, trust_options
 from patchkit.elf import by_version
-from patchkit.errors import UsageError
+from patchkit.errors import HashMismatchError, HostError, UsageError
 from patchkit.target import targets
 from patchkit.wheel.elsewhere import Place, Source, place
 from patchkit.wheel.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.manifest import Entry
+from patchkit.wheel.sign import Signed, Trust, sign, signature
 from patchkit.wheel.wheelhouse import entries, prune
 
 _folder = click.option(
@@ -49,8 +51,11 @@ def command() -> None:
 def list_wheels(house: Path, *, as_json: bool) -> None:
     """The wheels, and what their builder knows of them."""
     held = entries(house)
+    signed, doubt = _signature(house)
     if as_json:
-        show.print_json({"dir": str(house), "wheels": [entry.fields() for entry in held]})
+        wheels = [entry.fields() for entry in held]
+        said = {"error": doubt} if doubt else signed.fields() if signed else None
+        show.print_json({"dir": str(house), "signature": said, "wheels": wheels})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("project", "version", "tag", "MB", "sha256", "target", "kind"):
@@ -60,6 +65,26 @@ def list_wheels(house: Path, *, as_json: bool) -> None:
     for entry in held:
         table.add_row(*_cells(entry))
     show.console().print(table if held else f"{house} is empty")
+    if signed or doubt:
+        line = _signed(house, signed) if signed else f"signature: {doubt}"
+        show.console().print(Text(line), soft_wrap=True)
+
+
+def _signature(house: Path) -> tuple[Signed | None, str]:
+    """The signature, if there is one, or what is wrong with it."""
+    try:
+        return signature(house), ""
+    except (HashMismatchError, HostError) as error:
+        return None, error.what
+
+
+def _signed(house: Path, signed: Signed) -> str:
+    statement = signed.statement
+    said = f"signed on {statement.date}, counter {statement.counter}, with the key {signed.key}"
+    if signed.stale:
+        again = shlex.join(["patchkit", "wheelhouse", "sign", "--dir", str(house)])
+        return f"{said}\n  stale: {', '.join(signed.stale)} changed since; {again}"
+    return f"{said}; whose key that is says verify --signers FILE"
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -71,10 +96,39 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 @command.command("verify")
 @_folder
+@trust_options
 @as_json
-def verify_wheels(house: Path, *, as_json: bool) -> None:
+def verify_wheels(house: Path, *, trust: Trust | None, as_json: bool) -> None:
     """The same as `patchkit verify`."""
-    run(house, as_json=as_json)
+    run(house, trust, as_json=as_json)
+
+
+@command.command("sign")
+@_folder
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A private key, or a public one of an agent's.  [default: ~/.ssh/id_ed25519, ...]",
+)
+@as_json
+def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
+    """Sign what the wheelhouse holds now, with an SSH key, for others to verify.
+
+    SHA256SUMS.signed has the sha256 of SHA256SUMS, manifest.json and requirements.txt, a date, and
+    a counter that grows with every signature; ssh-keygen signs it. Nothing is signed that verify
+    finds fault with.
+    """
+    signed = sign(house, key)
+    if as_json:
+        show.print_json({"dir": str(house), **signed.fields()})
+        return
+    said = f"{house}: signed on {signed.statement.date}, counter {signed.statement.counter}"
+    console = show.console()
+    console.print(Text.assemble(("✓ ", "green"), said), soft_wrap=True)
+    console.print(f"  wheelhouse {signed.statement.wheelhouse}, key {signed.key}", soft_wrap=True)
+    checked = f"{shlex.join(['patchkit', 'verify', str(house), '--signers'])} FILE"
+    console.print(Text(f"  check with: {checked}", "dim"), soft_wrap=True)
 
 
 @command.command("prune")
@@ -160,9 +214,9 @@ def fill_wheels(
         show.print_json(_filled_fields(house, where, done))
         return
     console = show.console()
-    for sign, style, names in (("+", "green", done.new), ("-", "red", done.gone)):
+    for mark, style, names in (("+", "green", done.new), ("-", "red", done.gone)):
         for name in names:
-            console.print(Text.assemble((f"{sign} ", style), name), soft_wrap=True)
+            console.print(Text.assemble((f"{mark} ", style), name), soft_wrap=True)
     what = "locked" if lock_only else "there and locked"
     size = sum(entry.size for entry in done.dependencies) / 1e6
     amount = f", {size:,.0f} MB" if size else ""

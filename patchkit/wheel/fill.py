@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.wheel.checks import cuda_majors
 from patchkit.wheel.elsewhere import Locked, Place, Source, download, resolve
 from patchkit.wheel.manifest import Entry, Kind
+from patchkit.wheel.own_files import is_own
 from patchkit.wheel.record import ANY
 from patchkit.wheel.shelf import read
 from patchkit.wheel.torch import Torch, require_cuda, torch_of
@@ -105,6 +107,12 @@ def fill(
 def _working(house: Path) -> Iterator[Path]:
     """The folder of downloads, held alone; gone once all is done, kept if it has something."""
     place = house / FILLING
+    if place.is_symlink():
+        raise HashMismatchError(
+            f"{place}: is a link, not the folder that a fill collects its downloads in",
+            why="patchkit makes none; a fill would write to wherever it leads",
+            hint=f"{shlex.join(['rm', '--', str(place)])}; then run it again",
+        )
     with translated(at=house):
         place.mkdir(exist_ok=True)
     with locked(place):
@@ -190,7 +198,7 @@ def _take(scratch: Path, wheel: Locked, place: Path) -> None:
 
 def _whole(folder: Path, wheel: Locked) -> bool:
     file = folder / wheel.name.filename
-    return file.is_file() and sha256_of(file) == wheel.sha256
+    return is_own(file) and sha256_of(file) == wheel.sha256
 
 
 def _cuda_needed(house: Path, built: Sequence[Entry]) -> dict[int, str]:
@@ -199,10 +207,7 @@ def _cuda_needed(house: Path, built: Sequence[Entry]) -> dict[int, str]:
     Raises HashMismatchError if a wheel is not the one that was built.
     """
     for entry in built:
-        if (
-            not (house / entry.filename).is_file()
-            or sha256_of(house / entry.filename) != entry.sha256
-        ):
+        if not is_own(house / entry.filename) or sha256_of(house / entry.filename) != entry.sha256:
             raise HashMismatchError(
                 f"{entry.filename} is not the wheel that was built",
                 hint=f"patchkit verify {house}; build it again",

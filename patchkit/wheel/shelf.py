@@ -12,6 +12,7 @@ from patchkit.wheel.about import About, about
 from patchkit.wheel.finding import Finding, finding
 from patchkit.wheel.inspect import Binary, inspect
 from patchkit.wheel.manifest import Entry, Kind
+from patchkit.wheel.own_files import is_own
 from patchkit.wheel.record import ANY
 
 
@@ -54,7 +55,7 @@ def read(
     wheels, found = [], []
     for entry in listed:
         place = house / entry.filename
-        if not place.is_file() or entry.filename in spoiled:
+        if not is_own(place) or entry.filename in spoiled:
             wheels.append(Wheel(entry=entry, place=place, about=None))
             continue
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from patchkit.wheel.manifest import (
     rivals,
     supersedes,
 )
+from patchkit.wheel.own_files import LINKED, WHY_LINKED, is_own, read_own, require_own
 from patchkit.wheel.record import WheelName, faults, wheel_name
 from patchkit.wheel.storage import (
     DAMAGED,
@@ -60,9 +62,11 @@ def entries(house: Path) -> tuple[Entry, ...]:
 
 
 def settled(house: Path) -> tuple[Entry, ...]:
-    """The same, once a change that was cut short is finished or undone."""
+    """The same, once a change that was cut short is finished or undone; no wheel is a link."""
     with held(house):
         recover(house)
+        for place in house.glob("*.whl"):
+            require_own(place)
         return _listed(house)
 
 
@@ -213,14 +217,16 @@ def _set_aside(house: Path) -> list[Pruned]:
 
 
 def _clear_filling(house: Path) -> None:
-    if (house / FILLING).exists():
+    if (house / FILLING).is_symlink():
+        (house / FILLING).unlink()
+    elif (house / FILLING).exists():
         with locked(house / FILLING):
             shutil.rmtree(house / FILLING, ignore_errors=True)
 
 
 def _listed(house: Path) -> tuple[Entry, ...]:
-    place = house / MANIFEST
-    return read_manifest(place.read_bytes()) if place.exists() else ()
+    data = read_own(house / MANIFEST)
+    return () if data is None else read_manifest(data)
 
 
 def _known(house: Path) -> list[WheelName]:
@@ -253,11 +259,14 @@ def _refused(new: WheelName, old: WheelName, house: Path) -> UsageError:
 def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
     again = _again(house, entry)
     place = house / entry.filename
-    if not entry.held and not place.exists():
+    if not os.path.lexists(place):
+        if entry.held:
+            hint = f"{again}, or: patchkit wheelhouse prune --dir {house}"
+            yield finding(StorageError, entry.filename, "is listed, and not there", hint)
         return
-    if not place.is_file():
-        hint = f"{again}, or: patchkit wheelhouse prune --dir {house}"
-        yield finding(StorageError, entry.filename, "is listed, and not there", hint)
+    if not is_own(place):
+        hint = f"{shlex.join(['rm', '--', str(place)])}; then {again}"
+        yield finding(HashMismatchError, entry.filename, LINKED, hint, WHY_LINKED)
         return
     size = place.stat().st_size
     if size != entry.size and entry.held:
@@ -290,7 +299,9 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
     prune_it = f"move it away, or: patchkit wheelhouse prune --dir {house}"
     for place in sorted(house.glob("*.whl")):
         if place.name not in listed:
-            yield finding(UsageError, place.name, f"is not in {MANIFEST}", prune_it)
+            kind = UsageError if is_own(place) else HashMismatchError
+            what = f"is not in {MANIFEST}" if is_own(place) else LINKED
+            yield finding(kind, place.name, what, prune_it)
     for number, one in enumerate(names):
         for other in names[number + 1 :]:
             if rivals(one, other):
@@ -306,7 +317,7 @@ def _leftovers(house: Path) -> Iterator[Finding]:
         if os.path.lexists(house / name):
             hint = f"patchkit wheelhouse prune --dir {house}"
             yield finding(StorageError, name, "left by an interrupted run", hint)
-    if (house / FILLING).exists():
+    if os.path.lexists(house / FILLING):
         hint = f"{_FILL.format(house=house)}; or: patchkit wheelhouse prune --dir {house}"
         yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)
 
@@ -316,8 +327,9 @@ def _stale(house: Path, listed: Sequence[Entry]) -> Iterator[Finding]:
         return
     for filename, text in documents(listed).items():
         place = house / filename
-        if not place.exists() or place.read_bytes() != text.encode():
-            what = "does not say what belongs to these wheels" if place.exists() else "is missing"
+        if not is_own(place) or read_own(place) != text.encode():
+            there = "does not say what belongs to these wheels" if is_own(place) else LINKED
+            what = there if os.path.lexists(place) else "is missing"
             hint = f"patchkit wheelhouse prune --dir {house} writes it anew"
             yield finding(HashMismatchError, filename, what, hint)
 

@@ -1,0 +1,57 @@
+"""The files of a wheelhouse: regular files in it, never links to what lies elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from patchkit.errors import HashMismatchError, StorageError
+
+LINKED = "is a link, a folder or a device, not a file of this wheelhouse"
+WHY_LINKED = "patchkit makes none; what it leads to can change without the wheelhouse"
+_MOST = 32 << 20  # bytes of a document; a manifest of 200 wheels has 0.1 MB
+
+
+def is_own(place: Path) -> bool:
+    """Return whether a path is itself a regular file: no link, no folder, no device."""
+    try:
+        return stat.S_ISREG(place.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def require_own(place: Path) -> None:
+    """Raise HashMismatchError if something is there that is not itself a regular file."""
+    if os.path.lexists(place) and not is_own(place):
+        raise HashMismatchError(
+            f"{place}: {LINKED}",
+            why=WHY_LINKED,
+            hint=f"{shlex.join(['ls', '-l', str(place)])}; then put the file itself in its place",
+        )
+
+
+def read_own(place: Path) -> bytes | None:
+    """Return the content of a document of a wheelhouse, None if there is none.
+
+    Raises HashMismatchError for a link or a file larger than 32 MiB, StorageError for I/O.
+    """
+    if not os.path.lexists(place):
+        return None
+    require_own(place)
+    try:
+        handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(handle, "rb") as file:
+            data = file.read(_MOST + 1)
+    except OSError as error:
+        raise StorageError(
+            f"{place}: cannot be read: {error.strerror}", hint="check its permissions"
+        ) from None
+    if len(data) > _MOST:
+        raise HashMismatchError(
+            f"{place}: is larger than {_MOST >> 20} MiB",
+            why="patchkit did not write it",
+            hint="get the wheelhouse again from where it was made",
+        )
+    return data
