@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.errors import BusyError, HashMismatchError, HostError, UsageError
+from patchkit.errors import BusyError, HashMismatchError, HostError, SourceError, UsageError
 from patchkit.wheel.own_files import read_own
 from patchkit.wheel.seen import Seen, last_seen, remember, require_no_older
 from patchkit.wheel.statement import (
@@ -76,7 +76,7 @@ def sign(house: Path, key: Path | None = None) -> Signed:
 
     ``key`` is a private key, or a public one whose private half an agent has. ssh-keygen asks for
     a passphrase or a touch on the terminal. Raises HashMismatchError for a wheelhouse that
-    ``verify`` finds fault with, HostError if ssh-keygen does not sign, UsageError without a key,
+    ``verify`` finds fault with, SourceError for one without wheels, HostError if ssh-keygen does not sign, UsageError without a key,
     BusyError if the wheelhouse changed meanwhile, StorageError.
     """
     chosen = _key(key)
@@ -86,6 +86,11 @@ def sign(house: Path, key: Path | None = None) -> Signed:
             f"{house}: is not signed: {found[0].filename} {found[0].what}",
             why="a signature vouches for a wheelhouse that verify finds nothing against",
             hint=found[0].hint,
+        )
+    if not all(sums.values()):
+        raise SourceError(
+            f"{house}: is not signed: it has no wheels that are listed",
+            hint="build one first: patchkit build nccl; patchkit repack vllm==X",
         )
     past, _ = _files(house)
     old = read_statement(past) if past is not None else None

@@ -53,7 +53,7 @@ class Statement:
     @property
     def text(self) -> str:
         head = (f"wheelhouse: {self.wheelhouse}", f"counter: {self.counter}", f"date: {self.date}")
-        rows = (f"{digest}  {name}" for name, digest in self.sums.items())
+        rows = (f"{self.sums[name]}  {name}" for name in _DOCUMENTS)
         return "\n".join([_FIRST, *(f"# {line}" for line in head), *rows, ""])
 
     @property
@@ -66,7 +66,7 @@ class Statement:
     def changed(self, house: Path) -> list[str]:
         """Names of the documents that are not those that were signed. Raises as ``read_own``."""
         now = digests(house)
-        return [name for name, digest in self.sums.items() if now[name] != digest]
+        return [name for name in _DOCUMENTS if now[name] != self.sums[name]]
 
 
 def read_statement(data: bytes) -> Statement:
