@@ -27,7 +27,7 @@ _VERBS = {
     "fetch": "Download a release, verified by its locked sha256.",
     "build": "Build a wheel for one device into the wheelhouse: libnccl or vLLM.",
     "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
-    "wheelhouse": "The folder of finished wheels: list, fill, verify, prune.",
+    "wheelhouse": "The folder of finished wheels: list, fill, sign, verify, prune.",
     "verify": "Whether the wheels there are whole, load on their device, and fit together.",
     "tune": "Tune the fused-MoE kernel on the present GPU.",
     "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",

@@ -33,6 +33,7 @@ from patchkit.wheel.libraries import (
     ways_around,
 )
 from patchkit.wheel.members import texts
+from patchkit.wheel.own_files import is_own
 from patchkit.wheel.rewrite import Progress, rewrite
 from patchkit.wheel.upstream import Origin, find_wheel, locked_wheels
 from patchkit.wheel.wheelhouse import add, entries, make_room
@@ -224,7 +225,7 @@ def _held(house: Path, filename: str, digest: str) -> bool:
     except (SourceError, StorageError):  # no folder yet, or a change that add() finishes
         return False
     place = house / filename
-    return listed.get(filename) == digest and place.is_file() and sha256_of(place) == digest
+    return listed.get(filename) == digest and is_own(place) and sha256_of(place) == digest
 
 
 def _notes(draft: Draft, judged: tuple[Judged, ...]) -> Iterator[str]:

@@ -76,8 +76,9 @@ def sign(house: Path, key: Path | None = None) -> Signed:
 
     ``key`` is a private key, or a public one whose private half an agent has. ssh-keygen asks for
     a passphrase or a touch on the terminal. Raises HashMismatchError for a wheelhouse that
-    ``verify`` finds fault with, SourceError for one without wheels, HostError if ssh-keygen does not sign, UsageError without a key,
-    BusyError if the wheelhouse changed meanwhile, StorageError.
+    ``verify`` finds fault with, SourceError for one without wheels, UsageError without a key,
+    HostError if ssh-keygen does not sign, BusyError if the wheelhouse changed meanwhile,
+    StorageError.
     """
     chosen = _key(key)
     sums = digests(house)
