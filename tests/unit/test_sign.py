@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
+import select
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -407,26 +408,34 @@ def test_a_key_that_only_an_agent_has(house, keys, tmp_path, monkeypatch):
         agent.communicate()
 
 
+# Run the rest of the arguments with standard input as the terminal of a session of its own.
+ON_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+ON_TERMINAL += "os.execv(sys.argv[1], sys.argv[1:])"
+
+
 @pytest.mark.parametrize(("typed", "rc"), [("open sesame", 0), ("wrong", 9)])
 def test_a_passphrase_is_asked_on_the_terminal(typed, rc, house, keygen, environment, tmp_path):
     key = tmp_path / "key"
     keygen("-q", "-t", "ed25519", "-N", "open sesame", "-f", key)
-    command = ["-m", "patchkit", "wheelhouse", "sign", "--dir", str(house), "--key", str(key)]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execvpe(sys.executable, [sys.executable, *command], environment)
-    watchdog = threading.Timer(120, os.kill, (pid, 9))
-    watchdog.start()
-    said = b""
-    try:
-        while part := os.read(terminal, 4096):
+    command = ["patchkit", "wheelhouse", "sign", "--dir", str(house), "--key", str(key)]
+    ours, theirs = pty.openpty()
+    started = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, sys.executable, "-m", *command],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        env=environment,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said, answered = b"", False
+    with contextlib.suppress(OSError):  # how Linux ends what a terminal says
+        # Whoever says nothing for a minute waits for something else: closing hangs up on it.
+        while select.select([ours], [], [], 60)[0] and (part := os.read(ours, 4096)):
             said += part
-            if part.rstrip().endswith(b":") and b"assphrase" in said:
-                os.write(terminal, f"{typed}\n".encode())
-    except OSError:  # how Linux ends what a terminal says
-        pass
-    watchdog.cancel()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == rc, said.decode()
+            if b"assphrase" in said and said.endswith(b": ") and not answered:
+                answered = os.write(ours, f"{typed}\n".encode()) > 0
+    os.close(ours)
+    assert started.wait() == rc, said.decode()
+    assert answered
     assert typed.encode() not in said
     assert (house / SIGNATURE).exists() == (rc == 0)
 
