@@ -29,7 +29,7 @@ def trust_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(
         signers: Path | None, revoked: Path | None, newer_than: str | None, **rest: Any
     ) -> None:
-        if signers is None and (revoked or newer_than):
+        if signers is None and (revoked, newer_than) != (None, None):
             raise UsageError(
                 "--revoked and --newer-than are about a signature",
                 hint="say with --signers FILE whose signatures count",

@@ -33,6 +33,7 @@ NAMESPACE = "patchkit"
 SIGNATURE = f"{STATEMENT}.sig"
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")  # below ~/.ssh, the first that is there
 _SECONDS = 60.0  # for an answer where nobody can be asked
+_ANEW = f"; to begin anew there, remove {STATEMENT} and {SIGNATURE} first"
 
 _Done = subprocess.CompletedProcess[bytes]
 
@@ -93,8 +94,8 @@ def sign(house: Path, key: Path | None = None) -> Signed:
             f"{house}: is not signed: it has no wheels that are listed",
             hint="build one first: patchkit build nccl; patchkit repack vllm==X",
         )
-    past, _ = _files(house)
-    old = read_statement(past) if past is not None else None
+    former = signature(house)
+    old = former.statement if former else None
     seen = last_seen(old.wheelhouse) if old else None
     statement = Statement(
         wheelhouse=old.wheelhouse if old else secrets.token_hex(8),
@@ -119,7 +120,7 @@ def signature(house: Path) -> Signed | None:
     signature is not one of this statement, HostError without ssh-keygen, StorageError.
     """
     with reading(house):
-        if _files(house) == (None, None):
+        if not any(os.path.lexists(house / name) for name in (STATEMENT, SIGNATURE)):
             return None
         text, made = _both(house)
         key, statement = _fingerprint(text, made), read_statement(text)
@@ -144,25 +145,21 @@ def check(house: Path, trust: Trust) -> Signed:
                 why="wheels were added or removed since, or somebody altered it",
                 hint="sign again where the wheelhouse is made: patchkit wheelhouse sign",
             )
-    if trust.newer_than:
+    if trust.newer_than is not None:
         require_newer(statement, trust.newer_than)
     seen = last_seen(statement.wheelhouse)
     require_no_older(statement, seen)
     return Signed(statement=statement, key=key, signer=signer, seen=seen)
 
 
-def _files(house: Path) -> tuple[bytes | None, bytes | None]:
-    return read_own(house / STATEMENT), read_own(house / SIGNATURE)
-
-
 def _both(house: Path) -> tuple[bytes, bytes]:
-    """Raises HashMismatchError if one is missing."""
-    text, made = _files(house)
+    """Return statement and signature. Raises HashMismatchError if one is missing."""
+    text, made = (read_own(house / name) for name in (STATEMENT, SIGNATURE))
     if text is None or made is None:
         raise HashMismatchError(
             f"{house / (STATEMENT if text is None else SIGNATURE)}: is missing",
             why="nobody signed this wheelhouse, or the signature was not copied along",
-            hint="on the machine where it is made: patchkit wheelhouse sign",
+            hint=f"on the machine where it is made: patchkit wheelhouse sign{_ANEW}",
         )
     return text, made
 
@@ -175,7 +172,7 @@ def _fingerprint(text: bytes, made: bytes) -> str:
         raise HashMismatchError(
             f"{SIGNATURE}: is not a signature of {STATEMENT}",
             why=_words(done) or "one of the two was changed",
-            hint="get both again from where they were signed",
+            hint=f"get both again from where they were signed{_ANEW}",
         )
     return done.stdout.decode(errors="replace").split()[-1]
 
@@ -194,7 +191,7 @@ def _signer(text: bytes, made: bytes, key: str, trust: Trust) -> str:
             if done.returncode == 0:
                 return principal
             words.append(_words(done))
-    unsaid = f"{trust.revoked} revokes it" if found else "it is not listed there"
+    unsaid = f"{trust.revoked} revokes it" if found and revoked else "it is not listed there"
     raise HashMismatchError(
         f"{SIGNATURE}: was made with the key {key}, which {trust.signers} does not allow",
         why="; ".join(filter(None, words)) or unsaid,

@@ -303,7 +303,7 @@ def test_newer_than(limit, newer, house, keys, listed, monkeypatch):
 
 def test_newer_than_something_else(house, keys, listed):
     sign(house, keys / "alice")
-    for limit in ("yesterday", "-1", "٣", "2023-13-01", "0001-01-01T00:00:00+14:00"):
+    for limit in ("", "yesterday", "-1", "٣", "2023-13-01", "0001-01-01T00:00:00+14:00"):
         with pytest.raises(UsageError, match="takes a counter or a date"):
             check(house, Trust(listed(), newer_than=limit))
 
@@ -347,11 +347,15 @@ def test_where_there_is_nothing_to_sign(keys, tmp_path):
 
 def test_a_damaged_statement_is_not_signed_over(house, keys):
     sign(house, keys / "alice")
-    (house / STATEMENT).write_text("x")
+    edited(STATEMENT, "counter: 1", "counter: 8")(house)
     before = contents(house)
-    with pytest.raises(HashMismatchError, match="is not what patchkit signs"):
+    with pytest.raises(HashMismatchError, match="is not a signature of") as caught:
         sign(house, keys / "alice")
     assert contents(house) == before
+    assert f"to begin anew there, remove {STATEMENT} and {SIGNATURE} first" in caught.value.hint
+    for file in (STATEMENT, SIGNATURE):
+        (house / file).unlink()
+    assert sign(house, keys / "alice").statement.counter == 1
 
 
 def test_a_changed_wheelhouse_keeps_a_stale_signature_and_says_so(house, keys, listed, tmp_path):
