@@ -76,7 +76,7 @@ def read_statement(data: bytes) -> Statement:
         raise HashMismatchError(
             f"{STATEMENT}: is not what patchkit signs",
             why="it was edited, or a newer patchkit wrote it",
-            hint=f"get it again from where it was signed; to begin anew there, remove {STATEMENT} first",
+            hint=f"get it again from where it was signed; to begin anew, remove {STATEMENT} first",
         )
     return Statement(
         wheelhouse=found["wheelhouse"],
