@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
-from patchkit.durable import sync, translated, write_new
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
 from patchkit.errors import HashMismatchError, StorageError
 from patchkit.wheel.statement import STATEMENT, Statement, utc
 from patchkit.wheel.storage import held
@@ -81,7 +81,8 @@ def remember(statement: Statement) -> None:
             known[statement.wheelhouse] = Seen(
                 statement.wheelhouse, statement.counter, statement.date, now, statement.sha256
             )
-            _write(place, known.values())
+            with replacing(place, private=True) as file:
+                file.writelines(each.line.encode("ascii") for each in known.values())
 
 
 def _read(place: Path) -> dict[str, Seen]:
@@ -107,11 +108,3 @@ def _unreadable(place: Path, why: str) -> StorageError:
         why=why,
         hint=f"mend it, or begin anew: {aside}",
     )
-
-
-def _write(place: Path, known: Iterable[Seen]) -> None:
-    new = place.with_suffix(".new")
-    new.unlink(missing_ok=True)  # of a run that was killed; this one holds the lock
-    write_new(new, "".join(seen.line for seen in known).encode("ascii"), lambda _handle: None)
-    new.replace(place)
-    sync(place.parent)

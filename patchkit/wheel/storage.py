@@ -21,7 +21,15 @@ from patchkit.errors import SourceError
 STAGED = ".staged"
 DAMAGED = ".journal.damaged"
 """Where a journal goes that nobody can read."""
-DOCUMENTS = frozenset({"manifest.json", "SHA256SUMS", "requirements.txt"})
+DOCUMENTS = frozenset(
+    {
+        "manifest.json",
+        "requirements.txt",
+        "SHA256SUMS",
+        "SHA256SUMS.signed",
+        "SHA256SUMS.signed.sig",
+    }
+)
 PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
 
 
