@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import sys
+from typing import Any
 
 import click
 
 from patchkit import __version__
+from patchkit.cli import out
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError, StorageError, UsageError
 
@@ -74,6 +75,18 @@ class _Verbs(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        out.lenient()
+        return super().main(*args, **options)
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with out.shown_usage():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with out.shown_usage():
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(_VERBS.items()))
@@ -121,8 +134,8 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("PATCHKIT_DEBUG"):
             raise
-        click.echo(f"patchkit: internal error: {type(error).__name__}: {error}", err=True)
-        click.echo("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
+        out.say(f"patchkit: internal error: {type(error).__name__}: {error}", err=True)
+        out.say("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
         sys.exit(1)
 
 
@@ -130,7 +143,6 @@ def _show(error: PatchkitError) -> None:
     if "--json" in sys.argv:
         fields = {"what": error.what, "why": error.why, "next": error.hint}
         with contextlib.suppress(OSError):  # if standard output is what failed
-            click.echo(json.dumps({"error": {**fields, "exit_code": error.exit_code}}, indent=1))
+            out.print_json({"error": {**fields, "exit_code": error.exit_code}})
             return
-    color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True, color=color)
+    out.say(out.style("error:", fg="red", bold=True) + f" {error}", err=True)

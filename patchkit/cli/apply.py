@@ -17,6 +17,7 @@ from patchkit.cli.options import (
     request_options,
     source_options,
 )
+from patchkit.cli.out import print_json
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, read_ledger
 from patchkit.patching.recipe import Recipe, load_recipe
@@ -92,7 +93,7 @@ def _print(
             "proofs": list(outcome.proofs),
             "written": list(outcome.written),
         }
-        show.print_json(fields)
+        print_json(fields)
         return
     console = show.console()
     console.print(show.header(workspace, request))

@@ -6,11 +6,11 @@ import re
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from patchkit.apply import plan_for
 from patchkit.cli import show
 from patchkit.cli.options import Selection, Source, as_json, opened, request_options, vllm_options
+from patchkit.cli.out import print_json
 from patchkit.errors import UsageError
 from patchkit.proof.archs import Group, evaluate
 from patchkit.target import Load, Target, best_load
@@ -57,7 +57,7 @@ def command(
         if as_json:
             rows = [_fields(a, b, target) for a, b in zip(stock, patched, strict=True)]
             fields = {"torch_cuda_arch_list": wanted, "cuda": version, "groups": rows}
-            show.print_json({**show.tree_fields(workspace, request), **fields})
+            print_json({**show.tree_fields(workspace, request), **fields})
             return
         console = show.console()
         console.print(show.header(workspace, request))
@@ -84,12 +84,12 @@ def _table(stock: list[Group], patched: list[Group], target: Target) -> Table:
         load = best_load(new.archs, target.capability)
         style = STYLES[load]
         table.add_row(
-            Text(new.name, "" if new.archs else "dim"),
+            show.text(new.name, style="" if new.archs else "dim"),
             " ".join(new.switches),
             new.where,
-            Text(_list(old), "dim"),
-            Text(_list(new), style),
-            Text(str(load), style),
+            show.text(_list(old), style="dim"),
+            show.text(_list(new), style=style),
+            show.text(str(load), style=style),
         )
     return table
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.build_vllm import command as vllm
@@ -24,7 +23,8 @@ from patchkit.cli.building import (
     print_built,
     reduced,
 )
-from patchkit.cli.options import as_json, find_target, progress, say, told
+from patchkit.cli.options import as_json, find_target, progress, told
+from patchkit.cli.out import print_json, tell
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import SourceOrigin, nccl_tree
@@ -109,12 +109,12 @@ def nccl(
         fresh=fresh,
     )
     make_room(house, order.expected)
-    say(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
+    tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
         built = build_nccl(order, told(report("compiling"), "compiled objects:"))
     placed = place(built, house, objects, began)
     if as_json:
-        show.print_json(placed.fields())
+        print_json(placed.fields())
     else:
         _show(order, built, placed)
 
@@ -133,7 +133,7 @@ def _origin(
     if version is None and source is None:
         chosen, reason = default_version(house)
         version = str(chosen)
-        say(f"NCCL {version}: {reason}")
+        tell(f"NCCL {version}: {reason}")
     recipe = load_recipe("nccl")
     return nccl_tree(
         source or f"nccl=={version}",
@@ -147,7 +147,7 @@ def _origin(
 def _show(order: Order, built: Built, placed: Placed) -> None:
     tools = order.toolchain
     across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
-    title = Text.assemble(
+    title = show.text(
         (f"nccl {order.version}", "bold"),
         f"  {order.origin.identity.partition(':')[0]}  →  {order.target.title}, ",
         (order.gencode.rpartition("=")[2], "bold"),
@@ -159,7 +159,7 @@ def _show(order: Order, built: Built, placed: Placed) -> None:
         f"every kernel of NCCL is exact for {order.target.title}",
     ]
     known = (
-        Text.assemble(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}")
+        show.text(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}")
         for bug in load_facts().bugs_of(order.origin.version)
     )
     print_built(title, lines, [*reduced(order.functions), *known], placed)

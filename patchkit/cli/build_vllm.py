@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import click
-from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.building import (
@@ -22,7 +21,8 @@ from patchkit.cli.building import (
     print_built,
     reduced,
 )
-from patchkit.cli.options import Selection, as_json, progress, request_options, say, told
+from patchkit.cli.options import Selection, as_json, progress, request_options, told
+from patchkit.cli.out import print_json, tell
 from patchkit.errors import UsageError
 from patchkit.source.resolve import Report
 from patchkit.source.tree import SourceTree
@@ -142,7 +142,7 @@ def command(
     placed = place(built, house, objects, began)
     if as_json:
         more = {"proofs": list(built.proofs), "circumstances": list(built.circumstances)}
-        show.print_json(placed.fields() | more)
+        print_json(placed.fields() | more)
     else:
         _show(order, built, placed)
 
@@ -157,7 +157,7 @@ def _check_host(device: Target, host: str | None) -> None:
             f"kernels: patchkit repack vllm==X.Y.Z --platform {host}",
         )
     if here != device.cpu:
-        say(f"for {here}: a wheel for tests; {device.title} has {device.cpu}")
+        tell(f"for {here}: a wheel for tests; {device.title} has {device.cpu}")
 
 
 def _toolchain(
@@ -171,7 +171,7 @@ def _toolchain(
     """What compiles, on a machine that has all that the sources take."""
     release = str(source.version)
     for note in check_machine(source.needs, release=release, python=python, cuda=device.cuda):
-        say(note)
+        tell(note)
     return find_toolchain(
         platform.machine(),
         cuda=device.cuda,
@@ -184,17 +184,17 @@ def _toolchain(
 
 def _foretell(order: Order, jobs: Jobs) -> None:
     """What is going to happen, before it takes long."""
-    say(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
-    say(f"what the build says: {order.work}/log.txt")
+    tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
+    tell(f"what the build says: {order.work}/log.txt")
     for each in by_option(sorted(order.without)):
         if each.serves(order.request.target.major):
-            say(f"without {each.option}: {each.cost}")
+            tell(f"without {each.option}: {each.cost}")
     if not can_cut_off():
-        say(network())
+        tell(network())
 
 
 def _show(order: Order, built: Built, placed: Placed) -> None:
-    title = Text.assemble(
+    title = show.text(
         (f"vllm {order.version}", "bold"),
         f"  →  {order.request.target.title}, {built.facts['archs']}, {order.toolchain.machine}",
     )

@@ -13,7 +13,7 @@ import click
 from rich.text import Text
 
 from patchkit.cli import show
-from patchkit.cli.options import say
+from patchkit.cli.out import tell
 from patchkit.errors import UsageError
 from patchkit.wheel.jobs import Jobs, jobs_for
 from patchkit.wheel.toolchain import Toolchain
@@ -91,7 +91,7 @@ class Placed:
 
 def place(built: Built, house: Path, objects: Path | None, began: float) -> Placed:
     """Put what was built into the wheelhouse, and the objects' digests where they are wanted."""
-    wheel = add(house, built.wheel, built.facts, say=say)
+    wheel = add(house, built.wheel, built.facts, say=tell)
     if objects:
         objects.write_text(json.dumps(built.objects, indent=1) + "\n", encoding="utf-8")
     return Placed(wheel=wheel, built=built, seconds=time.monotonic() - began)
@@ -106,7 +106,7 @@ def print_built(title: Text, lines: Iterable[str], notes: Iterable[Text], placed
     console = show.console()
     console.print(title)
     for line in (*lines, placed.line):
-        console.print(Text.assemble(("✓ ", "green"), line), soft_wrap=True)
+        console.print(show.text(("✓ ", "green"), line), soft_wrap=True)
     for note in notes:
         console.print(note, soft_wrap=True)
     console.print(f"  next: pip install {placed.wheel}", soft_wrap=True)
@@ -114,5 +114,5 @@ def print_built(title: Text, lines: Iterable[str], notes: Iterable[Text], placed
 
 def reduced(is_reduced: object) -> list[Text]:
     """The note of a build of some parts alone."""
-    note = Text.assemble(("note ", "yellow"), "reduced: for tests, not for use")
+    note = show.text(("note ", "yellow"), "reduced: for tests, not for use")
     return [note] if is_reduced else []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from patchkit.cli.out import data
+
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -14,4 +16,4 @@ def command(shell: str) -> None:
 
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(group, {}, "patchkit", "_PATCHKIT_COMPLETE").source())
+    data(found(group, {}, "patchkit", "_PATCHKIT_COMPLETE").source() + "\n")

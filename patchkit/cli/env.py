@@ -12,6 +12,7 @@ import click
 from patchkit.cli.env_check import check
 from patchkit.cli.env_explain import explain
 from patchkit.cli.node import first_version, node_options
+from patchkit.cli.out import data, say, style
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.agree import HeadFile, agree, read_head
 from patchkit.runtime.cluster import ClusterEnv, Request, decide
@@ -81,7 +82,7 @@ def _run(options: Mapping[str, Any]) -> None:
     text = render(Format(options["kind"]), _header(env, host), _entries(env))
     output: Path | None = options["output"]
     if output is None:
-        click.echo(text, nl=False)
+        data(text)
         _tell(env, err=True)
         return
     private = any(not each.value for each in env.settings)
@@ -212,17 +213,15 @@ def _entries(env: ClusterEnv) -> list[Entry]:
 
 def _tell_written(env: ClusterEnv, output: Path, outcome: Outcome) -> None:
     what = f"{len(env.settings)} variables for {env.request.role}, {env.seat.topology}"
-    click.echo(f"{click.style('✓', fg='green')} {output} {outcome}: {what}{_where(env)}")
+    say(style("✓", fg="green") + f" {output} {outcome}: {what}{_where(env)}")
 
 
 def _tell(env: ClusterEnv, *, err: bool = False) -> None:
     for note in env.notes:
-        click.echo(f"{click.style('note', fg='yellow')} {note}", err=err)
+        say(style("note", fg="yellow") + f" {note}", err=err)
     for each in env.advice:
-        click.echo(
-            f"{click.style('beware', fg='yellow')} {each.says}; instead: {each.instead}", err=err
-        )
+        say(style("beware", fg="yellow") + f" {each.says}; instead: {each.instead}", err=err)
     off = [rule.id for rule in env.off if rule.id not in env.request.unwanted]
     if off:
         which = f"{', '.join(off)}: `patchkit env explain ID`, --with ID"
-        click.echo(f"{click.style('off', dim=True)} {which}", err=err)
+        say(style("off", dim=True) + f" {which}", err=err)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli import plain
+from patchkit.cli.out import echo, print_json, style
 from patchkit.errors import SourceError, StorageError
 from patchkit.runtime.cluster import target_of
 from patchkit.runtime.envfile_header import head_facts
@@ -80,9 +79,9 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
     if as_json:
         fields = [each.fields() for each in findings]
         shown = {"file": str(file), "situation": situation, "findings": fields}
-        click.echo(json.dumps(shown, indent=1, ensure_ascii=False))
+        print_json(shown)
     else:
-        plain.echo(_lines(file, situation, findings, host))
+        echo(_lines(file, situation, findings, host))
     if any(each.severity is not Severity.NOTE for each in findings):
         raise SystemExit(SourceError.exit_code)
 
@@ -145,21 +144,18 @@ def _lines(
     file: Path, situation: Mapping[str, str], findings: Sequence[Finding], host: Host | None
 ) -> Iterator[str]:
     for each in findings:
-        word = click.style(each.severity, **_STYLES[each.severity])
-        yield f"{click.style(f'{file}:{each.line}', bold=True)}  {word}  {each.what}"
+        word = style(each.severity, **_STYLES[each.severity])
+        yield style(f"{file}:{each.line}", bold=True) + "  " + word + f"  {each.what}"
         if each.why:
             source = f" ({each.source})" if each.source else ""
             yield f"  why:  {each.why}{source}"
         if each.next:
-            yield click.style(f"  next: {each.next}", dim=True)
+            yield style(f"  next: {each.next}", dim=True)
     counts = Counter(each.severity for each in findings)
     told = ", ".join(_counted(kind, counts[kind]) for kind in Severity if counts[kind])
-    mark = (
-        click.style("✗", fg="red")
-        if set(counts) - {Severity.NOTE}
-        else click.style("✓", fg="green")
-    )
-    yield f"{mark} {file}: {told or 'nothing speaks against it'}; {_against(situation, host)}"
+    wrong = set(counts) - {Severity.NOTE}
+    mark = style("✗", fg="red") if wrong else style("✓", fg="green")
+    yield mark + f" {file}: {told or 'nothing speaks against it'}; {_against(situation, host)}"
 
 
 def _counted(kind: Severity, count: int) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
 
-from patchkit.cli import plain
+from patchkit.cli.out import echo, print_json, style, table
 from patchkit.errors import UsageError
 from patchkit.runtime.rules import Avoid, Condition, Rule, Rules, load_rules
 from patchkit.runtime.variables import is_current, lifetime, nearest, other_variables
@@ -30,9 +29,9 @@ def explain(wanted: str | None, *, as_json: bool) -> None:
     if not found and not _known(wanted):
         raise UsageError(f"nothing is known of {wanted}", hint=_close(rules, wanted))
     if as_json:
-        click.echo(json.dumps(_fields(wanted, found), indent=1, ensure_ascii=False))
+        print_json(_fields(wanted, found))
         return
-    plain.echo(_page(wanted, found))
+    echo(_page(wanted, found))
 
 
 def _known(name: str) -> bool:
@@ -47,17 +46,17 @@ def _close(rules: Rules, wanted: str) -> str:
 
 def _overview(rules: Rules, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(asdict(rules), indent=1, ensure_ascii=False))
+        print_json(asdict(rules))
         return
-    plain.echo([click.style("Set", bold=True)])
-    plain.echo(plain.table((_set_row(rule) for rule in rules.rules), indent="  "))
-    plain.echo(["", click.style("Better left out", bold=True)])
-    plain.echo(plain.table((_avoid_row(each) for each in rules.avoids), indent="  "))
-    plain.echo(["", "patchkit env explain VARIABLE says why, who says so, and what guides say."])
+    echo([style("Set", bold=True)])
+    echo(table((_set_row(rule) for rule in rules.rules), indent="  "))
+    echo(["", style("Better left out", bold=True)])
+    echo(table((_avoid_row(each) for each in rules.avoids), indent="  "))
+    echo(["", "patchkit env explain VARIABLE says why, who says so, and what guides say."])
 
 
 def _set_row(rule: Rule) -> tuple[str, ...]:
-    on = "" if rule.default else click.style("off", dim=True)
+    on = "" if rule.default else style("off", dim=True)
     values = " ".join(f"{name}={value}" for name, value in rule.set.items())
     return rule.id, on, condition(rule.when), values
 
@@ -75,7 +74,7 @@ def condition(when: Condition) -> str:
 
 
 def _page(wanted: str, found: list[Rule | Avoid]) -> Iterator[str]:
-    yield click.style(wanted, bold=True)
+    yield style(wanted, bold=True)
     yield from (f"  {line}" for line in _life(wanted))
     for entry in found:
         yield ""
@@ -96,16 +95,16 @@ def _entry(entry: Rule | Avoid) -> Iterator[str]:
     if isinstance(entry, Rule):
         values = " ".join(f"{name}={value}" for name, value in entry.set.items())
         whose = "the same on all nodes" if entry.scope == "shared" else "each node its own"
-        yield f"{click.style(entry.id, fg='green')}  sets {values}  ({whose})"
+        yield style(entry.id, fg="green") + f"  sets {values}  ({whose})"
         rows += [("off", _why_off(entry))]
     else:
-        yield f"{click.style(entry.id, fg='yellow')}  {entry.severity}: better left out"
+        yield style(entry.id, fg="yellow") + f"  {entry.severity}: better left out"
         rows += [("instead", entry.instead)]
     rows += [
         ("source", f"{entry.source} ({entry.evidence}, confidence {entry.confidence})"),
         ("guides", entry.guides),
     ]
-    yield from plain.table([row for row in rows if row[1]], indent="  ")
+    yield from table([row for row in rows if row[1]], indent="  ")
 
 
 def _why_off(rule: Rule) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json
+from patchkit.cli.out import print_json
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.claims import Claim, load_claims
@@ -57,7 +58,7 @@ def _close_to(name: str) -> str:
 def _overview(*, as_json: bool) -> None:
     recipes, claims = load_recipes(), load_claims()
     if as_json:
-        show.print_json(
+        print_json(
             {
                 "fixes": [{"id": fix.id, "title": fix.title} for fix in _all_fixes()],
                 "claims": [asdict(claim) for claim in claims],
@@ -74,10 +75,10 @@ def _overview(*, as_json: bool) -> None:
 
 def _claim(claim: Claim, *, as_json: bool) -> None:
     if as_json:
-        show.print_json(asdict(claim))
+        print_json(asdict(claim))
         return
     console = show.console()
-    console.print(f"[bold]{claim.id}[/]  {claim.verdict} {claim.versions}\n")
+    console.print(show.text((claim.id, "bold"), f"  {claim.verdict} {claim.versions}\n"))
     for title, text in (("Claim", claim.says), ("Why", claim.why), ("Instead", claim.instead)):
         _section(console, title, text)
     _section(console, "Evidence", _evidence(claim.evidence))
@@ -85,21 +86,21 @@ def _claim(claim: Claim, *, as_json: bool) -> None:
 
 def _fix(fix: Fix, *, as_json: bool) -> None:
     if as_json:
-        show.print_json(_fields(fix))
+        print_json(_fields(fix))
         return
     console = show.console()
-    console.print(f"[bold]{fix.id}[/]  {fix.title}\n")
+    console.print(show.text((fix.id, "bold"), f"  {fix.title}\n"))
     for title, text in (("Symptom", fix.symptom), ("Why", fix.why), ("Upstream", fix.upstream)):
         _section(console, title, text)
     _section(console, "Needed", _needs(fix))
     _section(console, "Evidence", _evidence(fix.evidence))
     for example in fix.examples:
-        console.print(f"[bold]Before and after[/], as in {example.version}")
+        console.print(show.text(("Before and after", "bold"), f", as in {example.version}"))
         show.print_diff(unified_diff(example.path, example.before, example.after))
 
 
 def _section(console: Console, title: str, body: str | Table) -> None:
-    console.print(f"[bold]{title}[/]")
+    console.print(title, style="bold")
     console.print(Padding(body, (0, 0, 1, 2), expand=False))
 
 

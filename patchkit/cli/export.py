@@ -8,6 +8,7 @@ import click
 
 from patchkit.apply import plan_for
 from patchkit.cli.options import Selection, Source, opened, request_options, source_options
+from patchkit.cli.out import data
 from patchkit.patching.export import write_series
 
 
@@ -22,4 +23,4 @@ def command(source: Source, *, selection: Selection, output: Path) -> None:
     with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         for path in write_series(plan, output):
-            click.echo(path)
+            data(f"{path}\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.options import Source, progress, resolve_options
+from patchkit.cli.out import data
 from patchkit.source.archive import unpack
 from patchkit.source.resolve import fetch_release
 
@@ -28,4 +29,4 @@ def command(release: str, dest: Path | None, *, offline: bool) -> None:
         )
         if dest is not None:
             path = unpack(path, dest, progress=report("Unpacking"))
-    click.echo(path)
+    data(f"{path}\n")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 from packaging.version import Version
 from rich.table import Table
-from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json
+from patchkit.cli.out import print_json
 from patchkit.patching.fix import Fix, Need
 from patchkit.patching.recipe import PROJECTS, Recipe, load_recipe, load_recipes
 from patchkit.patching.support import load_support
@@ -25,7 +25,7 @@ def command(wanted: str | None, project: str | None, *, as_json: bool) -> None:
     recipes = _recipes(project, version)
     if as_json:
         fixes = [_fields(recipe, fix, version) for recipe in recipes for fix in recipe.fixes]
-        show.print_json(fixes)
+        print_json(fixes)
         return
     for recipe in recipes:
         show.console().print(_table(recipe, version))
@@ -54,7 +54,8 @@ def _table(recipe: Recipe, version: Version | None) -> Table:
     for fix in recipe.fixes:
         needs = [need for need in fix.needs if version is None or need.covers(version)]
         quiet = "" if needs else "dim"
-        table.add_row(Text(fix.id, quiet), _needs(needs), Text(fix.title, quiet), fix.upstream)
+        name, title = (show.text(each, style=quiet) for each in (fix.id, fix.title))
+        table.add_row(name, _needs(needs), title, fix.upstream)
     return table
 
 

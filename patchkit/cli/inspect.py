@@ -12,6 +12,7 @@ from patchkit.cli.inspected import json_fields, print_wheel
 from patchkit.cli.library import print_library
 from patchkit.cli.loaded import show_loaded
 from patchkit.cli.options import as_json, find_target
+from patchkit.cli.out import print_json
 from patchkit.errors import UsageError
 from patchkit.wheel.about import about
 from patchkit.wheel.checks import check
@@ -56,7 +57,7 @@ def command(
     found = (*check(wheel, binaries), *missed(wheel, judged, target)) if wheel else ()
     uses = {each.name: each.use.value for each in judged}
     if as_json:
-        show.print_json({"file": str(file), **json_fields(wheel, binaries, uses, found, target)})
+        print_json({"file": str(file), **json_fields(wheel, binaries, uses, found, target)})
         return
     console = show.console()
     if wheel:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from patchkit.cli.archs import STYLES
 from patchkit.cli.library import binary_fields, parts
+from patchkit.cli.show import text
 from patchkit.target import Target
 from patchkit.wheel.about import About
 from patchkit.wheel.checks import cuda_majors
@@ -35,18 +36,18 @@ def print_wheel(
     target: Target,
 ) -> None:
     """What the wheel says of itself, a row for each library, and what speaks against it."""
-    console.print(Text(wheel.name.filename, "bold"), soft_wrap=True)
+    console.print(text(wheel.name.filename, style="bold"), soft_wrap=True)
     for label, value in _wheel_facts(wheel, binaries):
-        console.print(Text(f"  {label:9}", "dim") + Text(value), soft_wrap=True)
+        console.print(text((f"  {label:9}", "dim"), value), soft_wrap=True)
     if len(binaries) > 1:
         console.print()
         console.print(_library_table(binaries, uses, target, wide=console.width >= _WIDE))
         console.print(_summary(binaries, target), soft_wrap=True)
     for each in found:
-        console.print(Text.assemble(("! ", "yellow"), (each.filename, "bold"), f": {each.what}"))
+        console.print(text(("! ", "yellow"), (each.filename, "bold"), f": {each.what}"))
         for label, words in (("why", each.why), ("next", each.hint)):
             if words:
-                console.print(Text(f"    {label}: {words}", "dim"), soft_wrap=True)
+                console.print(text(f"    {label}: {words}", style="dim"), soft_wrap=True)
     console.print()
 
 
@@ -106,11 +107,11 @@ def _library_table(
         cells: list[RenderableType] = [
             name,
             f"{binary.size * count / 1e6:.1f}",
-            Text(str(load), STYLES[load]) if binary.live else Text("-", "dim"),
+            text(str(load), style=STYLES[load]) if binary.live else text("-", style="dim"),
             ", ".join(map(str, cuda_majors(binary))) or "-",
-            Text(_archs(binary), "dim"),
-            *([Text(uses.get(binary.name, ""))] if uses else []),
-            Text(parts(binary.loads(target)), "dim"),
+            text(_archs(binary), style="dim"),
+            *([text(uses.get(binary.name, ""))] if uses else []),
+            text(parts(binary.loads(target)), style="dim"),
         ]
         table.add_row(*cells[: len(table.columns)])
     return table
@@ -150,9 +151,9 @@ def _archs(binary: Binary) -> str:
 def _summary(binaries: Sequence[Binary], target: Target) -> Text:
     code = [binary for binary in binaries if binary.live]
     if not code:
-        return Text(f"no device code in {len(binaries)} libraries")
+        return text(f"no device code in {len(binaries)} libraries")
     counted = parts(Counter(binary.load(target) for binary in code))
-    return Text(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
+    return text(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
 
 
 def _wheel_fields(wheel: About, binaries: Sequence[Binary]) -> dict[str, Any]:

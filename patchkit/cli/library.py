@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from patchkit.cli.archs import STYLES
+from patchkit.cli.show import text
 from patchkit.target import Load, Target
 from patchkit.wheel.checks import cuda_majors
 from patchkit.wheel.inspect import LIVE, RELOCATABLE, Binary, reach
@@ -27,13 +27,13 @@ _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 
 def print_library(console: Console, binary: Binary, target: Target) -> None:
     """Everything of one library."""
-    console.print(Text(binary.name, "bold") + Text(f"  {binary.size:,} bytes"))
+    console.print(text((binary.name, "bold"), f"  {binary.size:,} bytes"))
     for label, value in _facts(binary):
-        console.print(Text(f"  {label:9}", "dim") + Text(value), soft_wrap=True)
+        console.print(text((f"  {label:9}", "dim"), value), soft_wrap=True)
     if binary.codes:
         console.print(_code_table(binary, target))
     style = STYLES[binary.load(target)]
-    console.print(Text(f"  {conclusion(binary, target)}", style), soft_wrap=True)
+    console.print(text(f"  {conclusion(binary, target)}", style=style), soft_wrap=True)
 
 
 def conclusion(binary: Binary, target: Target) -> str:
@@ -81,13 +81,13 @@ def _code_table(binary: Binary, target: Target) -> Table:
         load = reach(code.kind, code.arch, target)
         live = code.section == LIVE
         table.add_row(
-            Text(code.section, "" if live else "dim"),
+            text(code.section, style="" if live else "dim"),
             code.kind,
             code.name,
-            Text(code.compression, "dim"),
+            text(code.compression, style="dim"),
             str(code.count),
             f"{code.size:,}",
-            Text(str(load) if live else f"({load})", STYLES[load] if live else "dim"),
+            text(str(load) if live else f"({load})", style=STYLES[load] if live else "dim"),
         )
     return table
 

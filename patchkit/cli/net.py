@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ import click
 
 from patchkit.cli.net_options import CAGE, JSON, MTU, NETDEV, ROOT, AddressType, NetworkType, sudo
 from patchkit.cli.net_verify import verify
-from patchkit.cli.plain import echo
+from patchkit.cli.out import confirm, data, echo, print_json, say
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime import net_apply, net_conflicts, net_live
 from patchkit.runtime.net_peer import from_file
@@ -91,9 +90,9 @@ def plan(facts_file: Path | None, *, as_json: bool, **options: Any) -> None:
         made = _planned(options, root)
     text = render(made)
     if as_json:
-        click.echo(json.dumps({**_fields(made), "yaml": text}, indent=1))
+        print_json({**_fields(made), "yaml": text})
         return
-    click.echo(text, nl=False)
+    data(text)
     _tell_unfinished(Place(root))
 
 
@@ -121,7 +120,7 @@ def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
         _ask()
     done = net_apply.apply(place, made, force=force)
     if done.recovered:
-        click.echo("an apply that was cut short was put back first")
+        say("an apply that was cut short was put back first")
     _tell_applied(place, made, done)
 
 
@@ -135,7 +134,7 @@ def undo(root: Path, *, force: bool) -> None:
     done = net_apply.undo(place, force=force)
     what = "an apply that was cut short" if done.recovered else "the last apply"
     left = "is as before" if place.text() is not None else "is gone, as before"
-    click.echo(f"{what} is undone: {place.file} {left}")
+    say(f"{what} is undone: {place.file} {left}")
 
 
 command.add_command(verify)
@@ -177,7 +176,7 @@ def _planned(options: Mapping[str, Any], root: Path) -> Plan:
     net_conflicts.check(host, made, applied=place.applied(), files=files)
     hidden = [file.path for file in files if file.text is None]
     if hidden:
-        click.echo(f"note: only root may read {', '.join(hidden)}; apply checks them", err=True)
+        say(f"note: only root may read {', '.join(hidden)}; apply checks them", err=True)
     return made
 
 
@@ -202,7 +201,7 @@ def _need_root(place: Place) -> None:
 def _ask() -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("apply asks before it writes, and there is no terminal", hint="--yes")
-    if not click.confirm("Apply?"):
+    if not confirm("Apply?"):
         raise UsageError("nothing was changed")
 
 
@@ -224,17 +223,17 @@ def _difference(place: Place, text: str) -> list[str]:
 
 def _tell_unfinished(place: Place) -> None:
     if place.journal.unfinished():
-        click.echo(f"note: an apply was cut short; {sudo('net', 'undo')}", err=True)
+        say(f"note: an apply was cut short; {sudo('net', 'undo')}", err=True)
 
 
 def _tell_applied(place: Place, made: Plan, done: net_apply.Done) -> None:
     if not done.changed:
-        click.echo("nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else ""))
+        say("nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else ""))
         return
-    click.echo(f"{place.file} is written" + (" and applied" if done.live else ""))
+    say(f"{place.file} is written" + (" and applied" if done.live else ""))
     if not done.live:
-        click.echo("the root is not /: no network was changed")
+        say("the root is not /: no network was changed")
     if not done.checked:
-        click.echo("netplan is not installed here: it did not read the file")
+        say("netplan is not installed here: it did not read the file")
     peers = [str(line.address.network) for line in made.lines]
-    click.echo(f"next: on the peer the same, then patchkit net verify --peer (in {peers[0]})")
+    say(f"next: on the peer the same, then patchkit net verify --peer (in {peers[0]})")

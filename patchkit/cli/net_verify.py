@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import click
 
 from patchkit.cli.net_options import CAGE, JSON, MTU, NETDEV, ROOT, AddressType, sudo
-from patchkit.cli.plain import echo, table
+from patchkit.cli.out import echo, print_json, style, table
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime import net_apply
 from patchkit.runtime.host import Host
@@ -25,10 +24,10 @@ from patchkit.runtime.net_verify import verify as checked
 from patchkit.runtime.probe import probe
 
 _MARKS = {
-    State.OK: click.style("✓", fg="green"),
-    State.FAILED: click.style("✗", fg="red", bold=True),
-    State.WARNING: click.style("!", fg="yellow"),
-    State.UNKNOWN: click.style("?", fg="yellow"),
+    State.OK: style("✓", fg="green"),
+    State.FAILED: style("✗", fg="red", bold=True),
+    State.WARNING: style("!", fg="yellow"),
+    State.UNKNOWN: style("?", fg="yellow"),
 }
 
 
@@ -73,7 +72,7 @@ def verify(*, as_json: bool, **options: Any) -> None:
         checks.append(warned(str(place.file), "apply", "was cut short", sudo("net", "undo")))
     commands = bandwidth(host, chosen, peer)
     if as_json:
-        click.echo(_verified_json(checks, commands))
+        print_json(_fields(checks, commands))
     else:
         _show(checks, commands)
     if any(check.state is State.FAILED for check in checks):
@@ -92,7 +91,7 @@ def _peer_host(options: Mapping[str, Any]) -> Host | None:
 def _show(checks: Sequence[Check], commands: Sequence[str]) -> None:
     rows = table((_MARKS[c.state], c.subject, c.what, _seen(c)) for c in checks)
     for row, check in zip(rows, checks, strict=True):
-        echo([row, *([click.style(f"   next: {check.next}", dim=True)] if check.next else [])])
+        echo([row, *([style(f"   next: {check.next}", dim=True)] if check.next else [])])
     counts = Counter(check.state for check in checks)
     echo(["", ", ".join(f"{counts[state]} {state.value}" for state in State)])
     echo(["", f"RDMA bandwidth is not measured; expect {expected()} of"])
@@ -105,11 +104,10 @@ def _seen(check: Check) -> str:
     return f"not checked: {check.seen}" if check.state is State.UNKNOWN else check.seen
 
 
-def _verified_json(checks: Sequence[Check], commands: Sequence[str]) -> str:
+def _fields(checks: Sequence[Check], commands: Sequence[str]) -> dict[str, Any]:
     counts = Counter(check.state for check in checks)
-    fields = {
+    return {
         "checks": [{**asdict(check), "state": check.state.value} for check in checks],
         "counts": {state.value: counts[state] for state in State},
         "bandwidth": {"commands": list(commands), "expected": expected()},
     }
-    return json.dumps(fields, indent=1, ensure_ascii=False)

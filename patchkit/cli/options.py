@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import click
 
 from patchkit.apply import Workspace, open_workspace
+from patchkit.cli.out import tell
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger
 from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.quoting import visible
 from patchkit.source.resolve import Options, Report, resolved
 from patchkit.target import Target, targets
 
@@ -245,7 +247,7 @@ def progress(counted: str = "") -> Iterator[Callable[[str], Callable[[int, int],
                 if not bars:
                     bars.append(stack.enter_context(_bars(counted)))
                 if identifier is None:
-                    identifier = bars[0].add_task(task, total=total)
+                    identifier = bars[0].add_task(visible(task), total=total)
                 bars[0].update(identifier, completed=done, total=total)
 
             return update
@@ -263,18 +265,12 @@ def told(bar: Callable[[int, int], None], doing: str) -> Callable[[int, int], No
         nonlocal tenths
         if 10 * done // total > tenths:
             tenths = 10 * done // total
-            say(f"{doing} {done} of {total}")
+            tell(f"{doing} {done} of {total}")
 
     return update
 
 
-def say(line: str) -> None:
-    """A line on standard error, where what a command answers does not go."""
-    click.echo(line, err=True)
-
-
 def _bars(counted: str) -> Any:
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -285,18 +281,20 @@ def _bars(counted: str) -> Any:
         TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
+    from patchkit.cli.show import console
+
+    drawn = console(stderr=True)
     amounts = (
         (MofNCompleteColumn(), TextColumn(counted))
         if counted
         else (DownloadColumn(), TransferSpeedColumn())
     )
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *amounts,
         TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
+        console=drawn,
+        disable=not drawn.is_terminal,
         transient=True,
     )

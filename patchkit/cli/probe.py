@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from patchkit.cli import plain
+from patchkit.cli.out import echo, print_json, say, shown, style, table
 from patchkit.runtime import hardware
-from patchkit.runtime.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System, to_json
+from patchkit.runtime.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System
 from patchkit.runtime.probe import LIVE, probe
 from patchkit.runtime.recorded import Copy
 from patchkit.runtime.remarks import Remark, remarks
@@ -44,29 +45,29 @@ def command(*, as_json: bool, root: Path, save: Path | None, python: str | None)
     copy = Copy(root, save) if save else None
     host = probe(root, python=python, environment=os.environ, copy=copy)
     if as_json:
-        click.echo(to_json(host))
+        print_json(asdict(host))
     else:
-        plain.echo(lines(host))
+        echo(lines(host))
     if copy:
         archive = f"tar -czf {copy.home.name}.tar.gz {copy.home.name}"
-        click.echo(f"saved: {copy.files} files in {copy.home}; attach them: {archive}", err=True)
+        say(f"saved: {copy.files} files in {copy.home}; attach them: {archive}", err=True)
 
 
 def lines(host: Host) -> Iterator[str]:
-    yield click.style(host.system.hostname or "host", bold=True) + _product(host.system)
-    yield from plain.table(_summary(host), "  ")
+    yield style(host.system.hostname or "host", bold=True) + _product(host.system)
+    yield from table(_summary(host), "  ")
     yield ""
-    yield from plain.table(_network(host), "  ")
+    yield from table(_network(host), "  ")
     if host.software:
         yield ""
-        yield from plain.table(_software(host.software), "  ")
+        yield from table(_software(host.software), "  ")
     found = remarks(host)
     if found or host.notes:
         yield ""
     for remark in found:
         yield from _remark(remark)
     for note in host.notes:
-        yield click.style(f"  - {note}", dim=True)
+        yield style(f"  - {note}", dim=True)
 
 
 def _product(system: System) -> str:
@@ -84,13 +85,13 @@ def _summary(host: Host) -> Iterator[tuple[str, str]]:
     yield "memory", _memory(host.memory)
     yield from (("GPU", _gpu(gpu)) for gpu in host.gpus)
     if not host.gpus:
-        yield "GPU", click.style("none found", fg="yellow")
+        yield "GPU", style("none found", fg="yellow")
     yield "cabled", ", ".join(map(_cage, host.cabled)) or "no QSFP cage"
 
 
 def _memory(memory: Memory | None) -> str:
     if memory is None:
-        return click.style("unknown", fg="yellow")
+        return style("unknown", fg="yellow")
     swap = f"swap {_gib(memory.swap_total)}" if memory.swap_total else "no swap"
     return f"{_gib(memory.total)}, {_gib(memory.available)} available, {swap}"
 
@@ -106,7 +107,7 @@ def _gpu(gpu: Gpu) -> str:
     own = _gib(gpu.memory << 10) if gpu.memory else missing
     capability = f"capability {gpu.capability}" if gpu.capability else "capability unknown"
     driver = f"driver {gpu.driver}" if gpu.driver else "driver unknown"
-    return ", ".join((click.style(gpu.name, bold=True), capability, driver, own))
+    return style(gpu.name, bold=True) + ", " + ", ".join((capability, driver, own))
 
 
 def _cage(number: int) -> str:
@@ -115,7 +116,7 @@ def _cage(number: int) -> str:
 
 
 def _network(host: Host) -> Iterator[tuple[str, ...]]:
-    yield tuple(click.style(head, dim=True) for head in _HEADS)
+    yield tuple(style(head, dim=True) for head in _HEADS)
     owned = {each.netdev: each for each in host.rdma if each.netdev}
     for netdev in sorted(host.netdevs, key=_rank):
         yield _row(netdev, owned.get(netdev.name))
@@ -132,8 +133,8 @@ def _rank(netdev: Netdev) -> tuple[bool, int, int, str, str]:
 
 def _row(netdev: Netdev, device: Rdma | None) -> tuple[str, ...]:
     return (
-        click.style(netdev.name, bold=True) if netdev.up else netdev.name,
-        click.style(netdev.state, fg="green") if netdev.up else netdev.state,
+        style(netdev.name, bold=True) if netdev.up else netdev.name,
+        style(netdev.state, fg="green") if netdev.up else netdev.state,
         f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
         str(netdev.mtu or "?"),
         _addresses(netdev) or "-",
@@ -152,7 +153,7 @@ def _addresses(netdev: Netdev) -> str:
 def _device(device: Rdma) -> tuple[str, str]:
     """Name and state; the indices of the GIDs that RoCE v2 over IPv4 takes."""
     state = device.state or "unknown"
-    told = f"{device.name} {click.style(state, fg='green') if device.active else state}"
+    told = shown(f"{device.name} ") + (style(state, fg="green") if device.active else state)
     taken = (gid for gid in device.gids if gid.address and gid.kind == "RoCE v2")
     return told, " ".join(f"{gid.index}" for gid in taken) or "-"
 
@@ -180,6 +181,6 @@ def _nccl(taken: Nccl) -> str:
 
 def _remark(remark: Remark) -> Iterator[str]:
     warns = remark.severity == "warning"
-    yield "  " + click.style("! " if warns else "- ", fg="yellow" if warns else None) + remark.text
+    yield "  " + style("! " if warns else "- ", fg="yellow" if warns else None) + remark.text
     why = click.wrap_text(f"{remark.why} [{remark.source}]", _WIDTH, " " * 4, " " * 4)
-    yield from (click.style(line, dim=True) for line in why.splitlines())
+    yield from (style(line, dim=True) for line in why.splitlines())

@@ -14,6 +14,7 @@ from patchkit.cli import show
 from patchkit.cli.archs import STYLES
 from patchkit.cli.building import house_option
 from patchkit.cli.options import Selection, as_json, progress, request_options
+from patchkit.cli.out import print_json, tell
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Load
@@ -83,11 +84,11 @@ def command(
             house,
             report=report,
             offline=offline,
-            say=lambda line: click.echo(line, err=True),
+            say=tell,
         )
     seconds = time.monotonic() - began
     if as_json:
-        show.print_json(_fields(done, seconds))
+        print_json(_fields(done, seconds))
     else:
         _show(done, selection, seconds)
 
@@ -97,7 +98,7 @@ def _show(done: Repacked, selection: Selection, seconds: float) -> None:
     name = done.origin.name
     known = "upstream's" if done.origin.locked else "not upstream's"
     console.print(
-        Text.assemble(
+        show.text(
             (f"vllm {done.origin.version}", "bold"),
             f"  {name.filename} ({known})  →  {target.title}",
         ),
@@ -106,15 +107,15 @@ def _show(done: Repacked, selection: Selection, seconds: float) -> None:
     console.print(_table(done.libraries))
     applied = [v for v in done.outcome.verdicts if v.state is State.APPLIED]
     for verdict in applied:
-        line = Text.assemble(("✓ ", "green"), (verdict.fix.id, "bold"), f"  {verdict.reason}")
+        line = show.text(("✓ ", "green"), (verdict.fix.id, "bold"), f"  {verdict.reason}")
         console.print(line, soft_wrap=True)
     for line in show.proof_lines(done.outcome.proofs):
         console.print(line, soft_wrap=True)
     for note in done.notes:
-        console.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
+        console.print(show.text(("note ", "yellow"), note), soft_wrap=True)
     what = f"{done.wheel}  {done.size / 1e6:.1f} MB, {seconds:.0f} s"
     if done.fresh:
-        console.print(Text.assemble(("✓ ", "green"), what), soft_wrap=True)
+        console.print(show.text(("✓ ", "green"), what), soft_wrap=True)
     else:
         console.print(f"nothing to do, it is there already: {what}", soft_wrap=True)
     console.print(f"  next: pip install {done.wheel}", soft_wrap=True)
@@ -125,20 +126,19 @@ def _table(libraries: tuple[Judged, ...]) -> Table:
     for column in ("library", "fat binaries", ""):
         table.add_column(column, no_wrap=column != "")
     for each in libraries:
+        idle = each.use in (Use.HOST, Use.OTHER)
         table.add_row(
-            Text(
-                each.name.removeprefix("vllm/"), "dim" if each.use in (Use.HOST, Use.OTHER) else ""
-            ),
+            show.text(each.name.removeprefix("vllm/"), style="dim" if idle else ""),
             _loads(each),
-            Text(each.use.value, _USES[each.use]),
+            show.text(each.use.value, style=_USES[each.use]),
         )
     return table
 
 
 def _loads(each: Judged) -> Text:
     counts = sorted(each.loads.items(), reverse=True)
-    parts = [Text(f"{count} {load}", STYLES[load]) for load, count in counts]
-    return Text(", ").join(parts) if parts else Text("-", "dim")
+    parts = [show.text(f"{count} {load}", style=STYLES[load]) for load, count in counts]
+    return show.text(", ").join(parts) if parts else show.text("-", style="dim")
 
 
 def _fields(done: Repacked, seconds: float) -> dict[str, Any]:

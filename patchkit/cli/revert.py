@@ -8,6 +8,7 @@ import click
 
 from patchkit.apply import revert, revert_by_force
 from patchkit.cli.options import Source, as_json, folder_options
+from patchkit.cli.out import print_json, say
 from patchkit.patching.rescue import Rescued
 
 
@@ -31,25 +32,21 @@ def command(source: Source, *, force: bool, as_json: bool) -> None:
         return
     restored = revert(Path(source.spec), source.project)
     if as_json:
-        from patchkit.cli import show
-
-        show.print_json({"restored": list(restored)})
+        print_json({"restored": list(restored)})
     else:
-        click.echo(f"{len(restored)} files are as upstream shipped them")
+        say(f"{len(restored)} files are as upstream shipped them")
 
 
 def _print_rescued(done: Rescued, *, as_json: bool) -> None:
     if as_json:
-        from patchkit.cli import show
-
         lists = {"restored": done.restored, "moved": done.moved, "lost": done.lost}
         fields = {name: list(paths) for name, paths in lists.items()}
-        show.print_json({**fields, "aside": str(done.aside), "created_known": done.created})
+        print_json({**fields, "aside": str(done.aside), "created_known": done.created})
         return
-    click.echo(f"{len(done.restored)} files are as upstream shipped them")
+    say(f"{len(done.restored)} files are as upstream shipped them")
     if done.moved:
-        click.echo(f"moved to {done.aside}: {', '.join(done.moved)}")
+        say(f"moved to {done.aside}: {', '.join(done.moved)}")
     if done.lost:
-        click.echo(f"not restored, as the original is damaged: {', '.join(done.lost)}")
+        say(f"not restored, as the original is damaged: {', '.join(done.lost)}")
     if not done.created:
-        click.echo("no ledger says which files patchkit created: those stay where they are")
+        say("no ledger says which files patchkit created: those stay where they are")

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from patchkit.cli.node import first_version, node_options
-from patchkit.cli.plain import echo, table
+from patchkit.cli.out import data, echo, print_json, say, table
 from patchkit.cli.serve_shown import NOTE, explained, listing, tell
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.cluster import target_of
@@ -28,10 +28,10 @@ from patchkit.runtime.rules import load_rules
 from patchkit.runtime.seat import take_seat
 from patchkit.runtime.serve_args import Known, Served, serve_args
 from patchkit.runtime.serve_request import Request
-from patchkit.runtime.serve_text import as_json, line, lines
+from patchkit.runtime.serve_text import fields, line, lines
 
 _GIB = 2**30
-_FORMATS = {"line": line, "lines": lines, "json": as_json}
+_FORMATS = {"line": line, "lines": lines}
 
 
 @click.command("serve-args")
@@ -50,7 +50,7 @@ _FORMATS = {"line": line, "lines": lines, "json": as_json}
 @click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
 @click.option("--host", metavar="A", help="Listen there; default: only this node, or the cable.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--format", "kind", type=click.Choice(list(_FORMATS)), default="line")
+@click.option("--format", "kind", type=click.Choice([*_FORMATS, "json"]), default="line")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--explain", is_flag=True, help="Each flag's reason, and what is left out and why.")
 @click.option("--list", "presets", is_flag=True, help="The models that patchkit has presets of.")
@@ -74,8 +74,15 @@ def command(**options: Any) -> None:
     if options["explain"]:
         echo(table(explained(served)))
     else:
-        click.echo(_FORMATS["json" if options["as_json"] else options["kind"]](served))
+        _print(served, "json" if options["as_json"] else options["kind"])
     tell(served)
+
+
+def _print(served: Served, kind: str) -> None:
+    if kind == "json":
+        print_json(fields(served))
+    else:
+        data(_FORMATS[kind](served) + "\n")
 
 
 # What is asked for
@@ -150,7 +157,7 @@ def _facts(path: Path) -> dict[str, str]:
 def _vllm(asked: str, files: str, host: Host) -> str:
     found = first_version(asked, host.versions["vllm"], files)
     if files and release(files) != release(found):
-        click.echo(f"{NOTE} the env file is for vLLM {files}, this is {found}", err=True)
+        say(NOTE + f" the env file is for vLLM {files}, this is {found}", err=True)
     return found
 
 

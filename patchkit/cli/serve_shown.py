@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import click
-
+from patchkit.cli.out import say, style
 from patchkit.runtime.presets import load_presets
 from patchkit.runtime.serve_args import Flag, Served
 from patchkit.runtime.serve_text import reason
 
-NOTE = click.style("note", fg="yellow")
+NOTE = style("note", fg="yellow")
 
 
 def listing() -> list[tuple[str, ...]]:
@@ -28,16 +27,16 @@ def listing() -> list[tuple[str, ...]]:
                 f"{each.evidence}, {each.confidence}",
             )
         )
-    return [tuple(click.style(cell, bold=True) for cell in rows[0]), *rows[1:]]
+    return [tuple(style(cell, bold=True) for cell in rows[0]), *rows[1:]]
 
 
 def explained(served: Served) -> list[tuple[str, ...]]:
     return [
-        *(_row(click.style("✓", fg="green"), each) for each in served.flags),
-        *(_row(click.style("-", dim=True), each) for each in served.left_out),
+        *(_row(style("✓", fg="green"), each) for each in served.flags),
+        *(_row(style("-", dim=True), each) for each in served.left_out),
         *(
             (
-                click.style("off", dim=True),
+                style("off", dim=True),
                 f"{each.flag} {each.value}",
                 f"{each.reason} ({each.id})",
             )
@@ -53,6 +52,6 @@ def _row(mark: str, flag: Flag) -> tuple[str, ...]:
 def tell(served: Served) -> None:
     """On standard error, so that the command alone can be taken from standard output."""
     for note in served.notes:
-        click.echo(f"{NOTE} {note}", err=True)
+        say(NOTE + f" {note}", err=True)
     for each in served.advice:
-        click.echo(f"{click.style('beware', fg='yellow')} {each.says}: {each.instead}", err=True)
+        say(style("beware", fg="yellow") + f" {each.says}: {each.instead}", err=True)

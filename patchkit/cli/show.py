@@ -1,20 +1,20 @@
-"""Tables for people and JSON for machines, of the same things."""
+"""The console, and what several verbs show on it; the fields of the same for JSON."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from patchkit.apply import Workspace
+from patchkit.cli import out
 from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.recipe import load_recipe
+from patchkit.quoting import visible
 
 STYLES = {
     State.APPLY: ("→", "yellow"),
@@ -28,16 +28,33 @@ STYLES = {
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
-def console() -> Console:
+class _Console(Console):
+    """A console that takes no text for markup, and escapes what a terminal would obey."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every ``str`` comes through here, in a cell of a table as well."""
+        return super().render_str(visible(text), **options)
+
+
+def console(*, stderr: bool = False) -> Console:
     """Standard output; without a terminal: no colour, and wide enough not to cut paths."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=160)
+    found = _Console(stderr=stderr)
+    return found if found.is_terminal else _Console(stderr=stderr, width=160)
+
+
+def text(*parts: str | tuple[str, str], style: str = "") -> Text:
+    """Parts, each escaped; one with a style of its own is a pair: ``("gb10.so", "bold")``."""
+    pairs = [(each, "") if isinstance(each, str) else each for each in parts]
+    return Text.assemble(*((visible(each), own) for each, own in pairs), style=style)
 
 
 def header(workspace: Workspace, request: Request) -> Text:
     """One line: what is patched, and for what."""
     tree, target = workspace.tree, request.target
-    return Text.assemble(
+    return text(
         (f"{tree.project} {tree.version}", "bold"),
         f"  {tree.kind}  →  {target.title}, {request.arch} ",
         (load_recipe(tree.project).build.value_for(request), "bold"),
@@ -56,11 +73,11 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
         severity = verdict.severity.value if verdict.severity and needed else ""
         quiet = verdict.state in (State.NOT_APPLICABLE, State.OFF)
         table.add_row(
-            Text(sign, style),
-            Text(verdict.fix.id, "dim" if quiet else ""),
-            Text(verdict.state.value, style),
-            Text(severity, "dim" if quiet else ""),
-            Text(verdict.reason, "dim"),
+            text(sign, style=style),
+            text(verdict.fix.id, style="dim" if quiet else ""),
+            text(verdict.state.value, style=style),
+            text(severity, style="dim" if quiet else ""),
+            text(verdict.reason, style="dim"),
         )
     return table
 
@@ -68,14 +85,14 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
 def notes(verdicts: Iterable[Verdict]) -> list[Text]:
     """What verdicts have to add, each thing once."""
     found = dict.fromkeys(verdict.note for verdict in verdicts if verdict.note)
-    return [Text.assemble(("note ", "yellow"), note) for note in found]
+    return [text(("note ", "yellow"), note) for note in found]
 
 
 def bugs(workspace: Workspace) -> list[Text]:
     """What is known against this very release, whatever fixes it gets."""
     tree = workspace.tree
     return [
-        Text.assemble(("known ", "yellow"), f"{bug.says}; instead: {bug.instead} ({bug.source})")
+        text(("known ", "yellow"), f"{bug.says}; instead: {bug.instead} ({bug.source})")
         for bug in load_recipe(tree.project).bugs_of(tree.version)
     ]
 
@@ -106,21 +123,17 @@ def tree_fields(workspace: Workspace, request: Request) -> dict[str, Any]:
     }
 
 
-def print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=1, ensure_ascii=False))
-
-
-def print_diff(text: str) -> None:
+def print_diff(diff: str) -> None:
     """A unified diff: coloured in a terminal, byte for byte elsewhere."""
     shown = console()
-    if not shown.is_terminal:
-        click.echo(text, nl=False)
+    if not shown.is_terminal or not diff:
+        out.data(diff)
         return
-    for line in text.splitlines():
+    for line in diff.removesuffix("\n").split("\n"):
         bold = line.startswith(("+++", "---", "diff "))
         style = "bold" if bold else _DIFF_STYLES.get(line[:1], "")
-        shown.print(Text(line, style), soft_wrap=True)
+        shown.print(text(line, style=style), soft_wrap=True)
 
 
 def proof_lines(proofs: Sequence[str]) -> list[Text]:
-    return [Text.assemble(("proved ", "green"), proof) for proof in proofs]
+    return [text(("proved ", "green"), proof) for proof in proofs]

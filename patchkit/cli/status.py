@@ -13,6 +13,7 @@ from patchkit.cli.options import (
     request_options,
     source_options,
 )
+from patchkit.cli.out import print_json
 from patchkit.errors import DriftError
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.plan import Plan, make_plan
@@ -37,7 +38,7 @@ def command(source: Source, *, selection: Selection, as_json: bool) -> None:
 
         if as_json:
             fields = [show.verdict_fields(verdict) for verdict in verdicts]
-            show.print_json({**show.tree_fields(workspace, request), "fixes": fields})
+            print_json({**show.tree_fields(workspace, request), "fixes": fields})
         else:
             console = show.console()
             console.print(show.header(workspace, request))

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import Source, as_json, opened, vllm_options
+from patchkit.cli.out import print_json, say
 from patchkit.errors import HostError, StorageError, UsageError
+from patchkit.quoting import quoted
 from patchkit.runtime.bench import measuring
 from patchkit.runtime.tune import (
     ELEMENT_BYTES,
@@ -115,13 +116,13 @@ def command(
         )
     _write(place, file_text(outcome, ELEMENT_BYTES[job.dtype]))
     if as_json:
-        show.print_json(_fields(outcome, place))
+        print_json(_fields(outcome, place))
     else:
         _print(outcome, place, job)
 
 
 def _say(size: int, what: str) -> None:
-    click.echo(f"batch size {size}: {what}", err=True)
+    say(f"batch size {size}: {what}", err=True)
 
 
 def _write(place: Path, text: str) -> None:
@@ -149,8 +150,10 @@ def _fields(outcome: Outcome, place: Path) -> dict[str, object]:
 def _print(outcome: Outcome, place: Path, job: Job) -> None:
     facts, console = outcome.facts, show.console()
     console.print(
-        Text(f"{facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}, ", "bold")
-        + Text(f"triton {facts['triton']}, {facts['shared_memory']} bytes of shared memory")
+        show.text(
+            (f"{facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}, ", "bold"),
+            f"triton {facts['triton']}, {facts['shared_memory']} bytes of shared memory",
+        )
     )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("batch", "untuned µs", "tuned µs", "ratio", "in the file", "configs"):
@@ -161,11 +164,11 @@ def _print(outcome: Outcome, place: Path, job: Job) -> None:
     missing = [size for size in job.batch_sizes if size not in {r.batch_size for r in outcome.rows}]
     if missing:
         left = ", ".join(map(str, missing))
-        console.print(Text(f"{outcome.stopped}: batch sizes {left} stay untuned"), soft_wrap=True)
+        console.print(f"{outcome.stopped}: batch sizes {left} stay untuned", soft_wrap=True)
     if cut := [str(row.batch_size) for row in outcome.rows if not row.complete]:
         console.print(f"search cut short, best so far kept: batch sizes {', '.join(cut)}")
-    folder = Text(f"VLLM_TUNED_CONFIG_FOLDER={place.parent.resolve()}")
-    console.print(Text(f"wrote {place}; vLLM reads it with ") + folder, soft_wrap=True)
+    setting = f"VLLM_TUNED_CONFIG_FOLDER={quoted(place.parent.resolve())}"
+    console.print(f"wrote {place}; vLLM reads it with {setting}", soft_wrap=True)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

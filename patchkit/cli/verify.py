@@ -11,10 +11,10 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.padding import Padding
-from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json
+from patchkit.cli.out import print_json
 from patchkit.errors import UsageError
 from patchkit.wheel.manifest import Kind
 from patchkit.wheel.seen import remember
@@ -86,7 +86,7 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
     if signed and not done.findings:
         remember(signed.statement)
     if as_json:
-        show.print_json(
+        print_json(
             {
                 "dir": str(house),
                 "wheels": len(done.entries),
@@ -104,15 +104,15 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
 def _print(console: Console, house: Path, done: Verified, signed: Signed | None = None) -> None:
     if done.pins:
         pins = ", ".join(f"{name} {version}" for name, version in done.pins.items())
-        console.print(Text(pins, "dim"), soft_wrap=not console.is_terminal)
+        console.print(show.text(pins, style="dim"), soft_wrap=not console.is_terminal)
     if signed:
-        console.print(Text.assemble(("✓ ", "green"), _signature(signed)), soft_wrap=True)
+        console.print(show.text(("✓ ", "green"), _signature(signed)), soft_wrap=True)
     if not done.findings:
-        console.print(Text.assemble(("✓ ", "green"), f"{house}: {_counted(done)}, all as listed"))
+        console.print(show.text(("✓ ", "green"), f"{house}: {_counted(done)}, all as listed"))
     if not done.findings and not signed:
         command = shlex.join(["patchkit", "verify", str(house), "--signers"]) + " FILE"
         said = f"consistent in itself; who made it says only a signature: {command}"
-        console.print(Text.assemble(("note ", "yellow"), said), soft_wrap=True)
+        console.print(show.text(("note ", "yellow"), said), soft_wrap=True)
     groups: dict[tuple[str, str, str], list[str]] = {}
     for each in done.findings:
         groups.setdefault((each.filename, each.why, each.hint), []).append(each.what)
@@ -133,13 +133,13 @@ def _signature(signed: Signed) -> str:
 
 def _print_group(console: Console, filename: str, lines: Sequence[str], hint: str) -> None:
     """Lines below a file's name. Names and commands stay whole, so that they can be copied."""
-    console.print(Text.assemble(("✗ ", "bold red"), (filename, "bold")), soft_wrap=True)
+    console.print(show.text(("✗ ", "bold red"), (filename, "bold")), soft_wrap=True)
     for line in filter(None, lines):
         if console.is_terminal:
-            console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+            console.print(Padding(show.text(line), (0, 0, 0, 2), expand=False))
         else:
-            console.print(f"  {line}", soft_wrap=True, markup=False)
-    console.print(Text(f"  next: {hint}", "dim"), soft_wrap=True)
+            console.print(show.text(f"  {line}"), soft_wrap=True)
+    console.print(show.text(f"  next: {hint}", style="dim"), soft_wrap=True)
 
 
 def _counted(done: Verified) -> str:

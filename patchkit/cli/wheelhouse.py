@@ -9,10 +9,10 @@ from typing import Literal
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json, progress
+from patchkit.cli.out import print_json
 from patchkit.cli.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
@@ -55,7 +55,7 @@ def list_wheels(house: Path, *, as_json: bool) -> None:
     if as_json:
         wheels = [entry.fields() for entry in held]
         said = {"error": doubt} if doubt else signed.fields() if signed else None
-        show.print_json({"dir": str(house), "signature": said, "wheels": wheels})
+        print_json({"dir": str(house), "signature": said, "wheels": wheels})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("project", "version", "tag", "MB", "sha256", "target", "kind"):
@@ -156,11 +156,11 @@ def prune_wheels(
     done = prune(house, drop=drop, dependencies=dependencies, dry_run=dry_run, force=force)
     if as_json:
         changes = [{"filename": each.filename, "reason": each.reason} for each in done]
-        show.print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
+        print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
         return
     console = show.console()
     for each in done:
-        console.print(Text.assemble((each.filename, "bold"), f": {each.reason}"), soft_wrap=True)
+        console.print(show.text((each.filename, "bold"), f": {each.reason}"), soft_wrap=True)
     if not done:
         console.print(f"{house}: nothing to remove")
     elif dry_run:
@@ -211,12 +211,12 @@ def fill_wheels(
             house, where, source, also=also, lock_only=lock_only, progress=report("downloading")
         )
     if as_json:
-        show.print_json(_filled_fields(house, where, done))
+        print_json(_filled_fields(house, where, done))
         return
     console = show.console()
     for mark, style, names in (("+", "green", done.new), ("-", "red", done.gone)):
         for name in names:
-            console.print(Text.assemble((f"{mark} ", style), name), soft_wrap=True)
+            console.print(show.text((f"{mark} ", style), name), soft_wrap=True)
     what = "locked" if lock_only else "there and locked"
     size = sum(entry.size for entry in done.dependencies) / 1e6
     amount = f", {size:,.0f} MB" if size else ""
@@ -226,7 +226,7 @@ def fill_wheels(
         console.print(f"torch {done.torch.version}: {cuda}, as {done.torch.seen}", soft_wrap=True)
     index = "" if lock_only else "--no-index "
     lock = f"pip install {index}--find-links {house} --require-hashes -r {house}/requirements.txt"
-    console.print(Text(f"  {lock}", "dim"), soft_wrap=True)
+    console.print(show.text(f"  {lock}", style="dim"), soft_wrap=True)
 
 
 def _glibc(built: Sequence[Entry]) -> str:

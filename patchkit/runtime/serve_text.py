@@ -1,8 +1,7 @@
-"""How the flags are shown: a line or a script for sh, JSON for programs."""
+"""How the flags are shown: a line or a script for sh, fields for programs."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -41,10 +40,11 @@ def reason(flag: Flag) -> str:
     return " ".join(f"{flag.reason} ({flag.origin}; {flag.source})".split())
 
 
-def as_json(served: Served) -> str:
+def fields(served: Served) -> dict[str, Any]:
+    """For programs."""
     request = served.request
     preset = request.preset
-    content: dict[str, Any] = {
+    return {
         "command": served.command,
         "vllm": request.vllm,
         "role": request.role,
@@ -59,4 +59,3 @@ def as_json(served: Served) -> str:
         "advice": [asdict(each) for each in served.advice],
         "notes": served.notes,
     }
-    return json.dumps(content, indent=1, ensure_ascii=False)

@@ -1,0 +1,125 @@
+"""The way out: whatever patchkit prints leaves here, or through the console of cli/show.py.
+
+Text is escaped where a terminal would obey it, unless it is ``Shown``; data for programs goes out
+byte for byte. Without rich: verbs that a node runs need the wheel and click alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from patchkit.quoting import visible
+
+
+class Shown(str):
+    """A text that is safe to print: what came from outside is escaped, styles are our own.
+
+    ``+`` escapes a plain text that is added. An f-string makes a plain text of all its parts, so
+    its styles are escaped as well, and seen at once.
+    """
+
+    __slots__ = ()
+
+    def __add__(self, other: str) -> Shown:
+        return Shown(str.__add__(self, shown(other)))
+
+    def __radd__(self, other: str) -> Shown:
+        return Shown(str.__add__(shown(other), self))
+
+
+def shown(text: str) -> Shown:
+    """Return text escaped, if it is not yet."""
+    return text if isinstance(text, Shown) else Shown(visible(text))
+
+
+def style(text: str, **styles: Any) -> Shown:
+    """Return text, escaped, with styles of ``click.style``: ``fg="red"``, ``bold=True``."""
+    return Shown(click.style(shown(text), **styles))
+
+
+def say(text: str, *, err: bool = False, end: str = "\n") -> None:
+    """Print text for people; colours only in a terminal, and not if NO_COLOR is set."""
+    color = False if os.environ.get("NO_COLOR") else None
+    click.echo(shown(text) + end, nl=False, err=err, color=color)
+
+
+def tell(line: str) -> None:
+    """Print a line on standard error, where what a command answers does not go."""
+    say(line, err=True)
+
+
+def echo(lines: Iterable[str]) -> None:
+    """Print lines for people."""
+    for line in lines:
+        say(line)
+
+
+def data(text: str) -> None:
+    """Print what programs read, as UTF-8 and byte for byte; a terminal gets what is safe of it."""
+    if sys.stdout.isatty():
+        say(text, end="")
+    else:
+        click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
+
+
+def print_json(value: object) -> None:
+    """Print JSON, in which no character stands as itself that a terminal would obey."""
+    lines = json.dumps(value, indent=1, ensure_ascii=False).split("\n")
+    data("\n".join(map(_safe_json, lines)) + "\n")
+
+
+def _safe_json(line: str) -> str:
+    """Such characters are inside of strings, where JSON has an escape for each."""
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
+
+
+def confirm(question: str) -> bool:
+    """Ask in the terminal; no is the default."""
+    return click.confirm(shown(question))
+
+
+def table(rows: Iterable[Sequence[str]], indent: str = "") -> list[Shown]:
+    """Lines with aligned columns; cells may be styled, the last one is not padded."""
+    kept = [tuple(map(_cell, row)) for row in rows]
+    widths = [max(map(_width, column)) for column in zip(*kept, strict=True)]
+    return [Shown(indent + _line(row, widths)) for row in kept]
+
+
+def _cell(text: str) -> Shown:
+    """A name with a newline in it does not begin a line of its own."""
+    return Shown(shown(text).replace("\n", "\\n"))
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+    return "  ".join([*cells[:-1], row[-1]]).rstrip()
+
+
+def _width(cell: str) -> int:
+    return len(click.unstyle(cell))
+
+
+def lenient() -> None:
+    """Let standard output escape what its encoding lacks, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def shown_usage() -> Iterator[None]:
+    """Escape what click's own errors quote from the command line."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = visible(error.message)  # type: ignore[misc]  # final, says click
+        raise

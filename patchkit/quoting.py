@@ -1,0 +1,57 @@
+"""Words that came from outside, made safe: to read in a terminal, and to paste into a shell.
+
+A file in a wheel may be named with the sequence that clears the screen, a folder ``$(reboot)``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+_KEPT = "\n\t"
+
+
+def visible(text: str) -> str:
+    r"""Return text with every character escaped that a terminal would obey or hide.
+
+    These are the ones that ``repr`` escapes: control characters, marks that turn the direction of
+    writing, separators of lines, and the bytes of a name that is not UTF-8 (``\x1b``, ``\u202e``).
+    Newline and tab stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in _KEPT else _escape(each) for each in text)
+
+
+def quoted(*words: str | Path) -> str:
+    """Return words as a command line, each quoted for bash and zsh if it needs that.
+
+    A path that begins with a dash is written as ./-path, so that no program takes it for an option.
+    """
+    return " ".join(map(_quote, words))
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that is not UTF-8 (PEP 383)
+        code -= 0xDC00
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _quote(word: str | Path) -> str:
+    text = f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+    if text.isprintable():
+        return shlex.quote(text)
+    # $'…' is the one form in which a shell takes a character that is not shown as itself.
+    return "$'" + "".join(map(_in_dollar_quotes, text)) + "'"
+
+
+def _in_dollar_quotes(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
