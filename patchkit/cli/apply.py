@@ -21,6 +21,7 @@ from patchkit.cli.out import print_json
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, read_ledger
 from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.quoting import quoted
 from patchkit.source.detect import detect, state_folder
 
 _EPILOG = """\
@@ -104,7 +105,7 @@ def _print(
         *show.proof_lines(outcome.proofs),
     ]:
         console.print(line)
-    console.print(_summary(path, recipe.project, outcome, dry_run=dry_run))
+    console.print(_summary(path, recipe.project, outcome, dry_run=dry_run), soft_wrap=True)
     if workspace.tree.kind != "installed" and not dry_run:
         console.print(f"build with {recipe.build.setting(request)}", style="bold")
 
@@ -118,5 +119,5 @@ def _summary(path: Path, project: str, outcome: Outcome, *, dry_run: bool) -> st
     count = len(outcome.written)
     return (
         f"{count} file{'' if count == 1 else 's'} changed; see the change with patchkit diff, "
-        f"undo it with patchkit revert --{project}-src {path}"
+        f"undo it with {quoted('patchkit', 'revert', f'--{project}-src', path)}"
     )

@@ -24,6 +24,7 @@ from patchkit.cli.building import (
 from patchkit.cli.options import Selection, as_json, progress, request_options, told
 from patchkit.cli.out import print_json, tell
 from patchkit.errors import UsageError
+from patchkit.quoting import quoted
 from patchkit.source.resolve import Report
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
@@ -154,7 +155,7 @@ def _check_host(device: Target, host: str | None) -> None:
             f"vLLM for {host} cannot be built on {here}",
             why="its CMake asks torch through Python, and both are for the CPU that runs them",
             hint=f"build on a machine with {host}, such as the {device.title}; or take upstream's "
-            f"kernels: patchkit repack vllm==X.Y.Z --platform {host}",
+            f"kernels: {quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--platform', host)}",
         )
     if here != device.cpu:
         tell(f"for {here}: a wheel for tests; {device.title} has {device.cpu}")

@@ -15,6 +15,7 @@ from rich.text import Text
 from patchkit.cli import show
 from patchkit.cli.out import tell
 from patchkit.errors import UsageError
+from patchkit.quoting import quoted
 from patchkit.wheel.jobs import Jobs, jobs_for
 from patchkit.wheel.toolchain import Toolchain
 from patchkit.wheel.wheelhouse import add
@@ -109,7 +110,7 @@ def print_built(title: Text, lines: Iterable[str], notes: Iterable[Text], placed
         console.print(show.text(("✓ ", "green"), line), soft_wrap=True)
     for note in notes:
         console.print(note, soft_wrap=True)
-    console.print(f"  next: pip install {placed.wheel}", soft_wrap=True)
+    console.print(f"  next: {quoted('pip', 'install', placed.wheel)}", soft_wrap=True)
 
 
 def reduced(is_reduced: object) -> list[Text]:

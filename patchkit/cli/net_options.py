@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import click
 
+from patchkit.quoting import quoted
 from patchkit.runtime.netplan import facts
 
 
@@ -51,4 +51,4 @@ def sudo(*arguments: str) -> str:
     started = [str(program.absolute())]
     if program.name == "__main__.py":
         started = [sys.executable, "-m", "patchkit"]
-    return shlex.join(["sudo", *started, *arguments])
+    return quoted("sudo", *started, *arguments)

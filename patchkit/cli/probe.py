@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.out import echo, print_json, say, shown, style, table
+from patchkit.quoting import quoted
 from patchkit.runtime import hardware
 from patchkit.runtime.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System
 from patchkit.runtime.probe import LIVE, probe
@@ -49,7 +50,7 @@ def command(*, as_json: bool, root: Path, save: Path | None, python: str | None)
     else:
         echo(lines(host))
     if copy:
-        archive = f"tar -czf {copy.home.name}.tar.gz {copy.home.name}"
+        archive = quoted("tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name))
         say(f"saved: {copy.files} files in {copy.home}; attach them: {archive}", err=True)
 
 

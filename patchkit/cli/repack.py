@@ -17,6 +17,7 @@ from patchkit.cli.options import Selection, as_json, progress, request_options
 from patchkit.cli.out import print_json, tell
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
+from patchkit.quoting import quoted
 from patchkit.target import Load
 from patchkit.wheel.libraries import Judged, Use, told
 from patchkit.wheel.repack import Repacked, repack
@@ -118,7 +119,7 @@ def _show(done: Repacked, selection: Selection, seconds: float) -> None:
         console.print(show.text(("✓ ", "green"), what), soft_wrap=True)
     else:
         console.print(f"nothing to do, it is there already: {what}", soft_wrap=True)
-    console.print(f"  next: pip install {done.wheel}", soft_wrap=True)
+    console.print(f"  next: {quoted('pip', 'install', done.wheel)}", soft_wrap=True)
 
 
 def _table(libraries: tuple[Judged, ...]) -> Table:

@@ -16,10 +16,11 @@ from patchkit.cli.out import print_json
 from patchkit.cli.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
+from patchkit.quoting import quoted
 from patchkit.target import targets
 from patchkit.wheel.elsewhere import Place, Source, place
 from patchkit.wheel.fill import Filled, built_wheels, fill, machine_of
-from patchkit.wheel.manifest import Entry
+from patchkit.wheel.manifest import REQUIREMENTS, Entry
 from patchkit.wheel.sign import Signed, Trust, sign, signature
 from patchkit.wheel.wheelhouse import entries, prune
 
@@ -224,9 +225,11 @@ def fill_wheels(
     if done.torch:
         cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
         console.print(f"torch {done.torch.version}: {cuda}, as {done.torch.seen}", soft_wrap=True)
-    index = "" if lock_only else "--no-index "
-    lock = f"pip install {index}--find-links {house} --require-hashes -r {house}/requirements.txt"
-    console.print(show.text(f"  {lock}", style="dim"), soft_wrap=True)
+    index = () if lock_only else ("--no-index",)
+    lock = ("--find-links", house, "--require-hashes", "-r", house / REQUIREMENTS)
+    console.print(
+        show.text(f"  {quoted('pip', 'install', *index, *lock)}", style="dim"), soft_wrap=True
+    )
 
 
 def _glibc(built: Sequence[Entry]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from patchkit.digests import digest
 from patchkit.durable.journal import Journal
 from patchkit.errors import DriftError, HashMismatchError
+from patchkit.quoting import quoted
 from patchkit.source.tree import SourceTree
 
 _NAME = "ledger.json"
@@ -47,7 +47,7 @@ class Ledger:
 def journal_of(tree: SourceTree, state: Path) -> Journal:
     """Return the journal through which a tree and its ledger are changed together."""
     named = tree.root / tree.project if tree.kind == "installed" else tree.root
-    revert = f"patchkit revert --{tree.project}-src {shlex.quote(str(named))}"
+    revert = quoted("patchkit", "revert", f"--{tree.project}-src", named)
     return Journal(
         root=tree.root,
         folder=state / "transaction",

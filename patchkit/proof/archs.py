@@ -282,7 +282,7 @@ def cmake_program() -> str:
         from cmake import CMAKE_BIN_DIR
     except ImportError:
         raise StorageError(
-            "cmake is not installed", hint="pip install cmake: patchkit proves arch lists with it"
+            "cmake is not installed: patchkit proves arch lists with it", hint="pip install cmake"
         ) from None
     return str(Path(CMAKE_BIN_DIR) / "cmake")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from patchkit.errors import UsageError
+from patchkit.quoting import quoted
 from patchkit.runtime.secret_names import is_secret, secret_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
@@ -72,11 +73,11 @@ def assignment(kind: Format, entry: Entry) -> str:
     if is_secret(entry.name):
         return _reference(kind, entry.name)
     if kind is Format.SH:
-        quoted = entry.value.replace("'", r"'\''")
-        return f"export {entry.name}='{quoted}'"
+        value = entry.value.replace("'", r"'\''")
+        return f"export {entry.name}='{value}'"
     if kind is Format.SYSTEMD:
-        quoted = re.sub(r'(["$\\`])', r"\\\1", entry.value)
-        return f'{entry.name}="{quoted}"'
+        value = re.sub(r'(["$\\`])', r"\\\1", entry.value)
+        return f'{entry.name}="{value}"'
     return f"{entry.name}={entry.value}"
 
 
@@ -112,7 +113,7 @@ def _reference(kind: Format, name: str) -> str:
     file = secret_file(name)
     how = {
         Format.ENV: f"{name} is a secret and not written here: hand it over apart, as in "
-        f"`docker run -e {name}` or `export {name}`",
+        f"`{quoted('docker', 'run', '-e', name)}` or `{quoted('export', name)}`",
         Format.SYSTEMD: f"{name} is a secret and not written here: give the unit another "
         "EnvironmentFile= of mode 0600, or LoadCredential=",
     }[kind]

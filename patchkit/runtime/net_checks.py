@@ -8,6 +8,7 @@ from enum import Enum
 from ipaddress import IPv4Interface
 
 from patchkit.errors import HostError
+from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, Netdev, Rdma
 from patchkit.runtime.netplan import Cages, cabled, cages, facts, named
 
@@ -95,7 +96,10 @@ def _link(netdev: Netdev) -> Check:
     if netdev.up and netdev.carrier:
         return passed(netdev.name, "link", seen)
     return failed(
-        netdev.name, "link", seen, f"sudo ip link set {netdev.name} up; the cable; the other end"
+        netdev.name,
+        "link",
+        seen,
+        f"{quoted('sudo', 'ip', 'link', 'set', netdev.name, 'up')}; the cable; the other end",
     )
 
 
@@ -103,7 +107,9 @@ def _speed(netdev: Netdev) -> Check:
     """Of the cage: a twin shows it, too, although its PCIe half carries only part of that."""
     wanted, (low, high) = facts()["link"]["speed"], facts()["link"]["twin_gbits"]
     if netdev.speed is None:
-        return unknown(netdev.name, "speed", "the driver does not say", f"ethtool {netdev.name}")
+        return unknown(
+            netdev.name, "speed", "the driver does not say", quoted("ethtool", netdev.name)
+        )
     seen = f"{netdev.speed} Mbit/s"
     if netdev.speed == wanted:
         return passed(netdev.name, "speed", f"{seen} for the cage; {low} to {high} Gb/s a twin")
@@ -130,7 +136,8 @@ def _mtu(netdev: Netdev, mtu: int) -> Check:
         netdev.name,
         "MTU",
         f"{netdev.mtu}, expected {mtu}",
-        f"patchkit net apply --mtu {mtu}; or verify with --mtu {netdev.mtu}, if both ends have it",
+        f"{quoted('patchkit', 'net', 'apply', '--mtu', str(mtu))}; "
+        f"or verify with --mtu {netdev.mtu}, if both ends have it",
     )
 
 

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from patchkit.errors import HostError
+from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, Netdev
 from patchkit.runtime.netplan import Plan
 
@@ -107,9 +108,10 @@ def _definitions(host: Host, plan: Plan, files: Sequence[File]) -> Iterator[tupl
         for file in files:
             number = _defined(file.text or "", line.netdev, netdev)
             if number:
+                aside = quoted("sudo", "mv", file.path, f"{file.path}.off")
                 yield (
                     f"{file.path}:{number}: configures {line.netdev}, too",
-                    f"put it aside, if nothing else needs it: sudo mv {file.path} {file.path}.off",
+                    f"put it aside, if nothing else needs it: {aside}",
                 )
 
 

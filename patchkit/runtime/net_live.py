@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import HostError
+from patchkit.quoting import quoted
 from patchkit.runtime.net_conflicts import OURS, others
 
 _NETPLAN_SECONDS = 120  # `netplan apply` waits for systemd
@@ -146,13 +147,12 @@ def ip(*arguments: str) -> list[dict[str, Any]]:
     except ValueError:
         answer = None
     if not isinstance(answer, list):
-        raise HostError(f"`ip -json {' '.join(arguments)}` printed {text[:80]!r}, not JSON")
+        raise HostError(f"`{quoted('ip', '-json', *arguments)}` printed {text[:80]!r}, not JSON")
     return answer
 
 
 def _run(*command: str) -> str:
     """A program's standard output. Raises HostError with its own words if it fails."""
-    said = " ".join(command)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_NETPLAN_SECONDS, check=False
@@ -160,10 +160,10 @@ def _run(*command: str) -> str:
     except FileNotFoundError:
         raise HostError(f"`{command[0]}` is not installed") from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"`{said}` took more than {_NETPLAN_SECONDS} s") from None
+        raise HostError(f"`{quoted(*command)}` took more than {_NETPLAN_SECONDS} s") from None
     if done.returncode:
         words = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
-        raise HostError(f"`{said}` failed: {words}")
+        raise HostError(f"`{quoted(*command)}` failed: {words}")
     return done.stdout
 
 

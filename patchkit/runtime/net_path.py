@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
+from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, Netdev
 from patchkit.runtime.net_checks import Check, State, failed, passed, unknown
 from patchkit.runtime.net_live import ip
@@ -137,7 +138,8 @@ def _udp(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
     except OSError as error:
         return _no_answer(netdev, peer, size, what, error.strerror or str(error))
     seen = "ping is not usable here, and by UDP there is no answer: no way, or a firewall"
-    return unknown(str(peer), what, seen, f"sudo ping -M do -s {size} -I {netdev.name} {peer}")
+    ping = ["ping", "-M", "do", "-s", str(size), "-I", netdev.name, str(peer)]
+    return unknown(str(peer), what, seen, quoted("sudo", *ping))
 
 
 def _refused(netdev: Netdev, peer: IPv4Address, size: int) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from patchkit.errors import HostError, StorageError, UsageError
+from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, from_json
 
 _SECONDS = 60
@@ -41,10 +42,10 @@ def from_ssh(destination: str, patchkit: str) -> Host:
     except FileNotFoundError:
         raise HostError("`ssh` is not installed", hint="--peer-probe FILE does without") from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"`{' '.join(command)}` took more than {_SECONDS} s") from None
+        raise HostError(f"`{quoted(*command)}` took more than {_SECONDS} s") from None
     if done.returncode:
         words = done.stderr.strip() or f"exit code {done.returncode}"
-        raise HostError(f"`{' '.join(command)}` failed: {words}", hint=_hint(done.returncode))
+        raise HostError(f"`{quoted(*command)}` failed: {words}", hint=_hint(done.returncode))
     return from_json(done.stdout, f"`patchkit probe --json` on {destination}")
 
 

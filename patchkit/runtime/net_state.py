@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from patchkit.durable import lock
 from patchkit.durable.failure import translated
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import DriftError, StorageError, UsageError
+from patchkit.quoting import quoted
 from patchkit.runtime.net_conflicts import OURS
 
 STATE = Path("var/lib/patchkit/net")
@@ -57,8 +57,8 @@ class Place:
 
     @property
     def journal(self) -> Journal:
-        at = "" if self.root == Path("/") else f" --root {shlex.quote(str(self.root))}"
-        undo = f"sudo patchkit net undo{at}"
+        at = () if self.root == Path("/") else ("--root", self.root)
+        undo = quoted("sudo", "patchkit", "net", "undo", *at)
         return Journal(
             root=self.root,
             folder=self.state / "journal",
@@ -112,7 +112,7 @@ def writing(place: Place, data: bytes, addresses: Mapping[str, Sequence[str]]) -
         raise DriftError(
             f"{place.file}: is a symbolic link",
             why="patchkit writes a file there, and would replace the link",
-            hint=f"sudo rm {shlex.quote(str(place.file))}",
+            hint=quoted("sudo", "rm", place.file),
         )
     steps = place.steps()
     number = int(steps[-1].name) + 1 if steps else 1
@@ -151,8 +151,9 @@ def taking_back(place: Place) -> list[Change]:
         raise DriftError(
             f"{place.file}: edited since patchkit wrote it",
             why="it is neither what patchkit wrote nor what was there before",
-            hint=f"put it aside (sudo mv {place.file} {place.file}.mine), "
-            f"sudo cp {folder / 'after'} {place.file}, then run `patchkit net undo` again",
+            hint=f"put it aside: {quoted('sudo', 'mv', place.file, f'{place.file}.mine')}; "
+            f"then {quoted('sudo', 'cp', folder / 'after', place.file)}; "
+            "and run `patchkit net undo` again",
         )
     former = (folder / "before").read_bytes() if step.before else None
     if digest(former) != step.before:

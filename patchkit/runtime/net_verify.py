@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
+from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, Netdev
 from patchkit.runtime.net_checks import (
     Check,
@@ -19,6 +19,7 @@ from patchkit.runtime.net_pair import pair_checks
 from patchkit.runtime.net_path import mac_check, path_checks
 from patchkit.runtime.netplan import Cages, facts
 
+_BANDWIDTH = ("-R", "-F", "--report_gbits", "-D", "10")
 _FIRST_PORT = 18515  # ib_write_bw's own
 
 
@@ -51,9 +52,9 @@ def bandwidth(host: Host, chosen: Cages, peer: Peer) -> list[str]:
         there = next((each for each in addresses if _is_near(netdev, each)), None)
         if there:
             other = _device_at(peer.host, there) or "ITS-DEVICE"
-            options = f"-R -F --report_gbits -D 10 -p {_FIRST_PORT + number}"
-            lines.append(f"peer: ib_write_bw -d {shlex.quote(other)} {options}")
-            lines.append(f"here: ib_write_bw -d {shlex.quote(device)} {options} {there}")
+            options = [*_BANDWIDTH, "-p", str(_FIRST_PORT + number)]
+            lines.append(f"peer: {quoted('ib_write_bw', '-d', other, *options)}")
+            lines.append(f"here: {quoted('ib_write_bw', '-d', device, *options, str(there))}")
     return lines
 
 

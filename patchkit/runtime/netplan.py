@@ -40,6 +40,7 @@ from typing import Any
 
 from patchkit.errors import HostError, UsageError
 from patchkit.paths import RECIPES
+from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, Netdev
 
 Cages = Mapping[int | None, tuple[Netdev, ...]]
@@ -172,11 +173,12 @@ def _choose(host: Host, wish: Wish) -> Cages:
             raise UsageError(f"there is no cage {wish.cage}", hint=_listing(known))
         return {wish.cage: known[wish.cage]}
     if not linked:
+        first = next(iter(known.values()))[0].name
         raise HostError(
             f"no QSFP cage is cabled: {_listing(known)}",
             why="no cable, the other end is off, or the interfaces are down administratively, "
             "which hides the link",
-            hint=f"sudo ip link set {next(iter(known.values()))[0].name} up; or name it: --cage 0",
+            hint=f"{quoted('sudo', 'ip', 'link', 'set', first, 'up')}; or name it: --cage 0",
         )
     if len(linked) > 1 and (wish.topology in ("cable", "switch") or wish.nodes == 2):
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_address
 
+from patchkit.quoting import quoted
 from patchkit.runtime.presets import Preset
 from patchkit.runtime.serve_request import Request
 
@@ -30,7 +31,8 @@ def _about(preset: Preset, request: Request) -> Iterator[str]:
         yield f"served with {preset.build}; no release is known to do"
     if preset.variables:
         pairs = " ".join(f"{name}={value}" for name, value in preset.variables.items())
-        yield f"the environment must hold {pairs}: `patchkit env --model {preset.id}` writes it"
+        writes = quoted("patchkit", "env", "--model", preset.id)
+        yield f"the environment must hold {pairs}: `{writes}` writes it"
     if preset.needs_token:
         yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
     if request.nodes < preset.nodes:

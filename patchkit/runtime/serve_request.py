@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from patchkit.errors import HostError, UsageError
+from patchkit.quoting import quoted
 from patchkit.runtime.flag_rules import FlagRule, FlagRules, Memory
 from patchkit.runtime.presets import Preset
 from patchkit.runtime.releases import within
@@ -79,8 +80,8 @@ def _check_nodes(request: Request) -> None:
         raise UsageError(
             "a worker under Ray serves nothing",
             why="the head's `vllm serve` starts what runs on it",
-            hint=f"on the worker: ray start --address={request.head or 'HEAD'}:6379, "
-            "with its env file loaded",
+            hint="on the worker, with its env file loaded: "
+            + quoted("ray", "start", f"--address={request.head or 'HEAD'}:6379"),
         )
     if not alone and not request.head:
         raise UsageError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import SourceError
+from patchkit.quoting import quoted
 from patchkit.source.tree import SourceTree
 
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
@@ -132,7 +133,9 @@ def dist_info(tree: SourceTree) -> Path:
         raise SourceError(
             f"{tree.root}: {len(found)} folders {tree.project}-*.dist-info, expected 1",
             why="the package was not installed by pip, or its installation is damaged",
-            hint=f"pip install --force-reinstall --no-deps {tree.project}==<version>",
+            hint=quoted(
+                "pip", "install", "--force-reinstall", "--no-deps", f"{tree.project}==X.Y.Z"
+            ),
         )
     return found[0]
 
@@ -149,7 +152,7 @@ def _package(root: Path) -> SourceTree:
         raise SourceError(
             f"{folder}: has no RECORD, so pip could not uninstall a patched vllm",
             why="the package was not installed by pip",
-            hint=f"pip install --force-reinstall --no-deps vllm=={version}",
+            hint=quoted("pip", "install", "--force-reinstall", "--no-deps", f"vllm=={version}"),
         )
     return SourceTree(root=root.parent, project="vllm", version=version, kind="installed")
 
@@ -181,9 +184,9 @@ def _git_version(root: Path) -> Version:
         raise SourceError(
             f"{root}: git describe finds no version tag",
             why="; ".join(result.stderr.split("\n")[:1]) or "the clone is shallow or has no tags",
-            hint=f"git config --global --add safe.directory {root}"
+            hint=quoted("git", "config", "--global", "--add", "safe.directory", root)
             if foreign
-            else "git fetch --tags --unshallow",
+            else quoted("git", "-C", root, "fetch", "--tags", "--unshallow"),
         )
     tag = _version(match["tag"].removeprefix("v"), root)
     if match["distance"] == "0":

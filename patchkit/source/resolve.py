@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.quoting import quoted
 from patchkit.source.detect import detect, spelled
 from patchkit.versions import named_version
 
@@ -55,7 +56,7 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Path]:
         if options.dest is not None:
             raise UsageError(
                 f"{spec} is a folder and is patched in place; --dest is for archives and releases",
-                hint=f"cp -a {spec} {options.dest}, then name the copy",
+                hint=f"{quoted('cp', '-a', Path(spec), options.dest)}; then name the copy",
             )
         yield Path(spec)
     elif keep or options.dest is not None:

@@ -10,7 +10,7 @@ from patchkit.target import Load, Target
 from patchkit.wheel.about import About
 from patchkit.wheel.finding import Finding, finding
 from patchkit.wheel.inspect import Binary, prove_exact
-from patchkit.wheel.libraries import Judged, judge, told
+from patchkit.wheel.libraries import Judged, from_source, judge, told
 from patchkit.wheel.manifest import MANIFEST
 from patchkit.wheel.shelf import Wheel
 
@@ -61,8 +61,7 @@ def missed(
                 ProofError,
                 filename or each.name,
                 f"{each.name} {told(each)}" if filename else told(each),
-                f"build it from source: patchkit build vllm --version {wheel.name.version.public} "
-                f"--target {target.name}",
+                from_source(wheel.name.version, target),
                 "vLLM cannot do without it" if each.fatal else "vLLM does without it",
             )
 

@@ -26,6 +26,7 @@ from patchkit.errors import (
     StorageError,
     UsageError,
 )
+from patchkit.quoting import quoted
 from patchkit.wheel.record import WheelName, wheel_name
 
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
@@ -182,7 +183,9 @@ def _failure(said: str, where: Place, source: Source, scratch: Path) -> Patchkit
     missing = _MISSING.search(said)
     if "No module named pip" in said or "no such option" in said:
         return HostError(
-            "pip is missing, or too old", why=lines[-1] if lines else "", hint="pip install pip>=23"
+            "pip is missing, or too old",
+            why=lines[-1] if lines else "",
+            hint=quoted("pip", "install", "pip>=23"),
         )
     if "No space left on device" in said:
         return StorageError("pip ran out of disk space", hint="free some, then run it again")

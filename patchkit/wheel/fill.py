@@ -13,6 +13,7 @@ from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.quoting import quoted
 from patchkit.wheel.checks import cuda_majors
 from patchkit.wheel.elsewhere import Locked, Place, Source, download, resolve
 from patchkit.wheel.manifest import Entry, Kind
@@ -210,7 +211,7 @@ def _cuda_needed(house: Path, built: Sequence[Entry]) -> dict[int, str]:
         if not is_own(house / entry.filename) or sha256_of(house / entry.filename) != entry.sha256:
             raise HashMismatchError(
                 f"{entry.filename} is not the wheel that was built",
-                hint=f"patchkit verify {house}; build it again",
+                hint=f"{quoted('patchkit', 'verify', house)}; build it again",
             )
     wheels, _unread = read(house, built)
     return {

@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import HostError
+from patchkit.quoting import quoted
 from patchkit.wheel.ask import ask
 from patchkit.wheel.build_python import TOOLS
 from patchkit.wheel.needs import Needs
@@ -114,20 +115,23 @@ def _python(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[M
             f"Python {version} is outside {needs.python}", "name another one with --python"
         )
     if not facts["header"]:
-        yield Missing(f"Python.h of {python} is missing", f"apt install python{short}-dev")
+        yield Missing(
+            f"Python.h of {python} is missing", quoted("apt", "install", f"python{short}-dev")
+        )
     if not facts["venv"] and not packages:
-        yield Missing(f"{python} has no module venv", f"apt install python{short}-venv")
+        yield Missing(
+            f"{python} has no module venv", quoted("apt", "install", f"python{short}-venv")
+        )
     if absent := facts["absent"]:
         named = (f"torch=={needs.torch}" if name == "torch" else name for name in absent)
-        yield Missing(
-            f"{python} has no {', '.join(absent)}", f"{python} -m pip install {' '.join(named)}"
-        )
+        supply = quoted(python, "-m", "pip", "install", *named)
+        yield Missing(f"{python} has no {', '.join(absent)}", supply)
 
 
 def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Missing]:
     # The first GCC with -std=c++20, where the release itself names none.
     least = needs.gcc or ("10" if needs.standard >= 20 else "")
-    package = f"apt install g++-{Version(least).major}" if least else "apt install g++"
+    package = quoted("apt", "install", f"g++-{Version(least).major}" if least else "g++")
     if cxx is None:
         yield Missing("no C++ compiler", package)
         return
@@ -138,7 +142,7 @@ def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Missing]:
         said = f"C++{needs.standard}, GCC {least} or later"
         yield Missing(
             f"{cxx} is GCC {version}; the release takes {said}",
-            f"{package}, then CXX=g++-{Version(least).major}",
+            f"{package}; then CXX=g++-{Version(least).major}",
         )
 
 
@@ -153,7 +157,7 @@ def gcc_version(cxx: Path) -> Version | None:
 
 
 def _cuda(cuda: str) -> Iterator[Missing]:
-    supply = "apt install cuda-toolkit-13-0, or --cuda locked"
+    supply = "apt install cuda-toolkit-13-0; or --cuda locked"
     if not cuda:
         yield Missing("no nvcc", supply)
     elif Version(cuda) < Version(_CUDA):

@@ -27,6 +27,7 @@ from packaging.version import Version
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.failure import translated
 from patchkit.errors import SourceError, UsageError
+from patchkit.quoting import quoted
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
@@ -213,7 +214,7 @@ class _Finder:
                 f"{self.wanted.known.option}: which commit {self.wanted.external.pin} names is not "
                 "known",
                 why="a tag can be moved, so it does not say what would be fetched",
-                hint=f"--source {self.wanted.known.option}=git+{url}@COMMIT",
+                hint=quoted("--source", f"{self.wanted.known.option}=git+{url}@COMMIT"),
             )
 
         def fill(dest: Path) -> None:

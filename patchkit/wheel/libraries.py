@@ -23,6 +23,7 @@ from packaging.version import Version
 
 from patchkit.errors import ProofError
 from patchkit.paths import RECIPES
+from patchkit.quoting import quoted
 from patchkit.target import Load, Target
 from patchkit.wheel.fatbin import Entry
 from patchkit.wheel.inspect import Binary, arch_name, fat_binaries
@@ -123,9 +124,14 @@ def require_loading(judged: Iterable[Judged], target: Target, version: Version) 
             f"the wheel's kernels do not serve {target.title}\n"
             + "\n".join(f"  {each.name}: {told(each)}" for each in fatal),
             why="it was built for other devices, or parts of it were left out",
-            hint=f"build it from source: patchkit build vllm --version {version.public} "
-            f"--target {target.name}",
+            hint=from_source(version, target),
         )
+
+
+def from_source(version: Version, target: Target) -> str:
+    """What helps where a wheel's kernels do not serve a device."""
+    words = ("--version", version.public, "--target", target.name)
+    return f"build it from source: {quoted('patchkit', 'build', 'vllm', *words)}"
 
 
 def told(judged: Judged) -> str:

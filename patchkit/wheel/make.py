@@ -52,7 +52,7 @@ def require_tools(*names: str) -> None:
         raise HostError(
             f"{' and '.join(missing)} cannot be imported: needed to build wheels",
             why="patchkit was installed without its extra for builds",
-            hint="pip install 'patchkit[build]', or use nox -s build-nccl and build-vllm",
+            hint="pip install 'patchkit[build]'; or use nox -s build-nccl and build-vllm",
         )
 
 

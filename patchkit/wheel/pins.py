@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from patchkit.elf import by_version
 from patchkit.errors import ProofError, UsageError
+from patchkit.quoting import quoted
 from patchkit.source.releases import load_facts
 from patchkit.wheel.about import About
 from patchkit.wheel.checks import cuda_majors
@@ -70,17 +71,16 @@ def _said(requirement: Requirement) -> str:
 
 def _fill(wheel: Wheel) -> str:
     """How the dependencies are resolved anew."""
-    return f"patchkit wheelhouse fill --dir {wheel.place.parent}"
+    return quoted("patchkit", "wheelhouse", "fill", "--dir", wheel.place.parent)
 
 
 def _instead(wheel: Wheel, version: object) -> str:
     """How a wheel that was built here gives way to another version: there is room for one."""
     house = wheel.place.parent
     name = "nccl" if wheel.project.startswith(_NCCL) else wheel.project
-    return (
-        f"patchkit wheelhouse prune --dir {house} --drop {wheel.project}, and then "
-        f"patchkit build {name} --version {version} --dir {house}"
-    )
+    drop = quoted("patchkit", "wheelhouse", "prune", "--dir", house, "--drop", wheel.project)
+    build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
+    return f"{drop} && {build}"
 
 
 def _applicable(about: About | None, cpu: str, wheels: Sequence[Wheel]) -> Iterator[Requirement]:

@@ -20,6 +20,7 @@ from patchkit.elf import by_version, damaged
 from patchkit.errors import DriftError, SourceError, StorageError, UsageError
 from patchkit.patching.fix import Request, Severity, State
 from patchkit.patching.recipe import load_recipe
+from patchkit.quoting import quoted
 from patchkit.wheel.edition import Draft, Edition, edition
 from patchkit.wheel.inspect import Binary, inspect
 from patchkit.wheel.libraries import (
@@ -202,9 +203,13 @@ def _check_request(given: Origin, request: Request) -> None:
             f"{given.path}: patchkit {facts.get('patchkit')} made it already, for "
             f"{facts.get('target')}, and not as it is asked for now",
             why="a repack begins with what upstream released",
-            hint=f"patchkit repack vllm=={given.version.public} --platform {given.machine}"
-            + (f", which takes upstream's {lock.filename}" if lock else ""),
+            hint=_anew(given, given.version.public)
+            + (f"; that takes upstream's {lock.filename}" if lock else ""),
         )
+
+
+def _anew(given: Origin, version: str) -> str:
+    return quoted("patchkit", "repack", f"vllm=={version}", "--platform", given.machine)
 
 
 def _check_same(given: Origin, made: Edition, digest: str) -> None:
@@ -214,7 +219,7 @@ def _check_same(given: Origin, made: Edition, digest: str) -> None:
             f"{given.path}: is not what this patchkit makes of upstream's wheel: that is "
             f"{made.filename}, sha256 {digest}",
             why="another patchkit made it, or it was changed since",
-            hint=f"patchkit repack vllm=={made.facts['version']} --platform {given.machine}",
+            hint=_anew(given, made.facts["version"]),
         )
 
 

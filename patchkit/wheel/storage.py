@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.staging import make_folders
 from patchkit.durable.steps import place_of, present
 from patchkit.errors import SourceError
+from patchkit.quoting import quoted
 
 STAGED = ".staged"
 DAMAGED = ".journal.damaged"
@@ -35,7 +35,7 @@ PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to los
 
 def journal(folder: Path) -> Journal:
     """Return the journal of a wheelhouse; it changes plain names of the folder itself alone."""
-    prune = f"patchkit wheelhouse prune --dir {shlex.quote(str(folder))}"
+    prune = quoted("patchkit", "wheelhouse", "prune", "--dir", folder)
     return Journal(
         root=folder,
         folder=folder / ".journal",

@@ -14,6 +14,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import HostError, UsageError
+from patchkit.quoting import quoted
 from patchkit.source.fetch import Progress
 from patchkit.wheel.toolkit import CROSS, locked_toolkit
 
@@ -139,7 +140,7 @@ def _missing(tool: str, package: str) -> HostError:
     return HostError(
         f"{tool} is not on this machine",
         why="the build compiles host code with it",
-        hint=f"apt install {package}",
+        hint=quoted("apt", "install", package),
     )
 
 

@@ -14,6 +14,7 @@ from packaging.version import Version
 from patchkit.digests import sha256_of
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.paths import RECIPES
+from patchkit.quoting import quoted
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry, read_wheel_lock
 from patchkit.versions import named_version
@@ -156,7 +157,7 @@ def _check_named(path: Path, digest: str, sha256: str | None, entry: LockEntry |
             why=f"it has {size:,} bytes of {entry.size:,}: it was cut short"
             if size < entry.size
             else "it was changed, or it is a build of your own by upstream's name",
-            hint=f"patchkit repack vllm=={entry.version} takes upstream's; "
+            hint=f"`{quoted('patchkit', 'repack', f'vllm=={entry.version}')}` takes upstream's; "
             f"--sha256 {digest} takes this one",
         )
     raise UsageError(

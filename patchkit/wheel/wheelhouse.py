@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
 from patchkit.errors import BusyError, HashMismatchError, SourceError, StorageError, UsageError
+from patchkit.quoting import quoted
 from patchkit.wheel.finding import Finding, finding
 from patchkit.wheel.manifest import (
     MANIFEST,
@@ -43,8 +43,6 @@ from patchkit.wheel.storage import (
 
 FILLING = ".filling"
 """The folder in which a fill collects what it downloads; the next one goes on from there."""
-
-_FILL = "patchkit wheelhouse fill --dir {house}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +249,7 @@ def _refused(new: WheelName, old: WheelName, house: Path) -> UsageError:
     return UsageError(
         f"{house} holds {old.filename}; {new.filename} cannot be added",
         why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): " + reason,
-        hint=f"patchkit wheelhouse prune --dir {house} --drop {old.filename}; "
-        "or build into another folder",
+        hint=f"{_prune(house, '--drop', old.filename)}; or build into another folder",
     )
 
 
@@ -261,11 +258,11 @@ def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
     place = house / entry.filename
     if not os.path.lexists(place):
         if entry.held:
-            hint = f"{again}, or: patchkit wheelhouse prune --dir {house}"
+            hint = f"{again}; or: {_prune(house)}"
             yield finding(StorageError, entry.filename, "is listed, and not there", hint)
         return
     if not is_own(place):
-        hint = f"{shlex.join(['rm', '--', str(place)])}; then {again}"
+        hint = f"{quoted('rm', '--', place)}; then {again}"
         yield finding(HashMismatchError, entry.filename, LINKED, hint, WHY_LINKED)
         return
     size = place.stat().st_size
@@ -283,20 +280,28 @@ def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
         yield finding(HashMismatchError, entry.filename, fault, again)
 
 
+def _fill(house: Path) -> str:
+    return quoted("patchkit", "wheelhouse", "fill", "--dir", house)
+
+
+def _prune(house: Path, *options: str) -> str:
+    return quoted("patchkit", "wheelhouse", "prune", "--dir", house, *options)
+
+
 def _again(house: Path, entry: Entry) -> str:
     """How to come by a wheel once more."""
     facts = entry.facts
     if entry.kind is not Kind.BUILT:
-        return _FILL.format(house=house)
+        return _fill(house)
     if facts.get("made") == "repack":
-        what = f"vllm=={facts.get('version')} --platform {facts.get('machine')}"
-        return f"patchkit repack {what} --dir {house}"
+        what = [f"vllm=={facts.get('version')}", "--platform", str(facts.get("machine"))]
+        return quoted("patchkit", "repack", *what, "--dir", house)
     return "build it again"
 
 
 def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding]:
     names = list(_wheels(house))
-    prune_it = f"move it away, or: patchkit wheelhouse prune --dir {house}"
+    prune_it = f"move it away; or: {_prune(house)}"
     for place in sorted(house.glob("*.whl")):
         if place.name not in listed:
             kind = UsageError if is_own(place) else HashMismatchError
@@ -308,17 +313,17 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
                 # The one that nobody made here has to go.
                 gone, kept = sorted((one, other), key=lambda name: name.filename in listed)
                 what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
-                hint = f"patchkit wheelhouse prune --dir {house} --drop {gone.filename}"
+                hint = _prune(house, "--drop", gone.filename)
                 yield finding(UsageError, gone.filename, what, hint)
 
 
 def _leftovers(house: Path) -> Iterator[Finding]:
     for name in (STAGED, DAMAGED):
         if os.path.lexists(house / name):
-            hint = f"patchkit wheelhouse prune --dir {house}"
+            hint = _prune(house)
             yield finding(StorageError, name, "left by an interrupted run", hint)
     if os.path.lexists(house / FILLING):
-        hint = f"{_FILL.format(house=house)}; or: patchkit wheelhouse prune --dir {house}"
+        hint = f"{_fill(house)}; or: {_prune(house)}"
         yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)
 
 
@@ -330,7 +335,7 @@ def _stale(house: Path, listed: Sequence[Entry]) -> Iterator[Finding]:
         if not is_own(place) or read_own(place) != text.encode():
             there = "does not say what belongs to these wheels" if is_own(place) else LINKED
             what = there if os.path.lexists(place) else "is missing"
-            hint = f"patchkit wheelhouse prune --dir {house} writes it anew"
+            hint = f"`{_prune(house)}` writes it anew"
             yield finding(HashMismatchError, filename, what, hint)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.errors import StorageError
+from patchkit.quoting import quoted
 
 WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)
 """Below this everything is built; unlike /tmp it outlives a reboot, and is on a disk."""
@@ -96,5 +97,5 @@ def _require_private(folder: Path) -> None:
         raise StorageError(
             f"{folder} belongs to somebody else, or others may write into it",
             why="builds happen at this path on every machine, so that their bytes are the same",
-            hint=f"let its owner remove it, or run as its owner: ls -ld {folder}",
+            hint=f"let its owner remove it, or run as its owner: {quoted('ls', '-ld', folder)}",
         )
