@@ -158,7 +158,7 @@ def _run(*command: str) -> str:
             command, capture_output=True, text=True, timeout=_NETPLAN_SECONDS, check=False
         )
     except FileNotFoundError:
-        raise HostError(f"`{command[0]}` is not installed") from None
+        raise HostError(f"`{quoted(command[0])}` is not installed") from None
     except subprocess.TimeoutExpired:
         raise HostError(f"`{quoted(*command)}` took more than {_NETPLAN_SECONDS} s") from None
     if done.returncode:

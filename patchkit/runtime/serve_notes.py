@@ -31,8 +31,10 @@ def _about(preset: Preset, request: Request) -> Iterator[str]:
         yield f"served with {preset.build}; no release is known to do"
     if preset.variables:
         pairs = " ".join(f"{name}={value}" for name, value in preset.variables.items())
-        writes = quoted("patchkit", "env", "--model", preset.id)
-        yield f"the environment must hold {pairs}: `{writes}` writes it"
+        yield (
+            f"the environment must hold {pairs}: "
+            f"`{quoted('patchkit', 'env', '--model', preset.id)}` writes it"
+        )
     if preset.needs_token:
         yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
     if request.nodes < preset.nodes:

@@ -176,7 +176,7 @@ def _programs(needs: Needs, rust: bool) -> Iterator[Missing]:
 
 
 def _rust(needs: Needs) -> Iterator[Missing]:
-    supply = f"rustup toolchain install {needs.rust}"
+    supply = quoted("rustup", "toolchain", "install", needs.rust)
     if shutil.which("cargo") is None:
         yield Missing(f"no cargo: Rust {needs.rust} is needed for the front end", supply)
     elif (found := _rustc()) is None or found < Version(needs.rust):

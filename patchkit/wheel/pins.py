@@ -69,9 +69,9 @@ def _said(requirement: Requirement) -> str:
     return str(requirement).partition(";")[0].strip()
 
 
-def _fill(wheel: Wheel) -> str:
+def _fill(wheel: Wheel, *options: str) -> str:
     """How the dependencies are resolved anew."""
-    return quoted("patchkit", "wheelhouse", "fill", "--dir", wheel.place.parent)
+    return quoted("patchkit", "wheelhouse", "fill", "--dir", wheel.place.parent, *options)
 
 
 def _instead(wheel: Wheel, version: object) -> str:
@@ -174,7 +174,7 @@ def _pythons(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: A
     for wheel in wheels:
         if python and int(python.split(".")[1]) not in ranges[wheel.filename]:
             what = f"is not for CPython {python}, for which the dependencies were resolved"
-            yield finding(UsageError, wheel.filename, what, f"{_fill(wheel)} --python X.Y")
+            yield finding(UsageError, wheel.filename, what, _fill(wheel, "--python", "X.Y"))
     if not python and ranges and not set.intersection(*ranges.values()):
         few = min(ranges, key=lambda name: len(ranges[name]))
         what = "no Python can install it together with what lies beside it"

@@ -155,7 +155,7 @@ def test_a_checkout_without_version_tags_is_refused(checkout, git, tag):
         git(checkout, "tag", tag)
     with pytest.raises(SourceError, match="git describe finds no version tag") as caught:
         detect(checkout)
-    assert caught.value.hint == "git fetch --tags --unshallow"
+    assert caught.value.hint == f"git -C {checkout} fetch --tags --unshallow"
     assert "fatal: " in caught.value.why
 
 

@@ -97,7 +97,7 @@ def test_an_nccl_that_the_torch_does_not_pin(built, house):
     )
     (each,) = verify(house).findings
     assert each.hint == (
-        f"patchkit wheelhouse prune --dir {house} --drop nvidia-nccl-cu13, and then "
+        f"patchkit wheelhouse prune --dir {house} --drop nvidia-nccl-cu13 && "
         f"patchkit build nccl --version 2.28.9 --dir {house}"
     )
 
