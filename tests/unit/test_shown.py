@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import hosts
 from patchkit import __version__, cli
 from patchkit.cli import out, show
+from patchkit.cli.options import progress
 from patchkit.errors import PatchkitError
 from patchkit.patching.ledger import Ledger, ledger_path
 from patchkit.patching.recipe import load_recipe
@@ -165,7 +166,35 @@ def test_an_encoding_that_lacks_a_character_is_no_crash(encoding):
 def test_data_goes_out_byte_for_byte():
     with captured() as streams:
         out.data(f"{EVIL} é \udcff\n")
-    assert streams[0].getvalue() == f"{EVIL} é ".encode() + b"\xff\n"
+        show.print_diff(f"+{EVIL}\n")
+    assert streams[0].getvalue() == f"{EVIL} é ".encode() + b"\xff\n" + f"+{EVIL}\n".encode()
+
+
+def test_a_difference_in_a_terminal_is_shown(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with captured(color=True) as streams:
+        show.print_diff(f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\f\n+{EVIL}{MARK}\n")
+    shown = re.sub(r"\x1b\[\d+m", "", streams[0].getvalue().decode())
+    assert shown.splitlines()[3:] == [r"-old\x0c", f"+{visible(EVIL)}{MARK}"]
+
+
+def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "400")
+    with captured(color=True) as streams, progress() as report:
+        report(f"{EVIL}{MARK}")(1, 2)
+    drawn = streams[1].getvalue().decode()
+    assert visible(EVIL) + MARK in drawn
+    assert SGR not in drawn
+
+
+def test_a_name_that_is_not_utf8(tmp_path):
+    name = "\udcff\udc9b.so"
+    shutil.copy(LIBRARY, tmp_path / name)
+    assert rb"\xff\x9b.so" in run(["inspect", str(tmp_path / name)])
+    assert rb"\xff\x9b.so" in run(["verify", str(tmp_path / name)])
+    parsed = json.loads(run(["inspect", str(tmp_path / name), "--json"]))
+    assert parsed["file"] == str(tmp_path / name)
 
 
 # Every verb that prints names from elsewhere
