@@ -52,7 +52,7 @@ def _overview(rules: Rules, *, as_json: bool) -> None:
     echo(table((_set_row(rule) for rule in rules.rules), indent="  "))
     echo(["", style("Better left out", bold=True)])
     echo(table((_avoid_row(each) for each in rules.avoids), indent="  "))
-    echo(["", "patchkit env explain VARIABLE says why, who says so, and what guides say."])
+    echo(["", "`patchkit env explain VARIABLE` says why, who says so, and what guides say."])
 
 
 def _set_row(rule: Rule) -> tuple[str, ...]:

@@ -236,4 +236,4 @@ def _tell_applied(place: Place, made: Plan, done: net_apply.Done) -> None:
     if not done.checked:
         say("netplan is not installed here: it did not read the file")
     peers = [str(line.address.network) for line in made.lines]
-    say(f"next: on the peer the same, then `patchkit net verify --peer ADDRESS`, of {peers[0]}")
+    say(f"next: on the peer the same, then `patchkit net verify --peer ADDRESS` (in {peers[0]})")

@@ -12,7 +12,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, Netdev, Rdma
 from patchkit.runtime.netplan import Cages, cabled, cages, facts, named
 
-REPLAN = "patchkit net plan, then apply, on both nodes"
+REPLAN = "`patchkit net plan`, then apply, on both nodes"
 
 
 class State(Enum):
@@ -209,7 +209,7 @@ def _apart(host: Host, chosen: Cages) -> Iterator[Check]:
         if present.network.overlaps(network)
     ]
     if clashes:
-        hint = "patchkit net plan --network 10.100.0.0/24, on every node"
+        hint = "patchkit net plan --network 10.100.0.0/24; on every node"
         yield failed("this host", "networks of its own", "; ".join(clashes), hint)
     elif ours:
         yield passed("this host", "networks of its own", "no other interface is in them")

@@ -114,6 +114,6 @@ def _decode(path: str, data: bytes) -> str:
         raise DriftError(
             f"{path}:{line}: has CR line endings",
             why="every release ships LF; git's core.autocrlf or an editor changed them",
-            hint="git config core.autocrlf false, then check the file out again",
+            hint="git config core.autocrlf false; then check the file out again",
         )
     return text

@@ -129,5 +129,5 @@ def _require(home: Path, include: Path, lib: Path) -> None:
         raise HostError(
             f"{home}: not a whole CUDA toolkit: {', '.join(absent)} missing",
             why="a minimal installation, or the runtime packages without their -dev halves",
-            hint="apt install cuda-toolkit-13-0, or --cuda locked",
+            hint="apt install cuda-toolkit-13-0; or --cuda locked",
         )

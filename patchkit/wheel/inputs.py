@@ -297,5 +297,5 @@ def _require(folder: Path, wanted: Wanted) -> None:
             raise SourceError(
                 f"--source {option}: {name} is missing in it",
                 why=f"it is not {wanted.external.url}, or its submodules were not checked out",
-                hint="git submodule update --init --recursive, in the folder that is named",
+                hint="git submodule update --init --recursive; in the folder that is named",
             )

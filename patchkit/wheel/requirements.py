@@ -157,7 +157,7 @@ def _create(home: Path, python: Path) -> None:
             f"{python} cannot make a virtual environment in {home}: {said[-1] if said else ''}",
             why="Debian and Ubuntu keep the module for it in a package of its own, or the disk is "
             "full",
-            hint="apt install python3-venv, or free some space",
+            hint="apt install python3-venv; or free some space",
         )
 
 

@@ -24,7 +24,7 @@ from patchkit.wheel.record import WheelName, wheel_name
 
 _RELEASE = re.compile(r"vllm\s*==\s*(?P<version>[^/\s]+)", re.IGNORECASE)
 _HEX = re.compile(r"[0-9a-f]{64}")
-_EXAMPLE = "patchkit repack vllm==0.25.1, or a wheel's path"
+_EXAMPLE = "patchkit repack vllm==0.25.1; or name a wheel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,7 @@ def replace_dependencies(
             raise BusyError(
                 f"{house}: its wheels changed while their dependencies were resolved",
                 why="a build put a wheel there, or one was dropped",
-                hint="run patchkit wheelhouse fill again",
+                hint=f"{_fill(house)}; once more",
             )
         kept = {entry.filename for entry in (*built, *fresh) if entry.held}
         gone = [entry.filename for entry in listed if entry.filename not in kept]

@@ -80,6 +80,8 @@ _PROGRAMS = (
     r"apt(?:-get)? install\b|(?:cp|ls|tar|rm) -\w|mv [\0/{]",
 )
 _OPEN = re.compile(rf"(?:^|[\s(`])(?:{'|'.join(_PROGRAMS)})[^;`\n]*$")
+# A command that is written out, with a comma or a colon at its last word.
+_RUN_ON = re.compile(rf"(?:^|[:;] |\bor )(?:{'|'.join(_PROGRAMS)})[^;`\n]*[,:] ")
 _FORMATTED = re.compile(rf"(?:{'|'.join(_PROGRAMS)})[^;`\n]*(?:\{{\w*\}}|%s)")
 _ENDS = (";", "`", ")", "\n", " &&")  # what may follow a command, so that it can be copied
 
@@ -123,6 +125,7 @@ def unquoted(code):
     """The lines of a module where something is put into a command without being quoted."""
     tree = ast.parse(code)
     helpers = _helpers(tree)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:
             case ast.JoinedStr(values=parts):
@@ -130,7 +133,7 @@ def unquoted(code):
             case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Add(), right=right):
                 wrong = _OPEN.search(text) and not isinstance(right, ast.Constant)
             case ast.Constant(value=str(text)):
-                wrong = _FORMATTED.search(text)
+                wrong = _FORMATTED.search(text) or (_RUN_ON.search(text) and id(node) not in prose)
             case _:
                 wrong = False
         if wrong:
@@ -147,6 +150,7 @@ def unquoted(code):
         'hint = f"{quoted(*words)}, then name the copy"',
         'hint = "chmod u+w " + str(place)',
         'FILL = "patchkit wheelhouse fill --dir {house}"',
+        'hint = "apt install python3-venv, or free some space"',
     ],
 )
 def test_the_rule_below_finds(code):

@@ -41,7 +41,7 @@ LIBRARY = Path(__file__).parents[1] / "data" / "libraries" / "gb10.so"
 SMALL = Path(__file__).parents[1] / "data" / "vllm_small"
 MARK = "[/nope]"
 SGR = "\x1b[35;107m"  # a colour that patchkit never uses
-EVIL = f"{SGR}\x1b]0;x\x07\x9b2J\r\b\u202e\x7f\x85[bold]"
+EVIL = f"{SGR}\x1b]0;x\x07\x9b2J\b\u202e\x7f\x85[bold]"
 
 TAG = "cp38-abi3-manylinux_2_35_aarch64"
 WHEEL = f"vllm-0.24.0-{TAG}.whl"
@@ -352,6 +352,25 @@ def machine(folder, name):
         yield ["net", "plan", "--probe", str(peer), "--role", "head", "--peer", "10.0.0.1"]
 
 
+def programs(folder, name):
+    """A Python, and ssh, that say hostile things."""
+    (folder / "said").write_text(f"{name}{MARK}\n")
+    for program in ("python", "ssh"):
+        place = folder / program
+        place.write_text(f'#!/bin/sh\ncat "{folder}/said"\ncat "{folder}/said" >&2\nexit 3\n')
+        place.chmod(0o755)
+    root = str(hosts.build(folder, "cable_port0"))
+    python = str(folder / "python")
+    yield ["inspect", "--loaded", "--python", python]
+    yield ["probe", "--root", root, "--python", python]
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}:{before}"
+    try:
+        yield ["net", "verify", "--root", root, "--ssh", f"peer{name}"]
+    finally:
+        os.environ["PATH"] = before
+
+
 def mistyped(_folder, name):
     """Words of the command line: quoted by patchkit's own errors, and by click's."""
     yield ["explain", f"{name}{MARK}"]
@@ -367,7 +386,7 @@ def mistyped(_folder, name):
     yield ["probe", "--root", f"/nowhere/{name}{MARK}"]
 
 
-CASES = (inspected, wheelhouse, patched_tree, env_file, machine, mistyped)
+CASES = (inspected, wheelhouse, patched_tree, env_file, machine, programs, mistyped)
 
 
 def printed(case, name, *, color=False):
