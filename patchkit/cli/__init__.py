@@ -115,7 +115,7 @@ def main() -> None:
         code = group.main(prog_name="patchkit", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as interrupt:
-        click.echo(str(interrupt), err=True)
+        out.say(str(interrupt), err=True)
         sys.exit(interrupt.exit_code)
     except click.Abort:  # standard input ended where a question was asked
         _show(UsageError("nobody answered; nothing was changed", hint="--yes answers beforehand"))

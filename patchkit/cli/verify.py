@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from patchkit.cli import show
 from patchkit.cli.options import as_json
 from patchkit.cli.out import print_json
 from patchkit.errors import UsageError
+from patchkit.quoting import quoted
 from patchkit.wheel.manifest import Kind
 from patchkit.wheel.seen import remember
 from patchkit.wheel.sign import Signed, Trust, check
@@ -110,7 +110,7 @@ def _print(console: Console, house: Path, done: Verified, signed: Signed | None 
     if not done.findings:
         console.print(show.text(("✓ ", "green"), f"{house}: {_counted(done)}, all as listed"))
     if not done.findings and not signed:
-        command = shlex.join(["patchkit", "verify", str(house), "--signers"]) + " FILE"
+        command = quoted("patchkit", "verify", house, "--signers") + " FILE"
         said = f"consistent in itself; who made it says only a signature: {command}"
         console.print(show.text(("note ", "yellow"), said), soft_wrap=True)
     groups: dict[tuple[str, str, str], list[str]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -68,7 +67,7 @@ def list_wheels(house: Path, *, as_json: bool) -> None:
     show.console().print(table if held else f"{house} is empty")
     if signed or doubt:
         line = _signed(house, signed) if signed else f"signature: {doubt}"
-        show.console().print(Text(line), soft_wrap=True)
+        show.console().print(show.text(line), soft_wrap=True)
 
 
 def _signature(house: Path) -> tuple[Signed | None, str]:
@@ -83,7 +82,7 @@ def _signed(house: Path, signed: Signed) -> str:
     statement = signed.statement
     said = f"signed on {statement.date}, counter {statement.counter}, with the key {signed.key}"
     if signed.stale:
-        again = shlex.join(["patchkit", "wheelhouse", "sign", "--dir", str(house)])
+        again = quoted("patchkit", "wheelhouse", "sign", "--dir", house)
         return f"{said}\n  stale: {', '.join(signed.stale)} changed since; {again}"
     return f"{said}; whose key that is says verify --signers FILE"
 
@@ -122,14 +121,15 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     """
     signed = sign(house, key)
     if as_json:
-        show.print_json({"dir": str(house), **signed.fields()})
+        print_json({"dir": str(house), **signed.fields()})
         return
     said = f"{house}: signed on {signed.statement.date}, counter {signed.statement.counter}"
     console = show.console()
-    console.print(Text.assemble(("✓ ", "green"), said), soft_wrap=True)
-    console.print(f"  wheelhouse {signed.statement.wheelhouse}, key {signed.key}", soft_wrap=True)
-    checked = f"{shlex.join(['patchkit', 'verify', str(house), '--signers'])} FILE"
-    console.print(Text(f"  check with: {checked}", "dim"), soft_wrap=True)
+    console.print(show.text(("✓ ", "green"), said), soft_wrap=True)
+    who = f"  wheelhouse {signed.statement.wheelhouse}, key {signed.key}"
+    console.print(show.text(who), soft_wrap=True)
+    checked = quoted("patchkit", "verify", house, "--signers", "FILE")
+    console.print(show.text(f"  check with: {checked}", style="dim"), soft_wrap=True)
 
 
 @command.command("prune")

@@ -33,6 +33,7 @@ from patchkit.durable.signals import committed, deferred, undeferred
 from patchkit.durable.staging import is_staged, make_folders, move, second_name, write_staged
 from patchkit.durable.steps import Step, Steps, place_of, present, read_steps, state
 from patchkit.errors import DriftError, PatchkitError, StorageError
+from patchkit.quoting import quoted
 
 _BEFORE, _AFTER = "before", "after"
 
@@ -88,7 +89,7 @@ class Journal:
             raise StorageError(
                 f"{self.folder}: an earlier patchkit run was cut short in mid-commit",
                 why="it was killed, or the disk failed",
-                hint=f"{self.again} finishes it first",
+                hint=f"`{self.again}` finishes it first",
             )
 
     def commit(
@@ -198,7 +199,9 @@ class Journal:
             raise _meanwhile(change.path)
         # Root may write anywhere; a file without a write bit is still not meant to be written.
         if change.before and not place.stat().st_mode & 0o222:
-            raise StorageError(f"{change.path}: is read-only; {NOTHING}", hint=f"chmod u+w {place}")
+            raise StorageError(
+                f"{change.path}: is read-only; {NOTHING}", hint=quoted("chmod", "u+w", place)
+            )
         self._check_disk(place)
         return place
 
@@ -305,7 +308,7 @@ class Journal:
             + (f"; unknown{_list(odd)}" if odd else "")
             + "; the rest is as before",
             why=f"{self.folder} has what is needed to go on",
-            hint=f"once the cause is mended: {self.again}",
+            hint=f"once the cause is mended: `{self.again}`",
         )
 
     # What lies there after a run was cut short.
@@ -353,7 +356,7 @@ class Journal:
             f"{', '.join(paths)}: edited since an interrupted run",
             why="patchkit was killed in mid-commit, and the file was changed afterwards",
             hint=f"bring the file back to one of those in {self.folder}, then run again; "
-            f"or: {self.rescue}",
+            f"or: `{self.rescue}`",
         )
 
     def _damaged(self, what: str) -> StorageError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ def _working(house: Path) -> Iterator[Path]:
         raise HashMismatchError(
             f"{place}: is a link, not the folder that a fill collects its downloads in",
             why="patchkit makes none; a fill would write to wherever it leads",
-            hint=f"{shlex.join(['rm', '--', str(place)])}; then run it again",
+            hint=f"{quoted('rm', '--', place)}; then run it again",
         )
     with translated(at=house):
         place.mkdir(exist_ok=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from pathlib import Path
 
 from patchkit.errors import HashMismatchError, StorageError
+from patchkit.quoting import quoted
 
 LINKED = "is a link, a folder or a device, not a file of this wheelhouse"
 WHY_LINKED = "patchkit makes none; what it leads to can change without the wheelhouse"
@@ -28,7 +28,7 @@ def require_own(place: Path) -> None:
         raise HashMismatchError(
             f"{place}: {LINKED}",
             why=WHY_LINKED,
-            hint=f"{shlex.join(['ls', '-l', str(place)])}; then put the file itself in its place",
+            hint=f"{quoted('ls', '-l', place)}; then put the file itself in its place",
         )
 
 

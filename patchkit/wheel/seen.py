@@ -8,7 +8,6 @@ takes no memory along.
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import platformdirs
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.errors import HashMismatchError, StorageError
+from patchkit.quoting import quoted
 from patchkit.wheel.statement import STATEMENT, Statement, utc
 from patchkit.wheel.storage import held
 
@@ -102,7 +102,7 @@ def _read(place: Path) -> dict[str, Seen]:
 
 
 def _unreadable(place: Path, why: str) -> StorageError:
-    aside = shlex.join(["mv", str(place), f"{place}.damaged"])
+    aside = quoted("mv", place, f"{place}.damaged")
     return StorageError(
         f"{place}: cannot be read, so an older wheelhouse would not be noticed",
         why=why,

@@ -159,7 +159,7 @@ def _both(house: Path) -> tuple[bytes, bytes]:
         raise HashMismatchError(
             f"{house / (STATEMENT if text is None else SIGNATURE)}: is missing",
             why="nobody signed this wheelhouse, or the signature was not copied along",
-            hint=f"on the machine where it is made: patchkit wheelhouse sign{_ANEW}",
+            hint=f"on the machine where it is made: `patchkit wheelhouse sign`{_ANEW}",
         )
     return text, made
 

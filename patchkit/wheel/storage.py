@@ -121,6 +121,9 @@ def commit(
     new = {name: text.encode() for name, text in texts.items()} | dict(arriving or {})
     changes = []
     for name, after in {**dict.fromkeys(gone), **new}.items():
+        if (folder / name).is_symlink():  # it holds nothing, and where it leads is not ours
+            with translated(at=folder):
+                (folder / name).unlink()
         before = present(place_of(folder, name))
         same = before and before == (sha256_of(after) if isinstance(after, Path) else digest(after))
         if not same and (before or after is not None):

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patchkit.digests import digest
+from patchkit.durable.journal import Change, Journal
 
 import patchkit
 from patchkit.cli import _VERBS
 from patchkit.errors import PatchkitError
-from patchkit.patching.transaction import Change, commit
 from patchkit.quoting import quoted, visible
 from patchkit.source.resolve import Options, resolved
 from patchkit.wheel.verify import verify
@@ -192,8 +193,9 @@ def test_a_file_that_is_read_only_becomes_writable(folder):
     place = folder / "a.py"
     place.write_text("old\n")
     place.chmod(0o444)
+    journal = Journal(root=folder, folder=folder / ".journal", again="", rescue="")
     with pytest.raises(PatchkitError, match="read-only") as caught:
-        commit(folder, folder / ".patchkit", [Change("a.py", b"old\n", b"new\n")])
+        journal.commit([Change("a.py", digest(b"old\n"), b"new\n")])
     hint = caught.value.hint
     subprocess.run(["bash", "-c", hint], check=True, cwd=folder)
     assert place.stat().st_mode & 0o200
