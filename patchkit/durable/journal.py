@@ -89,7 +89,7 @@ class Journal:
             raise StorageError(
                 f"{self.folder}: an earlier patchkit run was cut short in mid-commit",
                 why="it was killed, or the disk failed",
-                hint=f"`{self.again}` finishes it first",
+                hint=f"finish it first: {self.again}",
             )
 
     def commit(
@@ -308,7 +308,7 @@ class Journal:
             + (f"; unknown{_list(odd)}" if odd else "")
             + "; the rest is as before",
             why=f"{self.folder} has what is needed to go on",
-            hint=f"once the cause is mended: `{self.again}`",
+            hint=f"once the cause is mended: {self.again}",
         )
 
     # What lies there after a run was cut short.
@@ -356,7 +356,7 @@ class Journal:
             f"{', '.join(paths)}: edited since an interrupted run",
             why="patchkit was killed in mid-commit, and the file was changed afterwards",
             hint=f"bring the file back to one of those in {self.folder}, then run again; "
-            f"or: `{self.rescue}`",
+            f"or: {self.rescue}",
         )
 
     def _damaged(self, what: str) -> StorageError:

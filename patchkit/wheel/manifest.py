@@ -108,7 +108,8 @@ def _header(entries: Iterable[Entry]) -> str:
     if not others:
         return _HEADER.format(file=REQUIREMENTS)
     index = "--no-index " if all(entry.held for entry in others) else ""
-    said = {name: others[0].facts.get(name, "?") for name in ("python", "machine", "glibc")}
+    facts = {name: str(others[0].facts.get(name, "?")) for name in ("python", "machine", "glibc")}
+    said = {name: " ".join(text.split()) for name, text in facts.items()}  # it stays a comment
     return _FILLED.format(file=REQUIREMENTS, index=index, **said)
 
 

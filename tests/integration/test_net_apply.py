@@ -7,6 +7,7 @@ in for netplan: systemd does not run there.
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import hosts
-from faults import killed_everywhere
+from faults import in_child, kill
 from patchkit.errors import StorageError, UsageError
 from patchkit.runtime import net_apply, net_state
 from patchkit.runtime.net_state import Place
@@ -195,64 +196,6 @@ def no_netplan(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
 
 
-def test_apply_killed_at_any_moment(change, no_netplan):
-    """Afterwards the file is whole, as before or as after; undo or apply bring it to rest."""
-    place, first, second = change
-    pristine = files(place.root)
-    net_apply.apply(place, first, force=False)
-    applied = files(place.root)
-    seen = set()
-
-    def prepare():
-        _reset(place, applied)
-
-    for number in killed_everywhere(lambda: net_apply.apply(place, second, force=False), prepare):
-        text = place.text().decode()
-        assert text in (render(first), render(second)), number
-        cut_short = place.unfinished() is not None
-        seen.add((text == render(second), cut_short))
-        if number % 2:
-            done = net_apply.apply(place, second, force=False)
-            assert (done.recovered, done.changed) in {(cut_short, True), (False, False)}
-            net_apply.undo(place)
-        elif len(place.steps()) > 1:
-            assert net_apply.undo(place).recovered == cut_short
-        else:
-            with net_state.locked(place):
-                pass
-        assert files(place.root) == applied, number
-    assert {(False, False), (False, True), (True, True)} <= seen
-    _reset(place, applied)
-    net_apply.undo(place)
-    assert files(place.root) == pristine
-
-
-def test_undo_killed_at_any_moment(change, no_netplan):
-    place, first, second = change
-    net_apply.apply(place, first, force=False)
-    applied = files(place.root)
-    net_apply.apply(place, second, force=False)
-    both = files(place.root)
-    for number in killed_everywhere(lambda: net_apply.undo(place), lambda: _reset(place, both)):
-        assert place.text().decode() in (render(first), render(second)), number
-        if len(place.steps()) > 1:
-            net_apply.undo(place)
-        with net_state.locked(place):
-            pass  # sweeps what is half removed
-        assert files(place.root) == applied, number
-    _reset(place, both)
-
-
-def _reset(place, contents):
-    """Bring everything below etc and var to what it was."""
-    for folder in ("etc", "var"):
-        shutil.rmtree(place.root / folder)
-    for name, (data, mode) in contents.items():
-        (place.root / name).parent.mkdir(parents=True, exist_ok=True)
-        (place.root / name).write_bytes(data)
-        (place.root / name).chmod(mode)
-
-
 @pytest.mark.parametrize("pages", [1, 2])
 def test_a_full_disk(change, small_disk, pages):
     """With one page free not even the way back can be noted, with two the file has no room."""
@@ -270,14 +213,16 @@ def test_a_full_disk(change, small_disk, pages):
 def test_an_interrupted_apply_is_told(net, root, change, no_netplan):
     place, first, second = change
     net_apply.apply(place, first, force=False)
-    data = render(second).encode()
-    net_state.begin(place, data, {})
+    changes = net_state.writing(place, render(second).encode(), {})
+    note = {"verb": "apply", "addresses": {}, "former": {}}
+    died = in_child(lambda: place.journal.commit(changes, settle=kill, note=note))
+    assert died == -signal.SIGKILL
     assert "was cut short" in net("plan", "--role", "head").stderr
     checked = net("verify", rc=9).stdout
     assert "was cut short" in checked
     said = net("apply", "--role", "worker", "--yes")
     assert "put back first" in said.stdout
-    assert (root / OURS).read_text() != data.decode()
+    assert (root / OURS).read_text() != render(second)
     assert len(place.steps()) == 2
 
 
@@ -378,7 +323,7 @@ def test_the_way_in_is_lost(live):
         f"ip address add {addresses[1]}\n"
         "env SSH_CONNECTION='10.9.9.1 5 10.9.9.9 22' "
         f"sh -c 'env -u SSH_CONNECTION {HASTY}; echo code $?'\n"
-        f"ip -br address; ls -A /etc/netplan {LIVE_STATE}",
+        f"ip -br address; ls -A /etc/netplan /var/lib/patchkit",
         then="; ".join(f"ip address del {each}" for each in addresses),
         back="; ".join(f"ip address add {each}" for each in addresses),
     )
@@ -387,7 +332,7 @@ def test_the_way_in_is_lost(live):
     assert "10.0.0.11/24" in after
     assert "10.9.9.9/24" in after
     assert "192.168.10" not in after
-    assert after.endswith(f"/etc/netplan:\n\n{LIVE_STATE}:\n")
+    assert after.endswith("/etc/netplan:\n\n/var/lib/patchkit:\n")
     assert done.log[1:] == ["generate", "apply"] * 2
 
 

@@ -1,4 +1,4 @@
-"""`nox -s torture -- [N]`: every attack at every call, N signals from outside, docs/reliability.md."""
+"""`nox -s torture -- [N]`: every attack at every call, N signals from outside; writes its page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from rich.console import Console
+
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
@@ -20,6 +22,7 @@ from torture.attacks import Tried, every, steps
 from torture.supervisor import unavailable
 from torture.users import users
 
+CONSOLE = Console(highlight=False, soft_wrap=True, markup=False)
 RELEASE = "0.24.0"
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 NAMES = (
@@ -29,17 +32,17 @@ NAMES = (
 _HEAD = """\
 # What becomes of a change that is interrupted
 
-A change is all or nothing: afterwards the files are the old ones or the new ones, byte by byte, with
-their owner and mode, at once or after one further run of patchkit. What it says of itself
+A change is all or nothing: afterwards the files are the old ones or the new ones, byte by byte,
+with their owner and mode, at once or after one further run of patchkit. What it says of itself
 ("nothing was changed", "the commit was finished, 6 files") is so. [SECURITY.md](../SECURITY.md) has
 the promise and its limits; `patchkit/durable/journal.py` has the way it is kept.
 
-`nox -s torture` tries to break that. A child process makes a real change: vLLM {release} is patched
-and reverted, wheels are put into a wheelhouse and dropped, a netplan file is written and taken back.
-The kernel stops it at every system call that would change the disk and asks what shall happen
-(seccomp's user notification): the process gets a signal, the call fails as on a failing, a full or
-a read-only disk, and a second fault strikes what it does about the first. Then real command lines
-get signals from outside, at random moments.
+`nox -s torture` tries to break that. A child process makes a real change: vLLM {release} is
+patched and reverted, wheels are put into a wheelhouse and dropped, a netplan file is written and
+taken back. The kernel stops it at every system call that would change the disk and asks what shall
+happen (seccomp's user notification): the process gets a signal, the call fails as on a failing, a
+full or a read-only disk, and a second fault strikes what it does about the first. Then real command
+lines get signals from outside, at random moments.
 
 {system}, {count:,} tries, {failed} failed. Calls that change the disk: {calls}.
 
@@ -49,7 +52,7 @@ get signals from outside, at random moments.
 def main() -> int:
     """Try everything; write the page. The exit code is 1 if something failed."""
     if obstacle := unavailable():
-        print(f"nothing was tried: {obstacle}")
+        CONSOLE.print(f"nothing was tried: {obstacle}")
         return 2
     outside = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     started = time.monotonic()
@@ -65,10 +68,10 @@ def main() -> int:
         tried += signals.tries(release, Path(scratch), outside)
     failed = [each for each in tried if each.wrong]
     for each in failed:
-        print(f"{each.user}, {each.attack}, {each.where}: {each.wrong}")
+        CONSOLE.print(f"{each.user}, {each.attack}, {each.where}: {each.wrong}")
     PAGE.write_text(_page(tried, calls), encoding="utf-8")
     minutes = (time.monotonic() - started) / 60
-    print(f"{len(tried)} tries, {len(failed)} failed, {minutes:.0f} minutes: {PAGE}")
+    CONSOLE.print(f"{len(tried)} tries, {len(failed)} failed, {minutes:.0f} minutes: {PAGE}")
     return bool(failed)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patchkit.digests import digest
-from patchkit.durable.journal import Change, Journal
 
 import patchkit
 from patchkit.cli import _VERBS
+from patchkit.digests import digest
+from patchkit.durable.journal import Change, Journal
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted, visible
 from patchkit.source.resolve import Options, resolved

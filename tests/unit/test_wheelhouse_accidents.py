@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
+import json
 import os
 import random
 import resource
@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from faults import in_child, kill, killed_everywhere
+from faults import in_child, kill
 from patchkit.durable.lock import locked
-from patchkit.errors import BusyError, StorageError, UsageError
+from patchkit.errors import BusyError, StorageError
 from patchkit.wheel.manifest import Entry, Kind
 from patchkit.wheel.record import wheel_name
 from patchkit.wheel.wheelhouse import (
@@ -97,16 +97,6 @@ def ways(tmp_path, made):
 WAYS = ["first", "second", "superseding", "same name", "prune", "fill", "empty"]
 
 
-def cut_short(house):
-    """Whether a change is said to have been cut short after its point of no return."""
-    if not (house / ".committed").exists():
-        return False
-    for action in (entries, verify, lambda house: prune(house, dry_run=True)):
-        with pytest.raises(StorageError, match="a change was cut short in mid-commit"):
-            action(house)
-    return True
-
-
 @pytest.fixture(params=WAYS)
 def way(request, ways, house):
     """A change, the same with its preparation, and what is there before and after."""
@@ -125,43 +115,53 @@ def way(request, ways, house):
     return SimpleNamespace(change=change, fresh=fresh, before=states[0], after=states[1])
 
 
-def sound(house, way):
-    """Whether the change was made. What lies there is said to be sound, and is."""
-    found = [each for each in kinds(house) if each != (".staged", 7)]
-    assert (contents(house), found) in (way.before, way.after)
-    return contents(house) == way.after[0]
-
-
-def test_killed_at_any_moment(way, house):
-    finished = []
-    for number in killed_everywhere(lambda: way.change(house), way.fresh):
-        finished.append(cut_short(house) or sound(house, way))
-        with contextlib.suppress(UsageError):  # what was dropped cannot be dropped again
-            way.change(house)
-        assert contents(house) == way.after[0], f"killed before change {number}"
-        assert verify(house) == ()
-        assert {path.name for path in house.iterdir()} == {*contents(house)}
-
-    # Up to some moment nothing has happened, from then on everything.
-    assert finished == sorted(finished)
-    assert {*finished} == {False, True}
-
-
 def stop_in_the_middle(way, house):
     """Make the change, but be killed right after the point of no return."""
 
     def hook(event, arguments):
-        if event == "os.rename" and str(arguments[0]).endswith("/manifest.json"):
+        if event == "os.rename" and str(arguments[1]).endswith("/manifest.json"):
             kill()
 
     way.fresh()
     assert in_child(lambda: way.change(house), hook) == -signal.SIGKILL
 
 
-def test_killed_again_while_finishing(way, house):
-    for _number in killed_everywhere(lambda: prune(house), lambda: stop_in_the_middle(way, house)):
+def test_cut_short_it_is_told_and_finished(way, house):
+    stop_in_the_middle(way, house)
+    for action in (entries, verify, lambda house: prune(house, dry_run=True)):
+        with pytest.raises(StorageError, match="cut short in mid-commit") as caught:
+            action(house)
+    assert caught.value.hint == f"finish it first: patchkit wheelhouse prune --dir {house}"
+    prune(house)
+    assert (contents(house), kinds(house)) == way.after
+
+
+def test_a_damaged_journal_is_set_aside(way, house):
+    stop_in_the_middle(way, house)
+    (house / ".journal/forward.json").write_bytes(b"damaged")
+    with pytest.raises(StorageError, match="cannot be understood") as caught:
         prune(house)
-        assert (contents(house), kinds(house)) == way.after
+    assert caught.value.hint == f"patchkit wheelhouse prune --dir {house} --force"
+    prune(house, force=True)
+    prune(house)
+    assert kinds(house) == []
+    assert {path.name for path in house.iterdir()} == {*contents(house)}
+
+
+@pytest.mark.parametrize("name", ["../precious", "/etc/precious", "a/b.whl", "precious", ".x"])
+def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
+    """A wheelhouse that came with a journal names a file of somebody else's."""
+    house.mkdir()
+    places = (tmp_path / "precious", house / "precious", house / ".x")
+    for place in places:
+        place.write_text("mine")
+    (house / ".journal").mkdir()
+    step = {"path": name, "before": hashlib.sha256(b"mine").hexdigest(), "after": ""}
+    journal = {"format": 1, "steps": [step], "folders": [], "note": {}}
+    (house / ".journal/forward.json").write_text(json.dumps(journal))
+    with pytest.raises(StorageError, match="cannot be understood"):
+        prune(house)
+    assert [place.read_text() for place in places] == ["mine"] * 3
 
 
 @pytest.mark.parametrize("limit", [0, 1, 200, 300])
