@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from random import Random
 
 import pytest
+
+from faults import in_child, kill
+from patchkit.apply import apply
+from patchkit.patching.fix import Request
+from patchkit.patching.recipe import load_recipe
+from patchkit.target import targets
 
 pytestmark = pytest.mark.releases
 RELEASE = "0.19.1"
@@ -67,20 +78,35 @@ def test_two_applies_of_a_release_into_one_folder(cli, started, sdist, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_killed_at_any_moment_the_next_run_makes_it_right(cli, started, root, tree, snapshot, seed):
+CODES = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+SAID = re.compile(
+    r"(interrupted; (nothing was changed|the commit was finished, \d+ files|"
+    r"an interrupted commit was (finished|taken back)(; .*)?)\n)?"
+)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
+    cli, started, root, tree, snapshot, number
+):
     pristine = snapshot(root)
     whole = tree(RELEASE, name="whole")
     cli(*APPLY, "--vllm-src", whole)
-    random = Random(seed)
-    # Half of the kills come while it looks and proves, half within the short time of the commit.
-    for delay, in_commit in [(random.uniform(0, 1), False), (random.uniform(0, 0.04), True)]:
+    random = Random(number)
+    # One strikes while it looks and proves, one within the short time of the commit.
+    for delay, in_commit in [(random.uniform(0.2, 1), False), (random.uniform(0, 0.04), True)]:
         process = started("--vllm-src", root)
         while in_commit and process.poll() is None and not (root / ".patchkit").exists():
             time.sleep(0.0005)
         time.sleep(delay)
-        process.kill()
-        process.communicate()
+        process.send_signal(number)
+        said = process.communicate()[1]
+        assert process.returncode in (0, CODES[number]), said
+        assert SAID.fullmatch(said), said
+        if "nothing was changed" in said:
+            assert snapshot(root) == pristine
+        if "was finished" in said:
+            assert snapshot(root) == snapshot(whole)
 
         cli(*APPLY, "--vllm-src", root)
         assert snapshot(root) == snapshot(whole)
@@ -89,25 +115,65 @@ def test_killed_at_any_moment_the_next_run_makes_it_right(cli, started, root, tr
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(
-    cli, started, root, snapshot, seed
-):
+def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(cli, root, snapshot, seed):
+    """The journal of a change that was cut short lies there, with some of the files changed."""
     pristine = snapshot(root)
-    random = Random(seed)
-    for _attempt in range(40):
-        process = started("--vllm-src", root)
-        journal = root / ".patchkit/transaction/journal.json"
-        while process.poll() is None and not journal.exists():
-            pass
-        time.sleep(random.uniform(0, 0.005))
-        process.kill()
-        process.communicate()
-        if journal.exists():
-            break
-        cli("revert", "--vllm-src", root)
+    cut_short(root, after=1 + 7 * seed)
+    before = snapshot(root)
+    assert before != pristine
+
+    said = cli("status", "--vllm-src", root, rc=7).stderr
+    assert "cut short in mid-commit" in said
+    assert snapshot(root) == before
+    again = said.partition("next: finish it first: ")[2].strip()
+    assert shlex.split(again)[:2] == ["patchkit", "revert"]
+    cli(*shlex.split(again)[1:])
+    assert snapshot(root) == pristine
+
+
+def cut_short(root, after):
+    """Apply, and be killed ``after`` so many changes of files since the point of no return."""
+    since, names = itertools.count(1), ("os.rename", "os.remove", "os.mkdir")
+
+    def hook(event, arguments):
+        begun = (root / ".patchkit/transaction/forward.json").exists()
+        if event in names and begun and next(since) > after:
+            kill()
+
+    request = Request(target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"}))
+    recipe = load_recipe()
+    assert in_child(lambda: apply(root, recipe, request), hook) == -signal.SIGKILL
+
+
+DAMAGE = {
+    "ledger": (".patchkit/ledger.json", b'{"format": 1}'),
+    "ledger that is no JSON": (".patchkit/ledger.json", b"\xff"),
+    "journal": (".patchkit/transaction/forward.json", b"[]"),
+    "journal that is no JSON": (".patchkit/transaction/back.json", b"\xff"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_patchkit_keeps_is_damaged_and_the_way_out_is_told(cli, root, rewrite, snapshot, what):
+    pristine = snapshot(root)
+    cli("apply", "--vllm-src", root)
+    path, data = DAMAGE[what]
+    edited = root / "cmake/utils.cmake"
+    rewrite(edited, edited.read_bytes() + b"# mine\n")
+    (root / path).parent.mkdir(exist_ok=True)
+    (root / path).unlink(missing_ok=True)
+    (root / path).write_bytes(data)
     before = snapshot(root)
 
-    assert "cut short in mid-commit" in cli("status", "--vllm-src", root, rc=7).stderr
+    refused = [cli(*verb, "--vllm-src", root, rc=(4, 7)).stderr for verb in (["apply"], ["revert"])]
     assert snapshot(root) == before
-    cli("revert", "--vllm-src", root)
+    (line,) = {said.rpartition("next: ")[2].strip() for said in refused}
+    way_out = shlex.split(line.rpartition("or: ")[2])
+    assert way_out[:2] == ["patchkit", "revert"]
+
+    said = cli(*way_out[1:]).stdout
+    aside = root / ".patchkit-aside"
+    assert (aside / "cmake/utils.cmake").read_bytes().endswith(b"# mine\n")
+    assert str(aside) in said
+    shutil.rmtree(aside)
     assert snapshot(root) == pristine
