@@ -31,7 +31,7 @@ class PatchkitError(Exception):
 
 
 class UsageError(PatchkitError):
-    """The request itself makes no sense: unknown fix, bare arch, contradicting options."""
+    """The request itself makes no sense: unknown fix, bare arch, a path where no file is."""
 
     exit_code = 2
 

@@ -208,7 +208,7 @@ def from_json(text: str, where: str) -> Host:
     """Read what ``to_json`` wrote. Raises SourceError, naming ``where``."""
     try:
         return _read(Host, json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SourceError(
             f"{where}: is not what `patchkit probe --json` prints: {error}",
             hint="write it with the same patchkit on that machine: patchkit probe --json",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from patchkit.errors import HostError
+from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
+from patchkit.reading import read_bytes
 from patchkit.runtime.host import Host, Netdev
 from patchkit.runtime.netplan import Plan
 
@@ -61,8 +62,8 @@ def others(root: Path) -> tuple[File, ...]:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(errors="replace")
-    except PermissionError:
+        return read_bytes(path).decode(errors="replace")
+    except PatchkitError:  # netplan reads no directory and no device either
         return None
 
 

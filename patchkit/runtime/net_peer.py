@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from patchkit.errors import HostError, StorageError, UsageError
+from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
+from patchkit.reading import read_text
 from patchkit.runtime.host import Host, from_json
 
 _SECONDS = 60
@@ -15,14 +16,13 @@ _OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # keys, and no qu
 
 
 def from_file(path: Path) -> Host:
-    """Raises StorageError if the file cannot be read, SourceError if it holds something else."""
-    try:
-        return from_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(
-            f"{path}: {getattr(error, 'strerror', None) or error}",
-            hint="write it on the peer: patchkit probe --json > peer.json",
-        ) from None
+    """Return the facts in a file.
+
+    Raises UsageError if there is none, SourceError if it holds something else, StorageError if it
+    cannot be read.
+    """
+    text = read_text(path, hint="write it on the peer: patchkit probe --json > peer.json")
+    return from_json(text, str(path))
 
 
 def from_ssh(destination: str, patchkit: str) -> Host:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
+from patchkit.reading import read_text
 
 _INDEX = "recording.json"
 
@@ -75,12 +76,12 @@ class Copy:
 def recorded_errors(root: Path) -> dict[str, str]:
     """Path → what reading it said; a folder that somebody made by hand has no record of it."""
     place = root / _INDEX
-    try:
-        errors = json.loads(place.read_text(encoding="utf-8"))["errors"]
-        return {str(path): str(words) for path, words in errors.items()}
-    except FileNotFoundError:
+    if not place.exists():
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    try:
+        errors = json.loads(read_text(place))["errors"]
+        return {str(path): str(words) for path, words in errors.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SourceError(
             f"{place}: is not what `patchkit probe --save` writes: {error}",
             hint="take the whole folder, as it was saved",

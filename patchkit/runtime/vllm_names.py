@@ -11,7 +11,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from patchkit.errors import SourceError
+from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.reading import LARGEST_IN_TREE, read_bytes
 
 _DICT = "environment_variables"
 _READERS = ("getenv", "get")  # os.getenv, os.environ.get
@@ -38,9 +39,9 @@ def read_names(place: Path) -> dict[str, str]:
 def parsed(place: Path) -> ast.Module:
     """A file of vLLM. Raises SourceError."""
     try:
-        return ast.parse(place.read_bytes())
-    except OSError as error:
-        raise unread(place, error.strerror or "cannot be read") from None
+        return ast.parse(read_bytes(place, limit=LARGEST_IN_TREE))
+    except (UsageError, StorageError) as error:
+        raise unread(place, error.what.removeprefix(f"{place}: ")) from None
     except (SyntaxError, ValueError) as error:
         raise unread(place, f"is not Python: {error}") from None
 

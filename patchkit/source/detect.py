@@ -9,9 +9,10 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from patchkit.errors import SourceError
+from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.source.tree import SourceTree
+from patchkit.reading import LARGEST_IN_TREE, read_bytes
+from patchkit.source.tree import RESTORE, SourceTree
 
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
 _ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
@@ -48,7 +49,8 @@ _PROJECTS = {
 def detect(path: Path, project: str = "vllm") -> SourceTree:
     """The tree of a project at ``path``.
 
-    Raises SourceError if there is none, or its version is unknown.
+    Raises UsageError if nothing is there, SourceError if it is no such tree or its version is
+    unknown.
     """
     root = path.resolve()
     if project == "vllm" and root.name == "vllm" and (root / "__init__.py").is_file():
@@ -65,8 +67,10 @@ def spelled(project: str) -> str:
 def _check_tree(path: Path, root: Path, project: str) -> None:
     """Raise SourceError unless the folder is a tree of the project."""
     wanted = _PROJECTS[project]
+    if not root.exists():
+        raise UsageError(f"{path}: no such directory", hint=f"name {wanted.spelled}")
     if not root.is_dir():
-        raise SourceError(f"{path}: no such directory", hint=f"name {wanted.spelled}")
+        raise SourceError(f"{path}: is not a directory", hint=f"name {wanted.spelled}")
     missing = [marker for marker in wanted.markers if not (root / marker).is_file()]
     if not missing:
         return
@@ -107,14 +111,14 @@ def _make_version(root: Path) -> Version:
     PKG_REVISION is no part of it: it counts packagings of one version, and is 1 in every tag.
     """
     place = root / "makefiles/version.mk"
-    text = place.read_text(encoding="utf-8", errors="replace")
+    text = _text(place)
     values = {match["name"]: match["value"] for match in _ASSIGNED.finditer(text)}
     names = ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")
     if missing := [name for name in names if not values.get(name, "").isdecimal()]:
         raise SourceError(
             f"{place}: {missing[0]} is not set to a number",
             why="the file was edited by hand, or cut short",
-            hint="restore the file from the release",
+            hint=RESTORE,
         )
     release = ".".join(values[name] for name in names)
     return _version(f"{release}{values.get('NCCL_SUFFIX', '')}", place)
@@ -166,9 +170,13 @@ def _pkg_info(root: Path) -> Version:
 
 def _field(place: Path, name: str) -> str:
     """A field of core metadata, which has the form of mail headers; ``""`` if it is not there."""
-    text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+    text = _text(place) if place.is_file() else ""
     match = re.search(rf"^{name}:[ \t]*(.*)$", text.partition("\n\n")[0], re.MULTILINE)
     return match[1].strip() if match else ""
+
+
+def _text(place: Path) -> str:
+    return read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE).decode(errors="replace")
 
 
 def _git_version(root: Path) -> Version:

@@ -8,6 +8,8 @@ import hashlib
 import io
 from collections.abc import Iterable, Mapping
 
+from patchkit.errors import SourceError
+
 
 def restored_record(record: str, originals: Mapping[str, bytes | None], gone: Iterable[str]) -> str:
     """RECORD as it would be without a patch: ``originals`` by path, None for those we created.
@@ -17,8 +19,7 @@ def restored_record(record: str, originals: Mapping[str, bytes | None], gone: It
     """
     back = {path: data for path, data in originals.items() if data is not None}
     dropped = {*gone, *(originals.keys() - back.keys())}
-    rows = csv.reader(io.StringIO(record, newline=""))
-    kept = {row[0]: row for row in rows if row and row[0] not in dropped}
+    kept = {row[0]: row for row in _rows(record) if row and row[0] not in dropped}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator=_line_end(record))
     writer.writerows(_row(path, back) if path in back else row for path, row in kept.items())
@@ -32,7 +33,7 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
     files carry no hash, as pip itself does for files that may change: the ledger names the digest
     of RECORD, so RECORD cannot name the ledger's.
     """
-    rows = list(csv.reader(io.StringIO(record, newline="")))
+    rows = _rows(record)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator=_line_end(record))
     for row in rows:
@@ -42,6 +43,18 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
     for path in sorted({*changed, *added} - known):
         writer.writerow(_row(path, changed))
     return out.getvalue()
+
+
+def _rows(record: str) -> list[list[str]]:
+    """The rows of RECORD. Raises SourceError if it is not as pip writes it."""
+    try:
+        return list(csv.reader(io.StringIO(record, newline="")))
+    except csv.Error as error:
+        raise SourceError(
+            f"RECORD cannot be read: {error}",
+            why="it was edited, or its package was not installed by pip",
+            hint="pip install --force-reinstall --no-deps vllm==<version>",
+        ) from None
 
 
 def _line_end(record: str) -> str:

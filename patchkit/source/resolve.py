@@ -125,7 +125,7 @@ def _archive(spec: str, options: Options) -> _Archive | None:
         return _Archive(path, named, named)
     version = _release(spec, options.project)
     if version is None:
-        raise SourceError(
+        raise UsageError(
             f"{spec}: no such file or directory",
             hint=f"name {spelled(options.project)}",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -10,8 +11,10 @@ from packaging.version import Version
 
 from patchkit.digests import digest
 from patchkit.durable.names import inside
-from patchkit.errors import DriftError, StorageError
+from patchkit.errors import DriftError, SourceError, UsageError
+from patchkit.reading import LARGEST_IN_TREE, read_bytes
 
+RESTORE = "restore the file from the release"
 Kind = str  # "sdist" | "archive" | "git" | "installed"
 
 
@@ -66,12 +69,13 @@ class SourceTree:
     def read_bytes(self, path: str) -> bytes:
         """What lies on disk. Raises as ``read`` does, StorageError for I/O."""
         place = inside(self.root, path)
+        if not os.path.lexists(place):
+            raise self._missing(path)
         try:
-            return place.read_bytes()
-        except FileNotFoundError:
-            raise self._missing(path) from None
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+            return read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
+        except UsageError as error:  # it is the tree that makes no sense, not the request
+            what = error.what.removeprefix(f"{place}: ")
+            raise SourceError(f"{path}: {what}", hint=RESTORE) from None
 
     def _missing(self, path: str) -> DriftError:
         return DriftError(
@@ -107,7 +111,7 @@ def _decode(path: str, data: bytes) -> str:
         raise DriftError(
             f"{path}:{line}: not UTF-8",
             why="every release ships UTF-8, so this file was converted",
-            hint="restore the file from the release",
+            hint=RESTORE,
         ) from None
     if "\r" in text:
         line = text.count("\n", 0, text.index("\r")) + 1

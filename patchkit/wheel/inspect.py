@@ -21,6 +21,7 @@ from pathlib import Path
 from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
 from patchkit.paths import RECIPES
+from patchkit.reading import require_file
 from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch
 from patchkit.wheel.fatbin import Entry, entries
 from patchkit.wheel.members import cpus, libraries
@@ -80,11 +81,11 @@ class Binary:
 def inspect(path: Path) -> tuple[Binary, ...]:
     """What a shared library, or each library and program in a wheel, holds.
 
-    Raises SourceError if the file is neither, or damaged, or holds nothing to inspect, or if a
+    Raises UsageError if there is no such file; SourceError if it is neither, or damaged, or holds
+    nothing to inspect, or if a
     wheel has a library for another CPU than its name says.
     """
-    if not path.is_file():
-        raise SourceError(f"{path}: no such file", hint="give a shared library or a wheel")
+    require_file(path, "give a shared library or a wheel")
     if path.suffix == ".whl":
         return _wheel(path)
     with path.open("rb") as stream:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from patchkit.reading import LARGEST_IN_TREE, read_bytes
+
 _NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
 _SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+-]+(?: (?:AND|OR|WITH) [\w.+-]+)*)")
 _COMMENT = re.compile(r"/\*(?P<text>.*?)\*/", re.DOTALL)
@@ -18,7 +20,7 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
     A source without one, as a wheel carries it, tells its licence at the top of its ``files``.
     """
     found = {
-        path.name: path.read_text(encoding="utf-8", errors="replace")
+        path.name: _text(path)
         for path in sorted(source.iterdir())
         if path.is_file() and _NAMES.fullmatch(path.name)
     }
@@ -35,7 +37,11 @@ def spdx(texts: Mapping[str, str]) -> str:
 
 def _texts(source: Path, files: Iterable[str]) -> Iterable[str]:
     places = (source / name for name in files)
-    return (place.read_text("utf-8", errors="replace") for place in places if place.is_file())
+    return (_text(place) for place in places if place.is_file())
+
+
+def _text(place: Path) -> str:
+    return read_bytes(place, limit=LARGEST_IN_TREE).decode(errors="replace")
 
 
 def _head(text: str) -> str:

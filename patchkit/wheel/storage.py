@@ -15,7 +15,7 @@ from patchkit.durable.journal import Change, Journal
 from patchkit.durable.lock import locked
 from patchkit.durable.staging import make_folders
 from patchkit.durable.steps import place_of, present
-from patchkit.errors import SourceError
+from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 
 STAGED = ".staged"
@@ -51,9 +51,9 @@ def _belongs(path: str) -> bool:
 
 @contextlib.contextmanager
 def held(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the folder alone; wait for whoever has it. Raises BusyError, SourceError."""
+    """Hold the folder alone; wait for whoever has it. Raises BusyError, UsageError."""
     if not folder.is_dir():
-        raise SourceError(f"{folder}: no such folder", hint="name the wheelhouse with --dir")
+        raise UsageError(f"{folder}: no such folder", hint="name the wheelhouse with --dir")
     with locked(folder, patience):
         yield
 

@@ -15,6 +15,7 @@ from patchkit.digests import sha256_of
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
+from patchkit.reading import require_file
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry, read_wheel_lock
 from patchkit.versions import named_version
@@ -99,8 +100,7 @@ def _local(
     lock: Mapping[str, Mapping[str, LockEntry]],
     check: Callable[[Version], None],
 ) -> Origin:
-    if not path.is_file():
-        raise SourceError(f"{path}: no such file", hint=_EXAMPLE)
+    require_file(path, _EXAMPLE)
     if path.suffix != ".whl":
         raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
     name = wheel_name(path.name)

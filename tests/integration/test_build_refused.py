@@ -46,7 +46,7 @@ REFUSED = [
     (["--src", "ARCHIVE", "--sha256", "x"], 2, "'x' is not a sha256"),
     (["--src", SMALL, "--sha256", WRONG], 2, "--sha256 is for an archive"),
     (["--src", SMALL.parent], 3, "not a source tree of NCCL: makefiles/version.mk is missing"),
-    (["--src", "/nonexistent"], 3, "/nonexistent: no such file or directory"),
+    (["--src", "/nonexistent"], 2, "/nonexistent: no such file or directory"),
     (["--src", SMALL, "--version", VERSION], 2, "--version and --src exclude each other"),
     (["--version", "2.28.3"], 3, "sticky CUDA error"),
     (["--version", "2.25.1"], 3, "2.26"),

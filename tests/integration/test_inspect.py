@@ -210,8 +210,8 @@ def test_the_command_as_json(cli):
 @pytest.mark.parametrize(
     ("arguments", "rc", "says"),
     [
-        (["nowhere.so"], 3, ["nowhere.so: no such file"]),
-        ([LIBRARIES], 3, ["no such file"]),
+        (["nowhere.so"], 2, ["nowhere.so: no such file"]),
+        ([LIBRARIES], 2, ["is a directory, not a file"]),
         ([LIBRARIES / "make.sh"], 3, ["make.sh is not an ELF file"]),
         ([LIBRARIES / "gb10.so", "--target", "h100"], 2, ["'h100'", "gb10, thor, h200"]),
         ([], 2, ["FILE"]),

@@ -264,7 +264,7 @@ def test_a_peer_that_cannot_be_asked(cli, tmp_path, ssh, says):
     ("options", "rc", "says"),
     [
         (["--peer-probe", "peer.json"], 3, "is not what `patchkit probe --json` prints"),
-        (["--peer-probe", "none.json"], 7, "none.json: No such file"),
+        (["--peer-probe", "none.json"], 2, "none.json: no such file"),
         (["--peer-probe", "peer.json", "--ssh", "peer"], 2, "take one"),
         (["--ssh", "-oProxyCommand=x"], 2, "is no host"),
         (["--peer", "spark-2"], 2, "'spark-2' is no IPv4 address"),

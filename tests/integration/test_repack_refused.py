@@ -33,7 +33,7 @@ X86 = NAME.replace("aarch64", "x86_64")
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda p: p / "absent.whl", SourceError, "no such file"),
+        (lambda p: p / "absent.whl", UsageError, "no such file"),
         (lambda p: write_wheel(p, "1.0", project="other"), SourceError, "of other, not of vllm"),
         (lambda p: vllm_wheel(p, name=X86), UsageError, "is for x86_64, not for aarch64"),
         (lambda p: "vllm==0.19.one", UsageError, "is not a version"),

@@ -174,7 +174,7 @@ def test_of_many_tags_the_list_shows_the_first(cli, house, made):
 
 @pytest.mark.parametrize("verb", ["list", "verify", "prune"])
 def test_no_wheelhouse(verb, cli):
-    said = cli("wheelhouse", verb, rc=3).stderr
+    said = cli("wheelhouse", verb, rc=2).stderr
     assert "wheelhouse: no such folder" in said
     assert "--dir" in said
 

@@ -10,7 +10,7 @@ import pytest
 from packaging.version import Version
 
 from patchkit.digests import digest
-from patchkit.errors import DriftError, SourceError, StorageError
+from patchkit.errors import DriftError, SourceError, UsageError
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.tree import SourceTree, first_existing
 
@@ -97,10 +97,11 @@ def test_a_tree_without_a_version_is_refused(sources, files, message):
         detect(sources)
 
 
-@pytest.mark.parametrize("path", ["nowhere", "src/setup.py"])
-def test_what_is_no_folder_is_refused(sources, path, tmp_path):
-    with pytest.raises(SourceError, match="no such directory"):
-        detect(tmp_path / path)
+def test_what_is_no_folder_is_refused(sources, tmp_path):
+    with pytest.raises(UsageError, match="no such directory"):
+        detect(tmp_path / "nowhere")
+    with pytest.raises(SourceError, match="is not a directory"):
+        detect(tmp_path / "src/setup.py")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_a_text_that_no_release_ships_is_refused(data, message, make_tree):
 
 def test_a_folder_in_a_files_place_is_refused(make_tree):
     tree = make_tree("0.19.1", {"sub/a.py/b": ""})
-    with pytest.raises(StorageError, match=r"^sub/a\.py: cannot be read: Is a directory"):
+    with pytest.raises(SourceError, match=r"^sub/a\.py: is a directory, not a file"):
         tree.read("sub/a.py")
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.elf import parse_library
-from patchkit.errors import PatchkitError, ProofError, SourceError
+from patchkit.errors import PatchkitError, ProofError, SourceError, UsageError
 from patchkit.target import Arch, Load, load_ptx, parse_arch, targets
 from patchkit.wheel.inspect import LIVE, RELOCATABLE, always_built, inspect, prove_exact, reach
 
@@ -367,8 +367,9 @@ def test_a_wheel_with_a_damaged_library(tmp_path):
 
 
 def test_files_that_are_no_libraries(tmp_path):
-    refused(tmp_path / "none.so", "no such file")
-    refused(tmp_path, "no such file")
+    for path, words in ((tmp_path / "none.so", "no such file"), (tmp_path, "is a directory")):
+        with pytest.raises(UsageError, match=words):
+            inspect(path)
     text = tmp_path / "libc.so"
     text.write_text("GROUP ( /lib/libc.so.6 )\n")
     refused(text, "not an ELF file")

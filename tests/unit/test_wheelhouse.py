@@ -367,9 +367,9 @@ def test_without_a_manifest_nothing_is_removed(house, made):
 
 
 def test_an_empty_folder_and_none(house):
-    with pytest.raises(SourceError, match="no such folder"):
+    with pytest.raises(UsageError, match="no such folder"):
         verify(house)
-    with pytest.raises(SourceError, match="no such folder"):
+    with pytest.raises(UsageError, match="no such folder"):
         prune(house)
     house.mkdir()
     assert (entries(house), verify(house), prune(house)) == ((), (), ())

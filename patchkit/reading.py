@@ -1,0 +1,125 @@
+"""Files that others made, read whole or refused at once: regular, of bounded size, UTF-8.
+
+What a user names, or what lies in a tree, may be a device without an end, a FIFO that nobody writes
+to, or larger than memory. Neither waits nor fills the memory here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from patchkit.errors import SourceError, StorageError, UsageError
+
+LARGEST = 4 << 20
+"""Bytes of a text that somebody names: env files, scripts, ledgers, facts of machines."""
+
+LARGEST_IN_TREE = 64 << 20
+"""Bytes of a text in a tree, a package or a wheelhouse: sources, RECORD, a manifest."""
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def read_bytes(
+    path: Path, *, limit: int = LARGEST, follow: bool = True, hint: str = "name a regular file"
+) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes.
+
+    ``follow`` says whether the last part of the path may be a symbolic link: yes where a user named
+    it, no in a tree. ``hint`` goes with a path that leads to no file. Raises UsageError if nothing
+    is there, or something else than a file; SourceError if it is too large; StorageError if it
+    cannot be read.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+        try:
+            _check_kind(path, os.fstat(handle).st_mode, hint)
+            data = _up_to(handle, limit + 1)
+        finally:
+            os.close(handle)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        _refuse(path, error, hint)
+    return bounded(data, str(path), limit=limit)
+
+
+def read_text(
+    path: Path, *, limit: int = LARGEST, follow: bool = True, hint: str = "name a regular file"
+) -> str:
+    """Return the text of a file; raises as ``read_bytes`` does, SourceError if it is not UTF-8."""
+    data = read_bytes(path, limit=limit, follow=follow, hint=hint)
+    return decoded(data, str(path))
+
+
+def read_stdin(*, limit: int = LARGEST) -> str:
+    """Return the text of standard input. Raises SourceError if it is too large or not UTF-8."""
+    data = sys.stdin.buffer.read(limit + 1)
+    return decoded(bounded(data, "standard input", limit=limit), "standard input")
+
+
+def bounded(data: bytes, where: str, *, limit: int) -> bytes:
+    """Return the data if there is no more than ``limit`` of it. Raises SourceError."""
+    if len(data) > limit:
+        size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit} bytes"
+        raise SourceError(
+            f"{where}: is larger than {size}",
+            why="no file of this kind is that large",
+            hint="name the file that was meant",
+        )
+    return data
+
+
+def decoded(data: bytes, where: str) -> str:
+    """Return UTF-8 as text. Raises SourceError, naming ``where:line``."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SourceError(
+            f"{where}:{line}: is not UTF-8",
+            why="it is not a text, or an editor wrote it in another encoding",
+            hint="save it as UTF-8",
+        ) from None
+
+
+def require_file(path: Path, hint: str) -> None:
+    """Raise UsageError unless a path that a user named leads to a regular file."""
+    try:
+        _check_kind(path, path.stat().st_mode, hint)
+    except (OSError, ValueError) as error:
+        _refuse(path, error, hint)
+
+
+def _check_kind(path: Path, mode: int, hint: str) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise UsageError(f"{path}: is {kind}, not a file", hint=hint)
+
+
+def _up_to(handle: int, size: int) -> bytes:
+    """Read to the end, or until there are ``size`` bytes; one read may return fewer."""
+    parts = []
+    while size and (part := os.read(handle, size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _refuse(path: Path, error: OSError | ValueError, hint: str) -> NoReturn:
+    if isinstance(error, FileNotFoundError | NotADirectoryError | ValueError):
+        raise UsageError(f"{path}: no such file", hint=hint) from None
+    if error.errno == errno.ELOOP:
+        raise UsageError(f"{path}: is a symbolic link, not a file", hint=hint) from None
+    raise StorageError(
+        f"{path}: cannot be read: {error.strerror or error}", hint="check its permissions"
+    ) from None

@@ -1,0 +1,83 @@
+"""Files of others: regular, bounded and UTF-8, or an error at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.reading import LARGEST, read_bytes, read_text, require_file
+
+
+def _socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+MAKES = {
+    "nothing": lambda path: None,
+    "a directory": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "a socket": _socket,
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+    "a loop": lambda path: path.symlink_to(path.name),
+    "a link to a FIFO": lambda path: (os.mkfifo(path.parent / "pipe"), path.symlink_to("pipe")),
+}
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "says"),
+    [
+        ("nothing", UsageError, "no such file"),
+        ("a directory", UsageError, "is a directory, not a file"),
+        ("a FIFO", UsageError, "is a FIFO, not a file"),
+        ("a socket", StorageError, "cannot be read"),
+        ("a dangling link", UsageError, "no such file"),
+        ("a loop", UsageError, "is a symbolic link"),
+        ("a link to a FIFO", UsageError, "is a FIFO, not a file"),
+    ],
+)
+def test_what_is_no_file_is_refused_at_once(made, kind, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    path = Path("x")
+    MAKES[made](path)
+    with pytest.raises(kind, match=rf"^x: .*{says}"):
+        read_bytes(path)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "with\0nul", "/etc/hostname/below"])
+def test_devices_and_paths_that_lead_nowhere(path):
+    with pytest.raises(UsageError):
+        read_text(Path(path))
+    with pytest.raises(UsageError):
+        require_file(Path(path), "name another")
+
+
+def test_a_link_is_followed_where_a_user_named_it_and_not_in_a_tree(tmp_path):
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    assert read_text(tmp_path / "link") == "text"
+    with pytest.raises(UsageError, match="is a symbolic link, not a file"):
+        read_text(tmp_path / "link", follow=False)
+
+
+def test_the_limit_is_the_last_size_that_is_read(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * 10)
+    assert read_bytes(path, limit=10) == b"a" * 10
+    with pytest.raises(SourceError, match="is larger than 9 bytes"):
+        read_bytes(path, limit=9)
+    os.truncate(path, 1 << 40)  # a hole: nothing of it is on the disk
+    with pytest.raises(SourceError, match="is larger than 4 MiB"):
+        read_bytes(path)
+    assert LARGEST == 4 << 20
+
+
+def test_the_line_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"one\ntwo\n\xff\n")
+    with pytest.raises(SourceError, match=r"file:3: is not UTF-8"):
+        read_text(path)
