@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,19 @@ import click
 
 from patchkit.cli.env_check import check
 from patchkit.cli.env_explain import explain
-from patchkit.cli.node import first_version, node_options
+from patchkit.cli.node import accept_edited, first_version, node_options
 from patchkit.cli.out import data, say, style
 from patchkit.errors import HostError, UsageError
-from patchkit.runtime.agree import HeadFile, agree, read_head
+from patchkit.runtime.agree import agree
 from patchkit.runtime.cluster import ClusterEnv, Request, decide
 from patchkit.runtime.envfile import Entry, Format, Outcome, render, write
+from patchkit.runtime.head_file import HeadFile, read_head
 from patchkit.runtime.host import Host, plain
 from patchkit.runtime.presets import Preset, find
 from patchkit.runtime.probe import probe
 from patchkit.runtime.ptxas import find_ptxas
-from patchkit.runtime.rules import load_rules
-from patchkit.runtime.variables import vllm_variables
+from patchkit.runtime.rules import Rules, load_rules
+from patchkit.runtime.variables import nccl_variables, other_variables, vllm_variables
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[explain|check] …")
@@ -35,6 +36,7 @@ from patchkit.runtime.variables import vllm_variables
     type=click.Path(path_type=Path),
     help="The head's file: a worker takes over what it shares, and is held against it.",
 )
+@accept_edited
 @click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on.")
 @click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
 @click.option("--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own.")
@@ -73,12 +75,16 @@ def _run(options: Mapping[str, Any]) -> None:
     if options["role"] is None:
         raise UsageError("which role?", hint="say --role single, --role head or --role worker")
     host = probe(options["root"], python=options["python"], environment=os.environ)
-    head = read_head(options["head_file"]) if options["head_file"] else None
+    head = _head(options)
     request = _request(options, host, head)
     rules = load_rules()
-    env = decide(request, host, rules, vllm_variables(request.vllm, host.vllm_home(request.vllm)))
+    known = vllm_variables(request.vllm, host.vllm_home(request.vllm))
+    here = {name for name, _value in map(_assignment, options["extra"])}
     if head:
-        env = agree(env, head, rules)
+        _check_carried(head, rules, [*known, *nccl_variables(request.nccl)], here)
+    env = decide(request, host, rules, known)
+    if head:
+        env = agree(env, head, rules, here)
     text = render(Format(options["kind"]), _header(env, host), _entries(env))
     output: Path | None = options["output"]
     if output is None:
@@ -92,6 +98,17 @@ def _run(options: Mapping[str, Any]) -> None:
 
 
 # What is asked for
+
+
+def _head(options: Mapping[str, Any]) -> HeadFile | None:
+    path: Path | None = options["head_file"]
+    return read_head(path, accept_edited=options["accept_edited"]) if path else None
+
+
+def _check_carried(head: HeadFile, rules: Rules, known: Sequence[str], here: set[str]) -> None:
+    from patchkit.runtime.carried import check_carried  # a head does without it
+
+    check_carried(head, rules, {*known, *other_variables()}, here)
 
 
 def _request(options: Mapping[str, Any], host: Host, head: HeadFile | None) -> Request:

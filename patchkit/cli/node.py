@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from patchkit.errors import UsageError
+from patchkit.runtime.envfile_facts import nodes_max
 from patchkit.runtime.rules import QUANTIZATIONS
 from patchkit.target import targets
 
@@ -19,7 +20,10 @@ _OPTIONS = (
         "--role", type=click.Choice(["single", "head", "worker"]), help="What this node is."
     ),
     click.option(
-        "--nodes", type=click.IntRange(1), metavar="N", help="How many, head and all; default: 2."
+        "--nodes",
+        type=click.IntRange(1, nodes_max()),
+        metavar="N",
+        help="How many, head and all; default: 2.",
     ),
     click.option("--head-ip", metavar="A", default="", help="The head's address; here or there."),
     click.option(
@@ -44,6 +48,13 @@ _OPTIONS = (
         default=Path("/"),
         help="Another machine's files, such as `patchkit probe --save` writes.",
     ),
+)
+
+
+accept_edited = click.option(
+    "--accept-edited",
+    is_flag=True,
+    help="Take a --from file that was edited, and show what it adds.",
 )
 
 

@@ -10,16 +10,19 @@ from typing import Any
 
 import click
 
-from patchkit.cli.node import first_version, node_options
+from patchkit.cli.node import accept_edited, first_version, node_options
 from patchkit.cli.out import data, echo, print_json, say, table
 from patchkit.cli.serve_shown import NOTE, explained, listing, tell
 from patchkit.errors import SourceError, UsageError
+from patchkit.reading import read_text
 from patchkit.runtime.cluster import target_of
 from patchkit.runtime.envfile import head_facts
+from patchkit.runtime.envfile_facts import check_facts
 from patchkit.runtime.executors import choose_executor
 from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.flag_values import takes
 from patchkit.runtime.flags import flags
+from patchkit.runtime.head_file import check_digest
 from patchkit.runtime.host import Host
 from patchkit.runtime.presets import Preset, find
 from patchkit.runtime.probe import probe
@@ -31,6 +34,7 @@ from patchkit.runtime.serve_request import Request
 from patchkit.runtime.serve_text import fields, line, lines
 
 _GIB = 2**30
+_TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "quantization")
 _FORMATS = {"line": line, "lines": lines}
 
 
@@ -46,6 +50,7 @@ _FORMATS = {"line": line, "lines": lines}
     type=click.Path(path_type=Path),
     help="The env file that goes with it: role, topology, executor, nodes and head.",
 )
+@accept_edited
 @click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on.")
 @click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
 @click.option("--host", metavar="A", help="Listen there; default: only this node, or the cable.")
@@ -100,7 +105,8 @@ class _Place:
 
 
 def _served(options: Mapping[str, Any]) -> Served:
-    facts = _facts(options["env_file"]) if options["env_file"] else {}
+    file: Path | None = options["env_file"]
+    facts = _facts(file, accept_edited=options["accept_edited"]) if file else {}
     host = probe(options["root"], python=options["python"], environment=os.environ)
     vllm = _vllm(options["vllm"], facts.get("vllm", ""), host)
     target = options["target"] or facts.get("target") or target_of(host)
@@ -138,19 +144,19 @@ def known(vllm: str, home: Path | None) -> Known:
     )
 
 
-def _facts(path: Path) -> dict[str, str]:
-    try:
-        facts = head_facts(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file", hint="write it with `patchkit env`") from None
-    except UnicodeDecodeError:
-        facts = {}
+def _facts(path: Path, *, accept_edited: bool) -> dict[str, str]:
+    text = read_text(path, hint="write it with `patchkit env`")
+    facts = head_facts(text)
     if not facts.get("role"):
         raise SourceError(
             f"{path}: is no env file of patchkit",
             why="its first line does not say for which role it is",
             hint="write one: patchkit env --role head -o head.env",
         )
+    if check_digest(text, path, accept_edited=accept_edited):
+        taken = " ".join(f"{name}={facts[name]}" for name in _TAKEN if name in facts)
+        click.echo(f"{NOTE} {path} was edited after patchkit wrote it; taken: {taken}", err=True)
+    check_facts(facts, str(path))
     return facts
 
 

@@ -3,74 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
-from patchkit.errors import HostError, SourceError, UsageError
+from patchkit.errors import HostError
 from patchkit.runtime.cluster import ClusterEnv, Setting
-from patchkit.runtime.envfile import Format, head_facts, parse
+from patchkit.runtime.code_names import runs_code
+from patchkit.runtime.head_file import HeadFile
 from patchkit.runtime.host import plain
 from patchkit.runtime.rules import Rules
-
-FACTS = ("topology", "executor", "vllm", "nodes", "head")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadFile:
-    """``facts`` of its first line (``role``, ``topology`` …) and its variables."""
-
-    where: str
-    facts: Mapping[str, str]
-    variables: Mapping[str, str]
-
-    @property
-    def extra(self) -> dict[str, str]:
-        """What a user set on the head, against the rules or beside them."""
-        asked = _ids(self.facts.get("set", ""))
-        return {name: value for name, value in self.variables.items() if name in asked}
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        return _ids(self.facts.get("with", ""))
-
-    @property
-    def unwanted(self) -> frozenset[str]:
-        return _ids(self.facts.get("without", ""))
+from patchkit.runtime.secret_names import is_secret
 
 
-def _ids(text: str) -> frozenset[str]:
-    return frozenset(filter(None, text.split(",")))
-
-
-def read_head(path: Path) -> HeadFile:
-    """Raises UsageError if there is no such file, SourceError if it is not a head's."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file", hint="copy it from the head") from None
-    except UnicodeDecodeError:
-        text = ""
-    facts = head_facts(text)
-    if facts.get("role") != "head" or any(not facts.get(key) for key in FACTS):
-        raise SourceError(
-            f"{path}: is not the env file of a head",
-            why=f"its first line says role={facts.get('role') or '(nothing)'}",
-            hint="write one on the head: patchkit env --role head -o head.env",
-        )
-    kind = Format(facts["format"]) if facts.get("format") in list(Format) else Format.ENV
-    return HeadFile(where=str(path), facts=facts, variables=parse(kind, text, str(path)))
-
-
-def agree(env: ClusterEnv, head: HeadFile, rules: Rules) -> ClusterEnv:
-    """The worker's environment with what its head shares. Raises HostError if they contradict.
+def agree(
+    env: ClusterEnv, head: HeadFile, rules: Rules, here: AbstractSet[str] = frozenset()
+) -> ClusterEnv:
+    """Return the worker's environment with what its head shares.
 
     What the head shares and the worker's own rules do not set, such as what a user added, is taken
-    over.
+    over; ``carried.check_carried`` has said that it may be. ``here`` are the names that the user
+    sets on this node. Raises HostError if both contradict each other.
     """
     _check_nccl(env, head)
     _check_overwritten(env, head)
     own = {name for rule in rules.rules if rule.scope == "host" for name in rule.set}
-    mine = {each.name: each.value for each in env.settings if each.scope == "shared" and each.value}
+    shared = (each for each in env.settings if each.scope == "shared")
+    mine = {each.name: each.value for each in shared if not is_secret(each.name)}
     theirs = {name: value for name, value in head.variables.items() if _shared(name, own, env)}
     if problems := list(_differences(mine, theirs)):
         raise HostError(
@@ -83,7 +41,8 @@ def agree(env: ClusterEnv, head: HeadFile, rules: Rules) -> ClusterEnv:
         for name, value in theirs.items()
         if name not in mine
     ]
-    return replace(env, settings=(*taken, *env.settings))
+    notes = (*env.notes, *_edited(env, head, taken, here))
+    return replace(env, settings=(*taken, *env.settings), notes=notes)
 
 
 def _shared(name: str, own: set[str], env: ClusterEnv) -> bool:
@@ -97,6 +56,28 @@ def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator
         other = theirs.get(name)
         if other != value:
             yield f"{name} is {value} here and {'not set' if other is None else other} there"
+    for name, other in theirs.items():
+        if name not in mine and runs_code(name):  # a rule's value, where this node has no such rule
+            yield f"{name} is not set here and {other} there"
+
+
+def _edited(
+    env: ClusterEnv, head: HeadFile, taken: list[Setting], here: AbstractSet[str]
+) -> Iterator[str]:
+    """What an edited file brings that this node's rules do not set; its digest tells no more."""
+    if not head.edited:
+        return
+    theirs = [*taken, *(each for each in env.settings if each.rule == "--set")]
+    added = [
+        f"{each.name}={each.value} (line {head.line(each.name)})"
+        for each in theirs
+        if each.name not in here
+    ]
+    yield f"{head.where} was edited after patchkit wrote it, and --accept-edited was given; " + (
+        f"not from this node's rules: {', '.join(added)}"
+        if added
+        else "every shared variable is as this node's rules set it"
+    )
 
 
 def _check_nccl(env: ClusterEnv, head: HeadFile) -> None:

@@ -38,11 +38,17 @@ def head_facts(text: str) -> dict[str, str]:
         if match := _LINE.match(text):
             return facts(match["facts"])
         if _OBJECT.match(text):
-            header: dict[str, str] = json.loads(text)["header"]
-            return {name: str(value) for name, value in header.items() if name != "digest"}
-    except (ValueError, UsageError):
+            header: dict[str, object] = dict(json.loads(text)["header"])
+            told = {name: str(value) for name, value in header.items() if name != "digest"}
+            return facts(" ".join(f"{name}={value}" for name, value in told.items()))
+    except (ValueError, TypeError, RecursionError, UsageError):
         return {}
     return {}
+
+
+def bears_mark(text: str) -> bool:
+    """Return whether a file says that patchkit wrote it, whether or not it is so."""
+    return text.startswith(f"# {MARK}") or _OBJECT.match(text) is not None
 
 
 def sealed(text: str) -> str:

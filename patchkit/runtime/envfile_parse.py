@@ -28,6 +28,7 @@ _SYSTEMD_QUOTED = re.compile(
     r"""[ \t]*(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)")""", re.DOTALL
 )
 _SYSTEMD_RAW = re.compile(r"[ \t]*(?P<raw>(?:\\.|[^\\\r\n])*)\\?(?:[\r\n]|\Z)", re.DOTALL)
+_SETS = re.compile(rf"""[ \t]*(?:export[ \t]+)?"?{_NAME}"?[ \t]*[=:]""")  # in any format
 _SKIPPED = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
 _SYSTEMD_SKIPPED = re.compile(r"[ \t\r\n]*(?:[#;][^\r\n]*(?:[\r\n]|\Z)|[\r\n]|\Z)")
 
@@ -45,6 +46,12 @@ def parse(kind: Format, text: str, where: str) -> dict[str, str]:
         Format.JSON: _json,
     }
     return dict(readers[kind](text, where))
+
+
+def lines_of(text: str) -> dict[str, int]:
+    """Return the number of the last line that sets each name, as far as lines alone can tell."""
+    lines = enumerate(text.split("\n"), 1)
+    return {match["name"]: number for number, line in lines if (match := _SETS.match(line))}
 
 
 def _env(text: str, where: str) -> Iterator[tuple[str, str]]:
@@ -135,7 +142,7 @@ def _json(text: str, where: str) -> Iterator[tuple[str, str]]:
     try:
         found = json.loads(text)["variables"]
         pairs = [(name, value) for name, value in found.items() if isinstance(value, str)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"{where}: is no env file in JSON: {error!r}") from None
     if len(pairs) != len(found) or not all(re.fullmatch(_NAME, name) for name, _ in pairs):
         raise SourceError(f"{where}: `variables` maps names to texts, and nothing else")

@@ -14,6 +14,7 @@ from patchkit.errors import UsageError
 
 _RELEASE = re.compile(r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])")
 _BOUND = re.compile(r"(?P<sign>>=|<=|==|!=|>|<)\s*(?P<release>\d+(?:\.\d+)*)")
+LONGEST = 100  # characters of a version; Python refuses to read numbers of thousands of digits
 _SIGNS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -26,7 +27,7 @@ _SIGNS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 
 def release(version: str) -> tuple[int, ...]:
     """``0.25.1rc2+cu130`` → ``(0, 25, 1)``, zeros at the end left out. Raises UsageError."""
-    match = _RELEASE.match(version.strip())
+    match = _RELEASE.match(version.strip()) if len(version) <= LONGEST else None
     if match is None:
         raise UsageError(f"{version!r} is not a version", hint="write it as 0.25.1")
     return _numbers(match["release"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from patchkit.target import targets
 
 PLACE = RECIPES / "env" / "rules.toml"
 SINGLE_REPORT = "single report"
-_CHOICES = {
+CHOICES = {
     "role": ("single", "head", "worker"),
     "topology": ("single", "roce", "socket", "ring", "hetero"),
     "executor": ("uni", "mp", "ray"),
@@ -36,8 +36,8 @@ _CONFIDENCE = ("high", "medium", "contested")
 _SCOPES = ("shared", "host")
 _SEVERITIES = ("error", "warning", "note")
 _NAME = re.compile(r"[A-Z][A-Za-z0-9_]*")
-# For rules about flags and for presets, which are told in the same words.
-QUANTIZATIONS, EVIDENCE, CONFIDENCE = _CHOICES["quantization"], _EVIDENCE, _CONFIDENCE
+# For rules about flags, for presets and for the facts of env files, which use the same words.
+QUANTIZATIONS, EVIDENCE, CONFIDENCE = CHOICES["quantization"], _EVIDENCE, _CONFIDENCE
 
 Condition = Mapping[str, str | list[str]]
 Situation = Mapping[str, str]
@@ -126,6 +126,14 @@ class Rules:
     executors: tuple[Executor, ...]
 
     @property
+    def avoids_by_name(self) -> Mapping[str, Sequence[Avoid]]:
+        found: dict[str, list[Avoid]] = {}
+        for avoid in self.avoids:
+            for name in avoid.variables:
+                found.setdefault(name, []).append(avoid)
+        return found
+
+    @property
     def entries(self) -> tuple[Rule | Avoid, ...]:
         """What has a word on variables."""
         return (*self.rules, *self.avoids)
@@ -178,7 +186,7 @@ def _problems(entry: dict[str, Any]) -> Iterator[str]:
         "severity": _SEVERITIES,
         "evidence": _EVIDENCE,
         "confidence": _CONFIDENCE,
-        "copies": _CHOICES["copies"],
+        "copies": CHOICES["copies"],
     }
     for key, values in known.items():
         if key in entry and entry[key] not in values:
@@ -201,7 +209,7 @@ def _condition(key: str, wanted: str | list[str]) -> Iterator[str]:
         return
     values = [wanted] if isinstance(wanted, str) else wanted
     for value in values:
-        if value not in _CHOICES.get(key, ()):
+        if value not in CHOICES.get(key, ()):
             yield f"when: {key} = {value!r} means nothing"
 
 

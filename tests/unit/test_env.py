@@ -14,7 +14,7 @@ import golden_env
 import hosts
 from patchkit.cli import group
 from patchkit.errors import HostError, SourceError, UsageError
-from patchkit.runtime.agree import read_head
+from patchkit.runtime.head_file import read_head
 from patchkit.runtime.ptxas import find_ptxas
 
 TABLE = json.loads(golden_env.TABLE.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import hosts
 import serve_lines
 from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.runtime.envfile_header import BLANK, sealed
 from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.presets import find
 from patchkit.runtime.probe import probe
@@ -232,7 +233,7 @@ def head_env(tmp_path):
     """A head's env file, as `patchkit env` writes its first line."""
     place = tmp_path / "head.env"
     facts = "role=head topology=socket executor=mp vllm=0.25.1 nodes=3 head=192.168.100.10"
-    place.write_text(f"# patchkit env: {facts} digest={'0' * 16}\n")
+    place.write_text(sealed(f"# patchkit env: {facts} digest={BLANK}\n"))
     return place
 
 
