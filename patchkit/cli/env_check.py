@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 import click
 
 from patchkit.cli.out import echo, print_json, style
-from patchkit.errors import SourceError, StorageError
+from patchkit.errors import SourceError
+from patchkit.reading import read_stdin, read_text
 from patchkit.runtime.cluster import target_of
+from patchkit.runtime.envfile_facts import fact_problems
 from patchkit.runtime.envfile_header import head_facts
 from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.host import Host
@@ -23,6 +24,7 @@ from patchkit.runtime.releases import release
 from patchkit.runtime.variables import vllm_variables
 from patchkit.target import targets
 
+_MOST_LINES = 250_000
 _FACTS = ("role", "topology", "executor", "vllm", "nccl", "nodes", "quantization")
 _STYLES: Mapping[Severity, Mapping[str, Any]] = {
     Severity.ERROR: {"fg": "red", "bold": True},
@@ -87,23 +89,20 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
 
 
 def _read(file: Path) -> tuple[str, int | None]:
-    """The text and the mode of a file. Raises StorageError, SourceError for what is no text."""
+    """Return the text and the mode of a file.
+
+    Raises UsageError for what is no file, SourceError for what is no text or too large for one that
+    sets variables, StorageError if it cannot be read.
+    """
     stdin = str(file) == "-"
-    try:
-        data = sys.stdin.buffer.read() if stdin else file.read_bytes()
-        mode = None if stdin else stat.S_IMODE(file.stat().st_mode)
-        return data.decode(), mode
-    except OSError as error:
-        raise StorageError(
-            f"{file}: {error.strerror}", hint="name an env file or a script"
-        ) from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+    text = read_stdin() if stdin else read_text(file, hint="name an env file or a script")
+    if text.count("\n") > _MOST_LINES:
         raise SourceError(
-            f"{file}:{line}: is not UTF-8",
-            why="systemd and docker refuse the file as well",
-            hint="save it as UTF-8",
-        ) from None
+            f"{file}: has more than {_MOST_LINES:,} lines",
+            why="no env file or script is that long",
+            hint="name the file that was meant",
+        )
+    return text, None if stdin else stat.S_IMODE(file.stat().st_mode)
 
 
 def _host(options: Mapping[str, Any]) -> Host:
@@ -121,7 +120,8 @@ def _situation(
         if options[name]:
             release(options[name])
     found = _of_host(host) if host else {}
-    said = {name: facts[name] for name in _FACTS if name in facts}
+    wrong = fact_problems(facts)  # reported as findings
+    said = {name: facts[name] for name in _FACTS if name in facts and name not in wrong}
     asked = {name: str(value) for name, value in options.items() if name in _ASKED and value}
     return {name: value for name, value in {**found, **said, **asked}.items() if value}
 

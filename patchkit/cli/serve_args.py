@@ -155,7 +155,7 @@ def _facts(path: Path, *, accept_edited: bool) -> dict[str, str]:
         )
     if check_digest(text, path, accept_edited=accept_edited):
         taken = " ".join(f"{name}={facts[name]}" for name in _TAKEN if name in facts)
-        click.echo(f"{NOTE} {path} was edited after patchkit wrote it; taken: {taken}", err=True)
+        say(NOTE + f" {path} was edited after patchkit wrote it; taken: {taken}", err=True)
     check_facts(facts, str(path))
     return facts
 

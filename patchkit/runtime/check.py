@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from patchkit.runtime.check_flags import check_flags
+from patchkit.runtime.check_header import check_header
 from patchkit.runtime.check_host import check_host
 from patchkit.runtime.check_manners import check_doors, check_reading, check_secret
 from patchkit.runtime.check_names import check_names
@@ -16,7 +17,7 @@ from patchkit.runtime.envfile_header import head_facts
 from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.host import Host
 from patchkit.runtime.rules import Situation, load_rules
-from patchkit.runtime.variables import nccl_variables, vllm_variables
+from patchkit.runtime.variables import Guesses, nccl_variables, vllm_variables
 
 __all__ = ["Finding", "Severity", "check"]
 
@@ -61,9 +62,11 @@ def _findings(
     mode: int | None,
 ) -> Iterator[Finding]:
     all_found = scan(text, where)
-    avoids = load_rules().avoids
+    yield from check_header(text, all_found)
+    avoids = load_rules().avoids_by_name
+    guesses = {reader: Guesses(names) for reader, names in known.items()}
     for found in all_found:
-        yield from check_names(found, situation, known, avoids)
+        yield from check_names(found, situation, known, avoids, guesses)
         yield from check_value(found, situation)
         yield from check_secret(found, mode)
         if host:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from patchkit.runtime.check_scan import Commands
+from patchkit.runtime.check_scan import Commands, short
 from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.flag_rules import load_flag_rules
 from patchkit.runtime.flags import flag_lifetime, flags, has_flag
 from patchkit.runtime.rules import Situation, holds
-from patchkit.runtime.variables import nearest
+from patchkit.runtime.variables import Guesses
 
 _SERVE = re.compile(r"vllm serve\b(?P<arguments>[^\n;&|]*)")
 _FLAG = re.compile(r"(?<!\S)(?P<flag>--[a-z][\w.-]*)(?:[= ]+(?P<value>[^\s\"'-]\S*))?")
@@ -20,6 +20,7 @@ _FLAG = re.compile(r"(?<!\S)(?P<flag>--[a-z][\w.-]*)(?:[= ]+(?P<value>[^\s\"'-]\
 def check_flags(text: str, situation: Situation, home: Path | None) -> Iterator[Finding]:
     """``home`` is the folder of the installed vLLM, if it is the one in ``situation``."""
     commands = Commands(text)
+    guess = Guesses(flags(situation.get("vllm", ""), home))
     for serve in _SERVE.finditer(commands.joined):
         for match in _FLAG.finditer(commands.joined, *serve.span("arguments")):
             line = commands.line(match.start())
@@ -27,13 +28,13 @@ def check_flags(text: str, situation: Situation, home: Path | None) -> Iterator[
             if has_flag(flag, situation.get("vllm", ""), home):
                 yield from _advised(line, flag, value, situation)
             else:
-                yield _unknown(line, flag, situation.get("vllm", ""), home)
+                yield _unknown(line, flag, situation.get("vllm", ""), guess)
 
 
-def _unknown(line: int, flag: str, version: str, home: Path | None) -> Finding:
+def _unknown(line: int, flag: str, version: str, guess: Guesses) -> Finding:
     life = flag_lifetime(flag)
-    close = "" if life else nearest(flag, flags(version, home))
-    what = f"no known vLLM takes {flag}"
+    close = "" if life else guess(flag)
+    what = f"no known vLLM takes {short(flag)}"
     if life:
         what = f"vLLM {version} does not take {flag}: {life.first} to {life.last} do"
     return Finding(

@@ -13,7 +13,8 @@ from patchkit.runtime.secret_names import is_secret, secret_file
 
 _OTHERS = 0o077
 _DASHBOARD = re.compile(r"--dashboard-host[= ]+[\"']?(0\.0\.0\.0|::)(?![\w.:])")
-_SERVED = re.compile(r"vllm serve\b[^\n]*--host[= ]+[\"']?(0\.0\.0\.0|::)(?![\w.:])")
+_SERVE = re.compile(r"vllm serve\b[^\n]*")
+_OPEN_HOST = re.compile(r"--host[= ]+[\"']?(0\.0\.0\.0|::)(?![\w.:])")
 _ASSIGNED = re.compile(r"\s*(?P<export>export\s+)?(?P<name>\w+)=(?P<value>.*)")
 
 
@@ -50,8 +51,9 @@ def check_doors(text: str) -> Iterator[Finding]:
             next="leave it out, which is 127.0.0.1, or name the address between the nodes",
             source="Ray's documentation on security",
         )
-    for match in _SERVED.finditer(joined):
-        if "--api-key" not in joined and "VLLM_API_KEY" not in joined:
+    locked = "--api-key" in joined or "VLLM_API_KEY" in joined
+    for match in () if locked else _SERVE.finditer(joined):
+        if _OPEN_HOST.search(joined, *match.span()):
             yield Finding(
                 line=commands.line(match.start()),
                 name="",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
-from patchkit.runtime.check_scan import Found
+from patchkit.runtime.check_scan import Found, short
 from patchkit.runtime.check_values import bounds
 from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.releases import release, within
 from patchkit.runtime.rules import Avoid, Situation, holds
 from patchkit.runtime.variables import (
+    Guesses,
     KnownVariable,
     lifetime,
-    nearest,
     other_variables,
 )
 
@@ -27,9 +28,14 @@ def check_names(
     found: Found,
     situation: Situation,
     known: Mapping[str, Mapping[str, str]],
-    avoids: tuple[Avoid, ...],
+    avoids: Mapping[str, Sequence[Avoid]],
+    guesses: Mapping[str, Guesses],
 ) -> Iterator[Finding]:
-    """``known`` are the names that ``vLLM`` and ``NCCL`` read, in these versions."""
+    """``known`` are the names that ``vLLM`` and ``NCCL`` read, in these versions.
+
+    ``avoids`` are those of each name.
+    ``guesses`` are the nearest ones, by the same two keys.
+    """
     named = list(_avoided(found, situation, avoids))
     yield from named
     reader = _READERS.get(found.name[:5])
@@ -40,11 +46,13 @@ def check_names(
         return
     version = situation.get(reader.lower(), "")
     if found.name not in known[reader]:
-        yield _unread(found, reader, version, known[reader])
+        yield _unread(found, reader, version, guesses[reader])
 
 
-def _avoided(found: Found, situation: Situation, avoids: tuple[Avoid, ...]) -> Iterator[Finding]:
-    for avoid in avoids:
+def _avoided(
+    found: Found, situation: Situation, avoids: Mapping[str, Sequence[Avoid]]
+) -> Iterator[Finding]:
+    for avoid in avoids.get(found.name, ()):
         matches = avoid.matches(found.name, found.value) and (found.literal or not avoid.values)
         if matches and holds(avoid.when, situation):
             yield Finding(
@@ -58,10 +66,10 @@ def _avoided(found: Found, situation: Situation, avoids: tuple[Avoid, ...]) -> I
             )
 
 
-def _unread(found: Found, reader: str, version: str, names: Mapping[str, str]) -> Finding:
+def _unread(found: Found, reader: str, version: str, guess: Guesses) -> Finding:
     life = lifetime(found.name)
-    close = "" if life else nearest(found.name, names)
-    what = f"no known {reader} reads {found.name}"
+    close = "" if life else guess(found.name)
+    what = f"no known {reader} reads {short(found.name)}"
     if life:
         what = f"{reader} {version} does not read {found.name}{_span(life, version)}"
     return Finding(
@@ -90,6 +98,11 @@ def _instead(name: str) -> str:
     return "leave it out"
 
 
+@cache
+def _in_capitals() -> Mapping[str, str]:
+    return {name.upper(): name for name in other_variables()}
+
+
 def _other(found: Found, situation: Situation) -> Iterator[Finding]:
     others = other_variables()
     other = others.get(found.name)
@@ -103,8 +116,8 @@ def _other(found: Found, situation: Situation) -> Iterator[Finding]:
             why=other.meaning,
             next="leave it out",
         )
-    alike = next((name for name in others if name.upper() == found.name.upper()), "")
-    if not other and alike:
+    alike = "" if other else _in_capitals().get(found.name.upper(), "")
+    if alike:
         yield Finding(
             line=found.line,
             name=found.name,

@@ -17,8 +17,11 @@ _GROUPS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 def check_pairs(all_found: Sequence[Found], host: Host | None) -> Iterator[Finding]:
     """Within each block: what is in two branches, services or commands does not contradict."""
-    for block in dict.fromkeys(each.block for each in all_found):
-        together = [each for each in all_found if each.block == block and each.literal]
+    blocks: dict[int, list[Found]] = {}
+    for each in all_found:
+        if each.literal:
+            blocks.setdefault(each.block, []).append(each)
+    for together in blocks.values():
         yield from _twice(together)
         yield from _unused(together)
         yield from _netdevs(together)
@@ -91,7 +94,7 @@ def _takes(listed: str, netdev: str) -> bool:
 
 
 def _half_cages(found: Found, host: Host | None) -> Iterator[Finding]:
-    names = [name.partition(":")[0] for name in found.value.lstrip("=").split(",")]
+    names = dict.fromkeys(name.partition(":")[0] for name in found.value.lstrip("=").split(","))
     (row,) = bounds()["twins"]
     for name in names:
         twin = _twin(name, row, host)

@@ -7,13 +7,14 @@ Dockerfiles and units; maps and lists of YAML; JSON; `os.environ` of Python.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from patchkit.runtime.secret_names import masked
 
-_SHOWN = 60  # characters of a value
+_SHOWN = 60  # characters of a name or a value
 _NAME = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
 _WORD = r"""(?P<value>(?:'[^'\n]*'|"(?:[^"\\\n]|\\.)*"|\\[^\n]|[^\s'"\\;|&`])*)"""
 _QUOTED = r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
@@ -22,9 +23,9 @@ _FORMS = [
     for form in (
         rf"(?:^|(?<=[\s;&|(])|(?<=--env=)|(?<=\bEnvironment=))(?!Environment=){_NAME}={_WORD}",
         rf"(?<!\w)(?P<quote>[\"']){_NAME}=(?P<value>[^\"'\n]*)(?P=quote)",
-        rf"\$\{{{_NAME}:?=(?P<value>[^}}\n]*)\}}",
+        rf"\$\{{{_NAME}:?=(?P<value>[^{{}}\n]*)(?=[{{}}])",
         rf"^[ \t]*ENV[ \t]+{_NAME}[ \t]+(?P<value>[^\n]+)",
-        rf"^[ \t]*(?:-[ \t]+)?(?=\w+_){_NAME}:[ \t]+(?P<value>[^\n]*\S)",
+        rf"^[ \t]*(?:-[ \t]+)?(?=\w+_){_NAME}:[ \t]+(?P<value>\S[^\n]*)",
         rf"(?P<quote>[\"']){_NAME}(?P=quote)[ \t]*:[ \t]*{_QUOTED}",
         rf"environ\[(?P<quote>[\"']){_NAME}(?P=quote)\][ \t]*=[ \t]*(?P<value>[^\s=][^\n]*)",
         rf"environ\.setdefault\((?P<quote>[\"']){_NAME}(?P=quote),[ \t]*(?P<value>[^\n)]*)",
@@ -54,8 +55,12 @@ class Found:
     @property
     def shown(self) -> str:
         """``NAME=value`` to be told, without the value of a secret."""
-        short = self.value if len(self.value) <= _SHOWN else f"{self.value[:_SHOWN]}…"
-        return masked(f"{self.name}={short}")
+        return masked(f"{short(self.name)}={short(self.value)}")
+
+
+def short(text: str) -> str:
+    """A text as it is shown: whole if it is not too long for a line."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def scan(text: str, where: str) -> tuple[Found, ...]:
@@ -77,6 +82,8 @@ def without_comment(line: str) -> str:
     """A line up to the # that begins a comment; of a line that only talks, nothing."""
     if _is_comment(line) or _SPEECH.match(line):
         return ""
+    if "#" not in line:
+        return line
     quote = ""
     for position, character in enumerate(line):
         if quote:
@@ -109,12 +116,13 @@ def _env_lines(lines: Sequence[str]) -> Iterator[Found]:
 
 def _forms(lines: Sequence[str], where: str) -> Iterator[Found]:
     text = "\n".join(lines)
+    number_of = Lines(text)
     python = PurePath(where).suffix == ".py"
     blocks = _blocks(lines)
     for form in _FORMS:
         for match in form.finditer(text):
-            number = text.count("\n", 0, match.start("name")) + 1
-            value, literal = _value(match["value"])
+            number = number_of(match.start("name"))
+            value, literal = _value(match["value"].rstrip())
             literal = literal and not (python and _CALL.match(match["value"]))
             yield Found(number, match["name"], value, literal, blocks[number - 1])
 
@@ -148,6 +156,16 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+class Lines:
+    """Positions in a text as numbers of lines, from 1. The text is looked through once."""
+
+    def __init__(self, text: str) -> None:
+        self._ends = [match.start() for match in re.finditer("\n", text)]
+
+    def __call__(self, position: int) -> int:
+        return bisect_left(self._ends, position) + 1
+
+
 class Commands:
     """The commands of a script, each in one line: continued lines are joined, comments cut.
 
@@ -157,7 +175,4 @@ class Commands:
     def __init__(self, text: str) -> None:
         self._lines = "\n".join(map(without_comment, text.split("\n")))
         self.joined = self._lines.replace("\\\n", "  ")
-
-    def line(self, position: int) -> int:
-        """The number of the line that holds a position, from 1."""
-        return self._lines.count("\n", 0, position) + 1
+        self.line = Lines(self._lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from ipaddress import ip_address
 from typing import Any
@@ -15,7 +15,8 @@ from patchkit.runtime.finding import Finding, Severity
 from patchkit.runtime.rules import Situation
 from patchkit.runtime.variables import lifetime
 
-_NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|\d+)")  # as C's strtoll takes it, base 0
+_NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")  # as strtoll takes it, base 0
+_COUNT = re.compile(r"[0-9]{1,20}")
 _OPEN = re.compile(r"<.*>|\{.*\}|(?i:.*(your|example|placeholder|changeme|_ip\b|ip_|xxx).*|x+|\.+)")
 _ADDRESSES = ("VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 _NAMED = {"MASTER_ADDR"}  # may be a host's name as well
@@ -37,17 +38,27 @@ def check_value(found: Found, situation: Situation) -> Iterator[Finding]:
         return
     if found.name in _ADDRESSES:
         yield from _address(found, situation)
-    for kind, test in (("number", _is_number), ("choice", _is_choice)):
+    for kind, row in _rows().get(found.name, ()):
+        if found.value and not _TESTS[kind](found.value, row):
+            life = lifetime(found.name)
+            if life is None or life.default != found.value:
+                yield _outside(found, kind, row)
+
+
+@cache
+def _rows() -> Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]:
+    """Name → what its values are held against: the kind of check and its row."""
+    rows: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for kind in _TESTS:
         for row in bounds()[kind]:
-            if found.name in row["names"] and found.value and not test(found.value, row):
-                life = lifetime(found.name)
-                if life is None or life.default != found.value:
-                    yield _outside(found, kind, row)
+            for name in row["names"]:
+                rows.setdefault(name, []).append((kind, row))
+    return rows
 
 
 def check_products(all_found: Sequence[Found]) -> Iterator[Finding]:
     """Numbers that are right alone and too large together; the last ones of a file count."""
-    last = {each.name: each for each in all_found if each.literal and each.value.isdecimal()}
+    last = {each.name: each for each in all_found if each.literal and _COUNT.fullmatch(each.value)}
     for row in bounds()["product"]:
         parts = [last[name] for name in row["names"] if name in last]
         product = 1
@@ -76,6 +87,12 @@ def _integer(value: str) -> int:
 
 def _is_choice(value: str, row: Mapping[str, Any]) -> bool:
     return value.upper() in row["words"]
+
+
+_TESTS: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
+    "number": _is_number,
+    "choice": _is_choice,
+}
 
 
 def _outside(found: Found, kind: str, row: Mapping[str, Any]) -> Finding:

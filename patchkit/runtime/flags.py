@@ -29,7 +29,12 @@ def flags(version: str, home: Path | None = None) -> frozenset[str]:
 
     Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
     """
-    return read_flags(home) if home else frozenset(_table().at(version))
+    return read_flags(home) if home else _of_release(version)
+
+
+@cache
+def _of_release(version: str) -> frozenset[str]:
+    return frozenset(_table().at(version))
 
 
 def has_flag(flag: str, version: str, home: Path | None = None) -> bool:

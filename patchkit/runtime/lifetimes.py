@@ -7,7 +7,7 @@ has several, in the order of their releases. Lines that begin with # are comment
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +32,13 @@ class Table:
     """The rows of a file, with what their releases are as numbers."""
 
     rows: tuple[tuple[KnownVariable, Release, Release], ...]
+    _by_name: dict[str, list[KnownVariable]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        for row, _first, _last in self.rows:
+            self._by_name.setdefault(row.name, []).append(row)
 
     @property
     def newest(self) -> str:
@@ -53,7 +60,7 @@ class Table:
 
     def lifetime(self, name: str) -> KnownVariable | None:
         """From its first release to its last, with its last default."""
-        rows = [row for row, _, _ in self.rows if row.name == name]
+        rows = self._by_name.get(name)
         if not rows:
             return None
         first, last = rows[0], rows[-1]

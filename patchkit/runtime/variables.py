@@ -14,6 +14,7 @@ from patchkit.runtime.lifetimes import KnownVariable, Table, read_table
 from patchkit.runtime.vllm_names import read_names
 
 __all__ = [
+    "Guesses",
     "KnownVariable",
     "OtherVariable",
     "is_current",
@@ -27,6 +28,7 @@ __all__ = [
 _HOME = RECIPES / "env"
 # How alike two names have to be, from 0 to 1, for one to be a misspelling of the other.
 _ALIKE = 0.7
+_LONGEST = 100  # characters; no name is half as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
     Only what follows the prefix counts: all names of NCCL are alike in their first five letters.
     """
+    if len(name) > _LONGEST:
+        return ""
     upper = name.upper()
     prefix = upper.partition("_")[0] + "_"
     whole = {each.upper(): each for each in names}
@@ -97,6 +101,21 @@ def nearest(name: str, names: Iterable[str]) -> str:
     wanted, among = (upper.removeprefix(prefix), tails) if tails else (upper, whole)
     found = get_close_matches(wanted, among, n=1, cutoff=_ALIKE)
     return among[found[0]] if found else ""
+
+
+class Guesses:
+    """``nearest`` for the names of one file; a guess takes milliseconds, so a hundred get one."""
+
+    _MOST = 100
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._made: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        if name not in self._made and len(self._made) < self._MOST:
+            self._made[name] = nearest(name, self._names)
+        return self._made.get(name, "")
 
 
 def _vllm() -> Table:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 import hosts
 from patchkit.cli.env import command
-from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.check import check
 from patchkit.runtime.check_scan import scan
 from patchkit.runtime.envfile import Entry, Format, render
@@ -157,7 +159,11 @@ def test_what_sets_a_variable(text, where, expected):
 
 
 @settings(deadline=None)
-@given(st.text(st.sampled_from("NCCL_IB=0 'a\"\\\n#$-:{}<>,^")) | st.text())
+@given(
+    st.text(st.sampled_from("NCCL_IB=0 'a\"\\\n#$-:{}<>,^"))
+    | st.text()
+    | st.text().map(lambda text: f"# patchkit env: nodes={text} digest={'0' * 16}\n")
+)
 def test_any_text_is_read_and_told_by_its_lines(text):
     for kind in ("x.env", "x.sh", "compose.yaml", "x.py"):
         for each in check(text, kind, SPARKS):
@@ -298,14 +304,97 @@ def test_what_cannot_be_read(tmp_path):
     path = tmp_path / "x.env"
     path.write_bytes(b"A=1\nB=\xff\n")
 
+    os.mkfifo(tmp_path / "pipe")
+    long = tmp_path / "long.env"
+    long.write_text("A=\n" * 300_000)
+    large = tmp_path / "large.env"
+    large.touch()
+    os.truncate(large, 100 << 20)
     for arguments, kind in (
-        ([tmp_path / "none.env"], StorageError),
-        ([tmp_path], StorageError),
+        ([tmp_path / "none.env"], UsageError),
+        ([tmp_path], UsageError),
+        ([tmp_path / "pipe"], UsageError),
+        (["/dev/zero"], UsageError),
         ([path], SourceError),
+        ([long], SourceError),
+        ([large], SourceError),
         ([FILES / "roce.env", "--vllm", "new"], UsageError),
     ):
         with pytest.raises(kind):
             raise run("--no-host", *arguments).exception
+
+
+CODE = ("LD_PRELOAD=/tmp/x.so", "PATH=/tmp:/bin", "PYTHONPATH=/tmp", "VLLM_PLUGINS=x")
+
+
+def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere():
+    ours = render(Format.ENV, ["role=head"], [Entry("A_B", "1")]) + "\n".join(CODE) + "\n"
+    edited, *errors = found(ours, "head.env", {})
+    assert edited == (
+        1,
+        "warning",
+        "edited after patchkit wrote it: its digest is not that of the text",
+    )
+    first = ours.splitlines().index(CODE[0]) + 1
+    assert errors == [
+        (number, "error", f"{line} runs code, and no rule of patchkit sets it")
+        for number, line in enumerate(CODE, first)
+    ]
+    others = "PATH=/opt/bin:/usr/bin\nLD_LIBRARY_PATH=/usr/local/cuda/lib64\nPYTHONPATH=/srv\n"
+    assert found(others, "x.env", {}) == []
+    assert found(f"# patchkit env is not used here\n{others}", "x.env", {}) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "fine"),
+    [
+        ("NCCL_NET_PLUGIN=none", True),
+        ("NCCL_NET_PLUGIN=/tmp/x.so", False),
+        ("TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas", True),
+        ("TRITON_PTXAS_PATH=/tmp/not-ptxas", False),
+    ],
+)
+def test_what_a_rule_sets_may_stand_in_its_file(line, fine):
+    name, _, value = line.partition("=")
+    text = render(Format.ENV, ["role=worker"], [Entry(name, value)])
+    assert bool(found(text, "worker.env", {})) is not fine
+
+
+def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
+    text = render(Format.ENV, ["role=head nodes=2 topology=roce"], [Entry("A_B", "1")])
+    text = text.replace("nodes=2", "nodes=abc").replace("topology=roce", "topology=x;id")
+    path = tmp_path / "head.env"
+    path.write_text(text)
+    done = run(path, "--no-host")
+    assert done.exit_code == SourceError.exit_code
+    assert "nodes=abc: nodes takes a number" in done.stdout
+    assert "topology=x;id: topology takes single, roce" in done.stdout
+    broken = re.sub(r" digest=\w+", "", text)
+    assert found(broken, "head.env", {})[0][:2] == (1, "warning")
+
+
+@pytest.mark.parametrize(
+    ("where", "piece", "findings"),
+    [
+        ("x.sh", "${a=", 0),
+        ("x.sh", "vllm serve ", 0),
+        ("x.sh", "A_:" + " " * 200_000, 0),
+        ("x.sh", ' a="\\"', 0),
+        ("x.sh", "export NCCL_X=1\n", 16_384),
+        ("x.env", "NCCL_IB_HCA=rocep1s0f0," * 100, 1),
+        ("x.env", "a", 0),
+    ],
+)
+def test_hostile_files_end(where, piece, findings):
+    """A pattern that begins anew at every place of such a text would take hours."""
+    text = (piece * (2**18 // len(piece) + 1))[: 2**18]
+    assert len(found(text, where)) == findings
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "٣", "0x" + "f" * 5000])
+def test_numbers_that_python_would_not_read(value):
+    lines = f"NCCL_IB_TIMEOUT={value}\nNCCL_SOCKET_NTHREADS={value}\nNCCL_NSOCKS_PERTHREAD=2\n"
+    assert [each[0] for each in found(lines, "x.env", {})] == [1, 2]
 
 
 @pytest.mark.parametrize(
