@@ -12,7 +12,7 @@ from patchkit.digests import digest
 from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
 from patchkit.edit.python import check_syntax
-from patchkit.errors import DriftError, ProofError, SourceError
+from patchkit.errors import DriftError, ProofError
 from patchkit.patching.fix import Fix, Proof, Request, Severity, State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
@@ -22,11 +22,14 @@ from patchkit.patching.ledger import (
     original_path,
     originals,
     read_ledger,
+    today,
     untouched,
+    unusable,
 )
 from patchkit.patching.plan import Plan, Texts, check_selection, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.rescue import Rescued, rescue
+from patchkit.reading import decoded
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.installed import restored_record, rewrite_record
 from patchkit.source.tree import SourceTree
@@ -46,15 +49,18 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an apply did: the verdicts as they now stand, the proofs, and the files written.
+    """What an apply did: the verdicts as they now stand, what it proved, and the files written.
 
-    ``diff`` is what a dry run would have changed.
+    ``diff`` is what a dry run would have changed. Where a ledger tells that nothing is to do, this
+    run proves nothing: ``recorded_proofs`` are the ledger's words, ``recorded_by`` says whose.
     """
 
     verdicts: tuple[Verdict, ...]
     proofs: tuple[str, ...]
     written: tuple[str, ...]
     diff: str = ""
+    recorded_proofs: tuple[str, ...] = ()
+    recorded_by: str = ""
 
 
 def open_workspace(path: Path, project: str = "vllm", *, writing: bool = False) -> Workspace:
@@ -67,12 +73,15 @@ def open_workspace(path: Path, project: str = "vllm", *, writing: bool = False) 
     state = state_folder(tree)
     if not writing:
         journal_of(tree, state).check_finished()
-    ledger = read_ledger(state)
+    ledger = read_ledger(state, project)
     if ledger is None:
         return Workspace(tree=tree, state=state, ledger=None)
     _check_unedited(tree, ledger)
     shipped = originals(state, ledger)
-    pristine = {path: None if data is None else data.decode() for path, data in shipped.items()}
+    pristine = {
+        path: None if data is None else decoded(data, str(original_path(state, path)))
+        for path, data in shipped.items()
+    }
     return Workspace(tree=replace(tree, pristine=pristine), state=state, ledger=ledger)
 
 
@@ -88,7 +97,7 @@ def known_verdicts(
         and ledger.request == request_fields(request)
         and untouched(workspace.tree, ledger)
     )
-    return _recorded(ledger, recipe) if ledger is not None and current else None
+    return _recorded(workspace.state, ledger, recipe) if ledger is not None and current else None
 
 
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
@@ -145,31 +154,36 @@ def _check_recognised(plan: Plan) -> None:
                 )
 
 
-def apply(path: Path, recipe: Recipe, request: Request, *, dry_run: bool = False) -> Outcome:
-    """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before."""
+def apply(
+    path: Path, recipe: Recipe, request: Request, *, dry_run: bool = False, anew: bool = False
+) -> Outcome:
+    """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before.
+
+    ``anew`` plans and proves even where a ledger says that it was done already: what becomes a
+    wheel rests on nobody's word.
+    """
     if dry_run:
-        return _apply(open_workspace(path, recipe.project), recipe, request, dry_run=True)
+        workspace = open_workspace(path, recipe.project)
+        return _apply(workspace, recipe, request, dry_run=True, anew=anew)
     tree = detect(path, recipe.project)
     with locked(tree.root):
         journal_of(tree, state_folder(tree)).recover()
         workspace = open_workspace(path, recipe.project, writing=True)
-        return _apply(workspace, recipe, request, dry_run=False)
+        return _apply(workspace, recipe, request, dry_run=False, anew=anew)
 
 
 def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
     """Put back what upstream shipped, byte by byte; the paths that were restored.
 
-    Raises SourceError if patchkit changed nothing here, DriftError if a patched file was edited.
+    There are none if patchkit has changed nothing here. Raises DriftError if a patched file was
+    edited.
     """
     tree = detect(path, project)
     with locked(tree.root):
         journal_of(tree, state_folder(tree)).recover()
         workspace = open_workspace(path, project, writing=True)
         if workspace.ledger is None:
-            raise SourceError(
-                f"{path}: patchkit has changed nothing here",
-                hint="`patchkit status` shows what an apply would do",
-            )
+            return ()
         changes = _changes(workspace, {}, None)
         journal_of(tree, workspace.state).commit(changes)
         return tuple(workspace.ledger.files)
@@ -196,11 +210,20 @@ def request_fields(request: Request) -> dict[str, object]:
     }
 
 
-def _apply(workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: bool) -> Outcome:
+def _apply(
+    workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: bool, anew: bool
+) -> Outcome:
     check_selection(recipe, request)
-    verdicts = known_verdicts(workspace, recipe, request)
-    if verdicts is not None and workspace.ledger is not None:
-        return Outcome(verdicts=verdicts, proofs=workspace.ledger.proofs, written=())
+    past = workspace.ledger
+    verdicts = None if anew else known_verdicts(workspace, recipe, request)
+    if verdicts is not None and past is not None:
+        return Outcome(
+            verdicts=verdicts,
+            proofs=(),
+            written=(),
+            recorded_proofs=past.proofs,
+            recorded_by=past.author,
+        )
     plan = plan_for(workspace, recipe, request)
     texts = plan.texts  # before the proofs, which take their time: nobody may write meanwhile
     proofs = prove(plan)
@@ -244,6 +267,7 @@ def _ledger(
         seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
         verdicts=tuple(_verdict_fields(verdict) for verdict in plan.verdicts),
         proofs=proofs,
+        date=today(),
     )
 
 
@@ -293,13 +317,14 @@ def _turn(home: Path, path: str, data: bytes | None) -> int:
 def _unpatched_record(workspace: Workspace, record: str) -> bytes:
     """RECORD of a package that was patched before it was installed, or not at all."""
     data, ledger = workspace.tree.read_bytes(record), workspace.ledger
+    text = decoded(data, str(workspace.tree.root / record))
     if ledger is None:
         return data
     state, root = workspace.state, workspace.tree.root
     own = [ledger_path(state), *(original_path(state, path) for path in ledger.files)]
     shipped = _encoded(workspace.tree.pristine)
     gone = [str(place.relative_to(root)) for place in own]
-    return restored_record(data.decode(), shipped, gone).encode()
+    return restored_record(text, shipped, gone).encode()
 
 
 def _encoded(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:
@@ -340,8 +365,12 @@ def _verdict_fields(verdict: Verdict) -> dict[str, str]:
     }
 
 
-def _recorded(ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
+def _recorded(state: Path, ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
+    """The ledger's verdicts. Raises DriftError unless they are about the recipe's fixes."""
     fixes = {fix.id: fix for fix in recipe.fixes}
+    if {entry["id"] for entry in ledger.verdicts} != set(fixes):
+        what = "its verdicts are not about the fixes of the recipe that it names"
+        raise unusable(state, recipe.project, what)
     return tuple(
         Verdict(
             fixes[entry["id"]],

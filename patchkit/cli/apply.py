@@ -68,7 +68,7 @@ def command(
 def _kept(path: Path, project: str) -> Ledger | None:
     """What an installed package was patched for: who made its wheel may have chosen that."""
     tree = detect(path, project)
-    return read_ledger(state_folder(tree)) if tree.kind == "installed" else None
+    return read_ledger(state_folder(tree), project) if tree.kind == "installed" else None
 
 
 def _tell_kept(request: Request) -> None:
@@ -92,6 +92,8 @@ def _print(
             "dry_run": dry_run,
             "fixes": [show.verdict_fields(verdict) for verdict in outcome.verdicts],
             "proofs": list(outcome.proofs),
+            "recorded_proofs": list(outcome.recorded_proofs),
+            "recorded_by": outcome.recorded_by or None,
             "written": list(outcome.written),
         }
         print_json(fields)
@@ -103,6 +105,7 @@ def _print(
         *show.notes(outcome.verdicts),
         *show.bugs(workspace),
         *show.proof_lines(outcome.proofs),
+        *show.recorded_lines(outcome),
     ]:
         console.print(line)
     console.print(_summary(path, recipe.project, outcome, dry_run=dry_run), soft_wrap=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from patchkit.apply import Workspace
+from patchkit.apply import Outcome, Workspace
 from patchkit.cli import out
 from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.recipe import load_recipe
@@ -135,5 +135,14 @@ def print_diff(diff: str) -> None:
         shown.print(text(line, style=style), soft_wrap=True)
 
 
+def recorded_lines(outcome: Outcome) -> list[Text]:
+    """What a ledger says that an earlier run proved; this one took its word."""
+    if not outcome.recorded_proofs:
+        return []
+    said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
+    return [text(said, style="cyan"), *(text(f"  {proof}") for proof in outcome.recorded_proofs)]
+
+
 def proof_lines(proofs: Sequence[str]) -> list[Text]:
+    """What this run proved."""
     return [text(("proved ", "green"), proof) for proof in proofs]

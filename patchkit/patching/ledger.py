@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from patchkit.digests import digest
 from patchkit.durable.journal import Journal
-from patchkit.errors import DriftError, HashMismatchError
+from patchkit.errors import DriftError, HashMismatchError, PatchkitError, SourceError, UsageError
+from patchkit.patching.ledger_fields import checked
 from patchkit.quoting import quoted
+from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
 from patchkit.source.tree import SourceTree
 
 _NAME = "ledger.json"
@@ -25,7 +30,8 @@ class Ledger:
 
     ``files``: path → sha256 (before, after), ``""`` before a file was created. ``seen``: path →
     sha256 of every other file that a fix looked at, ``""`` if it did not exist. ``verdicts``: fix
-    id, state, severity, reason, note. ``request``: target, arch, only, skip, also.
+    id, state, severity, reason, note. ``request``: target, arch, only, skip, also. ``date``: when
+    it was proved, as ``today`` has it; "" in wheels, which are the same on every day.
     """
 
     patchkit: str
@@ -37,11 +43,34 @@ class Ledger:
     seen: Mapping[str, str]
     verdicts: tuple[Mapping[str, str], ...]
     proofs: tuple[str, ...]
+    date: str = ""
     format: int = field(default=_FORMAT)
 
     def to_json(self) -> bytes:
-        """Deterministic: the same patch on the same release gives the same bytes."""
-        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+        """Deterministic: the same patch on the same release and day gives the same bytes."""
+        fields = {name: value for name, value in asdict(self).items() if name != "date" or value}
+        return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
+
+    @property
+    def author(self) -> str:
+        """Who says so, and when: ``patchkit 0.1.0 on 2026-11-22``."""
+        return f"patchkit {self.patchkit}{f' on {self.date}' if self.date else ''}"
+
+
+def today() -> str:
+    """Return the date for a ledger, in UTC: SOURCE_DATE_EPOCH's if that is set.
+
+    Raises UsageError if it is not a number of seconds.
+    """
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        moment = datetime.fromtimestamp(int(epoch), UTC) if epoch else datetime.now(UTC)
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"SOURCE_DATE_EPOCH is {epoch!r}, which is no number of seconds since 1970",
+            hint="unset SOURCE_DATE_EPOCH",
+        ) from None
+    return moment.date().isoformat()
 
 
 def journal_of(tree: SourceTree, state: Path) -> Journal:
@@ -65,26 +94,33 @@ def original_path(state: Path, path: str) -> Path:
     return state / _ORIGINALS / path
 
 
-def read_ledger(state: Path) -> Ledger | None:
-    """The ledger of a tree, or None. Raises DriftError if it cannot be understood."""
+def read_ledger(state: Path, project: str = "vllm") -> Ledger | None:
+    """Return the ledger of a tree, None if there is none.
+
+    Raises DriftError, with the way out, if any field is not as patchkit writes it.
+    """
     place = ledger_path(state)
-    if not place.is_file():
+    if not os.path.lexists(place):
         return None
     try:
-        table = json.loads(place.read_text(encoding="utf-8"))
-        table["files"] = {path: (pair[0], pair[1]) for path, pair in table["files"].items()}
-        table["verdicts"] = tuple(table["verdicts"])
-        table["proofs"] = tuple(table["proofs"])
-        ledger = Ledger(**table)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise DriftError(
-            f"{place}: not a ledger of this patchkit: {error}",
-            why="it was edited, or written by another version of patchkit",
-            hint="bring the tree back with git, or unpack the release again",
-        ) from None
-    if ledger.format != _FORMAT:
-        raise DriftError(f"{place}: has format {ledger.format}, this patchkit reads {_FORMAT}")
-    return ledger
+        table = json.loads(read_text(place, limit=LARGEST_IN_TREE, follow=False))
+        if isinstance(table, dict) and table.get("format", _FORMAT) != _FORMAT:
+            raise ValueError(f"it has format {table['format']!r}, this patchkit reads {_FORMAT}")
+        return Ledger(**checked(table))
+    except (UsageError, SourceError) as error:
+        raise unusable(state, project, error.what.removeprefix(f"{place}: ")) from None
+    except (ValueError, RecursionError) as error:
+        raise unusable(state, project, f"not a ledger of this patchkit: {error}") from None
+
+
+def unusable(state: Path, project: str, what: str) -> DriftError:
+    """Return the error for a ledger that cannot be believed, with the way out."""
+    return DriftError(
+        f"{ledger_path(state)}: {what}",
+        why="it was edited, or written by another version of patchkit",
+        hint=f"patchkit revert --{project}-src {shlex.quote(str(state.parent))} --force puts back "
+        "what the originals beside it can restore; or unpack the release again",
+    )
 
 
 def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
@@ -95,7 +131,7 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
     texts: dict[str, bytes | None] = {}
     for path, (before, _after) in ledger.files.items():
         place = original_path(state, path)
-        data = place.read_bytes() if place.is_file() else None
+        data = _original(place)
         if digest(data) != before:
             raise HashMismatchError(
                 f"{place}: is not the original of {path}",
@@ -104,6 +140,15 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
             )
         texts[path] = data
     return texts
+
+
+def _original(place: Path) -> bytes | None:
+    """What lies in an original's place: None for nothing, and for what is no file of sound size."""
+    try:
+        there = os.path.lexists(place)
+        return read_bytes(place, limit=LARGEST_IN_TREE, follow=False) if there else None
+    except (UsageError, SourceError):
+        return None
 
 
 def edited_files(tree: SourceTree, ledger: Ledger) -> list[str]:
@@ -119,5 +164,10 @@ def untouched(tree: SourceTree, ledger: Ledger) -> bool:
 
 
 def _now(tree: SourceTree, path: str) -> str:
-    place = tree.root / path
-    return digest(place.read_bytes()) if place.is_file() else ""
+    """The digest of what lies there now; of a link, a folder and the like one that fits nothing."""
+    if not os.path.lexists(tree.root / path):
+        return ""
+    try:
+        return digest(tree.read_bytes(path))
+    except PatchkitError:
+        return "unreadable"

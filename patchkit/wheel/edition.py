@@ -137,7 +137,8 @@ def _patched(draft: Draft, version: str) -> Iterator[tuple[str, bytes]]:
         original = original_path(state, path)
         if original.is_file():
             yield str(original.relative_to(draft.tree)), original.read_bytes()
-    shipped: Ledger = replace(ledger, files=files, version=version)
+    # Without its date: the wheel is the same on every day.
+    shipped: Ledger = replace(ledger, files=files, version=version, date="")
     yield str(ledger_path(state).relative_to(draft.tree)), shipped.to_json()
 
 

@@ -126,7 +126,7 @@ def _build(root: Path, order: Order, facts: Mapping[str, Any], progress: Progres
 def _patched(order: Order, source: Path) -> dict[str, Any]:
     """A patched copy of the sources, and the facts of the build to come."""
     _place(order.origin, source)
-    outcome = apply(source, load_recipe("nccl"), order.request)
+    outcome = apply(source, load_recipe("nccl"), order.request, anew=True)
     return _facts(order, source, outcome)
 
 

@@ -16,7 +16,6 @@ from patchkit.apply import Outcome, apply, open_workspace
 from patchkit.digests import tree_digest
 from patchkit.errors import ProofError
 from patchkit.patching.fix import State
-from patchkit.patching.ledger import ledger_path
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
@@ -56,10 +55,11 @@ def prepare(order: Order, staged: Path, report: Report) -> Prepared:
     """
     source = staged / "source"
     _place(order, source)
-    outcome = apply(source, load_recipe("vllm"), order.request)
+    outcome = apply(source, load_recipe("vllm"), order.request, anew=True)
     workspace = open_workspace(source)
-    ledger = ledger_path(workspace.state)
-    texts = {"patchkit.ledger.json": ledger.read_text("utf-8")} if ledger.is_file() else {}
+    texts = {}
+    if workspace.ledger:  # without its date: the wheel is the same on every day
+        texts["patchkit.ledger.json"] = replace(workspace.ledger, date="").to_json().decode()
     plan = Plan(
         request=order.request,
         stock=workspace.tree,

@@ -6,11 +6,15 @@ import base64
 import csv
 import hashlib
 import json
+import os
+from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from patchkit.digests import digest
-from patchkit.errors import DriftError, HashMismatchError
+from patchkit.errors import DriftError, HashMismatchError, UsageError
 from patchkit.patching.ledger import (
     Ledger,
     edited_files,
@@ -18,6 +22,7 @@ from patchkit.patching.ledger import (
     original_path,
     originals,
     read_ledger,
+    today,
     untouched,
 )
 from patchkit.source.installed import rewrite_record
@@ -61,6 +66,10 @@ def test_a_ledger_is_read_as_it_was_written(patched):
     assert read_ledger(state).to_json() == LEDGER.to_json()
 
 
+VERDICT = dict(LEDGER.verdicts[0])
+REQUEST = dict(LEDGER.request)
+
+
 def altered(**changes):
     table = {**json.loads(LEDGER.to_json()), **changes}
     return json.dumps({key: value for key, value in table.items() if value is not None}).encode()
@@ -83,12 +92,90 @@ def altered(**changes):
         altered(files={"a": None}),
         altered(verdicts=7),
         altered(surprise=1),
+        altered(format="1"),
+        altered(format=True),
+        altered(patchkit="x"),
+        altered(recipe=["5eed"]),
+        altered(version="one"),
+        altered(date="yesterday"),
+        altered(date="20261122"),
+        altered(files={"../a": ["", "0" * 64]}),
+        altered(files={"/etc/passwd": ["", "0" * 64]}),
+        altered(files={"a/../../b": ["", "0" * 64]}),
+        altered(files={"a//b": ["", "0" * 64]}),
+        altered(files={"": ["", "0" * 64]}),
+        altered(files={"a\0b": ["", "0" * 64]}),
+        altered(files={"a": ["0" * 64, ""]}),
+        altered(files={"a": ["", "0" * 63]}),
+        altered(files={"a": ["", 5]}),
+        altered(files={"a": ["", "0" * 64, "1" * 64]}),
+        altered(seen={"../a": ""}),
+        altered(seen={"a": None}),
+        altered(verdicts=[{**VERDICT, "state": "blessed"}]),
+        altered(verdicts=[{**VERDICT, "severity": "fatal"}]),
+        altered(verdicts=[{**VERDICT, "reason": 1}]),
+        altered(verdicts=[{**VERDICT, "id": "X Y"}]),
+        altered(verdicts=[{**VERDICT, "more": ""}]),
+        altered(verdicts=[VERDICT, VERDICT]),
+        altered(verdicts=["x"]),
+        altered(proofs="abc"),
+        altered(proofs=[1]),
+        altered(proofs=["\ud800"]),
+        altered(seen={"\ud800": ""}),
+        altered(request={}),
+        altered(request={**REQUEST, "target": "toaster"}),
+        altered(request={**REQUEST, "target": ["gb10"]}),
+        altered(request={**REQUEST, "arch": "12.1"}),
+        altered(request={**REQUEST, "only": "abc"}),
+        altered(request={**REQUEST, "skip": [1]}),
+        b"[" * 100_000,
     ],
 )
-def test_a_ledger_that_is_none_is_refused(data, tmp_path):
-    ledger_path(tmp_path).write_bytes(data)
-    with pytest.raises(DriftError, match=r"ledger\.json: "):
+def test_a_ledger_that_is_none_is_refused_with_the_way_out(data, tmp_path):
+    state = tmp_path / "sp ace" / ".patchkit"
+    state.mkdir(parents=True)
+    ledger_path(state).write_bytes(data)
+    with pytest.raises(DriftError, match=r"ledger\.json: ") as caught:
+        read_ledger(state, "nccl")
+    assert f"patchkit revert --nccl-src '{state.parent}' --force" in caught.value.hint
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("x")])
+def test_what_stands_in_the_ledgers_place_is_refused(make, tmp_path):
+    make(ledger_path(tmp_path))
+    with pytest.raises(DriftError, match=r"ledger\.json: is a "):
         read_ledger(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.dictionaries(st.sampled_from(sorted(json.loads(LEDGER.to_json()))), JSON, min_size=1))
+def test_any_field_is_a_ledgers_or_a_clear_error(tmp_path, fields):
+    ledger_path(tmp_path).write_bytes(altered(**fields))
+    try:
+        ledger = read_ledger(tmp_path)
+    except DriftError:
+        return
+    assert json.loads(ledger.to_json()).keys() <= {*json.loads(LEDGER.to_json()), "date"}
+
+
+def test_the_date_is_the_days_or_that_of_a_build_and_may_be_left_out(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795305600")
+    assert today() == "2026-11-22"
+    dated = replace(LEDGER, date=today())
+    assert dated.author == "patchkit 0.1.0 on 2026-11-22"
+    assert json.loads(dated.to_json())["date"] == "2026-11-22"
+    assert "date" not in json.loads(LEDGER.to_json())
+    assert LEDGER.author == "patchkit 0.1.0"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
+    with pytest.raises(UsageError, match="no number of seconds"):
+        today()
 
 
 def test_originals_are_what_upstream_shipped(patched):
