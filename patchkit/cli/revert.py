@@ -33,6 +33,8 @@ def command(source: Source, *, force: bool, as_json: bool) -> None:
     restored = revert(Path(source.spec), source.project)
     if as_json:
         print_json({"restored": list(restored)})
+    elif not restored:
+        say("nothing to do: patchkit has changed nothing here")
     else:
         say(f"{len(restored)} files are as upstream shipped them")
 

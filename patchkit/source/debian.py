@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.errors import HostError, SourceError, StorageError
+from patchkit.errors import HostError, PatchkitError, SourceError, StorageError
 from patchkit.source.releases import Distribution
 
 _TIMEOUT_S = 600
@@ -173,9 +173,10 @@ class _Apt:
             f"apt names no upstream archive of {self.package} {exact}: {_last(named.stderr)}"
         )
 
-    def _absent(self, version: str, shown: str, trouble: str) -> SourceError:
+    def _absent(self, version: str, shown: str, trouble: str) -> PatchkitError:
+        """StorageError where apt could not get its lists, SourceError where they do not have it."""
         offered = sorted({fields.get("version", "") for fields in stanzas(shown)} - {""})
-        return SourceError(
+        return (StorageError if "ailed to " in trouble else SourceError)(
             f"apt offers no {self.package} {version}"
             + (f", only {', '.join(offered)}" if offered else ""),
             why=_last(trouble) if trouble.strip() else "the distribution does not carry it",

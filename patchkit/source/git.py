@@ -11,9 +11,14 @@ from pathlib import Path
 
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
-from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError
+from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, StorageError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# What git says where a server, or a folder, did answer (LC_ALL=C).
+_ANSWERED = re.compile(
+    r"not our ref|remote ref|not found|does not exist|does not appear to be a git repository|"
+    r"no such remote|unadvertised object"
+)
 _TIMEOUT_S = 900
 # Exactly the bytes of the commit, whatever .gitattributes and the user's settings say.
 _ATTRIBUTES = "* -text -ident -filter -export-subst -export-ignore\n"
@@ -165,12 +170,15 @@ def _verify(repository: Path, commit: str) -> None:
         )
 
 
-def _not_fetched(url: str, commit: str, stderr: str) -> SourceError:
-    return SourceError(
-        f"git cannot fetch the commit {commit} from {_shown(url)}: {_last(stderr)}",
-        why="there is no network, the repository is another one, or its server does not serve "
-        "single commits",
-        hint="check the URL, or clone the repository yourself and name the folder",
+def _not_fetched(url: str, commit: str, stderr: str) -> PatchkitError:
+    """SourceError where a repository answered, or there is none; else it is the network."""
+    what = f"git cannot fetch the commit {commit} from {_shown(url)}: {_last(stderr)}"
+    hint = "check the URL, or clone the repository yourself and name the folder"
+    if _ANSWERED.search(stderr):
+        why = "the repository is another one, or its server does not serve single commits"
+        return SourceError(what, why=why, hint=hint)
+    return StorageError(
+        what, why="there is no network, or a proxy or certificate is missing", hint=hint
     )
 
 

@@ -131,7 +131,7 @@ def _found(
         if check is not None:
             check(version)
         return _release(wanted.facts.known(version), wanted)
-    raise SourceError(
+    raise UsageError(
         f"{spec}: no such file or directory, and neither a git URL nor a release",
         hint=f"name {spelled(PROJECT)}",
     )
@@ -226,7 +226,8 @@ def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
             return way(release, wanted)
         except (SourceError, StorageError, HostError) as error:
             troubles.append(error)
-    raise SourceError(
+    network = any(isinstance(error, StorageError) for error in troubles)
+    raise (StorageError if network else SourceError)(
         f"no sources of NCCL {release.version} could be had:\n"
         + "\n".join(f"  {error.what}" for error in troubles),
         why="; ".join(dict.fromkeys(error.why for error in troubles if error.why)),

@@ -132,7 +132,7 @@ def _draft(
     _stage(origin.path, tree)
     package = tree / "vllm"
     full = _around(request, judged, origin.version)
-    outcome = apply(package, load_recipe("vllm"), full)
+    outcome = apply(package, load_recipe("vllm"), full, anew=True)
     if not outcome.written:
         raise UsageError(
             f"no fix changes anything in the wheel of vllm {origin.version} for "
@@ -227,7 +227,11 @@ def _held(house: Path, filename: str, digest: str) -> bool:
     """Whether the wheelhouse has this very wheel."""
     try:
         listed = {entry.filename: entry.sha256 for entry in entries(house)}
-    except (SourceError, StorageError):  # no folder yet, or a change that add() finishes
+    except (
+        UsageError,
+        SourceError,
+        StorageError,
+    ):  # no folder yet, or a change that add() finishes
         return False
     place = house / filename
     return listed.get(filename) == digest and is_own(place) and sha256_of(place) == digest

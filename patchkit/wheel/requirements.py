@@ -20,7 +20,7 @@ from pathlib import Path
 from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
-from patchkit.errors import BuildError, HostError, SourceError, StorageError
+from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
 from patchkit.wheel.ask import ask
 
 Progress = Callable[[int, int], None]
@@ -193,10 +193,16 @@ def _settings() -> dict[str, str]:
     return {**kept, "LC_ALL": "C"}
 
 
-def _not_installed(lines: list[str], requirements: Path, offline: bool) -> BuildError:
+def _not_installed(lines: list[str], requirements: Path, offline: bool) -> PatchkitError:
     told = [line for line in lines if _TELLING.search(line)]
     shown = "\n".join(f"    {line}" for line in (told or lines)[:8])
     said = " ".join(lines)
+    if "Retry(total=0" in said:  # pip gave up, and went on as if the index were empty
+        return StorageError(
+            f"pip could not install {requirements.name}: the package index cannot be reached",
+            why="there is no network, or a proxy or certificate is missing",
+            hint="check pip's configuration; --offline takes wheels from PIP_FIND_LINKS alone",
+        )
     why = ""
     if "DO NOT MATCH THE HASHES" in said:
         why = "the index delivers other bytes than those that are locked"

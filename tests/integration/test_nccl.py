@@ -339,7 +339,7 @@ def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
         (["apply", "--nccl-src", "nccl==2.29.2"], 3, "cannot be verified"),
         (["apply", "--nccl-src", "git+file:///x@v9"], 2, "'v9' is not a commit"),
         (["apply", "--vllm-src", "x", "--sha256", "0"], 2, "--sha256 is for an archive of NCCL"),
-        (["apply", "--nccl-src", "vllm==0.24.0"], 3, "neither a git URL nor a release"),
+        (["apply", "--nccl-src", "vllm==0.24.0"], 2, "neither a git URL nor a release"),
         (["archs", "--nccl-src", "x"], 2, "No such option"),
         (["fetch", "nccl==9.9"], 3, "not among the releases"),
         (["fixes", "--project", "torch"], 2, "torch"),
