@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -118,9 +117,12 @@ def unusable(state: Path, project: str, what: str) -> DriftError:
     return DriftError(
         f"{ledger_path(state)}: {what}",
         why="it was edited, or written by another version of patchkit",
-        hint=f"patchkit revert --{project}-src {shlex.quote(str(state.parent))} --force puts back "
-        "what the originals beside it can restore; or unpack the release again",
+        hint=f"put the originals back: {_force(state, project)}",
     )
+
+
+def _force(state: Path, project: str) -> str:
+    return quoted("patchkit", "revert", f"--{project}-src", state.parent, "--force")
 
 
 def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
@@ -136,7 +138,7 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
             raise HashMismatchError(
                 f"{place}: is not the original of {path}",
                 why="somebody edited or removed files in the ledger's folder",
-                hint="bring the tree back with git, or unpack the release again",
+                hint="unpack the release again",
             )
         texts[path] = data
     return texts

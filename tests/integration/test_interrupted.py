@@ -168,8 +168,7 @@ def test_what_patchkit_keeps_is_damaged_and_the_way_out_is_told(cli, root, rewri
     refused = [cli(*verb, "--vllm-src", root, rc=(4, 7)).stderr for verb in (["apply"], ["revert"])]
     assert snapshot(root) == before
     (line,) = {said.rpartition("next: ")[2].strip() for said in refused}
-    way_out = shlex.split(line.rpartition("or: ")[2])
-    assert way_out[:2] == ["patchkit", "revert"]
+    way_out = shlex.split(line[line.index("patchkit revert") :])
 
     said = cli(*way_out[1:]).stdout
     aside = root / ".patchkit-aside"
