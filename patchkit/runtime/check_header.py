@@ -43,7 +43,7 @@ def check_header(text: str, all_found: Sequence[Found]) -> Iterator[Finding]:
                 name=found.name,
                 severity=Severity.ERROR,
                 what=f"{found.shown} runs code, and no rule of patchkit sets it",
-                why=f"{reason[:1].upper()}{reason[1:]}.",
+                why=f"Through it, {reason}.",
                 next="take it out; set it where vLLM is started on this node, if it is yours",
                 source="recipes/env/code.toml",
             )
