@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
@@ -16,12 +16,8 @@ from patchkit.runtime.net_checks import Check, State, failed, passed, unknown
 from patchkit.runtime.net_live import ip
 from patchkit.runtime.netplan import Cages
 
-_HEADERS = 28  # of IPv4 and ICMP, or UDP: what an MTU has less for the payload
+_HEADERS = 28  # of IPv4 and ICMP: what an MTU has less for the payload
 _PLAIN = 56
-_PMTUDISC_PROBE = 3  # linux/in.h: set "don't fragment", and do not believe what was learned before
-_MTU_DISCOVER = 10
-_PORT = 33434  # traceroute's first: nobody listens there
-_SECONDS = 1.0
 _KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
 
 
@@ -34,14 +30,17 @@ def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Itera
     yield _same_network(chosen, peer, netdev)
     route = _route(peer, netdev)
     yield route
-    if netdev is None or route.state is State.FAILED:
+    if netdev is None or route.state is not State.OK:
+        seen = "the way is not the QSFP's; what would answer is not it"
+        if route.state is State.UNKNOWN:
+            seen = "the route is not known"
         for what in ("echo", "jumbo frames", "neighbour"):
-            yield unknown(str(peer), what, "the way is not the QSFP's; what would answer is not it")
+            yield unknown(str(peer), what, seen)
         return
     plain = _echo(netdev, peer, _PLAIN, "echo")
     yield plain
     yield _echo(netdev, peer, mtu - _HEADERS, f"{mtu}-byte frames")
-    yield _neighbour(netdev, peer)
+    yield _neighbour(netdev, peer, asked=plain.state is not State.UNKNOWN)
     if plain.state is State.FAILED:
         yield from _elsewhere(chosen, netdev, peer)
 
@@ -83,6 +82,8 @@ def _same_network(chosen: Cages, peer: IPv4Address, netdev: Netdev | None) -> Ch
 
 def _route(peer: IPv4Address, netdev: Netdev | None) -> Check:
     """Where the kernel sends a packet for the peer."""
+    if not shutil.which("ip"):
+        return unknown(str(peer), "route", "ip is not installed", "sudo apt install iproute2")
     try:
         (answer,) = ip("route", "get", str(peer))
     except (HostError, ValueError) as error:
@@ -97,23 +98,31 @@ def _route(peer: IPv4Address, netdev: Netdev | None) -> Check:
 
 
 def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
-    """A packet of that many bytes of payload, unfragmented: by ping, else by UDP."""
-    if not shutil.which("ping"):
-        return _udp(netdev, peer, size, what)
+    """Send packets of that many bytes of payload, unfragmented, and wait for one to come back.
+
+    The exit status of ping decides; its words differ between versions and are only shown.
+    """
+    if obstacle := _ping_obstacle():
+        return unknown(str(peer), what, obstacle, "sudo apt install iputils-ping")
     command = ["ping", "-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do"]
-    done = subprocess.run(
-        [*command, "-s", str(size), "-I", netdev.name, str(peer)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "LC_ALL": "C"},
-        check=False,
-    )
+    command += ["-s", str(size), "-I", netdev.name, str(peer)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return passed(str(peer), what, f"{size} bytes there and back")
-    words = done.stderr.strip().splitlines()
-    if any("not permitted" in line or "ermission denied" in line for line in words):
-        return _udp(netdev, peer, size, what)
-    return _no_answer(netdev, peer, size, what, words[0] if words else "")
+    words = next(iter(done.stderr.strip().splitlines()), "")
+    if done.returncode == 1:
+        return _no_answer(netdev, peer, size, what, words)
+    seen = words or f"ping: exit status {done.returncode}"
+    return unknown(str(peer), what, seen, f"sudo {shlex.join(command)}")
+
+
+@cache
+def _ping_obstacle() -> str:
+    """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
+    if not (ping := shutil.which("ping")):
+        return "ping is not installed"
+    done = subprocess.run([ping, "-V"], capture_output=True, text=True, check=False)
+    return "" if "iputils" in done.stdout else "the ping installed here is not that of iputils"
 
 
 def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: str) -> Check:
@@ -125,45 +134,13 @@ def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: s
     return failed(str(peer), what, seen, hint)
 
 
-def _udp(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
-    """Without ping: datagrams to a port where nobody listens; a refusal says that one arrived.
-
-    A firewall may hide it, so no answer proves something only if a smaller one is answered.
-    """
-    try:
-        if _refused(netdev, peer, size):
-            return passed(str(peer), what, f"{size} bytes arrived (UDP; ping is not usable)")
-        if size > _PLAIN and _refused(netdev, peer, _PLAIN):
-            return _no_answer(netdev, peer, size, what, f"no answer, {_PLAIN} bytes arrived (UDP)")
-    except OSError as error:
-        return _no_answer(netdev, peer, size, what, error.strerror or str(error))
-    seen = "ping is not usable here, and by UDP there is no answer: no way, or a firewall"
-    ping = ["ping", "-M", "do", "-s", str(size), "-I", netdev.name, str(peer)]
-    return unknown(str(peer), what, seen, quoted("sudo", *ping))
-
-
-def _refused(netdev: Netdev, peer: IPv4Address, size: int) -> bool:
-    """Whether a datagram arrived, whole. Raises OSError if it cannot even be sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _PMTUDISC_PROBE)
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, netdev.name.encode())
-        probe.settimeout(_SECONDS)
-        probe.connect((str(peer), _PORT))
-        try:
-            probe.send(bytes(size))
-            probe.recv(1)
-        except ConnectionRefusedError:
-            return True
-        except TimeoutError:
-            return False
-    return True
-
-
-def _neighbour(netdev: Netdev, peer: IPv4Address) -> Check:
+def _neighbour(netdev: Netdev, peer: IPv4Address, *, asked: bool) -> Check:
     """Whether the peer's address was resolved at the right interface, and only there."""
     found = _macs(peer)
     if netdev.name in found:
         return passed(str(peer), "neighbour", f"{found[netdev.name]} at {netdev.name}")
+    if not asked:
+        return unknown(str(peer), "neighbour", "nothing was sent that would make it answer")
     if found:
         return failed(str(peer), "neighbour", f"known at {', '.join(found)}", "the cables")
     return failed(str(peer), "neighbour", f"nobody answers for it at {netdev.name}", "the cables")

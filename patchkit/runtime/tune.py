@@ -202,22 +202,24 @@ def connect(bench: Measuring, job: Job, tree: SourceTree) -> dict[str, Any]:
 
 
 def tune(bench: Measuring, job: Job, facts: dict[str, Any], progress: Progress) -> Outcome:
-    """Search and compare, batch size by batch size, within the budget."""
+    """Search and compare, batch size by batch size, within the budget.
+
+    An interrupt keeps the batch sizes that were compared, wherever between two of them it comes.
+    """
     outcome, deadline = Outcome(facts), time.monotonic() + job.budget
-    for index, size in enumerate(job.batch_sizes):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            outcome.stopped = "the budget was spent"
-            break
-        until = time.monotonic() + left / (len(job.batch_sizes) - index)
-        try:
-            outcome.rows.append(_row(_Timer(bench, size, deadline), job, facts, until, progress))
-        except (StalledError, HostError) as error:
-            outcome.stopped = str(error) or "a measurement did not end within the budget"
-            break
-        except (KeyboardInterrupt, Interrupted):
-            outcome.stopped = "interrupted"
-            break
+    try:
+        for index, size in enumerate(job.batch_sizes):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                outcome.stopped = "the budget was spent"
+                break
+            until = time.monotonic() + left / (len(job.batch_sizes) - index)
+            row = _row(_Timer(bench, size, deadline), job, facts, until, progress)
+            outcome.rows.append(row)
+    except (StalledError, HostError) as error:
+        outcome.stopped = str(error) or "a measurement did not end within the budget"
+    except (KeyboardInterrupt, Interrupted):
+        outcome.stopped = "interrupted"
     return outcome
 
 

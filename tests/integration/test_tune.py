@@ -51,6 +51,7 @@ OutOfResources.__module__ = "triton.runtime.errors"
 RELEASE = """\
 import math
 import os
+import signal
 import time
 from itertools import product
 
@@ -98,6 +99,8 @@ def benchmark_config(config, num_tokens, num_experts, shard_intermediate_size, h
         time.sleep(float(mode) if mode[0].isdigit() else 0)
         if mode == "crash" and num_tokens == 64:
             os._exit(7)
+        if mode == "hang" and num_tokens == 64:
+            signal.pause()
         if mode == "unfit" and config.get("SPLIT_K"):
             raise triton.OutOfResources("out of resource: shared memory")
         if mode == "fault":
@@ -222,13 +225,14 @@ def test_a_process_that_dies_leaves_what_was_compared(tune, written):
 
 
 def test_an_interrupt_keeps_what_was_compared(environment, tune, tmp_path, written):
+    """The second batch size is being measured when it comes, since that one never ends."""
     tune("--repeats", "1", rc=2)  # lays the files out
     path = os.pathsep.join([environment["PYTHONPATH"], str(tmp_path / "site")])
     command = [sys.executable, "-m", "patchkit", "tune", "--vllm-src", tmp_path / "vllm-0.25.1"]
     command += [*SHAPE, "--batch-sizes", "1,64", "--out", tmp_path / "out"]
     with subprocess.Popen(
         [*map(str, command)],
-        env={**environment, "PYTHONPATH": path, "BENCHMARK": "0.02"},
+        env={**environment, "PYTHONPATH": path, "BENCHMARK": "hang"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
