@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import nox
 
 nox.needs_version = ">=2025.10.14"
@@ -9,11 +11,12 @@ nox.options.sessions = ["tests", "lint"]
 
 # A file's tests stay together: they come release by release and share what was parsed.
 SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=loadfile")
-PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
-def _install(session: nox.Session, group: str) -> None:
-    session.install(".[build]", *nox.project.dependency_groups(PYPROJECT, group))
+def _install(session: nox.Session, lock: str) -> None:
+    """Install what requirements/LOCK.txt names, by hash, and patchkit beside it."""
+    session.install("--require-hashes", "--requirement", f"requirements/{lock}.txt")
+    session.install("--no-deps", "--no-build-isolation", ".")  # the lock has its build backend
 
 
 @nox.session
@@ -25,11 +28,19 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff and mypy, warnings as errors."""
+    """ruff and mypy, warnings as errors; and whether requirements/ fits pyproject.toml."""
     _install(session, "lint")
+    session.run("python", "tests/locks.py", "--check")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """requirements/: every version with its sha256; those that fit stay, or `-- --upgrade`."""
+    session.install("--require-hashes", "--requirement", "requirements/lock.txt")
+    session.run("python", "tests/locks.py", *session.posargs)
 
 
 @nox.session
@@ -62,6 +73,8 @@ def arch_proof(session: nox.Session) -> None:
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Coverage-guided fuzzing of inspection: `nox -s fuzz -- SECONDS`, a minute by default."""
+    if platform.machine() != "x86_64":
+        session.skip("atheris has wheels for x86-64 only")
     _install(session, "fuzz")
     seconds = session.posargs[0] if session.posargs else "60"
     cache = session.cache_dir
@@ -82,35 +95,35 @@ def torture(session: nox.Session) -> None:
 @nox.session(name="build-nccl")
 def build_nccl(session: nox.Session) -> None:
     """The libnccl wheel, into wheelhouse/; takes what `patchkit build nccl --help` lists."""
-    session.install(".[build]")
+    _install(session, "build")
     session.run("patchkit", "build", "nccl", *session.posargs)
 
 
 @nox.session(name="build-vllm")
 def build_vllm(session: nox.Session) -> None:
     """The vLLM wheel, into wheelhouse/; takes what `patchkit build vllm --help` lists."""
-    session.install(".[build]")
+    _install(session, "build")
     session.run("patchkit", "build", "vllm", *session.posargs)
 
 
 @nox.session(name="build-proof")
 def build_proof(session: nox.Session) -> None:
     """vLLM configured and in part compiled: real torch and CMake, no network (5 GB, minutes)."""
-    session.install(".[build]", "pip>=25")
+    _install(session, "build")
     session.run("python", "tests/build_proof.py", *session.posargs)
 
 
 @nox.session
 def repro(session: nox.Session) -> None:
     """Two builds that must be the same bytes: `nox -s repro -- nccl|vllm [--whole]`."""
-    session.install(".[build]", "pip>=25")
+    _install(session, "build")
     session.run("python", "tests/repro.py", *session.posargs)
 
 
 @nox.session(name="install-proof")
 def install_proof(session: nox.Session) -> None:
     """A libnccl wheel beside the torch that pins it: `-- WHEEL --torch X.Y.Z [--install]`."""
-    session.install(".", "pip>=25")
+    _install(session, "wheel")
     session.run("python", "tests/nccl_torch.py", *session.posargs)
 
 
@@ -120,7 +133,7 @@ def repack_proof(session: nox.Session) -> None:
 
     `nox -s repack-proof -- --full 0.25.1` imports the patched modules of one, with all it needs.
     """
-    session.install(".", "pip>=25")
+    _install(session, "wheel")
     session.run("python", "tests/repack_proof.py", *session.posargs)
 
 
@@ -150,7 +163,6 @@ def bench(session: nox.Session) -> None:
     """
     _install(session, "test")
     if session.posargs[:1] == ["nccl"]:
-        session.install(".[build]")
         session.run("python", "benchmarks/nccl_build.py", *session.posargs[1:])
     else:
         session.run("python", "benchmarks/bench.py", *session.posargs)

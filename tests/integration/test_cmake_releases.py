@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import tree_sitter
-import tree_sitter_cmake
+from tree_sitter_language_pack import get_parser
 
 from patchkit.edit.cmake import commands, tokenize
 
-PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_cmake.language()))
+PARSER = get_parser("cmake")
 BLOCKS = {
     *("if", "elseif", "else", "endif", "foreach", "endforeach", "while", "endwhile"),
     *("function", "endfunction", "macro", "endmacro", "block", "endblock"),
