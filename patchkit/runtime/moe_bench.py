@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -34,6 +35,8 @@ def main() -> None:
     """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM prints to standard output
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its last words count if it dies
+        sys.stdout.reconfigure(line_buffering=True)
     # The neighbours of this script are none of vLLM's business.
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
     requests = iter(sys.stdin.readline, "")

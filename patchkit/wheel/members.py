@@ -142,16 +142,19 @@ def _explained(wheel: Path) -> Iterator[None]:
 def _require_safe(wheel: Path, infos: list[zipfile.ZipInfo]) -> None:
     if len(infos) > _MOST_MEMBERS:
         raise damaged(str(wheel), f"it has more than {_MOST_MEMBERS:,} members")
-    seen = set()
+    seen, starts = set(), set()
     for info in infos:
         path = PurePosixPath(info.filename)
         if path.is_absolute() or ".." in path.parts or "\\" in info.filename:
             raise _unsafe(wheel, info, "leads out of the wheel")
         if path in seen:
             raise _unsafe(wheel, info, "is there twice, and nobody can say which one is installed")
+        if info.header_offset in starts:
+            raise _unsafe(wheel, info, "has the same bytes as another one")
         if info.compress_type not in _METHODS:
             raise _unsafe(wheel, info, "is compressed as no wheel is")
         seen.add(path)
+        starts.add(info.header_offset)
 
 
 def _unsafe(wheel: Path, info: zipfile.ZipInfo, complaint: str) -> SourceError:
