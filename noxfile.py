@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 
 import nox
 
@@ -34,6 +35,17 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session(python=False)
+def fresh(session: nox.Session) -> None:
+    """README's test command on a machine with Python, pip and git: a file system of its own.
+
+    Needs root and mmdebstrap: `nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
+    """
+    if obstacle := session.run(sys.executable, "tests/fresh.py", "--obstacle", silent=True):
+        session.skip(obstacle)
+    session.run(sys.executable, "tests/fresh.py", *session.posargs)
 
 
 @nox.session

@@ -15,6 +15,8 @@ import venv
 from pathlib import Path
 from types import SimpleNamespace
 
+from needed import need
+
 # What lies where, and the version that it says.
 VERSIONS = {"stock": 22907, "custom": 23007, "third": 22809, "second site": 22205}
 RPATH = "$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/nccl/lib:$ORIGIN"
@@ -80,6 +82,7 @@ def dotted(version):
 
 def link(place, source="", *, soname=None, needs=(), path=RPATH, tags="--disable-new-dtags"):
     """Compile a shared library that needs others; by default with DT_RPATH, as torch's."""
+    need("gcc")
     place.parent.mkdir(parents=True, exist_ok=True)
     command = ["gcc", "-shared", "-fPIC", "-O0", "-x", "c", "-", "-x", "none", "-o", place]
     command += [f"-Wl,-soname,{soname}"] if soname else []

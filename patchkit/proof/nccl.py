@@ -46,7 +46,7 @@ def make_flags(
     """
     make = shutil.which("make")
     if make is None:
-        raise HostError("make is not installed", hint="install GNU make: NCCL is built with it")
+        raise HostError("make is not installed", hint="sudo apt install make")
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         home = Path(folder)
         (home / "common.mk").write_text(tree.read(COMMON_MK), encoding="utf-8")

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from needed import need
 from patchkit.errors import DriftError, SourceError, UsageError
 from patchkit.proof.archs import cmake_program, evaluate
 from patchkit.source.detect import detect
@@ -197,6 +198,7 @@ include(inner.cmake)
 @pytest.mark.parametrize("define", [True, False], ids=["define", "environment"])
 def test_flash_attention_is_installed_as_upstreams_wheels_have_it(source, tmp_path, define):
     """Its own variable would leave a link into the folder, with imports that lead nowhere."""
+    need("make")
     (tmp_path / "CMakeLists.txt").write_text(PROJECT)
     inner = source.read("cmake/external_projects/vllm_flash_attn.cmake")
     (tmp_path / "inner.cmake").write_text(inner)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from building import HERE, SMALL, SMALL_VLLM, VLLM_VERSION, python_with, wheels
+from needed import need, need_headers
 from wheels import OTHER_CPU
 
 SRC = ["--src", SMALL_VLLM]
@@ -70,6 +71,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arguments", "rc", "says"), REFUSED)
 def test_refusals(refused, arguments, rc, says):
+    if "--cuda" in arguments:  # looked at after the compiler
+        need("g++")
+        need_headers()
     assert says in refused(*arguments, rc=rc)
 
 
@@ -89,6 +93,8 @@ def test_a_tree_that_will_not_do(refused, sources, before, after, arguments, rc,
 
 
 def test_half_an_sdist(refused, tmp_path):
+    need("g++")
+    need_headers()
     whole = Path(
         shutil.make_archive(str(tmp_path / "whole"), "gztar", SMALL_VLLM.parent, "vllm_small")
     )
@@ -122,11 +128,15 @@ def test_half_an_sdist(refused, tmp_path):
     ids=["no torch", "no tools", "torch for CPUs", "another CUDA", "another torch"],
 )
 def test_a_python_that_will_not_do(refused, tmp_path, how, rc, says):
+    need("g++")
+    need_headers()
     python = python_with(tmp_path / "venv", **how)
     assert says.format(python=python) in refused(*SRC, "--python", python, rc=rc)
 
 
 def test_a_torch_that_is_damaged(refused, tmp_path):
+    need("g++")
+    need_headers()
     python = python_with(tmp_path / "venv")
     next(tmp_path.glob("venv/lib/python*/site-packages/torch/version.py")).unlink()
     assert "torch cannot be imported: " in refused(*SRC, "--python", python, rc=10)

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from needed import need
 from patchkit.apply import apply, open_workspace, plan_for, prove, revert
 from patchkit.errors import DriftError, PatchkitError
 from patchkit.patching.fix import State
@@ -97,6 +98,7 @@ def older(nccl, edit):
     ],
 )
 def test_apply_and_revert(nccl, ask, snapshot, target, arch, number):
+    need("make")
     root = nccl()
     before = snapshot(root)
     request = ask(arch, target=target)
@@ -120,7 +122,16 @@ def test_apply_and_revert(nccl, ask, snapshot, target, arch, number):
     assert snapshot(root) == before
 
 
+def test_without_make_nothing_is_proved_and_nothing_written(nccl, snapshot, cli, tmp_path):
+    root = nccl()
+    before = snapshot(root)
+    done = cli("apply", "--nccl-src", root, rc=9, env={"PATH": str(tmp_path)})
+    assert done.stderr == "error: make is not installed\n  next: sudo apt install make\n"
+    assert snapshot(root) == before
+
+
 def test_another_target_takes_the_place_of_the_first(nccl, ask, snapshot):
+    need("make")
     root, other = nccl(), nccl(name="other")
     apply(root, RECIPE, ask(target="thor"))
     apply(root, RECIPE, ask())
@@ -129,6 +140,7 @@ def test_another_target_takes_the_place_of_the_first(nccl, ask, snapshot):
 
 
 def test_a_fix_alone_and_left_out(nccl, ask):
+    need("make")
     root = nccl()
     done = apply(root, RECIPE, ask(only={"cmake_archs"}))
     assert done.written == (ROOT_FILE,)
@@ -142,6 +154,7 @@ def test_a_fix_alone_and_left_out(nccl, ask):
 
 def test_upstreams_own_default_is_what_the_recipe_says(nccl_release):
     """The archs of recipe.toml, said by the release's own makefile."""
+    need("make")
     archs = load_facts().known(detect(nccl_release, "nccl").version).archs
     said = gencodes(make_flags(detect(nccl_release, "nccl"), "13.0"))
     names = [re.fullmatch(r"-gencode=arch=compute_(\d+),code=(\w+)_\d+", flag) for flag in said]
@@ -153,6 +166,7 @@ def test_upstreams_own_default_is_what_the_recipe_says(nccl_release):
 
 def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
     """Not our own three lines of a makefile: NCCL's, down to the command for a device file."""
+    need("make")
     root = nccl()
     apply(root, RECIPE, ask())
     nvcc = tmp_path / "nvcc"
@@ -181,6 +195,7 @@ def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
 
 
 def test_an_older_cuda_keeps_upstreams_list(nccl, ask):
+    need("make")
     root = nccl()
     stock = make_flags(detect(root, "nccl"), "12.8")
     apply(root, RECIPE, ask())
@@ -188,6 +203,7 @@ def test_an_older_cuda_keeps_upstreams_list(nccl, ask):
 
 
 def test_the_makefiles_of_2_26(older, ask, snapshot):
+    need("make")
     root = older("2.26.2")
     before = snapshot(root)
     stock = detect(root, "nccl")
@@ -209,6 +225,7 @@ def test_the_makefiles_of_2_26(older, ask, snapshot):
 
 
 def test_the_header_of_2_28(older, ask):
+    need("make")
     root = older("2.28.9")
     done = apply(root, RECIPE, ask())
     assert states(done) == {
@@ -265,6 +282,7 @@ def test_altered_anchors_are_drift(nccl, edit, ask, snapshot, cli, path, before,
 
 def test_a_line_of_an_anchor_lost_or_doubled(nccl, ask, rewrite):
     """Either it is refused, or the proofs, which ask for the effect, still hold."""
+    need("make")
     root = nccl()
     plans = [plan_for(open_workspace(root, "nccl"), RECIPE, ask(only={fix})) for fix in STATES]
     stock = plans[0].stock
@@ -303,6 +321,7 @@ def test_a_line_of_an_anchor_lost_or_doubled(nccl, ask, rewrite):
 
 
 def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
+    need("make")
     built = tmp_path / "built"
     done = cli("apply", "--nccl-src", "nccl==2.29.7", "--dest", built, "--json")
     shown = json.loads(done.stdout)
@@ -367,6 +386,7 @@ def test_the_catalogue_is_of_both_projects(cli):
 
 def test_default_folders_of_different_sources_differ(cli, tmp_path, nccl_release, git):
     """Two commits of one version must not be taken for each other."""
+    need("make")
     repository = tmp_path / "repository"
     shutil.copytree(nccl_release, repository, symlinks=True)
     git(repository, "init", "--quiet")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 import pytest
 
+from needed import need
 from patchkit.wheel.ccache import counted, told
 
 BEFORE = {"direct_cache_hit": 7, "preprocessed_cache_hit": 1, "cache_miss": 100, "x": 5}
@@ -33,10 +33,8 @@ def test_without_a_ccache(tmp_path):
     assert told(None, None) == "no ccache: a second build compiles everything again"
 
 
-@pytest.mark.skipif(
-    not (shutil.which("ccache") and shutil.which("g++")), reason="no ccache, no g++"
-)
 def test_a_real_one(tmp_path):
+    need("ccache", "g++")
     environment = {"PATH": os.environ["PATH"], "CCACHE_DIR": str(tmp_path / "cache")}
     (tmp_path / "a.cc").write_text("int a;")
     before, says = counted(environment), []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from needed import need
 from patchkit.elf import read_library
 from patchkit.errors import HostError
 from patchkit.wheel.full_toolkit import HEADERS, LIBRARIES, full_toolkit
@@ -48,8 +49,8 @@ def halves(tmp_path):
     return make
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_both_halves_are_there_and_the_compilers_half_counts(halves):
+    need("g++")
     toolchain, environment, dest = halves()
     made = full_toolkit(toolchain, environment, dest)
     assert (made.nvcc, made.include, made.lib) == (
@@ -63,8 +64,8 @@ def test_both_halves_are_there_and_the_compilers_half_counts(halves):
     assert full_toolkit(toolchain, environment, dest) == made
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_code_that_calls_the_driver_links(halves, tmp_path):
+    need("g++")
     toolchain, environment, dest = halves()
     full_toolkit(toolchain, environment, dest)
     source = tmp_path / "x.c"
@@ -90,8 +91,8 @@ def test_code_that_calls_the_driver_links(halves, tmp_path):
         (["include/cusolverDn.h"], "include/cusolverDn.h missing"),
     ],
 )
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_what_is_missing_is_named(halves, without, says):
+    need("g++")
     with pytest.raises(HostError, match=says):
         full_toolkit(*halves(without))
 
@@ -105,6 +106,7 @@ def test_torch_without_cuda_has_no_such_libraries(halves):
 
 
 def test_a_toolkit_of_the_machine_is_completed(halves):
+    need("g++")
     toolchain, environment, dest = halves(locked=False)
     assert full_toolkit(toolchain, environment, dest).include == dest / "include"
     assert (dest / "lib/libcublas.so").read_text() == "torch's"

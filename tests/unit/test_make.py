@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import patchkit
+from needed import need
 from patchkit.errors import BuildError, HostError
 from patchkit.wheel.make import (
     compiled,
@@ -85,6 +86,7 @@ def test_without_a_path(monkeypatch, tmp_path):
 @pytest.fixture
 def make(tmp_path):
     """Run a Makefile of these rules for ``all``: what progress was told, and the log."""
+    need("make")
 
     def done(rules, *, total=0, jobs=1):
         told = []
@@ -159,6 +161,7 @@ def test_the_log_grows_line_by_line(tmp_path):
 
 
 def test_a_failing_build_tells_why(make, tmp_path):
+    need("g++")
     (tmp_path / "bad.cc").write_text("int main() { return unknown; }\n")
     rules = "all: bad.o\nbad.o: bad.cc\n    @seq 100\n    @g++ -c $< -o $@\n    @seq 100\n"
     with pytest.raises(BuildError) as failed:
@@ -211,6 +214,7 @@ def test_the_callers_umask_does_not_matter(make, tmp_path, mask):
 @pytest.fixture
 def small(tmp_path):
     """A root as builds have it, with the small stand-in of NCCL."""
+    need("make")
     source = Path(__file__).parents[1] / "data/nccl_small"
     shutil.copytree(source, tmp_path / "root/source")
     return tmp_path / "root"
@@ -253,6 +257,7 @@ def test_a_tree_that_make_cannot_read(small):
 @pytest.fixture(scope="session")
 def real(tmp_path_factory):
     """A real object and a real library, as bytes."""
+    need("gcc")
     folder = tmp_path_factory.mktemp("real")
     (folder / "code.c").write_text("int answer = 42; int get(void) { return answer; }\n")
     for command in ("gcc -g -fPIC -c code.c -o code.o", "gcc -shared code.o -o libcode.so.2.27.7"):
@@ -291,6 +296,7 @@ def test_unfinished_output_goes_and_finished_stays(real, tmp_path, name, spoil):
 
 def test_a_linker_that_is_killed_leaves_what_is_dropped(tmp_path):
     """Not what we think that a linker writes last, but what one has written when it is killed."""
+    need("gcc", "ld")
     (tmp_path / "big.s").write_text(".data\n.fill 60000000,1,1\n")
     subprocess.run(["gcc", "-c", "big.s", "-o", "big.o"], cwd=tmp_path, check=True)
     linker = subprocess.Popen(["ld", "-shared", "big.o", "-o", "big.so"], cwd=tmp_path)
@@ -311,6 +317,7 @@ def test_no_build_folder_yet(tmp_path):
 
 def test_what_lacks_a_part_does_not_link(make, tmp_path):
     """By itself a library may lack what it calls, and shows it when it is loaded."""
+    need("gcc")
     flags = environment(tmp_path, TOOLS)["LDFLAGS"]
     (tmp_path / "x.c").write_text("void kernel(void); void all(void) { kernel(); }\n")
     with pytest.raises(BuildError, match="undefined reference to `kernel'"):

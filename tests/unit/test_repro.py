@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 
+from needed import need
 from patchkit.wheel.repro import first_member, first_object, object_digests
 
 CODE = "static int calls;\nint answer(void) { return %d + calls++; }\nconst char text[] = %s;\n"
@@ -15,6 +16,7 @@ CODE = "static int calls;\nint answer(void) { return %d + calls++; }\nconst char
 @pytest.fixture
 def compiled(tmp_path):
     """Objects of a C file, compiled in a folder: ``compiled("a", 42)`` is their digests."""
+    need("gcc")
 
     def make(name, number, *flags, text='"same"', comment=""):
         folder = tmp_path / name / "obj"

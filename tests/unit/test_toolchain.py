@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from needed import need
 from patchkit.elf import read_library
 from patchkit.errors import HostError, PatchkitError, SourceError, UsageError
 from patchkit.target import targets
@@ -27,6 +28,7 @@ TOOLS = ("make", "bash", "python3", "g++", "sed")
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
     """A machine without CUDA and without a cache: only what is put into ``bare`` is on PATH."""
+    need(*TOOLS)
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in TOOLS:

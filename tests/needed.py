@@ -1,0 +1,29 @@
+"""What a few tests need of the distribution: without it they are skipped, and say how to get it."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {
+    "ip": "iproute2",
+    "ld": "binutils",
+    "ssh-keygen": "openssh-client",
+}  # else as the program
+
+
+def need(*programs: str) -> None:
+    """Skip the present test unless all of these programs are on this machine."""
+    for program in programs:
+        if not shutil.which(program):
+            package = PACKAGES.get(program, program)
+            pytest.skip(f"{program} is not installed: apt install {package}")
+
+
+def need_headers() -> None:
+    """Skip the present test unless extensions can be compiled for this Python."""
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        pytest.skip("Python.h is not installed: apt install python3-dev")
