@@ -10,7 +10,6 @@ from functools import cache
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
-from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, Netdev
 from patchkit.runtime.net_checks import Check, State, failed, passed, unknown
 from patchkit.runtime.net_live import ip
