@@ -67,7 +67,7 @@ def test_an_installed_vllm_is_read(folder, home):
 @pytest.mark.parametrize(
     ("place", "text", "says"),
     [
-        ("engine/arg_utils.py", None, "No such file"),
+        ("engine/arg_utils.py", None, "no such file"),
         ("engine/arg_utils.py", "class EngineArgs: pass", "declares no flags"),
         ("entrypoints/common/cli_args.py", None, "has no cli_args.py"),
         ("entrypoints/common/cli_args.py", "x = 1", "declares no flags"),

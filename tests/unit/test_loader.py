@@ -74,7 +74,11 @@ def test_it_needs_nothing_but_the_standard_library(module):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = done.stdout.split()
     ours = {name.partition(".")[2] for name in names if name.startswith("patchkit.")}
-    assert {name for name in ours if not name.startswith("runtime")} <= {"errors", "paths"}
+    assert {name for name in ours if not name.startswith("runtime")} <= {
+        "errors",
+        "paths",
+        "reading",
+    }
     # What site-packages may bring in at any start of Python does not count.
     bare = subprocess.run(
         [sys.executable, "-c", "import sys; print(*sys.modules)"],

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from patchkit.errors import HostError, SourceError, UsageError
+from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.debian import Mirror, mirrors, stanzas, upstream_archive
 from patchkit.source.pinned import default_version
@@ -67,8 +67,8 @@ NOWHERE = "http://localhost:1/archive"
         (("debian", "trixie"), HostError, "no archive of trixie"),
         (("debian", "", f"{NOWHERE} sid"), HostError, "no archive of this system"),
         (("ubuntu", "noble", f"{NOWHERE} jammy"), HostError, "no archive of noble"),
-        (("ubuntu", "noble", f"{NOWHERE} noble"), SourceError, r"no nvidia-nccl 2\.29\.7"),
-        (("debian", "trixie", f"{NOWHERE} trixie"), SourceError, r"no nvidia-nccl 2\.29\.7"),
+        (("ubuntu", "noble", f"{NOWHERE} noble"), StorageError, r"no nvidia-nccl 2\.29\.7"),
+        (("debian", "trixie", f"{NOWHERE} trixie"), StorageError, r"no nvidia-nccl 2\.29\.7"),
     ],
 )
 def test_a_machine_that_cannot_have_the_source_package(etc, tmp_path, system, error, says):

@@ -62,7 +62,7 @@ def test_an_installed_envs_py_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "No such file"),
+        (None, "no such file"),
         ("x = {'A': 1}", "has no dict environment_variables"),
         ("environment_variables = make()", "has no dict environment_variables"),
         ("environment_variables = {", "is not Python"),
