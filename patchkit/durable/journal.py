@@ -155,6 +155,7 @@ class Journal:
         """Move a journal that cannot be read aside; return whether there was one."""
         with translated():
             self._check_folder()
+            shutil.rmtree(self._gone, ignore_errors=True)
             if not self.folder.exists():
                 return False
             make_folders(to.parent)

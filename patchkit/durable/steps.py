@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from patchkit.digests import sha256_of
 from patchkit.durable.names import inside, plain
-from patchkit.errors import DriftError, PatchkitError
+from patchkit.errors import DriftError, PatchkitError, SourceError, UsageError
+from patchkit.reading import read_bytes
 
 _FORMAT = 1
 _LARGEST = 16 << 20  # bytes; the journal of 10,000 files is a fifth of it
@@ -41,13 +41,13 @@ class Steps:
 
 def read_steps(path: Path, allowed: Callable[[str], bool]) -> Steps:
     """Read a journal. Raises ValueError for one that this patchkit would never have written."""
-    if not stat.S_ISREG(path.lstat().st_mode) or path.stat().st_size > _LARGEST:
-        raise ValueError("it is no plain file, or too large for a journal")
     try:
-        table = json.loads(path.read_bytes())
+        table = json.loads(read_bytes(path, limit=_LARGEST, follow=False))
         if table["format"] != _FORMAT:
             raise ValueError(f"it has format {table['format']!r}, this patchkit reads {_FORMAT}")
         found = Steps([Step(**each) for each in table["steps"]], table["folders"], table["note"])
+    except (UsageError, SourceError) as error:
+        raise ValueError(error.what.removeprefix(f"{path}: ")) from None
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     _validate(found, allowed)

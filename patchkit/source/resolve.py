@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from patchkit.durable.signals import committed
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, spelled
@@ -150,7 +151,9 @@ def _unpacked(archive: _Archive, dest: Path, options: Options) -> Path:
                 hint="name another --dest",
             )
         return dest
-    return _unpack(archive.path, dest, options)
+    root = _unpack(archive.path, dest, options)
+    committed(f"{dest} was unpacked")
+    return root
 
 
 def _unpack(archive: Path, dest: Path, options: Options) -> Path:

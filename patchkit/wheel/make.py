@@ -157,12 +157,16 @@ def run(
             raise HostError(f"{command[0]} does not start: {error}") from error
         with process:
             assert process.stdout is not None
-            for line in process.stdout:
-                sink.write(line)
-                tail.append(line.rstrip())
-                if (told := count(line)) is not None:
-                    steps = told
-                    progress(*steps)
+            try:
+                for line in process.stdout:
+                    sink.write(line)
+                    tail.append(line.rstrip())
+                    if (told := count(line)) is not None:
+                        steps = told
+                        progress(*steps)
+            except BaseException:
+                process.terminate()  # an interrupt must not wait for the end of the build
+                raise
     if process.returncode != 0:
         raise _failed(list(tail), log, process.returncode)
     progress(steps[1], steps[1])

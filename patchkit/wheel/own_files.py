@@ -6,8 +6,9 @@ import os
 import stat
 from pathlib import Path
 
-from patchkit.errors import HashMismatchError, StorageError
+from patchkit.errors import HashMismatchError, SourceError
 from patchkit.quoting import quoted
+from patchkit.reading import read_bytes
 
 LINKED = "is a link, a folder or a device, not a file of this wheelhouse"
 WHY_LINKED = "patchkit makes none; what it leads to can change without the wheelhouse"
@@ -41,17 +42,10 @@ def read_own(place: Path) -> bytes | None:
         return None
     require_own(place)
     try:
-        handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
-        with os.fdopen(handle, "rb") as file:
-            data = file.read(_MOST + 1)
-    except OSError as error:
-        raise StorageError(
-            f"{place}: cannot be read: {error.strerror}", hint="check its permissions"
-        ) from None
-    if len(data) > _MOST:
+        return read_bytes(place, limit=_MOST, follow=False)
+    except SourceError as error:
         raise HashMismatchError(
-            f"{place}: is larger than {_MOST >> 20} MiB",
+            error.what,
             why="patchkit did not write it",
             hint="get the wheelhouse again from where it was made",
-        )
-    return data
+        ) from None
