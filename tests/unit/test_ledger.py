@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.digests import digest
-from patchkit.errors import DriftError, HashMismatchError, UsageError
+from patchkit.errors import DriftError, HashMismatchError, SourceError, UsageError
 from patchkit.patching.ledger import (
     Ledger,
     edited_files,
@@ -25,6 +25,7 @@ from patchkit.patching.ledger import (
     today,
     untouched,
 )
+from patchkit.patching.rescue import ASIDE, rescue
 from patchkit.source.installed import rewrite_record
 
 BEFORE, AFTER = "größer\n", "kleiner\n"
@@ -296,3 +297,50 @@ def test_record_describes_created_files(ending):
 
 def test_record_without_changes_stays_byte_by_byte():
     assert rewrite_record(RECORD, {}, []) == RECORD
+
+
+# The way out
+
+
+def contents(root):
+    found = (place for place in root.rglob("*") if place.is_file())
+    return {place.relative_to(root).as_posix(): place.read_text() for place in found}
+
+
+STOCK = {"vllm/a.py": BEFORE, "b.cu": "b\n", "setup.py": "setup\n"}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["with a ledger", "with a damaged one"])
+def test_every_original_goes_back_and_what_was_edited_goes_aside(patched, known):
+    """Without a ledger nobody knows what patchkit wrote, and which files it created."""
+    tree, state = patched
+    (tree.root / "b.cu").write_text("mine\n")
+    if not known:
+        ledger_path(state).write_text("{}")
+    done = rescue(tree, state)
+    left = {} if known else {NEW: "{}\n"}
+    moved = {"b.cu": "mine\n"} if known else {"b.cu": "mine\n", "vllm/a.py": AFTER}
+    assert contents(tree.root) == STOCK | left | {f"{ASIDE}/{k}": v for k, v in moved.items()}
+    assert (set(done.moved), done.lost, done.created) == (set(moved), (), known)
+    assert not state.exists()
+    with pytest.raises(SourceError, match="patchkit has changed nothing here"):
+        rescue(tree, state)
+
+
+def test_an_original_that_is_damaged_is_named_and_kept(patched):
+    tree, state = patched
+    original_path(state, "b.cu").write_text("damaged\n")
+    done = rescue(tree, state)
+    assert done.lost == ("b.cu",)
+    kept = {"b.cu": "B\n", f"{ASIDE}/originals/b.cu": "damaged\n"}
+    assert contents(tree.root) == STOCK | kept
+
+
+def test_what_stands_aside_already_is_not_overwritten(patched):
+    tree, state = patched
+    (tree.root / ASIDE).mkdir()
+    (tree.root / ASIDE / "b.cu").write_text("of an earlier time\n")
+    (tree.root / "b.cu").write_text("mine\n")
+    assert rescue(tree, state).aside == tree.root / f"{ASIDE}-2"
+    assert (tree.root / ASIDE / "b.cu").read_text() == "of an earlier time\n"
+    assert (tree.root / f"{ASIDE}-2" / "b.cu").read_text() == "mine\n"
