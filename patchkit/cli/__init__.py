@@ -55,10 +55,10 @@ Examples:
   patchkit serve-args openai/gpt-oss-120b --from head.env
 
 \b
-Exit codes: 0 done (or already done), 2 usage, 3 source not recognised, not supported or not
-sound, 4 drift, 5 proof failed, 6 busy, 7 I/O, 8 hash mismatch, 9 this machine or its network is
-not what the request needs, 10 a build failed; 130, 143 and 129 interrupted by SIGINT, SIGTERM and
-SIGHUP; 1 a bug.
+Exit codes: 0 done (or already done), 2 usage or no such file, 3 source not recognised, not
+supported or not sound, 4 drift, 5 proof failed, 6 busy, 7 I/O or no network, 8 hash mismatch,
+9 this machine or its network is not what the request needs, 10 a build failed; 130, 143, 129
+interrupted by SIGINT, SIGTERM, SIGHUP; 1 a bug.
 """
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.errors import UsageError
+from patchkit.reading import read_bytes
 from patchkit.runtime.envfile_header import untouched
 from patchkit.runtime.secret_names import masked
 
@@ -31,7 +32,7 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Outcome:
     """
     with translated(at=path):
         status = _status(path)
-        old = path.read_bytes() if status else b""
+        old = read_bytes(path, follow=False) if status else b""
         if status and old == text.encode() and not _too_open(status, private=private):
             return Outcome.UNCHANGED
         if status and not force:

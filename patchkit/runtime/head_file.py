@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import HashMismatchError, SourceError
+from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile_facts import check_facts
 from patchkit.runtime.envfile_header import head_facts, untouched
@@ -89,6 +89,6 @@ def check_digest(text: str, path: Path, *, accept_edited: bool) -> bool:
             "of the text",
             why="a line was added, changed or removed, by a person, a program or on the way here",
             hint="write it anew where it comes from; or read it "
-            f"(patchkit env check {shlex.quote(str(path))}), then add --accept-edited",
+            f"({quoted('patchkit', 'env', 'check', path)}), then add --accept-edited",
         )
     return edited

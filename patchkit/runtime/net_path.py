@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from functools import cache
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
+from patchkit.quoting import quoted
 from patchkit.runtime.host import Host, Netdev
 from patchkit.runtime.net_checks import Check, State, failed, passed, unknown
 from patchkit.runtime.net_live import ip
@@ -112,7 +112,7 @@ def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
     if done.returncode == 1:
         return _no_answer(netdev, peer, size, what, words)
     seen = words or f"ping: exit status {done.returncode}"
-    return unknown(str(peer), what, seen, f"sudo {shlex.join(command)}")
+    return unknown(str(peer), what, seen, quoted("sudo", *command))
 
 
 @cache
