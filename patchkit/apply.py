@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from patchkit import __version__
@@ -13,7 +13,7 @@ from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
 from patchkit.edit.python import check_syntax
 from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import Fix, Proof, Request, Severity, State, Verdict
+from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
     edited_files,
@@ -29,6 +29,8 @@ from patchkit.patching.ledger import (
 from patchkit.patching.plan import Plan, Texts, check_selection, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.rescue import Rescued, rescue
+from patchkit.proof.jobs import side_by_side
+from patchkit.proof.sandbox import missing
 from patchkit.reading import decoded
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.installed import restored_record, rewrite_record
@@ -36,6 +38,7 @@ from patchkit.source.tree import SourceTree
 
 _PROVABLE = (State.APPLY, State.APPLIED)
 _IN_EFFECT = (*_PROVABLE, State.UPSTREAM)
+_Proved = tuple[str, dict[str, str]]  # a sentence, and the digests of the files it rests on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +119,24 @@ def prove(plan: Plan) -> tuple[str, ...]:
 
     Raises ProofError; nothing has been written then. Returns what was established.
     """
+    missing()  # found out once, not by each process that is forked now
+    before = plan.before()
+    calls = [partial(_check_recognised, plan)]
+    for fix in (verdict.fix for verdict in plan.verdicts if _is_provable(verdict)):
+        stock = plan.stock if fix.prove_from_stock else before[fix.id]
+        calls.append(partial(_proved, fix, stock, plan))
+    proofs = []
+    for said, seen in side_by_side(calls):
+        plan.stock.seen.update(seen)
+        proofs.append(said)
+    return tuple(proofs[1:])
+
+
+def _proved(fix: Fix, stock: SourceTree, plan: Plan) -> _Proved:
+    """What a fix's proof established, and what it read."""
+    assert fix.prove is not None
     active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
-    provable = [verdict.fix for verdict in plan.verdicts if _is_provable(verdict)]
-    rest = (plan.patched, plan.request, active)
-    # CPython's ast must not be used by two threads at once: only proofs that wait go aside.
-    with ThreadPoolExecutor() as pool:
-        aside = {f.id: pool.submit(_proof(f), plan.stock, *rest) for f in provable if f.prove_aside}
-        _check_recognised(plan)
-        before = plan.before()
-        return tuple(
-            aside[fix.id].result() if fix.id in aside else _proof(fix)(before[fix.id], *rest)
-            for fix in provable
-        )
+    return fix.prove(stock, plan.patched, plan.request, active), plan.stock.seen
 
 
 def _is_provable(verdict: Verdict) -> bool:
@@ -135,12 +144,7 @@ def _is_provable(verdict: Verdict) -> bool:
     return verdict.fix.prove is not None and (upstream or verdict.state in _PROVABLE)
 
 
-def _proof(fix: Fix) -> Proof:
-    assert fix.prove is not None
-    return fix.prove
-
-
-def _check_recognised(plan: Plan) -> None:
+def _check_recognised(plan: Plan) -> _Proved:
     for path, (_before, after) in plan.texts.items():
         if path.endswith(".py"):
             check_syntax(path, after)
@@ -152,6 +156,7 @@ def _check_recognised(plan: Plan) -> None:
                     f"{verdict.fix.id} does not recognise its own result: {again.reason}",
                     hint="please report this with the version",
                 )
+    return "", plan.stock.seen
 
 
 def apply(

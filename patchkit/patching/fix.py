@@ -137,9 +137,9 @@ class Fix:
     """One version-aware change.
 
     ``look`` reads the code and decides; ``needs`` only says which releases are candidates.
-    ``prove`` is given the tree as the fix found it (aside: as it was in the beginning) and as all
-    fixes leave it, and the ids of those in effect; it returns what it established or raises
-    ProofError.
+    ``prove`` is given the tree as the fix found it (``prove_from_stock``: as it was in the
+    beginning) and as all fixes leave it, and the ids of those in effect; it returns what it
+    established or raises ProofError. Both run upstream's code through ``proof.asking`` alone.
     """
 
     id: str
@@ -156,7 +156,7 @@ class Fix:
     requires: tuple[str, ...] = ()
     prove: Proof | None = None
     prove_upstream: bool = False  # worth a proof even where upstream has it
-    prove_aside: bool = False  # the proof waits for another process and parses no Python
+    prove_from_stock: bool = False  # compared with the tree as it was in the beginning
     examples: tuple[Example, ...] = field(default=())
 
     def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:

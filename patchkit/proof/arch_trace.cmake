@@ -2,6 +2,13 @@
 # Nothing is compiled, fetched or written: commands that would do so are replaced by stubs, and the
 # trace of the rest tells which sources get which archs.
 #
+# The stubs are a convenience: they let a release's files run to their end. They prevent nothing,
+# since CMake keeps what they replace under names with an underscore (_execute_process, _file).
+# What prevents is the sandbox that CMake is started in (sandbox.py): Landlock, by which it can open
+# the tree, its own modules and shared libraries, and write its trace; and seccomp, by which it can
+# start no process, open no socket and signal nobody. With --trust-source there is no sandbox, and
+# the files can do what the user can.
+#
 #   PATCHKIT_CUDA     version that the CUDA compiler is said to have
 #   PATCHKIT_GENCODE  the -gencode flags that torch's CMake would put into CMAKE_CUDA_FLAGS
 #   PATCHKIT_SCRATCH  an empty folder for whatever wants a path
@@ -11,7 +18,7 @@ list(PREPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_LIST_DIR}/modules")
 foreach(command
     add_compile_definitions add_compile_options add_custom_command add_custom_target
     add_definitions add_dependencies add_executable add_library add_link_options add_subdirectory
-    enable_language find_file find_library find_path find_program get_target_property
+    configure_file enable_language find_file find_library find_path find_program get_target_property
     include_directories install link_directories link_libraries project Python_add_library
     set_property set_source_files_properties set_target_properties target_compile_definitions
     target_compile_features target_compile_options target_include_directories
@@ -19,7 +26,7 @@ foreach(command
   cmake_language(EVAL CODE "function(${command})\nendfunction()")
 endforeach()
 
-# Reading is allowed, writing is not: the tree belongs to the user.
+# Reading goes on, writing does nothing.
 macro(file operation)
   if("${operation}" STREQUAL "READ" AND NOT EXISTS "${ARGV1}")
     set(${ARGV2} "") # a file of an external source

@@ -3,21 +3,22 @@
 The CMake files are read to find every group; then the release's CMakeLists.txt runs in script mode
 (no compiler, no torch, no GPU) and its trace says what each group gets. A group that was read but
 not reached is not built; a call that was reached but not read is an error.
+
+CMake runs in a sandbox: it can read the tree, and write nothing but its trace.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError, StorageError
+from patchkit.proof.sandbox import Ended, box_for, program_box, run
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 
@@ -28,7 +29,6 @@ GENCODE = "set_gencode_flags_for_srcs"
 INTERSECTION = "cuda_archs_loose_intersection"
 _DRIVER = Path(__file__).with_name("arch_trace.cmake")
 _RECORD = "patchkit_archs"
-_TIMEOUT_S = 60
 
 Place = tuple[str, int]  # file, ordinal of the call in that file: lines may move, ordinals do not
 
@@ -185,7 +185,7 @@ def _group(site: _Site, archs: tuple[str, ...]) -> Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Traced:
     """One line of CMake's trace, arguments expanded."""
 
     command: str
@@ -194,7 +194,7 @@ class _Call:
 
 
 def _archs(
-    calls: Iterable[_Call], known: set[tuple[str, int]]
+    calls: Iterable[Traced], known: set[tuple[str, int]]
 ) -> Iterator[tuple[tuple[str, int], tuple[str, ...]]]:
     """The archs of each known site, in the order of the trace."""
     pending: tuple[str, int] | None = None
@@ -218,7 +218,7 @@ def _items(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(";")))
 
 
-def _unreadable(call: _Call) -> ProofError:
+def _unreadable(call: Traced) -> ProofError:
     path, line = call.where
     return ProofError(
         f"{path}:{line}: CMake builds a kernel group here that patchkit cannot read",
@@ -227,7 +227,7 @@ def _unreadable(call: _Call) -> ProofError:
     )
 
 
-def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> list[_Call]:
+def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> list[Traced]:
     """The calls that CMake made in the build files, from a run in a throw-away folder."""
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
@@ -235,34 +235,63 @@ def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> li
         (scratch / "include/cutlass").mkdir(parents=True)
         (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
         build_files = [path for path in texts if _is_build_file(path)]
-        result = subprocess.run(
+        traced = [f"--trace-source={path}" for path in [*build_files, _DRIVER.name]]
+        ended = run_cmake(
+            tree,
             [
-                cmake_program(),
-                "--trace-expand",
-                "--trace-format=json-v1",
-                f"--trace-redirect={log}",
-                *(f"--trace-source={path}" for path in [*build_files, _DRIVER.name]),
+                *traced,
                 f"-DPATCHKIT_GENCODE={gencode}",
                 f"-DPATCHKIT_CUDA={cuda}",
                 f"-DPATCHKIT_SCRATCH={scratch}",
                 "-P",
                 str(_DRIVER),
             ],
-            cwd=root,
-            env={},  # a *_SRC_DIR of the user's would send the script into other trees
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+            folder=root,
+            beside=Path(folder),
+            log=log,
         )
-        if result.returncode:
-            raise _stopped(result.stderr, root)
-        return [_call(json.loads(line), root) for line in log.read_text().splitlines()[1:]]
+        if ended.trouble:
+            raise _stopped(ended, root)
+        return list(read_trace(log, root))
 
 
-def _call(entry: dict[str, Any], root: Path) -> _Call:
-    path = str(entry["file"]).removeprefix(f"{root}/")
-    return _Call(str(entry["cmd"]).lower(), (path, int(entry["line"])), tuple(entry["args"]))
+def run_cmake(
+    tree: SourceTree, arguments: Sequence[str], *, folder: Path, beside: Path, log: Path
+) -> Ended:
+    """Run CMake in ``folder``, its trace in ``log``; it may read the tree and what is ``beside``.
+
+    Raises HostError if there is no sandbox.
+    """
+    log.touch()
+    program = Path(cmake_program())
+    trace = ("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={log}")
+    needed = program_box(program)
+    needed = replace(needed, read=(beside, program.parents[1], _DRIVER.parent), write=(log,))
+    return run(
+        [str(program), *trace, *arguments],
+        box_for(tree, needed),
+        folder=folder,
+        environment={},  # a *_SRC_DIR of the user's would send the script into other trees
+    )
+
+
+def read_trace(log: Path, root: Path) -> Iterator[Traced]:
+    """Yield the calls of a trace, files relative to ``root``. Raises ProofError."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+        try:
+            entry = json.loads(line)
+            path, arguments = entry["file"].removeprefix(f"{root}/"), tuple(entry["args"])
+            place = path, int(entry["line"])
+            if not all(isinstance(each, str) for each in arguments):
+                raise TypeError
+            call = Traced(entry["cmd"].lower(), place, arguments)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ProofError(
+                f"CMake's trace has a line that is none of its own: {line[:200]}",
+                why="the build files write into it, or they fill it up",
+                hint="restore the files from the release",
+            ) from None
+        yield call
 
 
 def _mirror(tree: SourceTree, texts: dict[str, str], root: Path) -> None:
@@ -287,11 +316,11 @@ def cmake_program() -> str:
     return str(Path(CMAKE_BIN_DIR) / "cmake")
 
 
-def _stopped(stderr: str, root: Path) -> ProofError:
-    text = stderr.replace(f"{root}/", "").strip()
-    shown = "\n".join(f"    {line}" for line in text.splitlines() if line.strip())
+def _stopped(ended: Ended, root: Path) -> ProofError:
+    lines = ended.error_text.replace(f"{root}/", "").splitlines() or [ended.trouble]
+    shown = "\n".join(f"    {line}" for line in lines if line.strip())
     return ProofError(
-        f"CMake stopped while it decided the arch lists:\n{shown}",
+        f"CMake stopped while it decided the arch lists ({ended.trouble}):\n{shown}",
         why="the release's own CMake rejects this arch list, or the files were edited by hand",
         hint="`patchkit archs` shows the tree as it is; DriftError lines above name the place",
     )

@@ -3,21 +3,24 @@
 GNU make reads makefiles/common.mk and is told the version that nvcc would tell. CMake runs
 the two CMakeLists.txt that decide archs, libraries and nccl.pc in script mode; its trace says what
 every target would be given.
+
+Both run in a sandbox. CMake can read the tree, and write nothing but its trace. Make needs
+``$(shell …)``, even for ``test``: it may start programs of the system, one after another, that can
+read as little as make itself, and write nothing at all.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.errors import HostError, ProofError
-from patchkit.proof.archs import cmake_program
+from patchkit.proof.archs import Traced, read_trace, run_cmake
+from patchkit.proof.sandbox import box_for, program_box, run
 from patchkit.source.tree import SourceTree
 
 COMMON_MK = "makefiles/common.mk"
@@ -28,7 +31,7 @@ PC_FILE = "lib/pkgconfig/nccl.pc"
 COMPILER_DEFAULT = "75"
 _DRIVER = Path(__file__).with_name("nccl_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
-_TIMEOUT_S = 60
+_Calls = Sequence[Traced]
 _PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
 
 
@@ -51,18 +54,20 @@ def make_flags(
         home = Path(folder)
         (home / "common.mk").write_text(tree.read(COMMON_MK), encoding="utf-8")
         (home / "Makefile").write_text(_PRINT, encoding="utf-8")
-        done = subprocess.run(
-            [make, "--no-print-directory", f"CUDA_VERSION={cuda}", *arguments],
-            cwd=home,
-            env={"PATH": "/usr/bin:/bin", **(environment or {})},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
+        # The file would split the version with a pipe of two programs, and that takes a fork.
+        major, minor = cuda.split(".")[:2]
+        told = (f"CUDA_VERSION={cuda}", f"CUDA_MAJOR={major}", f"CUDA_MINOR={minor}")
+        needed = replace(program_box(Path(make), children=True), read=(home,))
+        done = run(
+            [make, "--no-print-directory", *told, *arguments],
+            box_for(tree, needed),
+            folder=home,
+            environment={"PATH": "/usr/bin:/bin", **(environment or {})},
         )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("patchkit ")]
-    if done.returncode or len(lines) != 1:
+    lines = [line for line in done.text.splitlines() if line.startswith("patchkit ")]
+    if done.trouble or len(lines) != 1:
         raise ProofError(
-            f"make stopped in {COMMON_MK}: {(done.stderr or done.stdout).strip()}",
+            f"make stopped in {COMMON_MK}: {(done.error_text or done.text).strip()}",
             why="the file was edited by hand, or upstream rewrote it",
             hint="restore the file from the release",
         )
@@ -98,36 +103,26 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
         build.mkdir()
         _mirror(tree, root)
         log = build / "trace"
-        result = subprocess.run(
-            [
-                cmake_program(),
-                "--trace-expand",
-                "--trace-format=json-v1",
-                f"--trace-redirect={log}",
-                f"-DPATCHKIT_TREE={root}",
-                f"-DPATCHKIT_CUDA={cuda}",
-                f"-DPATCHKIT_DEFAULT={COMPILER_DEFAULT}",
-                *definitions,
-                "-P",
-                str(_DRIVER),
-            ],
-            cwd=build,
-            env={},  # CUDAARCHS of the user's would decide
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
+        said = [
+            f"-DPATCHKIT_TREE={root}",
+            f"-DPATCHKIT_CUDA={cuda}",
+            f"-DPATCHKIT_DEFAULT={COMPILER_DEFAULT}",
+            *definitions,
+        ]
+        ended = run_cmake(
+            tree, [*said, "-P", str(_DRIVER)], folder=build, beside=Path(folder), log=log
         )
-        if result.returncode:
+        if ended.trouble:
+            words = ended.error_text.replace(f"{root}/", "")
             raise ProofError(
-                f"CMake stopped in NCCL's build files:\n{result.stderr.replace(f'{root}/', '')}",
+                f"CMake stopped in NCCL's build files ({ended.trouble}):\n{words}",
                 why="the files were edited by hand, or upstream rewrote them",
                 hint="restore them from the release",
             )
-        calls = [json.loads(line) for line in log.read_text().splitlines()[1:]]
-        pc = build / PC_FILE
+        calls = list(read_trace(log, root))
         return Configured(
-            archs=_said(result.stdout),
-            pkgconfig=pc.read_text(encoding="utf-8") if pc.is_file() else "",
+            archs=_said(ended.text),
+            pkgconfig=_written(calls, str(build / PC_FILE)),
             sources=dict(_targets(calls, "add_library", "target_sources")),
             libraries=dict(_targets(calls, "target_link_libraries")),
             outputs=tuple(_outputs(calls, f"{build}/")),
@@ -144,7 +139,10 @@ def _said(output: str) -> str:
     return said[0]
 
 
-_Calls = Sequence[Mapping[str, object]]
+def _written(calls: _Calls, path: str) -> str:
+    """What file(WRITE) would put into a file; "" if nothing does."""
+    texts = [each[2] for each in _named(calls, ("file",)) if each[:2] == ("WRITE", path)]
+    return texts[-1] if texts else ""
 
 
 def _targets(calls: _Calls, *commands: str) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -157,12 +155,11 @@ def _targets(calls: _Calls, *commands: str) -> Iterator[tuple[str, tuple[str, ..
     yield from ((target, tuple(items)) for target, items in found.items())
 
 
-def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[list[str]]:
+def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The arguments of every call of one of the commands."""
     for call in calls:
-        arguments = call["args"]
-        if str(call["cmd"]).lower() in commands and isinstance(arguments, list) and arguments:
-            yield arguments
+        if call.command in commands and call.arguments:
+            yield call.arguments
 
 
 def _keyword(item: str) -> bool:

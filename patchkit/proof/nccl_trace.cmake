@@ -1,5 +1,6 @@
 # Runs NCCL's CMakeLists.txt and src/CMakeLists.txt in script mode. Nothing is compiled; commands
-# that make targets are stubs, and the trace tells what they were given.
+# that make targets or write files are stubs, and the trace tells what they were given. As in
+# arch_trace.cmake the stubs prevent nothing; the sandbox does that (sandbox.py).
 #
 #   PATCHKIT_TREE     the sources
 #   PATCHKIT_CUDA     version that the CUDA toolkit is said to have
@@ -18,12 +19,20 @@ endif()
 
 foreach(command
     add_compile_definitions add_compile_options add_custom_command add_custom_target
-    add_definitions add_dependencies add_executable add_library configure_package_config_file export
+    add_definitions add_dependencies add_executable add_library configure_file
+    configure_package_config_file execute_process export
     find_library install set_target_properties target_compile_definitions
     target_include_directories target_link_libraries target_link_options target_sources
     write_basic_package_version_file)
   cmake_language(EVAL CODE "function(${command})\nendfunction()")
 endforeach()
+
+# Reading goes on; what would be written is in the trace.
+macro(file operation)
+  if("${operation}" MATCHES "^(GLOB|GLOB_RECURSE|READ|STRINGS|RELATIVE_PATH|REAL_PATH|SIZE)$")
+    _file(${operation} ${ARGN})
+  endif()
+endmacro()
 
 # As CMake's own: a language that nobody chose archs for takes those of its compiler.
 macro(project name)

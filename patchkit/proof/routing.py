@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from patchkit.errors import PatchkitError, ProofError
+from patchkit.proof import running
+from patchkit.proof.asking import ask
 from patchkit.source.tree import SourceTree
 
 
@@ -32,9 +35,9 @@ Decide = Callable[[SourceTree, Capability], object]
 
 
 def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
-    """What is decided; a refusal of upstream's own is a decision too, in words.
+    """Return what is decided; a refusal of upstream's own is a decision too, in words.
 
-    Raises ProofError if the code stumbles instead of deciding.
+    It is asked within ``asking.ask``. Raises ProofError if the code stumbles instead of deciding.
     """
     try:
         return decide(tree, capability)
@@ -44,7 +47,8 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
         return f"{type(error).__name__}: {error}"
     except Exception as error:
         raise ProofError(
-            f"upstream's code cannot be run for {capability}: {type(error).__name__}: {error}",
+            f"{running.place(error)}upstream's code cannot be run for {capability}: "
+            f"{type(error).__name__}: {error}",
             why="it was edited by hand, or asks for something that the proof does not know",
             hint="restore the file from the release, or leave the fix out with --skip",
         ) from error
@@ -63,14 +67,17 @@ def prove_decision(
 
     Raises ProofError on the first difference; returns the sentence that was established.
     """
-    for capability in (*OTHERS, *SM12X):
-        same = capability not in changed
-        expected = outcome(decide, stock, capability) if same else wanted
-        got = outcome(decide, patched, capability)
+    capabilities = (*OTHERS, *SM12X)
+    others = [c for c in capabilities if c not in changed]
+    questions = [(patched, c) for c in capabilities] + [(stock, c) for c in others]
+    answers = ask(stock, [partial(outcome, decide, *question) for question in questions])
+    before = dict(zip(others, answers[len(capabilities) :], strict=True))
+    for capability, got in zip(capabilities, answers, strict=False):
+        expected = before.get(capability, wanted)
         if got != expected:
             raise ProofError(
                 f"{what}: {got} on {capability}, expected {expected}",
                 why="the code was edited by hand, or decides by something else as well",
             )
-    others = ", ".join(str(c) for c in (*OTHERS, *SM12X) if c not in changed)
-    return f"{what}: {wanted} on {' and '.join(map(str, changed))}, unchanged on {others}"
+    same = ", ".join(map(str, others))
+    return f"{what}: {wanted} on {' and '.join(map(str, changed))}, unchanged on {same}"

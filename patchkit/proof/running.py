@@ -3,12 +3,15 @@
 A name that a piece uses is looked for where Python would look: among the definitions of its file,
 then along its imports in the files of the same project. What is not there (torch, FlashInfer) is
 stood in for by ``Anything``, which may be passed around but never decides.
+
+Nothing is run in this process: ``asking.ask`` does it, in a child with a sandbox.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,9 +27,38 @@ from patchkit.source.tree import SourceTree
 _DECORATORS = {"classmethod", "staticmethod", "property", "abstractmethod", "dataclass"}
 
 _MISSING = object()
+_permitted = False
 
 Import = tuple[str, str | None]  # the module's dotted name, and what is taken from it
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+
+
+@contextlib.contextmanager
+def permitted() -> Iterator[None]:
+    """Let upstream's code be run in this process: one with a sandbox, or code that is trusted."""
+    global _permitted
+    before, _permitted = _permitted, True
+    try:
+        yield
+    finally:
+        _permitted = before
+
+
+def execute(code: CodeType, names: dict[str, Any], space: dict[str, Any] | None = None) -> None:
+    """Run a piece of upstream's code: the only place that does."""
+    if not _permitted:
+        raise RuntimeError(f"{code.co_filename}: is upstream's, and runs through asking.ask alone")
+    exec(code, names, space)  # noqa: S102
+
+
+def place(error: BaseException) -> str:
+    """Return ``FILE:LINE: `` of the piece of upstream's code that raised an error, or ``""``."""
+    found, step = "", error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename  # a piece has its path in the tree
+        found = found if file.startswith(("/", "<")) else f"{file}:{step.tb_lineno}: "
+        step = step.tb_next
+    return found
 
 
 class Anything:
@@ -114,7 +146,7 @@ class Code:
         if piece is None:
             raise ProofError(f"{path}: no {scope} to run")
         space: dict[str, Any] = {}
-        exec(piece.code, self.module(path), space)  # noqa: S102
+        execute(piece.code, self.module(path), space)
         return space[name]
 
     def has(self, path: str, name: str) -> bool:
@@ -195,7 +227,7 @@ class _Module(dict[str, Any]):
             for piece in self._source.pieces(name):
                 for needed in piece.at_once:
                     self._have_ready(needed)
-                exec(piece.code, self)  # noqa: S102
+                execute(piece.code, self)
             return self[name]
         if name in self._source.imports:
             found = self._code.imported(self._source.imports[name], name)

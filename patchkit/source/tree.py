@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,16 @@ from patchkit.errors import DriftError, SourceError, UsageError
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 
 RESTORE = "restore the file from the release"
+
+
+class Sandboxed(enum.Enum):
+    """Whether what is run of a tree's own code, to prove a plan, is run in a sandbox."""
+
+    ALWAYS = "always"
+    IF_POSSIBLE = "if possible"  # locked by hash, or about to be built
+    NEVER = "never"  # --trust-source
+
+
 Kind = str  # "sdist" | "archive" | "git" | "installed"
 
 
@@ -35,6 +46,7 @@ class SourceTree:
     pristine: Mapping[str, str | None] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
+    sandboxed: Sandboxed = Sandboxed.ALWAYS
 
     def exists(self, path: str) -> bool:
         if path in self.overlay:

@@ -106,7 +106,7 @@ FIX = Fix(
     ),
     look=look,
     prove=prove,
-    prove_aside=True,
+    prove_from_stock=True,
     layer="build",
     majors=(9, 11, 12),
     examples=(

@@ -107,7 +107,7 @@ FIX = Fix(
     ),
     look=look,
     prove=prove,
-    prove_aside=True,
+    prove_from_stock=True,
     layer="build",
     majors=(9, 11, 12),
     examples=(Example(version="2.26.2", path=COMMON_MK, before=_BEFORE, after=_AFTER),),

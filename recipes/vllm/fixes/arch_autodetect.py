@@ -89,7 +89,7 @@ FIX = Fix(
     ),
     look=look,
     prove=prove,
-    prove_aside=True,
+    prove_from_stock=True,
     layer="build",
     examples=(
         Example(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from packaging.version import Version
@@ -25,6 +25,7 @@ from patchkit.patching.fix import (
 )
 from patchkit.patching.recipe import load_recipe
 from patchkit.proof.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
+from patchkit.proof.jobs import side_by_side
 from patchkit.proof.stock import check_stock
 from patchkit.source.tree import SourceTree
 from patchkit.target import parse_arch
@@ -158,12 +159,8 @@ def _replace(path: str, argument: Argument, old: str, new: str) -> Edit:
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """Evaluate both trees with the release's own CMake and compare group by group."""
     target = request.target
-    with ThreadPoolExecutor(2) as pool:  # each one waits for a CMake
-        jobs = [
-            pool.submit(evaluate, stock, target, target.stock, target.cuda),
-            pool.submit(evaluate, patched, target, request.arch_list, target.cuda),
-        ]
-        before, after = (job.result() for job in jobs)
+    lists = ((stock, target.stock), (patched, request.arch_list))
+    before, after = side_by_side([partial(evaluate, t, target, a, target.cuda) for t, a in lists])
     if load_recipe().knows(stock.version) and target.major == 12:
         version = Version(stock.version.public)
         check_stock(before, _STOCK_ARCHS, version, lambda g: _expected(g, request, active))
@@ -240,7 +237,7 @@ FIX = Fix(
     ),
     look=look,
     prove=prove,
-    prove_aside=True,
+    prove_from_stock=True,
     prove_upstream=True,
     layer="build",
     majors=(11, 12),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 from patchkit.edit.python import swap
@@ -17,6 +18,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
+from patchkit.proof.asking import ask
 from patchkit.proof.running import Anything, Code
 from patchkit.source.tree import SourceTree
 
@@ -51,16 +53,16 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """Two nodes with one device each, whose folders list the files in different orders."""
-    nodes = [_loaded(patched, 0, 0, _FILES), _loaded(patched, 1, 0, sorted(_FILES))]
-    one_host = [_loaded(patched, rank, rank, _FILES) for rank in (0, 1)]
-    expected = [("/a/1", "/a/2"), ("/a/3",)]
-    for device, runs in (("cuda:0", nodes), ("cuda:1", one_host[1:])):
-        for got in runs:
-            if got != [(device, files) for files in expected]:
-                raise ProofError(
-                    f"{_SCOPE} loads {got}, expected {expected} on {device}",
-                    why="the function was edited by hand, or upstream rewrote it",
-                )
+    # rank, its device, what the folder lists: two nodes, and the second rank of one host
+    ranks = [(0, 0, _FILES), (1, 0, sorted(_FILES)), (1, 1, _FILES)]
+    runs = ask(patched, [partial(_loaded, patched, *rank) for rank in ranks])
+    expected = [["/a/1", "/a/2"], ["/a/3"]]
+    for (_rank, device, _files), got in zip(ranks, runs, strict=True):
+        if got != [[f"cuda:{device}", files] for files in expected]:
+            raise ProofError(
+                f"{_SCOPE} loads {got}, expected {expected} on cuda:{device}",
+                why="the function was edited by hand, or upstream rewrote it",
+            )
     return f"{_SCOPE}: two nodes load the same files, each to its own cuda:0"
 
 

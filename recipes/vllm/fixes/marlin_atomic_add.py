@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 
 from patchkit.edit.text import swap_text
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
+from patchkit.proof.asking import ask
 from patchkit.proof.decisions import on_device
 from patchkit.proof.routing import GB10, Capability, prove_decision
 from patchkit.proof.running import Anything
@@ -80,7 +82,7 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
         )
         for value in ("", "0", "1")
     ]
-    if [_dense_marlin(patched, value) for value in ("0", "1")] != [False, True]:
+    if ask(patched, [partial(_dense_marlin, patched, value) for value in "01"]) != [False, True]:
         raise ProofError(
             f"{_READER}: {_READS} does not follow {_NAME}",
             why="the function was edited by hand, or decides by something else as well",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from types import SimpleNamespace
 
 from patchkit.edit.text import swap_text
@@ -18,6 +19,8 @@ from patchkit.patching.fix import (
     found,
     places,
 )
+from patchkit.proof.asking import ask
+from patchkit.proof.running import execute
 from patchkit.source.tree import SourceTree
 
 _GENERATORS = "csrc/**/generate_kernels.py"
@@ -45,11 +48,13 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """Run each generator's own loop over the arch list that CMake hands it."""
+    wanted = {request.arch_list: True, "8.0": False, "9.0a": False}
     for path in patched.containing(_GENERATORS, _FLAG):
         text = patched.read(path)
-        for archs, wanted in ((request.arch_list, True), ("8.0", False), ("9.0a", False)):
-            if _supports_fp8(path, text, archs) is not wanted:
-                raise ProofError(f"{path}: {_FLAG} is {not wanted} for {archs}")
+        answers = ask(patched, [partial(_supports_fp8, path, text, archs) for archs in wanted])
+        for (archs, expected), got in zip(wanted.items(), answers, strict=True):
+            if got is not expected:
+                raise ProofError(f"{path}: {_FLAG} is {got} for {archs}")
     return f"the generators write FP8-input kernels for {request.arch_list}"
 
 
@@ -64,7 +69,7 @@ def _supports_fp8(path: str, text: str, archs: str) -> bool:
     else:
         raise DriftError(f"{path}: no loop over the requested archs")
     names: dict[str, object] = {"sys": SimpleNamespace(argv=[path, archs])}
-    exec(compile(ast.Module([*body, statement], []), path, "exec"), names)  # noqa: S102
+    execute(compile(ast.Module([*body, statement], []), path, "exec"), names)
     return bool(names[_FLAG])
 
 

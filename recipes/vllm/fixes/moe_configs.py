@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
+from patchkit.proof.asking import ask
 from patchkit.proof.running import Anything, Code
 from patchkit.source.tree import SourceTree
 
@@ -48,6 +50,7 @@ _TOLERANT = 'tuned_config.pop("triton_version"'
 _KEY = re.compile(
     r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
 )
+_NAME = re.compile(r"[\w=,\[\]-]+\.json")
 # Bytes per element of a tile, by the dtype in a file's name; none there is bf16.
 _BYTES: dict[str | None, int] = {None: 2, "fp8_w8a8": 1}
 _PREFILL = 256  # the nearest row is taken: without one from here on, prefill gets a row for decode
@@ -90,11 +93,9 @@ _CONFIGS = [Config(**entry) for entry in _INDEX["config"]]
 
 def look(tree: SourceTree, request: Request) -> Finding:
     """Which of the files are there, under the names that the release itself makes of the keys."""
-    name = _file_names(tree, _DEVICE)
     edits: list[Edit] = []
     theirs = 0
-    for config in _CONFIGS:
-        path = f"{_FOLDER}/{name(config.key)}"
+    for config, path in zip(_CONFIGS, _paths(tree), strict=True):
         if tree.exists(path) and path not in tree.overlay and _may_be_upstreams(config, tree):
             theirs += 1
         else:
@@ -115,23 +116,22 @@ def _may_be_upstreams(config: Config, tree: SourceTree) -> bool:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """The release finds each file, its rows fit the GB10, and nothing changes for other devices."""
-    name, find = _file_names(patched, _DEVICE), _lookup(patched, _DEVICE)
-    for config in _CONFIGS:
-        path = f"{_FOLDER}/{name(config.key)}"
+    others = _INDEX["others"]
+    asked = [(patched, _DEVICE), *((tree, each) for each in others for tree in (stock, patched))]
+    ours, *theirs = ask(stock, [partial(_rows_found, *each) for each in asked])
+    for number, (config, path) in enumerate(zip(_CONFIGS, _paths(patched), strict=True)):
         text = patched.read(path)
-        _check_found(path, text, find(config.key))
+        _check_found(path, text, ours[number : number + 1])
         if text == config.text(patched):
             _check_rows(path, _rows(text), _BYTES[config.key[2]])
         if not (fnmatchcase(path, f"vllm/{_PACKAGED}") and _packages(patched)):
             raise ProofError(f"{path}: setup.py does not package it, so a wheel would lack it")
-    for device in _INDEX["others"]:
-        before, after = _lookup(stock, device), _lookup(patched, device)
-        for config in _CONFIGS:
-            if before(config.key) != after(config.key):
-                raise ProofError(f"{_PATH}: {device} gets another config for {config.file}")
+    for device, before, after in zip(others, theirs[::2], theirs[1::2], strict=True):
+        if before != after:
+            raise ProofError(f"{_PATH}: {device} gets another config than before")
     return (
         f"get_moe_configs finds {len(_CONFIGS)} configs for {_DEVICE}, and for "
-        f"{', '.join(_INDEX['others'])} what it found before"
+        f"{', '.join(others)} what it found before"
     )
 
 
@@ -145,8 +145,8 @@ def _rows(text: str) -> dict[int, dict[str, int]]:
 
 
 def _check_found(path: str, text: str, got: object) -> None:
-    if got != _rows(text):
-        raise ProofError(f"{path}: get_moe_configs gives {got!r}, not the rows of this file")
+    if got != [{str(size): row for size, row in _rows(text).items()}]:
+        raise ProofError(f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file")
 
 
 def _check_rows(path: str, rows: dict[int, dict[str, int]], width: int) -> None:
@@ -157,6 +157,36 @@ def _check_rows(path: str, rows: dict[int, dict[str, int]], width: int) -> None:
             raise ProofError(f"{path}: {size} tokens need {needed} bytes of shared memory")
     if max(rows) < _PREFILL:
         raise ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
+
+
+def _paths(tree: SourceTree) -> list[str]:
+    """Return the place of each config, by the name that the release makes of its key.
+
+    Raises DriftError.
+    """
+
+    def names() -> list[str]:
+        name = _file_names(tree, _DEVICE)
+        return [name(config.key) for config in _CONFIGS]
+
+    (found,) = ask(tree, [names])
+    plain = isinstance(found, list) and all(isinstance(n, str) and _NAME.fullmatch(n) for n in found)
+    if not plain or len(set(found)) != len(_CONFIGS):
+        raise DriftError(
+            f"{_PATH}: get_config_file_name does not give {len(_CONFIGS)} names of files",
+            why="upstream rewrote it, or the file was edited by hand",
+            hint=HINT,
+        )
+    return [f"{_FOLDER}/{name}" for name in found]
+
+
+# Within `ask`
+
+
+def _rows_found(tree: SourceTree, device: str) -> list[object]:
+    """The rows that the release finds for each config, on a device of that name."""
+    find = _lookup(tree, device)
+    return [find(config.key) for config in _CONFIGS]
 
 
 def _lookup(tree: SourceTree, device: str) -> Callable[[Key], object]:

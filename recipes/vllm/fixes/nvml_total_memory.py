@@ -18,6 +18,7 @@ from patchkit.patching.fix import (
     found,
     upstream,
 )
+from patchkit.proof.asking import ask
 from patchkit.proof.decisions import on_device
 from patchkit.proof.routing import GB10, Capability, prove_decision
 from patchkit.proof.running import Anything
@@ -73,7 +74,7 @@ def look(tree: SourceTree, request: Request) -> Finding:
 
 def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
     """The query answers on 12.1, and a GB10 that knows its memory gets the defaults of today."""
-    today = _defaults(stock, GB10[0], memory=_unknown)
+    (today,) = ask(stock, [lambda: _defaults(stock, GB10[0], memory=_unknown)])
     prove_decision(_MEMORY, _memory, stock, patched, wanted=_GB10_MEMORY)
     prove_decision(_DEFAULTS, _defaults, stock, patched, wanted=today)
     return "the total memory is known on 12.1, default batch sizes stay as they are everywhere"
@@ -113,7 +114,7 @@ def _defaults(
     platform = code.name("current_platform")
     platform.get_device_total_memory = memory
     platform.get_device_name = lambda: "NVIDIA"
-    return code.method(_ARGS, _DEFAULTS)(None, 1)
+    return [{str(k): v for k, v in each.items()} for each in code.method(_ARGS, _DEFAULTS)(None, 1)]
 
 
 FIX = Fix(

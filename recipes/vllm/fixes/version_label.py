@@ -6,11 +6,12 @@ import hashlib
 import re
 from types import SimpleNamespace
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from patchkit.edit.python import swap
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
+from patchkit.proof.asking import ask
 from patchkit.proof.running import Code
 from patchkit.source.tree import SourceTree
 
@@ -43,6 +44,13 @@ def _is_own(label: str, request: Request) -> bool:
     return re.search(rf"[+.]{_tags(request)}p[0-9a-f]{{8}}$", label) is not None
 
 
+def _is_version(label: str) -> bool:
+    try:
+        return str(Version(label)) == label
+    except InvalidVersion:
+        return False
+
+
 def _tags(request: Request) -> str:
     return f"{request.target.cuda_tag}.{request.target.name}."
 
@@ -70,8 +78,8 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
         "print": lambda _text: None,
         "VLLM_GIT_DESCRIBE_COMMAND": None,
     }
-    label = str(Code(patched, names).get(_PATH, _SCOPE)())
-    if str(Version(label)) != label or not _is_own(label, request):
+    (label,) = ask(patched, [lambda: Code(patched, names).get(_PATH, _SCOPE)()])
+    if not isinstance(label, str) or not _is_version(label) or not _is_own(label, request):
         raise ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
     return f"the build is called {label}"
 

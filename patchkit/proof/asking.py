@@ -1,0 +1,117 @@
+"""Questions to upstream's own Python, answered in a sandbox.
+
+The one way to run a piece of upstream's code: a child is forked for a question, gives up its rights
+and only then runs it. What comes back is data (JSON, limited in size), and the caller, outside,
+judges it: whatever the code does to patchkit's memory in the child ends with the child. Its files
+can lie in answers of their own; each question has a child of its own, so that they cannot answer
+for others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from patchkit import errors
+from patchkit.errors import PatchkitError, ProofError
+from patchkit.proof import running
+from patchkit.proof.sandbox import Limits, box_for, forked, python_box
+from patchkit.source.tree import SourceTree
+
+LIMITS = Limits(output=1 << 20)
+_HINT = "restore the files from the release, or leave the fix out with --skip"
+_SHOWN = 2000  # characters of what a child says of an error
+_KINDS = {each.__name__: each for each in (errors.DriftError, errors.SourceError)}
+_KINDS |= {each.__name__: each for each in (errors.ProofError, errors.StorageError)}
+
+
+Questions = Sequence[Callable[[], object]]
+
+
+def ask(tree: SourceTree, questions: Questions, *, limits: Limits = LIMITS) -> list[Any]:
+    """Return what each question returns, as JSON has it: lists for tuples, strings for keys.
+
+    ``tree`` is where the code comes from; what the questions read of it is noted in its ``seen``.
+    Raises ProofError if there is no answer, HostError if there is no sandbox, and the DriftError,
+    ProofError, SourceError or StorageError that a question raises.
+    """
+    ended = forked(lambda: _answer(tree, questions), box_for(tree, python_box()), limits=limits)
+    if ended.trouble:
+        raise _silent(ended.trouble)
+    try:
+        said = json.loads(ended.output)
+        read, answers, raised = said["read"], said["answers"], said["raised"]
+        error = _error(**raised) if raised else None
+        if not error and not (isinstance(answers, list) and len(answers) == len(questions)):
+            raise ValueError("not an answer to each question")
+        if not all(map(_is_path, read)):
+            raise ValueError("files that no tree has")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
+        raise _silent(f"it answered with {type(wrong).__name__}: {str(wrong)[:_SHOWN]}") from None
+    for path in read:
+        tree.find(path)
+    if error is not None:
+        raise error
+    return list(answers)
+
+
+def _is_path(path: object) -> bool:
+    """Whether it can be the path of a file in a tree."""
+    if not isinstance(path, str) or not path.isprintable():
+        return False
+    return ".." not in PurePosixPath(path).parts and not path.startswith("/")
+
+
+def _silent(trouble: str) -> ProofError:
+    return ProofError(
+        f"upstream's code gave no answer: {trouble}",
+        why="it was edited by hand, or does more than decide",
+        hint=_HINT,
+    )
+
+
+def _error(kind: str, what: str, why: str, hint: str) -> PatchkitError:
+    """What the child raised, from its words."""
+    made = _KINDS.get(kind, ProofError)
+    return made(str(what)[:_SHOWN], why=str(why)[:_SHOWN], hint=str(hint)[:_SHOWN])
+
+
+# In the child
+
+
+class _OutOfTime(BaseException):
+    """Passes upstream's ``except Exception``."""
+
+
+def _answer(tree: SourceTree, questions: Questions) -> None:
+    """Write the answers to output 1."""
+    known = set(tree.seen)
+    signal.signal(signal.SIGXCPU, _stop)
+    said: dict[str, object] = {"answers": None, "raised": None}
+    try:
+        with running.permitted():
+            said["answers"] = json.loads(json.dumps([question() for question in questions]))
+    except BaseException as error:  # noqa: BLE001
+        said["raised"] = _raised(error)
+    os.write(1, json.dumps({**said, "read": sorted(set(tree.seen) - known)}).encode())
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise _OutOfTime("more than the seconds of the processor that it has")
+
+
+def _raised(error: BaseException) -> dict[str, str]:
+    if isinstance(error, PatchkitError):
+        kind = type(error).__name__
+        return {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}
+    place = running.place(error)
+    return {
+        "kind": "ProofError",
+        "what": f"{place}upstream's code stops with {type(error).__name__}: {error}",
+        "why": "it was edited by hand, or asks for something that the proof does not know",
+        "hint": _HINT,
+    }

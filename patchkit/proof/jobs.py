@@ -1,0 +1,85 @@
+"""Calls side by side: the first here, each other one in a process that is forked for it.
+
+Threads would do for calls that wait, but a proof forks a sandbox, and a process with threads should
+not fork. These are calls of patchkit's own; upstream's code runs in children of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from typing import Generic, NoReturn, TypeVar
+
+from patchkit.errors import StorageError
+from patchkit.proof.sandbox import die_with
+
+T = TypeVar("T")
+
+
+def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Return what each call returns; raise what the first of them, in their order, raises.
+
+    What a call changes in memory is lost with its process, if it has one.
+    """
+    jobs: list[_Job[T]] = []
+    try:
+        jobs.extend(map(_Job, calls[1:]))
+        return [*(call() for call in calls[:1]), *(job.result() for job in jobs)]
+    finally:
+        for job in jobs:
+            job.stop()
+
+
+class _Job(Generic[T]):
+    def __init__(self, call: Callable[[], T]) -> None:
+        parent = os.getpid()
+        self._result = os.memfd_create("result")
+        self._child = os.fork()
+        self._running = True
+        if not self._child:
+            _live(call, self._result, parent)
+
+    def result(self) -> T:
+        """Wait for it. Raises what the call raises."""
+        status = self._wait()
+        with open(self._result, "rb", closefd=False) as file:
+            file.seek(0)
+            data = file.read()
+        if not data:
+            raise StorageError(
+                f"a process of patchkit's ended early, with {status}",
+                why="it was killed, perhaps for want of memory",
+            )
+        value, error = pickle.loads(data)  # noqa: S301  written by this very program
+        if error is not None:
+            raise error
+        return value  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        if self._running:
+            os.kill(self._child, signal.SIGTERM)
+            self._wait()
+        os.close(self._result)
+
+    def _wait(self) -> int:
+        status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        self._running = False
+        return status
+
+
+def _live(call: Callable[[], object], result: int, parent: int) -> NoReturn:
+    """The child's whole life. An interrupt ends it, after it has put its own things away."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        die_with(parent, signal.SIGTERM)
+        try:
+            outcome: tuple[object, Exception | None] = (call(), None)
+        except Exception as error:  # noqa: BLE001
+            outcome = (None, error)
+        with open(result, "wb", closefd=False) as file:
+            file.write(pickle.dumps(outcome))
+    finally:
+        os._exit(0)

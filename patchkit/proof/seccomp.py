@@ -1,0 +1,210 @@
+"""A seccomp filter: system calls that a sandboxed process gets an error for.
+
+Landlock says which files may be opened. The filter takes away what Landlock does not cover, on any
+kernel: processes, signals, sockets, shared kernel objects, and changes to files that go by no
+``open`` (modes, owners, times, attributes). A call that is newer than this table does not exist
+for the process, so that a later kernel adds nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+
+# name: number on x86_64, number on aarch64 (None: does not exist there)
+_NUMBERS: dict[str, tuple[int | None, int | None]] = {
+    # other programs and processes
+    "fork": (57, None), "vfork": (58, None), "clone": (56, 220), "clone3": (435, 435),
+    "execve": (59, 221), "execveat": (322, 281), "ptrace": (101, 117), "kcmp": (312, 272),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "move_pages": (279, 239), "migrate_pages": (256, 238),
+    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "setsid": (112, 157), "setpgid": (109, 154), "setpriority": (141, 140),
+    "ioprio_set": (251, 30), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
+    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
+    "setrlimit": (160, 164), "prlimit64": (302, 261), "prctl": (157, 167),
+    # network
+    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    # objects of the kernel that outlive the process, or belong to others
+    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
+    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
+    "mq_open": (240, 180), "mq_unlink": (241, 181), "flock": (73, 32),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    # ways round, or into, the kernel
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+    "unshare": (272, 97), "setns": (308, 268), "chroot": (161, 51), "pivot_root": (155, 41),
+    "mount": (165, 40), "umount2": (166, 39), "open_tree": (428, 428), "move_mount": (429, 429),
+    "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
+    "mount_setattr": (442, 442), "open_tree_attr": (467, 467), "lsm_set_self_attr": (460, 460),
+    "fanotify_init": (300, 262), "inotify_init": (253, None), "inotify_init1": (294, 26),
+    "open_by_handle_at": (304, 265), "openat2": (437, 437),
+    # files, by a way that Landlock does not watch
+    "open": (2, None), "openat": (257, 56), "truncate": (76, 45), "fcntl": (72, 25),
+    "ioctl": (16, 29), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchmodat2": (452, 452), "chown": (92, None), "fchown": (93, 55), "lchown": (94, None),
+    "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
+    "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "removexattrat": (466, 466), "file_setattr": (469, 469),
+    # what only this module and `landlock` call
+    "capget": (125, 90), "capset": (126, 91), "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
+    "seccomp": (317, 277),
+}  # fmt: skip
+_OWN = {"capget", "capset", "landlock_create_ruleset", "landlock_add_rule"}
+_OWN |= {"landlock_restrict_self", "seccomp"}
+# The first call that was not looked at, and the last kernel that was: Linux 6.18.
+_UNKNOWN = 470
+
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column, AUDIT_ARCH
+# Without these a C library takes an older call, which the filter can look into.
+_ABSENT = {"clone3", "openat2"}
+_CLONE_THREAD, _CLONE_VFORK = 0x10000, 0x4000
+_O_ACCMODE, _O_TRUNC = 0o3, 0o1000
+_SIGNALLING = (8, 10, 15, 1024, 1026)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: of the descriptor alone
+_HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+
+_LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_CAPABILITIES = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
+_READ_ALL = 1 << 2  # CAP_DAC_READ_SEARCH: root reads trees of others
+_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_PR_GET_SECCOMP, _SET_MODE_FILTER, _SPEC_ALLOW = 21, 1, 1 << 2
+
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def number(name: str) -> int:
+    """Return the number of a system call here, -1 if it does not exist."""
+    machine = _MACHINES.get(platform.machine())
+    found = _NUMBERS[name][machine[0]] if machine else None
+    return -1 if found is None else found
+
+
+def syscall(name: str, *arguments: object) -> int:
+    """Make a system call. Raises OSError."""
+    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result = int(libc.syscall(ctypes.c_long(number(name)), *words))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {errno.errorcode.get(code, code)}")
+    return result
+
+
+def missing() -> str:
+    """Say why no filter can be installed here; "" if one can."""
+    if platform.machine() not in _MACHINES:
+        return f"system calls of {platform.machine()} are not known"
+    if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
+        return "the kernel has no seccomp"
+    return ""
+
+
+def drop_capabilities() -> None:
+    """Give up what root may do beyond others, but for reading files. Raises OSError."""
+    header, found = struct.pack("=Ii", _CAPABILITIES, 0), ctypes.create_string_buffer(24)
+    syscall("capget", header, found)
+    kept = struct.unpack("=6I", found.raw)[1] & _READ_ALL  # effective, permitted, inheritable
+    syscall("capset", header, struct.pack("=6I", kept, kept, 0, 0, 0, 0))
+
+
+def install(*, programs: bool, children: bool) -> None:
+    """Take the calls of this module away from this process, for good. Raises OSError.
+
+    ``programs`` leaves execve, which replaces this process; ``children`` also what GNU make and a
+    shell need for one program after another: a child for which its parent waits (vfork).
+    """
+    load(compiled(programs=programs, children=children))
+
+
+@cache
+def compiled(*, programs: bool, children: bool) -> bytes:
+    """Return the filter for ``install``; it is made once, for all children."""
+    left = _OWN | ({"execve"} if programs else set()) | ({"vfork"} if children else set())
+    denied = {
+        name: errno.ENOSYS if name in _ABSENT else errno.EPERM
+        for name in _NUMBERS
+        if name not in left
+    }
+    return packed(denied, children=children)
+
+
+def packed(calls: Mapping[str, int], *, children: bool = False) -> bytes:
+    """Return a filter that has these calls answer with an error number.
+
+    Some of them it refuses with arguments that do harm, and with no others.
+    """
+    return b"".join(struct.pack("HBBI", *each) for each in _filter(calls, children=children))
+
+
+def load(instructions: bytes) -> None:
+    """Install a filter in this process and all that come of it. Raises OSError."""
+    buffer = ctypes.create_string_buffer(instructions, len(instructions))
+    program = struct.pack("HxxxxxxP", len(instructions) // 8, ctypes.addressof(buffer))
+    # Without SPEC_ALLOW older kernels slow the process down, against attacks on its own memory.
+    syscall("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, program)
+
+
+def _filter(calls: Mapping[str, int], *, children: bool) -> Iterator[Instruction]:
+    """Of ``struct seccomp_data``: number at 0, architecture at 4, arguments of 8 bytes from 16."""
+    _column, machine = _MACHINES[platform.machine()]
+    yield _LOAD, 0, 0, 4
+    yield _JEQ, 1, 0, machine
+    yield _RET, 0, 0, _KILL
+    yield _LOAD, 0, 0, 0
+    yield _JGE, 0, 1, _UNKNOWN
+    yield _RET, 0, 0, _ERRNO | errno.ENOSYS
+    for name, code in calls.items():
+        if number(name) >= 0:
+            body = [*_unless_harmless(name, children=children), (_RET, 0, 0, _ERRNO | code)]
+            yield _JEQ, 0, len(body), number(name)
+            yield from body
+    yield _RET, 0, 0, _ALLOW
+
+
+def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
+    """Instructions that let a call with harmless arguments through, and go on with any other."""
+    if name == "clone":
+        return [_argument(0), *_let(_JSET, [_CLONE_THREAD | (_CLONE_VFORK if children else 0)])]
+    if name == "ioctl":
+        return [_argument(1), *_let(_JEQ, _HARMLESS)]
+    if name == "fcntl":
+        signalling = [(_JEQ, len(_SIGNALLING) - i, 0, each) for i, each in enumerate(_SIGNALLING)]
+        return [_argument(1), *signalling, (_RET, 0, 0, _ALLOW)]
+    if name in ("open", "openat"):
+        # Landlock before Linux 6.2 lets a file be emptied that is not opened for writing.
+        return [
+            _argument(1 if name == "open" else 2), (_AND, 0, 0, _O_ACCMODE | _O_TRUNC),
+            (_JEQ, 2, 0, _O_TRUNC), (_JEQ, 1, 0, _O_ACCMODE | _O_TRUNC),
+            (_RET, 0, 0, _ALLOW),
+        ]  # fmt: skip
+    if name == "prlimit64":  # reading limits, one's own
+        return [
+            _argument(0), (_JEQ, 0, 5, 0),
+            _argument(2), (_JEQ, 0, 3, 0),
+            (_LOAD, 0, 0, 16 + 8 * 2 + 4), (_JEQ, 0, 1, 0),
+            (_RET, 0, 0, _ALLOW),
+        ]  # fmt: skip
+    return []
+
+
+def _argument(index: int) -> Instruction:
+    return _LOAD, 0, 0, 16 + 8 * index
+
+
+def _let(test: int, values: Iterable[int]) -> Iterator[Instruction]:
+    for value in values:
+        yield test, 0, 1, value
+        yield _RET, 0, 0, _ALLOW
