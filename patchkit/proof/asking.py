@@ -25,8 +25,10 @@ from patchkit.source.tree import SourceTree
 LIMITS = Limits(output=1 << 20)
 _HINT = "restore the files from the release, or leave the fix out with --skip"
 _SHOWN = 2000  # characters of what a child says of an error
-_KINDS = {each.__name__: each for each in (errors.DriftError, errors.SourceError)}
-_KINDS |= {each.__name__: each for each in (errors.ProofError, errors.StorageError)}
+_KINDS: dict[str, type[PatchkitError]] = {
+    each.__name__: each
+    for each in (errors.DriftError, errors.ProofError, errors.SourceError, errors.StorageError)
+}
 
 
 Questions = Sequence[Callable[[], object]]

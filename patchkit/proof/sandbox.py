@@ -237,7 +237,7 @@ def _live(
     limits: Limits,
     folder: Path | None,
     parent: int,
-    files: tuple[int, int, int],
+    files: Sequence[int],
 ) -> NoReturn:
     """The child's whole life. Whatever happens, it must not return into the parent's code."""
     status = 1
@@ -269,12 +269,12 @@ def die_with(parent: int, number: signal.Signals) -> None:
         os._exit(1)
 
 
-def _arrange(files: tuple[int, int, int]) -> None:
+def _arrange(files: Sequence[int]) -> None:
     """Have nothing open but the outputs, and the pipe that tells the parent when all is over."""
     kept = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in files]
     for number, each in enumerate([os.open(os.devnull, os.O_RDONLY), *kept]):
         os.dup2(each, number)
-    for each in map(int, os.listdir("/proc/self/fd")):
+    for each in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if each > _ALIVE:
             with contextlib.suppress(OSError):
                 os.close(each)

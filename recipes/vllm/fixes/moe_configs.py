@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -50,7 +50,7 @@ _TOLERANT = 'tuned_config.pop("triton_version"'
 _KEY = re.compile(
     r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
 )
-_NAME = re.compile(r"[\w=,\[\]-]+\.json")
+_NAME = re.compile(r"[\w=][\w=,.\[\]-]*")
 # Bytes per element of a tile, by the dtype in a file's name; none there is bf16.
 _BYTES: dict[str | None, int] = {None: 2, "fp8_w8a8": 1}
 _PREFILL = 256  # the nearest row is taken: without one from here on, prefill gets a row for decode
@@ -119,9 +119,9 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
     others = _INDEX["others"]
     asked = [(patched, _DEVICE), *((tree, each) for each in others for tree in (stock, patched))]
     ours, *theirs = ask(stock, [partial(_rows_found, *each) for each in asked])
-    for number, (config, path) in enumerate(zip(_CONFIGS, _paths(patched), strict=True)):
+    for config, path, got in zip(_CONFIGS, _paths(patched), _each(ours), strict=True):
         text = patched.read(path)
-        _check_found(path, text, ours[number : number + 1])
+        _check_found(path, text, got)
         if text == config.text(patched):
             _check_rows(path, _rows(text), _BYTES[config.key[2]])
         if not (fnmatchcase(path, f"vllm/{_PACKAGED}") and _packages(patched)):
@@ -144,8 +144,13 @@ def _rows(text: str) -> dict[int, dict[str, int]]:
     return {int(key): row for key, row in json.loads(text).items() if key.isdecimal()}
 
 
+def _pairs(rows: Mapping[int, object]) -> list[list[object]]:
+    """Rows as JSON can have them, a number as a key included."""
+    return [[size, rows[size]] for size in sorted(rows, key=str)]
+
+
 def _check_found(path: str, text: str, got: object) -> None:
-    if got != [{str(size): row for size, row in _rows(text).items()}]:
+    if got != _pairs(_rows(text)):
         raise ProofError(f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file")
 
 
@@ -170,14 +175,21 @@ def _paths(tree: SourceTree) -> list[str]:
         return [name(config.key) for config in _CONFIGS]
 
     (found,) = ask(tree, [names])
-    plain = isinstance(found, list) and all(isinstance(n, str) and _NAME.fullmatch(n) for n in found)
-    if not plain or len(set(found)) != len(_CONFIGS):
+    named = [name for name in _each(found) if isinstance(name, str) and _NAME.fullmatch(name)]
+    if len(set(named)) < len(_CONFIGS):
         raise DriftError(
             f"{_PATH}: get_config_file_name does not give {len(_CONFIGS)} names of files",
             why="upstream rewrote it, or the file was edited by hand",
             hint=HINT,
         )
-    return [f"{_FOLDER}/{name}" for name in found]
+    return [f"{_FOLDER}/{name}" for name in named]
+
+
+def _each(answer: object) -> list[Any]:
+    """Return an answer that has something for each config. Raises ProofError."""
+    if not isinstance(answer, list) or len(answer) != len(_CONFIGS):
+        raise ProofError(f"{_PATH}: answers for {len(_CONFIGS)} configs with {answer!r:.200}")
+    return answer
 
 
 # Within `ask`
@@ -186,7 +198,8 @@ def _paths(tree: SourceTree) -> list[str]:
 def _rows_found(tree: SourceTree, device: str) -> list[object]:
     """The rows that the release finds for each config, on a device of that name."""
     find = _lookup(tree, device)
-    return [find(config.key) for config in _CONFIGS]
+    found = (find(config.key) for config in _CONFIGS)
+    return [_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
 
 
 def _lookup(tree: SourceTree, device: str) -> Callable[[Key], object]:
