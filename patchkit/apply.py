@@ -34,7 +34,7 @@ from patchkit.proof.sandbox import missing
 from patchkit.reading import decoded
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.installed import restored_record, rewrite_record
-from patchkit.source.tree import SourceTree
+from patchkit.source.tree import Sandboxed, SourceTree
 
 _PROVABLE = (State.APPLY, State.APPLIED)
 _IN_EFFECT = (*_PROVABLE, State.UPSTREAM)
@@ -66,13 +66,19 @@ class Outcome:
     recorded_by: str = ""
 
 
-def open_workspace(path: Path, project: str = "vllm", *, writing: bool = False) -> Workspace:
+def open_workspace(
+    path: Path,
+    project: str = "vllm",
+    *,
+    writing: bool = False,
+    sandboxed: Sandboxed = Sandboxed.ALWAYS,
+) -> Workspace:
     """The tree of a project at ``path``; upstream's texts of changed files from the ledger.
 
     Raises SourceError if it is no such tree, DriftError if a patched file was edited since,
     StorageError if an earlier run was cut short and this one must not write.
     """
-    tree = detect(path, project)
+    tree = detect(path, project, sandboxed=sandboxed)
     state = state_folder(tree)
     if not writing:
         journal_of(tree, state).check_finished()
@@ -160,7 +166,13 @@ def _check_recognised(plan: Plan) -> _Proved:
 
 
 def apply(
-    path: Path, recipe: Recipe, request: Request, *, dry_run: bool = False, anew: bool = False
+    path: Path,
+    recipe: Recipe,
+    request: Request,
+    *,
+    dry_run: bool = False,
+    anew: bool = False,
+    sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> Outcome:
     """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before.
 
@@ -168,12 +180,12 @@ def apply(
     wheel rests on nobody's word.
     """
     if dry_run:
-        workspace = open_workspace(path, recipe.project)
+        workspace = open_workspace(path, recipe.project, sandboxed=sandboxed)
         return _apply(workspace, recipe, request, dry_run=True, anew=anew)
     tree = detect(path, recipe.project)
     with locked(tree.root):
         journal_of(tree, state_folder(tree)).recover()
-        workspace = open_workspace(path, recipe.project, writing=True)
+        workspace = open_workspace(path, recipe.project, writing=True, sandboxed=sandboxed)
         return _apply(workspace, recipe, request, dry_run=False, anew=anew)
 
 

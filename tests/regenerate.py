@@ -126,7 +126,8 @@ def look_at_all() -> dict[Path, str]:
     flags: dict[str, dict[str, str]] = {}
     for version in map(str, recipe.supported):
         print(version, file=sys.stderr)  # noqa: T201
-        with located(Source(recipe.project, f"{recipe.project}=={version}"), keep=False) as root:
+        source = Source(recipe.project, f"{recipe.project}=={version}")
+        with located(source, keep=False) as (root, _sandboxed):
             plans = {arch: _unproved(root, arch) for arch in MODES}
             tree = plans["native"].stock
             variables[version] = read_names(root / "vllm/envs.py")

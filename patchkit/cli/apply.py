@@ -56,10 +56,10 @@ def command(
     """
     recipe = load_recipe(source.project)
     selection.request()  # what is mistyped is told before anything is fetched
-    with located(source, keep=not dry_run) as path:
+    with located(source, keep=not dry_run) as (path, sandboxed):
         ledger = _kept(path, recipe.project)
         request = selection.request(ledger)
-        outcome = apply(path, recipe, request, dry_run=dry_run)
+        outcome = apply(path, recipe, request, dry_run=dry_run, sandboxed=sandboxed)
         _print(path, recipe, request, outcome, dry_run=dry_run, as_json=as_json)
         if ledger and not selection.chooses and not as_json:
             _tell_kept(request)

@@ -20,6 +20,7 @@ from patchkit.patching.ledger import Ledger
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.quoting import visible
 from patchkit.source.resolve import Options, Report, resolved
+from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, targets
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +37,7 @@ class Source:
     dest: Path | None = None
     offline: bool = False
     sha256: str | None = None
+    trusted: bool = False
 
     @property
     def option(self) -> str:
@@ -65,15 +67,22 @@ _DEST = click.option(
 )
 _OFFLINE = click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 
+trust_source = click.option(
+    "--trust-source",
+    "trusted",
+    is_flag=True,
+    help="Run what proofs ask of the source's own CMake and Python files without a sandbox.",
+)
+
 
 def source_options(command: F) -> F:
-    """--vllm-src or --nccl-src, --sha256, --dest and --offline, handed on as one ``source``."""
-    return _sources(command, (_VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE))
+    """--vllm-src or --nccl-src, and how it may be had, handed on as one ``source``."""
+    return _sources(command, (_VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE, trust_source))
 
 
 def vllm_options(command: F) -> F:
     """The same for what only vLLM has."""
-    return _sources(command, (_VLLM_SRC, _DEST, _OFFLINE))
+    return _sources(command, (_VLLM_SRC, _DEST, _OFFLINE, trust_source))
 
 
 def folder_options(command: F) -> F:
@@ -86,13 +95,19 @@ def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
 
     @functools.wraps(command)
     def wrapped(
-        dest: Path | None = None, *, offline: bool = False, sha256: str | None = None, **rest: Any
+        dest: Path | None = None,
+        *,
+        offline: bool = False,
+        sha256: str | None = None,
+        trusted: bool = False,
+        **rest: Any,
     ) -> Any:
         named = {project: rest.pop(f"{project}_src") for project in projects}
         project = _only(named)
         if sha256 is not None and project != "nccl":
             raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
-        return command(source=Source(project, named[project], dest, offline, sha256), **rest)
+        source = Source(project, named[project], dest, offline, sha256, trusted)
+        return command(source=source, **rest)
 
     for option in reversed(options):
         wrapped = option(wrapped)
@@ -197,21 +212,36 @@ def build_arch(arch: str) -> str:
 
 
 @contextlib.contextmanager
-def located(source: Source, *, keep: bool) -> Iterator[Path]:
-    """The folder of a source, fetched and unpacked under progress bars if it has to be."""
-    with (
-        progress() as report,
-        resolved(source.spec, resolve_options(report, source), keep=keep) as path,
-    ):
-        yield path
+def located(source: Source, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
+    """The folder of a source, and how its own code may be run.
+
+    It is fetched and unpacked under progress bars if it has to be; they are gone by then.
+    """
+    with contextlib.ExitStack() as stack:
+        with progress() as report:
+            options = resolve_options(report, source)
+            found = stack.enter_context(resolved(source.spec, options, keep=keep))
+        if source.trusted:
+            say(NOT_SANDBOXED)
+        yield found.path, may_run(locked=found.locked, trusted=source.trusted)
+
+
+NOT_SANDBOXED = "not sandboxed: --trust-source"
+
+
+def may_run(*, locked: bool, trusted: bool) -> Sandboxed:
+    """How the code of a source may be run that is locked by hash, or that the user trusts."""
+    if trusted:
+        return Sandboxed.NEVER
+    return Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
 
 
 @contextlib.contextmanager
 def opened(source: Source) -> Iterator[tuple[Recipe, Workspace]]:
     """The recipe and the workspace of a source that is only read."""
     recipe = load_recipe(source.project)
-    with located(source, keep=False) as path:
-        workspace = open_workspace(path, source.project)
+    with located(source, keep=False) as (path, sandboxed):
+        workspace = open_workspace(path, source.project, sandboxed=sandboxed)
         recipe.check(workspace.tree.version)
         yield recipe, workspace
 

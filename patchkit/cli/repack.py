@@ -13,8 +13,16 @@ from rich.text import Text
 from patchkit.cli import show
 from patchkit.cli.archs import STYLES
 from patchkit.cli.building import house_option
-from patchkit.cli.options import Selection, as_json, progress, request_options
-from patchkit.cli.out import print_json, tell
+from patchkit.cli.options import (
+    NOT_SANDBOXED,
+    Selection,
+    as_json,
+    may_run,
+    progress,
+    request_options,
+    trust_source,
+)
+from patchkit.cli.out import print_json, say, tell
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
@@ -52,6 +60,7 @@ _USES = {
 @request_options
 @click.option("--sha256", metavar="HEX", help="Of a wheel that the lock does not know.")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+@trust_source
 @house_option
 @as_json
 def command(
@@ -60,6 +69,7 @@ def command(
     selection: Selection,
     sha256: str | None,
     offline: bool,
+    trusted: bool,
     house: Path,
     as_json: bool,
 ) -> None:
@@ -70,6 +80,8 @@ def command(
     """
     began = time.monotonic()
     request = selection.request()
+    if trusted:
+        say(NOT_SANDBOXED)
     with progress() as report:
         origin = find_wheel(
             wheel,
@@ -86,6 +98,7 @@ def command(
             report=report,
             offline=offline,
             say=tell,
+            sandboxed=may_run(locked=origin.locked, trusted=trusted),
         )
     seconds = time.monotonic() - began
     if as_json:

@@ -34,6 +34,7 @@ _PATCHKIT = Path(__file__).parents[1]
 _SYSTEM = tuple(map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", os.devnull)))
 _LOADERS = (("/lib", "ld-*"), ("/lib64", "ld-*"), ("/lib", "*-linux-*/ld-*"))
 _READY = b"."  # what the child says once its sandbox is closed
+_TOO_MUCH = "it wrote {} bytes or more"
 _ALIVE = 3  # the descriptor that closes when a child, and all that it has started, is gone
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
@@ -186,6 +187,8 @@ def forked(
     if not ready and in_time:
         raise _not_set_up(errors.decode(errors="replace"), box)
     trouble = _trouble(status, limits) if in_time else f"it ran longer than {limits.clock:g} s"
+    if limits.output in (len(output), len(errors)):
+        trouble = trouble or _TOO_MUCH.format(limits.output)
     return Ended(output=output, errors=errors, trouble=trouble)
 
 
@@ -216,7 +219,7 @@ def _trouble(status: int, limits: Limits) -> str:
     if status == -signal.SIGXCPU:
         return f"it took more than {limits.processor} s of the processor"
     if status == -signal.SIGXFSZ:
-        return f"it wrote more than {limits.output} bytes"
+        return _TOO_MUCH.format(limits.output)
     names = {each.value: each.name for each in signal.Signals}
     return f"it was ended by {names.get(-status, f'signal {-status}')}"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -12,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
-from patchkit.source.tree import RESTORE, SourceTree
+from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
 _ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
@@ -46,12 +47,22 @@ _PROJECTS = {
 }
 
 
-def detect(path: Path, project: str = "vllm") -> SourceTree:
-    """The tree of a project at ``path``.
+# The checkout's own settings may name a program that fetches objects which it lacks.
+_NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+
+
+def detect(
+    path: Path, project: str = "vllm", *, sandboxed: Sandboxed = Sandboxed.ALWAYS
+) -> SourceTree:
+    """Return the tree of a project at ``path``; ``sandboxed`` says how its code may be run.
 
     Raises UsageError if nothing is there, SourceError if it is no such tree or its version is
     unknown.
     """
+    return replace(_detected(path, project), sandboxed=sandboxed)
+
+
+def _detected(path: Path, project: str) -> SourceTree:
     root = path.resolve()
     if project == "vllm" and root.name == "vllm" and (root / "__init__.py").is_file():
         return _package(root)
@@ -183,7 +194,9 @@ def _git_version(root: Path) -> Version:
     """As setuptools-scm does it: the tag, or the next version's .devN of its commit."""
     command = ["git", "-C", str(root), "describe", "--tags", "--long", "--match", "v*"]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            command, env=os.environ | _NO_FETCH, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         raise SourceError(f"{root}: git is needed to tell the version of a checkout") from None
     match = _DESCRIBED.fullmatch(result.stdout.strip())

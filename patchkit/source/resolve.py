@@ -45,8 +45,16 @@ class Options:
     sha256: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A folder; ``locked`` if this run has made it of an archive whose hash patchkit knows."""
+
+    path: Path
+    locked: bool = False
+
+
 @contextlib.contextmanager
-def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Path]:
+def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
     """The folder that ``spec`` names.
 
     An archive or a release is unpacked into ``options.dest`` (default ``build/PROJECT-VERSION``),
@@ -59,13 +67,13 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Path]:
                 f"{spec} is a folder and is patched in place; --dest is for archives and releases",
                 hint=f"{quoted('cp', '-a', Path(spec), options.dest)}; then name the copy",
             )
-        yield Path(spec)
+        yield Resolved(Path(spec))
     elif keep or options.dest is not None:
         dest = options.dest or Path("build") / f"{options.project}-{found.label}"
         yield _unpacked(found, dest, options)
     else:
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
-            yield _unpack(found.path, Path(folder) / "tree", options)
+            yield Resolved(_unpack(found.path, Path(folder) / "tree", options), found.locked)
 
 
 def fetch_release(spec: str, options: Options) -> Path:
@@ -104,6 +112,7 @@ class _Archive:
     path: Path
     version: str
     label: str
+    locked: bool = False
 
 
 def _archive(spec: str, options: Options) -> _Archive | None:
@@ -114,10 +123,11 @@ def _archive(spec: str, options: Options) -> _Archive | None:
     if options.project == "nccl":
         origin = _nccl(spec, options)
         label = str(origin.version)
-        if _release(spec, options.project) is None:
+        locked = _release(spec, options.project) is not None
+        if not locked:
             # Commits and archives of one version differ; a release is one thing.
             label += f"-{origin.identity.rpartition(':')[2][:8]}"
-        return _Archive(origin.path, str(origin.version), label)
+        return _Archive(origin.path, str(origin.version), label, locked)
     if path.is_file():
         name = re.match(
             r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar|\.zip)$", path.name
@@ -131,7 +141,7 @@ def _archive(spec: str, options: Options) -> _Archive | None:
             hint=f"name {spelled(options.project)}",
         )
     options.check(Version(version))
-    return _Archive(fetch_release(spec, options), version, version)
+    return _Archive(fetch_release(spec, options), version, version, locked=True)
 
 
 def _release(spec: str, project: str) -> str | None:
@@ -141,7 +151,7 @@ def _release(spec: str, project: str) -> str | None:
     return str(named_version(match["version"]))
 
 
-def _unpacked(archive: _Archive, dest: Path, options: Options) -> Path:
+def _unpacked(archive: _Archive, dest: Path, options: Options) -> Resolved:
     if dest.is_dir() and any(dest.iterdir()):
         # A second run names the same release: the tree of the first is the one to work on.
         tree = detect(dest, options.project)
@@ -150,10 +160,10 @@ def _unpacked(archive: _Archive, dest: Path, options: Options) -> Path:
                 f"{dest}: holds {tree.project} {tree.version}, not {archive.path.name}",
                 hint="name another --dest",
             )
-        return dest
+        return Resolved(dest)
     root = _unpack(archive.path, dest, options)
     committed(f"{dest} was unpacked")
-    return root
+    return Resolved(root, archive.locked)
 
 
 def _unpack(archive: Path, dest: Path, options: Options) -> Path:

@@ -20,6 +20,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.nccl import SourceOrigin
+from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.wheel.facts import FACTS, as_text, digest_label
 from patchkit.wheel.inspect import Binary, inspect, prove_exact
@@ -126,7 +127,9 @@ def _build(root: Path, order: Order, facts: Mapping[str, Any], progress: Progres
 def _patched(order: Order, source: Path) -> dict[str, Any]:
     """A patched copy of the sources, and the facts of the build to come."""
     _place(order.origin, source)
-    outcome = apply(source, load_recipe("nccl"), order.request, anew=True)
+    # The build that follows runs the source's own code by design, sandbox or not.
+    possible = Sandboxed.IF_POSSIBLE
+    outcome = apply(source, load_recipe("nccl"), order.request, anew=True, sandboxed=possible)
     return _facts(order, source, outcome)
 
 

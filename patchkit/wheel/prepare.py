@@ -21,7 +21,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.external import externals
-from patchkit.source.tree import SourceTree
+from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build_python import BuildPython, build_python
 from patchkit.wheel.build_recipe import by_option, wanted
 from patchkit.wheel.facts import FACTS, as_text, digest_label
@@ -55,7 +55,9 @@ def prepare(order: Order, staged: Path, report: Report) -> Prepared:
     """
     source = staged / "source"
     _place(order, source)
-    outcome = apply(source, load_recipe("vllm"), order.request, anew=True)
+    # The build that follows runs the source's own code by design, sandbox or not.
+    possible = Sandboxed.IF_POSSIBLE
+    outcome = apply(source, load_recipe("vllm"), order.request, anew=True, sandboxed=possible)
     workspace = open_workspace(source)
     texts = {}
     if workspace.ledger:  # without its date: the wheel is the same on every day
@@ -69,7 +71,7 @@ def prepare(order: Order, staged: Path, report: Report) -> Prepared:
     applied = patches(plan.steps())
     # Not the workspace's tree, which reads upstream's texts.
     reduced = _reduced(order, detect(source))
-    _check_still_patched(detect(source), order, outcome)
+    _check_still_patched(detect(source, sandboxed=possible), order, outcome)
     gathered = _gathered(order, reduced, staged)
     python = _python(order, report)
     facts = _facts(order, source, outcome, gathered, python)

@@ -21,6 +21,7 @@ from patchkit.errors import DriftError, SourceError, StorageError, UsageError
 from patchkit.patching.fix import Request, Severity, State
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
+from patchkit.source.tree import Sandboxed
 from patchkit.wheel.edition import Draft, Edition, edition
 from patchkit.wheel.inspect import Binary, inspect
 from patchkit.wheel.libraries import (
@@ -70,9 +71,12 @@ def repack(
     *,
     report: Report,
     offline: bool = False,
+    sandboxed: Sandboxed = Sandboxed.ALWAYS,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Repacked:
     """Patch, prove and write a wheel anew, and put it into the wheelhouse.
+
+    ``sandboxed`` says how proofs may run the wheel's own code.
 
     Raises ProofError if the kernels do not serve the device, UsageError if there is nothing to
     change or the wheel is a repack of another kind; and what ``apply`` and ``add`` raise.
@@ -92,7 +96,7 @@ def repack(
     judged = judge(origin.path, binaries, request.target, origin.version)
     require_loading(judged, request.target, origin.version)
     with staging() as folder:
-        draft = _draft(origin, request, folder / "tree", binaries, judged)
+        draft = _draft(origin, request, folder / "tree", binaries, judged, sandboxed)
         notes, made = tuple(_notes(draft, judged)), edition(draft)
         make_room(house, made.filename)
         wheel = folder / made.filename
@@ -128,11 +132,12 @@ def _draft(
     tree: Path,
     binaries: tuple[Binary, ...],
     judged: tuple[Judged, ...],
+    sandboxed: Sandboxed,
 ) -> Draft:
     _stage(origin.path, tree)
     package = tree / "vllm"
     full = _around(request, judged, origin.version)
-    outcome = apply(package, load_recipe("vllm"), full, anew=True)
+    outcome = apply(package, load_recipe("vllm"), full, anew=True, sandboxed=sandboxed)
     if not outcome.written:
         raise UsageError(
             f"no fix changes anything in the wheel of vllm {origin.version} for "

@@ -15,6 +15,7 @@ from typing import Any
 from patchkit.errors import ProofError
 from patchkit.proof.archs import evaluate
 from patchkit.source.detect import detect
+from patchkit.source.tree import Sandboxed
 from patchkit.wheel.about import about
 from patchkit.wheel.backend import NAMESPACE, build_variables, compile_wheel, note
 from patchkit.wheel.ccache import counted, told
@@ -121,5 +122,6 @@ def _prove(root: Path, order: Order, raw: Path, binaries: tuple[Binary, ...]) ->
         built = sources
         require_loading(judge(raw, binaries, target, order.version), target, order.version)
     archs = target.arch_list(order.request.arch)
-    groups = evaluate(detect(root / "source"), target, archs, order.toolchain.cuda)
+    tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+    groups = evaluate(tree, target, archs, order.toolchain.cuda)
     return (prove_groups(groups, sources), *prove_compiled(built, binaries, target))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from patchkit.errors import ProofError
+from patchkit.proof import running
 from patchkit.proof.routing import GB10, SM12X, outcome, prove_decision
 from patchkit.proof.running import Anything, Code
 
@@ -99,6 +100,19 @@ def code(make_tree):
     return Code(make_tree("0.25.1", FILES), {})
 
 
+@pytest.fixture
+def here():
+    """These files are ours, and may be run in this process."""
+    with running.permitted():
+        yield
+
+
+def test_nothing_is_run_in_this_process_unless_it_is_said(code):
+    with pytest.raises(RuntimeError, match=r"^vllm/a.py: .* through asking.ask alone"):
+        code.get(A, "LIMIT")
+
+
+@pytest.mark.usefixtures("here")
 def test_names_are_found_where_python_would_find_them(code):
     assert code.get(A, "LIMIT") == 3
     assert code.get(A, "area")(2) == 12
@@ -109,6 +123,7 @@ def test_names_are_found_where_python_would_find_them(code):
     assert code.get("vllm/broken.py", "A").__name__ == "A"  # nothing else in the file is run
 
 
+@pytest.mark.usefixtures("here")
 def test_a_name_of_ours_stands_in_everywhere_or_in_one_file(make_tree):
     tree = make_tree("0.25.1", FILES)
     everywhere = Code(tree, {"ONE": 10})
@@ -118,6 +133,7 @@ def test_a_name_of_ours_stands_in_everywhere_or_in_one_file(make_tree):
     assert one_file.get(A, "area")(2, 1) == 5
 
 
+@pytest.mark.usefixtures("here")
 def test_a_method_can_be_had_without_its_class(code):
     code.put(A, "Point", lambda x: f"at {x}")
     assert code.method(A, "Point.moved")(SimpleNamespace(x=2), 1) == "at 3"
@@ -125,6 +141,7 @@ def test_a_method_can_be_had_without_its_class(code):
         code.method(A, "Point.gone")
 
 
+@pytest.mark.usefixtures("here")
 def test_what_is_not_there_can_be_compared_but_never_decides(code):
     assert code.get(A, "same")(Anything("torch.bfloat16"))
     assert not code.get(A, "same")(Anything("torch.float16"))
@@ -133,12 +150,14 @@ def test_what_is_not_there_can_be_compared_but_never_decides(code):
             code.get(A, name)()
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("scope", ["nothing", "Point.nothing"])
 def test_what_nobody_defines_is_an_error(scope, code):
     with pytest.raises(ProofError, match=rf"^vllm/a.py: no {scope} to run"):
         code.get(A, scope)
 
 
+@pytest.mark.usefixtures("here")
 def test_a_refusal_is_a_decision_and_a_stumble_is_not(make_tree):
     tree = make_tree("0.25.1", FILES)
 
@@ -146,7 +165,7 @@ def test_a_refusal_is_a_decision_and_a_stumble_is_not(make_tree):
         return lambda tree, _capability: Code(tree, {}).get(A, name)()
 
     assert outcome(ask("refuses"), tree, GB10[0]) == "ValueError: not on this device"
-    with pytest.raises(ProofError, match=r"cannot be run for 12\.1: AttributeError"):
+    with pytest.raises(ProofError, match=r"^vllm/a.py:\d+: .* for 12\.1: AttributeError"):
         outcome(ask("stumbles"), tree, GB10[0])
 
 

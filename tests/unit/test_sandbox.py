@@ -1,0 +1,387 @@
+"""The sandbox of proofs, tried from inside: each right that it takes away, and those it leaves."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import DriftError, HostError, ProofError, StorageError
+from patchkit.proof.asking import ask
+from patchkit.proof.jobs import side_by_side
+from patchkit.proof.running import Code
+from patchkit.proof.sandbox import Box, Limits, forked, missing, program_box, run
+from patchkit.source.tree import Sandboxed
+
+pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
+SECRET = "do not tell"
+
+
+@pytest.fixture
+def tree(make_tree, tmp_path, monkeypatch):
+    """A tree, with the user's home beside it."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh/id_ed25519").write_text(SECRET)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    made = make_tree("0.25.1", {"vllm/a.py": "ONE = 1\n", "setup.py": ""})
+    return replace(made, sandboxed=Sandboxed.ALWAYS)
+
+
+def _clobber(tree):
+    os.close(os.open(tree.root / "vllm/a.py", os.O_RDONLY | os.O_TRUNC))
+
+
+def _system_call(number):
+    assert ctypes.CDLL(None, use_errno=True).syscall(number, 0, 0, 0, 0, 0) >= 0 or (
+        ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS)
+    ), "denied"
+
+
+def _signal_by_file(_tree):
+    reading, _writing = os.pipe()
+    fcntl.fcntl(reading, fcntl.F_SETOWN, os.getppid())
+
+
+def _keep_limits_of_parent(_tree):
+    known = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, known)
+
+
+def _priority_of_parent(_tree):
+    parent = os.getppid()
+    os.setpriority(os.PRIO_PROCESS, parent, os.getpriority(os.PRIO_PROCESS, parent))
+
+
+def _fork(_tree):
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+# Each of them works outside, and harms nobody there.
+ACTS = {
+    "write a new file": lambda tree: (tree.root / "new").write_text("x"),
+    "write outside": lambda tree: (tree.root.parent / "new").write_text("x"),
+    "append": lambda tree: (tree.root / "vllm/a.py").open("a").close(),
+    "empty while reading": _clobber,
+    "truncate": lambda tree: os.truncate(tree.root / "vllm/a.py", 8),
+    "remove": lambda tree: (tree.root / "setup.py").unlink(),
+    "rename": lambda tree: (tree.root / "setup.py").rename(tree.root / "vllm/b.py"),
+    "make a folder": lambda tree: (tree.root / "new").mkdir(),
+    "make a link": lambda tree: (tree.root / "new").symlink_to("x"),
+    "make a hard link": lambda tree: (tree.root / "new").hardlink_to(tree.root / "setup.py"),
+    "make a FIFO": lambda tree: os.mkfifo(tree.root / "new"),
+    "change a mode": lambda tree: (tree.root / "setup.py").chmod(0o777),
+    "change an owner": lambda tree: os.chown(tree.root / "setup.py", os.getuid(), os.getgid()),
+    "change a time": lambda tree: os.utime(tree.root / "setup.py", (0, 0)),
+    "read a key": lambda tree: (tree.root.parent / "home/.ssh/id_ed25519").read_text(),
+    "list the home": lambda tree: [*(tree.root.parent / "home").iterdir()],
+    "read /etc": lambda _tree: Path("/etc/passwd").read_text(),
+    "read of the parent": lambda _tree: Path(f"/proc/{os.getppid()}/environ").read_text(),
+    "run a program": lambda _tree: subprocess.run([sys.executable, "-c", ""], check=True),
+    "spawn a program": lambda _tree: os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}),
+    "become a program": lambda _tree: os.execv(sys.executable, [sys.executable, "-c", ""]),
+    "fork": _fork,
+    "open a socket": lambda _tree: socket.socket().close(),
+    "open a local socket": lambda _tree: socket.socket(socket.AF_UNIX).close(),
+    "open a pair of sockets": lambda _tree: socket.socketpair(),
+    "signal the parent": lambda _tree: os.kill(os.getppid(), 0),
+    "have a file signal the parent": _signal_by_file,
+    "change the parent's limits": _keep_limits_of_parent,
+    "change the parent's priority": _priority_of_parent,
+    "leave the group": lambda _tree: os.setsid(),
+    "make a file in memory": lambda _tree: os.memfd_create("x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_what_a_child_cannot_do(act, tree, snapshot):
+    before = snapshot(tree.root.parent)
+    with pytest.raises(ProofError, match=r"PermissionError|Errno 1\b|Errno 13\b"):
+        ask(tree, [lambda: ACTS[act](tree) and None])
+    assert snapshot(tree.root.parent) == before
+
+
+@pytest.mark.parametrize("act", set(ACTS) - {"become a program", "leave the group"})
+def test_what_it_could_do_without_a_sandbox(act, tree):
+    """Else the test above would prove nothing."""
+    free = replace(tree, sandboxed=Sandboxed.NEVER)
+    assert ask(free, [lambda: ACTS[act](tree) and None]) == [None]
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86_64")
+@pytest.mark.parametrize(
+    "number",
+    [101, 310, 272, 165, 161, 321, 425, 250, 298, 323, 157, 29, 68, 435, 437, 999, 0x40000000 + 41],
+)
+def test_calls_that_no_library_has(number, tree):
+    """ptrace, reading of memory, namespaces, mounts, bpf, io_uring, keys; new ones, and x32's."""
+    with pytest.raises(ProofError, match="AssertionError: denied"):
+        ask(tree, [lambda: _system_call(number)])
+
+
+def test_what_a_child_can_do(tree):
+    def reads():
+        import wave  # a module that nobody has imported yet
+
+        return [
+            tree.read("vllm/a.py"),
+            [each.name for each in (tree.root / "vllm").iterdir()],
+            bool(wave.__doc__),
+        ]
+
+    def sees():
+        opened = [int(each) for each in range(64) if _is_open(each)]
+        return [dict(os.environ), opened[:4], os.isatty(0)]
+
+    answers = ask(tree, [reads, sees, lambda: Code(tree, {}).get("vllm/a.py", "ONE")])
+    assert answers == [["ONE = 1\n", ["a.py"], True], [{}, [0, 1, 2, 3], False], 1]
+    assert set(tree.seen) == {"vllm/a.py"}  # what is read counts, wherever it is read
+
+
+def _is_open(number):
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def test_it_keeps_none_of_the_parents_files(tree, tmp_path):
+    with (tmp_path / "kept").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        with pytest.raises(ProofError, match=r"OSError: \[Errno 9\]"):
+            ask(tree, [lambda: os.write(file.fileno(), b"x")])
+
+
+# What ends it, and what it says then
+
+SMALL = Limits(processor=1, clock=20, memory=64 << 20, output=1 << 16)
+
+
+def _spin():
+    while True:
+        pass
+
+
+def _spin_on():
+    while True:
+        try:
+            _spin()
+        except BaseException:  # noqa: BLE001
+            continue
+
+
+def _deep():
+    return _deep() + 1
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        (_spin, "_OutOfTime"),
+        (_spin_on, "more than 1 s of the processor|ended by SIGKILL"),
+        (lambda: bytearray(1 << 40), "MemoryError"),
+        (lambda: [bytearray(1 << 20) for _ in range(1000)], "MemoryError"),
+        (lambda: "x" * 100_000, "wrote 65536 bytes or more"),
+        (_deep, "RecursionError"),
+        (lambda: os._exit(0), "it answered with"),
+        (lambda: os._exit(3), "it ended with status 3"),
+        (sys.exit, "SystemExit"),
+        (lambda: ctypes.string_at(0), "ended by SIGSEGV"),
+        (lambda: os.close(3), "ended by SIGKILL|^upstream"),
+        (lambda: os.close(1), "Bad file descriptor|ended with status 1"),
+        (lambda: object(), "TypeError: Object of type object is not JSON"),
+        (lambda: {(1, 2): 3}, "TypeError: keys must be"),
+    ],
+    ids=["loop", "stubborn loop", "memory", "much memory", "output", "recursion", "exit 0",
+         "exit 3", "sys.exit", "crash", "the pipe", "the output", "no data", "no key"],
+)  # fmt: skip
+def test_what_ends_without_an_answer(question, said, tree):
+    with pytest.raises(ProofError, match=said):
+        ask(tree, [question], limits=SMALL)
+
+
+def test_what_only_waits(tree):
+    with pytest.raises(ProofError, match=r"it ran longer than 0\.2 s"):
+        ask(tree, [lambda: time.sleep(600)], limits=Limits(clock=0.2))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 60_000,
+        b'{"answers": [1], "raised": null}',
+        b'{"answers": [1, 2], "raised": null, "read": []}',
+        b'{"answers": {"0": 1}, "raised": null, "read": []}',
+        b'{"answers": [1], "raised": null, "read": ["../../etc/passwd"]}',
+        b'{"answers": [1], "raised": null, "read": ["/etc/passwd"]}',
+        b'{"answers": [1], "raised": null, "read": [7]}',
+        b'{"answers": [1], "raised": null, "read": ["a\\u0000b"]}',
+        b'{"answers": [1], "raised": 5, "read": []}',
+        b'{"answers": [1], "raised": {"what": "x"}, "read": []}',
+        b'{"answers": [1], "raised": {"kind": [], "what": 1, "why": 2, "hint": 3}, "read": []}',
+        b'{"answers": [' + b"9" * 50_000 + b'], "raised": null, "read": []}',
+    ],
+)
+def test_a_forged_answer_is_no_answer(forged, tree):
+    def forge():
+        os.write(1, forged)
+        os._exit(0)
+
+    with pytest.raises(ProofError):
+        ask(tree, [forge])
+
+
+def test_a_child_changes_nothing_here(tree):
+    """It may turn patchkit's own functions into what it likes, and its answer is still data."""
+
+    def take_over():
+        from patchkit.proof import asking, routing
+
+        routing.prove_decision = lambda *_args, **_named: "proved"
+        asking.ask = None
+        tree.seen["forged"] = "0"
+        return "proved"
+
+    assert ask(tree, [take_over]) == ["proved"]
+    from patchkit.proof import asking, routing
+
+    assert asking.ask is ask
+    assert routing.prove_decision is not None
+    assert tree.seen == {"forged": ""}  # looked at here: there is no such file
+
+
+def test_what_a_question_raises_arrives_and_says_where(tree):
+    stumbling = tree.with_texts({"vllm/a.py": "def f():\n    return gone\n"})
+    with pytest.raises(ProofError, match=r"^vllm/a\.py:2: .* NameError: name 'gone'"):
+        ask(stumbling, [lambda: Code(stumbling, {}).get("vllm/a.py", "f")()])
+    with pytest.raises(DriftError, match=r"^vllm/b\.py: not found"):
+        ask(tree, [lambda: tree.read("vllm/b.py")])
+
+
+# Programs
+
+
+def test_a_program_reads_its_folder_and_starts_no_other(tmp_path):
+    (tmp_path / "a").write_text("here\n")
+    shell = Path("/bin/sh").resolve()
+    box = replace(program_box(shell), read=(tmp_path, Path("/usr"), Path("/lib"), Path("/lib64")))
+    script = 'read x <a; echo "$x"; echo y >b; cat a; (echo z); echo "$HOME"'
+    ended = run([str(shell), "-c", script], box, folder=tmp_path, environment={})
+    assert ended.text.splitlines()[:1] == ["here"]
+    assert not {"y", "z"} & set(ended.text.splitlines())
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_programs_output_and_time_have_limits(tmp_path):
+    command = [sys.executable, "-c", "while True: print('x' * 1000)"]
+    ended = run(command, None, folder=tmp_path, environment={}, limits=SMALL)
+    assert ended.trouble
+    assert len(ended.output) == SMALL.output
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ended = run(command, None, folder=tmp_path, environment={}, limits=Limits(clock=0.2))
+    assert ended.trouble == "it ran longer than 0.2 s"
+
+
+def test_a_sandbox_that_cannot_be_set_up_is_said_before_anything_runs(tmp_path):
+    done = tmp_path / "done"
+    with pytest.raises(StorageError, match="a child process cannot be set up: .* 'gone'"):
+        forked(done.touch, None, folder=Path("gone"))
+    with pytest.raises(HostError, match="the sandbox cannot be set up: "):
+        forked(done.touch, Box(), folder=Path("gone"))
+    assert not done.exists()
+
+
+def test_a_child_dies_with_its_parent(tmp_path):
+    code = (
+        "import sys, time\n"
+        "from patchkit.proof.sandbox import Box, forked\n"
+        "forked(lambda: time.sleep(600), Box())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        while not (child := children.read_text().strip()) and parent.poll() is None:
+            time.sleep(0.01)
+        assert child
+        # Its name of the group shows that it asked for its parent's signal before.
+        while os.getpgid(int(child)) != int(child) or not _asleep(child):
+            time.sleep(0.01)
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 20
+    while _alive(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _alive(child)
+
+
+def _state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def _alive(pid):
+    return _state(pid) not in "XZ"
+
+
+def _asleep(pid):
+    return _state(pid) == "S"
+
+
+# Side by side
+
+
+def test_calls_side_by_side_keep_their_order_and_their_errors():
+    parent = os.getpid()
+    assert side_by_side([]) == []
+    here, *aside = side_by_side([os.getpid] * 3)
+    assert here == parent
+    assert len({here, *aside}) == 3
+
+    def fails(words):
+        raise ProofError(words, why="w", hint="h")
+
+    with pytest.raises(ProofError, match="second") as caught:
+        side_by_side([os.getpid, partial(fails, "second"), partial(fails, "third")])
+    assert (caught.value.why, caught.value.hint) == ("w", "h")
+    with pytest.raises(StorageError, match="ended early"):
+        side_by_side([os.getpid, lambda: os.kill(os.getpid(), signal.SIGKILL)])
+
+
+def test_a_call_that_is_not_waited_for_puts_its_things_away(tmp_path):
+    def works():
+        import tempfile
+
+        with tempfile.TemporaryDirectory(dir=tmp_path):
+            time.sleep(600)
+
+    def fails():
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.01)
+        raise ProofError("first")
+
+    with pytest.raises(ProofError, match="first"):
+        side_by_side([fails, works])
+    assert not list(tmp_path.iterdir())
