@@ -1,7 +1,8 @@
 """How long patchkit takes: cold processes, warm page cache, medians of one run.
 
 Beside it stand a peer (``git apply`` of the same change), the floor (a Python that only imports
-libcst), and what libcst needs to parse the Python files that an apply edits. For the inspection of
+libcst), and what libcst needs to parse the Python files that an apply edits. What ``apply`` takes
+beyond ``apply --trust-source`` is the sandbox's share. For the inspection of
 the largest stock NCCL the floor is a Python that hashes the file, the peer NVIDIA's cuobjdump. For
 what a node runs, probe and env, the floor is a Python that imports click.
 """
@@ -74,6 +75,8 @@ def measure(release: str, tree: Path, runs: int) -> None:
     for _ in range(runs):
         note = recorder(rows)
         note("floor: import libcst", FLOOR)
+        note("apply --trust-source", (*PATCHKIT, "apply", *source, "--trust-source"))
+        run(*PATCHKIT, "revert", *source)
         note("apply", (*PATCHKIT, "apply", *source))
         rows.setdefault("parsing what apply edits", []).append(timed(lambda: parse(changed(tree))))
         note("apply again", (*PATCHKIT, "apply", *source))

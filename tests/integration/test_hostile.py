@@ -74,7 +74,7 @@ CMAKE = (
     "_file(COPY {tree}/setup.py DESTINATION {mark})",
     "_file(DOWNLOAD file://{tree}/setup.py {mark})",
     "_file(CREATE_LINK {tree}/setup.py {mark} SYMBOLIC)",
-    "_file(RENAME {tree}/vllm/envs.py {mark})",
+    "_file(RENAME {tree}/vllm/platforms/cuda.py {mark})",
     "_configure_file({tree}/setup.py {mark})",
     "write_file({mark} x)",
     "make_directory({mark})",
