@@ -24,14 +24,13 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-import packaging
-
 from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.paths import RECIPES
 from patchkit.source.tree import Sandboxed, SourceTree
 
 _PATCHKIT = Path(__file__).parents[1]
 _SYSTEM = tuple(map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", os.devnull)))
+_PACKAGES = ("site-packages", "dist-packages")  # not all of sys.path: it may begin with the home
 _LOADERS = (("/lib", "ld-*"), ("/lib64", "ld-*"), ("/lib", "*-linux-*/ld-*"))
 _READY = b"."  # what the child says once its sandbox is closed
 _TOO_MUCH = "it wrote {} bytes or more"
@@ -121,8 +120,9 @@ def box_for(tree: SourceTree, box: Box) -> Box | None:
 
 def python_box() -> Box:
     """What this interpreter may still have to read: its libraries, patchkit and its recipes."""
-    libraries = (Path(os.__file__).parent, Path(packaging.__file__).parents[1])
-    return Box(read=(*libraries, Path(sys.base_prefix, "lib"), _PATCHKIT, RECIPES))
+    own = (Path(os.__file__).parent, Path(sys.base_prefix, "lib"), _PATCHKIT, RECIPES)
+    packages = (each for each in map(Path, sys.path) if each.name in _PACKAGES)
+    return Box(read=(*own, *packages))
 
 
 def program_box(program: Path, *, children: bool = False) -> Box:

@@ -86,10 +86,10 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, op
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def number(name: str) -> int:
-    """Return the number of a system call here, -1 if it does not exist."""
-    machine = _MACHINES.get(platform.machine())
-    found = _NUMBERS[name][machine[0]] if machine else None
+def number(name: str, machine: str = "") -> int:
+    """Return the number of a system call on a machine (this one), -1 if it does not exist."""
+    known = _MACHINES.get(machine or platform.machine())
+    found = _NUMBERS[name][known[0]] if known else None
     return -1 if found is None else found
 
 
@@ -130,7 +130,7 @@ def install(*, programs: bool, children: bool) -> None:
 
 
 @cache
-def compiled(*, programs: bool, children: bool) -> bytes:
+def compiled(*, programs: bool, children: bool, machine: str = "") -> bytes:
     """Return the filter for ``install``; it is made once, for all children."""
     left = _OWN | ({"execve"} if programs else set()) | ({"vfork"} if children else set())
     denied = {
@@ -138,15 +138,16 @@ def compiled(*, programs: bool, children: bool) -> bytes:
         for name in _NUMBERS
         if name not in left
     }
-    return packed(denied, children=children)
+    return packed(denied, children=children, machine=machine)
 
 
-def packed(calls: Mapping[str, int], *, children: bool = False) -> bytes:
+def packed(calls: Mapping[str, int], *, children: bool = False, machine: str = "") -> bytes:
     """Return a filter that has these calls answer with an error number.
 
     Some of them it refuses with arguments that do harm, and with no others.
     """
-    return b"".join(struct.pack("HBBI", *each) for each in _filter(calls, children=children))
+    instructions = _filter(calls, machine or platform.machine(), children=children)
+    return b"".join(struct.pack("HBBI", *each) for each in instructions)
 
 
 def load(instructions: bytes) -> None:
@@ -157,19 +158,18 @@ def load(instructions: bytes) -> None:
     syscall("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, program)
 
 
-def _filter(calls: Mapping[str, int], *, children: bool) -> Iterator[Instruction]:
+def _filter(calls: Mapping[str, int], machine: str, *, children: bool) -> Iterator[Instruction]:
     """Of ``struct seccomp_data``: number at 0, architecture at 4, arguments of 8 bytes from 16."""
-    _column, machine = _MACHINES[platform.machine()]
     yield _LOAD, 0, 0, 4
-    yield _JEQ, 1, 0, machine
+    yield _JEQ, 1, 0, _MACHINES[machine][1]
     yield _RET, 0, 0, _KILL
     yield _LOAD, 0, 0, 0
     yield _JGE, 0, 1, _UNKNOWN
     yield _RET, 0, 0, _ERRNO | errno.ENOSYS
     for name, code in calls.items():
-        if number(name) >= 0:
+        if number(name, machine) >= 0:
             body = [*_unless_harmless(name, children=children), (_RET, 0, 0, _ERRNO | code)]
-            yield _JEQ, 0, len(body), number(name)
+            yield _JEQ, 0, len(body), number(name, machine)
             yield from body
     yield _RET, 0, 0, _ALLOW
 

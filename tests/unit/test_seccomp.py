@@ -1,0 +1,124 @@
+"""The filter, read as the kernel reads it, on both machines; see test_sandbox.py for its effect."""
+
+from __future__ import annotations
+
+import errno
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from patchkit.proof.seccomp import compiled, number
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ALLOWED, KILLED = 0x7FFF0000, 0x80000000
+EPERM, ENOSYS = (0x50000 | each for each in (errno.EPERM, errno.ENOSYS))
+# A call of everyone's, with its number in both tables, that must stay.
+KEPT = {"read": (0, 63), "write": (1, 64), "mmap": (9, 222), "futex": (202, 98), "exit": (60, 93)}
+THREAD, VFORK, FORK = 0x3D0F00, 0x4111, 0x1200011
+
+
+def answer(program, architecture, call, *arguments):
+    """What a classic BPF program returns for a system call."""
+    words = [call, architecture, 0, 0]
+    for value in (*arguments, *[0] * (6 - len(arguments))):
+        words += [value & 0xFFFFFFFF, value >> 32]
+    code = list(struct.iter_unpack("HBBI", program))
+    at = register = 0
+    while True:
+        operation, yes, no, operand = code[at]
+        at += 1
+        if operation == 0x20:
+            register = words[operand // 4]
+        elif operation == 0x54:
+            register &= operand
+        elif operation == 0x06:
+            return operand
+        else:
+            tests = {0x15: register == operand, 0x35: register >= operand, 0x45: register & operand}
+            at += yes if tests[operation] else no
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def machine(request):
+    return request.param
+
+
+@pytest.fixture
+def says(machine):
+    """``says("clone", flags)``, with what may be started."""
+
+    def ask(call, *arguments, programs=False, children=False):
+        program = compiled(programs=programs, children=children, machine=machine)
+        wanted = number(call, machine) if isinstance(call, str) else call
+        return answer(program, ARCHITECTURES[machine], wanted, *arguments)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "expected"),
+    [
+        ("socket", (), EPERM),
+        ("kill", (), EPERM),
+        ("execve", (), EPERM),
+        ("clone3", (), ENOSYS),
+        ("openat2", (), ENOSYS),
+        ("clone", (THREAD,), ALLOWED),
+        ("clone", (FORK,), EPERM),
+        ("clone", (VFORK,), EPERM),
+        ("openat", (0, 0, 0), ALLOWED),
+        ("openat", (0, 0, 0o1101), ALLOWED),  # Landlock's to refuse
+        ("openat", (0, 0, 0o1000), EPERM),
+        ("openat", (0, 0, 0o1003), EPERM),
+        ("ioctl", (0, 0x5401), ALLOWED),
+        ("ioctl", (0, 0x5412), EPERM),  # TIOCSTI
+        ("fcntl", (0, 3), ALLOWED),
+        *(("fcntl", (0, command), EPERM) for command in (8, 10, 15, 1024, 1026)),
+        ("prlimit64", (0, 7, 0, 1), ALLOWED),
+        ("prlimit64", (1, 7, 0, 1), EPERM),
+        ("prlimit64", (0, 7, 1, 1), EPERM),
+        ("prlimit64", (0, 7, 1 << 32, 1), EPERM),
+        (470, (), ENOSYS),
+        (0x40000000 + 41, (), ENOSYS),
+    ],
+)
+def test_what_the_filter_says(call, arguments, expected, says):
+    assert says(call, *arguments) == expected
+
+
+def test_programs_and_their_children(says):
+    assert says("execve", programs=True) == ALLOWED
+    assert says("clone", VFORK, programs=True) == EPERM
+    assert says("clone", VFORK, programs=True, children=True) == ALLOWED
+    assert says("clone", FORK, programs=True, children=True) == EPERM
+
+
+def test_what_everybody_needs_stays(says, machine):
+    column = list(ARCHITECTURES).index(machine)
+    assert {name: says(numbers[column]) for name, numbers in KEPT.items()} == dict.fromkeys(
+        KEPT, ALLOWED
+    )
+
+
+def test_calls_by_another_convention_end_the_process(machine):
+    program = compiled(programs=False, children=False, machine=machine)
+    assert answer(program, 0x40000003, 41) == KILLED  # i386
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [("x86_64", "x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")],
+)
+def test_numbers_are_the_kernels(machine, header):
+    from patchkit.proof.seccomp import _NUMBERS
+
+    place = Path("/usr/include") / header
+    if not place.exists():
+        pytest.skip(f"{place} is not there: linux-libc-dev has it")
+    found = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", place.read_text(), re.MULTILINE)
+    known = {name: int(value) for name, value in found}
+    ours = {name: number(name, machine) for name in _NUMBERS if name in known}
+    assert len(ours) > 80
+    assert ours == {name: known[name] for name in ours}
