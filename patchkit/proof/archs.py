@@ -18,7 +18,8 @@ from pathlib import Path, PurePosixPath
 
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError, StorageError
-from patchkit.proof.sandbox import Ended, box_for, program_box, run
+from patchkit.proof.child import Ended, run
+from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 

@@ -19,7 +19,8 @@ from typing import Any
 from patchkit import errors
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.proof import running
-from patchkit.proof.sandbox import Limits, box_for, forked, python_box
+from patchkit.proof.child import Limits, forked
+from patchkit.proof.sandbox import box_for, python_box
 from patchkit.source.tree import SourceTree
 
 LIMITS = Limits(output=1 << 20)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NoReturn, TypeVar
 
 from patchkit.errors import StorageError
-from patchkit.proof.sandbox import die_with
+from patchkit.proof.child import die_with, fork
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class _Job(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         parent = os.getpid()
         self._result = os.memfd_create("result")
-        self._child = os.fork()
+        self._child = fork()
         self._running = True
         if not self._child:
             _live(call, self._result, parent)

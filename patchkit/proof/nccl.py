@@ -20,7 +20,8 @@ from pathlib import Path
 
 from patchkit.errors import HostError, ProofError
 from patchkit.proof.archs import Traced, read_trace, run_cmake
-from patchkit.proof.sandbox import box_for, program_box, run
+from patchkit.proof.child import run
+from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
 
 COMMON_MK = "makefiles/common.mk"

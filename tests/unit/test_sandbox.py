@@ -20,9 +20,10 @@ import pytest
 
 from patchkit.errors import DriftError, HostError, ProofError, StorageError
 from patchkit.proof.asking import ask
+from patchkit.proof.child import Limits, forked, run
 from patchkit.proof.jobs import side_by_side
 from patchkit.proof.running import Code
-from patchkit.proof.sandbox import Box, Limits, forked, missing, program_box, run
+from patchkit.proof.sandbox import Box, missing, program_box
 from patchkit.source.tree import Sandboxed
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
@@ -315,7 +316,7 @@ def test_a_sandbox_that_cannot_be_set_up_is_said_before_anything_runs(tmp_path):
 def test_a_child_dies_with_its_parent(tmp_path):
     code = (
         "import sys, time\n"
-        "from patchkit.proof.sandbox import Box, forked\n"
+        "from patchkit.proof.child import forked\nfrom patchkit.proof.sandbox import Box\n"
         "forked(lambda: time.sleep(600), Box())\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
