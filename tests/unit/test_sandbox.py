@@ -124,6 +124,16 @@ def test_what_it_could_do_without_a_sandbox(act, tree):
     assert ask(free, [lambda: ACTS[act](tree) and None]) == [None]
 
 
+def test_the_first_landlock_will_do(tree, snapshot, monkeypatch):
+    """Linux 5.13: no truncating, sockets or signals in it. The ruleset is real, and as small."""
+    monkeypatch.setattr("patchkit.proof.landlock.version", lambda: 1)
+    before = snapshot(tree.root.parent)
+    for act in ACTS.values():
+        with pytest.raises(ProofError, match=r"PermissionError|Errno 1\b|Errno 13\b"):
+            ask(tree, [partial(act, tree)])
+    assert snapshot(tree.root.parent) == before
+
+
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86_64")
 @pytest.mark.parametrize(
     "number",
