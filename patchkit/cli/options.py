@@ -222,7 +222,7 @@ def located(source: Source, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
             options = resolve_options(report, source)
             found = stack.enter_context(resolved(source.spec, options, keep=keep))
         if source.trusted:
-            say(NOT_SANDBOXED)
+            tell(NOT_SANDBOXED)
         yield found.path, may_run(locked=found.locked, trusted=source.trusted)
 
 

@@ -22,7 +22,7 @@ from patchkit.cli.options import (
     request_options,
     trust_source,
 )
-from patchkit.cli.out import print_json, say, tell
+from patchkit.cli.out import print_json, tell
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
@@ -81,7 +81,7 @@ def command(
     began = time.monotonic()
     request = selection.request()
     if trusted:
-        say(NOT_SANDBOXED)
+        tell(NOT_SANDBOXED)
     with progress() as report:
         origin = find_wheel(
             wheel,

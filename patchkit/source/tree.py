@@ -18,7 +18,6 @@ from patchkit.reading import LARGEST_IN_TREE, read_bytes
 RESTORE = "restore the file from the release"
 
 
-
 class Sandboxed(enum.Enum):
     """Whether what is run of a tree's own code, to prove a plan, is run in a sandbox."""
 
