@@ -1,7 +1,8 @@
-"""Which names of files may be written, replaced or removed below a root."""
+"""Which files may be written, replaced or removed below a root: plain names, no links."""
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path, PurePosixPath
 
 from patchkit.errors import SourceError
@@ -11,6 +12,14 @@ def plain(path: str) -> bool:
     """Return whether a path is relative, names something, and has one spelling: no ``..``."""
     parts = path.split("/")
     return bool(path) and "\0" not in path and not {"", ".", ".."}.intersection(parts)
+
+
+def is_file(place: Path) -> bool:
+    """Return whether a path is itself a regular file: no link, no folder, no device."""
+    try:
+        return stat.S_ISREG(place.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def inside(root: Path, path: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import give
+from patchkit.durable.names import is_file
 from patchkit.errors import StorageError
 
 
@@ -76,7 +77,7 @@ def move(source: Path, place: Path) -> None:
 def is_staged(name: Path, sha256: str) -> bool:
     """Return whether a staged file is a plain file with this content."""
     try:
-        plain = stat.S_ISREG(name.lstat().st_mode) and not name.parent.is_symlink()
-        return plain and sha256_of(name) == sha256
-    except (OSError, StorageError):
+        own = is_file(name) and not name.parent.is_symlink()
+        return own and sha256_of(name) == sha256
+    except StorageError:
         return False

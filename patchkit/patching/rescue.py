@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.digests import digest
 from patchkit.durable.journal import Change
+from patchkit.durable.names import is_file
 from patchkit.durable.steps import place_of, present
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.patching.ledger import journal_of, original_path, read_ledger
@@ -51,7 +51,7 @@ def rescue(tree: SourceTree, state: Path) -> Rescued:
     changes, restored, lost = [], [], []
     for path, (wanted, left) in ours.items():
         original = original_path(state, path)
-        data = original.read_bytes() if _is_plain(original) else None
+        data = original.read_bytes() if is_file(original) else None
         if digest(data) != wanted:
             lost.append(path)
             if data is not None:
@@ -87,14 +87,7 @@ def _known(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (each for each in sorted(folder.rglob("*")) if _is_plain(each))
-
-
-def _is_plain(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
+    return (each for each in sorted(folder.rglob("*")) if is_file(each))
 
 
 def _free(root: Path) -> Path:

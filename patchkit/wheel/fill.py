@@ -11,12 +11,12 @@ from pathlib import Path
 from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
+from patchkit.durable.names import is_file
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.checks import cuda_majors
 from patchkit.wheel.elsewhere import Locked, Place, Source, download, resolve
 from patchkit.wheel.manifest import Entry, Kind
-from patchkit.wheel.own_files import is_own
 from patchkit.wheel.record import ANY
 from patchkit.wheel.shelf import read
 from patchkit.wheel.torch import Torch, require_cuda, torch_of
@@ -198,7 +198,7 @@ def _take(scratch: Path, wheel: Locked, place: Path) -> None:
 
 def _whole(folder: Path, wheel: Locked) -> bool:
     file = folder / wheel.name.filename
-    return is_own(file) and sha256_of(file) == wheel.sha256
+    return is_file(file) and sha256_of(file) == wheel.sha256
 
 
 def _cuda_needed(house: Path, built: Sequence[Entry]) -> dict[int, str]:
@@ -207,7 +207,7 @@ def _cuda_needed(house: Path, built: Sequence[Entry]) -> dict[int, str]:
     Raises HashMismatchError if a wheel is not the one that was built.
     """
     for entry in built:
-        if not is_own(house / entry.filename) or sha256_of(house / entry.filename) != entry.sha256:
+        if not is_file(house / entry.filename) or sha256_of(house / entry.filename) != entry.sha256:
             raise HashMismatchError(
                 f"{entry.filename} is not the wheel that was built",
                 hint=f"{quoted('patchkit', 'verify', house)}; build it again",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
+from patchkit.durable.names import is_file
 from patchkit.errors import HashMismatchError, SourceError
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
@@ -15,17 +15,9 @@ WHY_LINKED = "patchkit makes none; what it leads to can change without the wheel
 _MOST = 32 << 20  # bytes of a document; a manifest of 200 wheels has 0.1 MB
 
 
-def is_own(place: Path) -> bool:
-    """Return whether a path is itself a regular file: no link, no folder, no device."""
-    try:
-        return stat.S_ISREG(place.lstat().st_mode)
-    except OSError:
-        return False
-
-
 def require_own(place: Path) -> None:
     """Raise HashMismatchError if something is there that is not itself a regular file."""
-    if os.path.lexists(place) and not is_own(place):
+    if os.path.lexists(place) and not is_file(place):
         raise HashMismatchError(
             f"{place}: {LINKED}",
             why=WHY_LINKED,

@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from patchkit.apply import Outcome, apply, open_workspace, request_fields
 from patchkit.digests import sha256_of
+from patchkit.durable.names import is_file
 from patchkit.elf import by_version, damaged
 from patchkit.errors import DriftError, SourceError, StorageError, UsageError
 from patchkit.patching.fix import Request, Severity, State
@@ -35,7 +36,6 @@ from patchkit.wheel.libraries import (
     ways_around,
 )
 from patchkit.wheel.members import texts
-from patchkit.wheel.own_files import is_own
 from patchkit.wheel.rewrite import Progress, rewrite
 from patchkit.wheel.upstream import Origin, find_wheel, locked_wheels
 from patchkit.wheel.wheelhouse import add, entries, make_room
@@ -239,7 +239,7 @@ def _held(house: Path, filename: str, digest: str) -> bool:
     ):  # no folder yet, or a change that add() finishes
         return False
     place = house / filename
-    return listed.get(filename) == digest and is_own(place) and sha256_of(place) == digest
+    return listed.get(filename) == digest and is_file(place) and sha256_of(place) == digest
 
 
 def _notes(draft: Draft, judged: tuple[Judged, ...]) -> Iterator[str]:

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchkit.durable.names import is_file
 from patchkit.errors import SourceError
 from patchkit.target import Target, targets
 from patchkit.wheel.about import About, about
 from patchkit.wheel.finding import Finding, finding
 from patchkit.wheel.inspect import Binary, inspect
 from patchkit.wheel.manifest import Entry, Kind
-from patchkit.wheel.own_files import is_own
 from patchkit.wheel.record import ANY
 
 
@@ -55,7 +55,7 @@ def read(
     wheels, found = [], []
     for entry in listed:
         place = house / entry.filename
-        if not is_own(place) or entry.filename in spoiled:
+        if not is_file(place) or entry.filename in spoiled:
             wheels.append(Wheel(entry=entry, place=place, about=None))
             continue
         try:

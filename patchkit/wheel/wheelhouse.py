@@ -12,6 +12,7 @@ from typing import Any
 
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
+from patchkit.durable.names import is_file
 from patchkit.errors import BusyError, HashMismatchError, SourceError, StorageError, UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.finding import Finding, finding
@@ -25,7 +26,7 @@ from patchkit.wheel.manifest import (
     rivals,
     supersedes,
 )
-from patchkit.wheel.own_files import LINKED, WHY_LINKED, is_own, read_own, require_own
+from patchkit.wheel.own_files import LINKED, WHY_LINKED, read_own, require_own
 from patchkit.wheel.record import WheelName, faults, wheel_name
 from patchkit.wheel.storage import (
     DAMAGED,
@@ -261,7 +262,7 @@ def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
             hint = f"{again}; or: {_prune(house)}"
             yield finding(StorageError, entry.filename, "is listed, and not there", hint)
         return
-    if not is_own(place):
+    if not is_file(place):
         hint = f"{quoted('rm', '--', place)}; then {again}"
         yield finding(HashMismatchError, entry.filename, LINKED, hint, WHY_LINKED)
         return
@@ -304,8 +305,8 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
     prune_it = f"move it away; or: {_prune(house)}"
     for place in sorted(house.glob("*.whl")):
         if place.name not in listed:
-            kind = UsageError if is_own(place) else HashMismatchError
-            what = f"is not in {MANIFEST}" if is_own(place) else LINKED
+            kind = UsageError if is_file(place) else HashMismatchError
+            what = f"is not in {MANIFEST}" if is_file(place) else LINKED
             yield finding(kind, place.name, what, prune_it)
     for number, one in enumerate(names):
         for other in names[number + 1 :]:
@@ -332,8 +333,8 @@ def _stale(house: Path, listed: Sequence[Entry]) -> Iterator[Finding]:
         return
     for filename, text in documents(listed).items():
         place = house / filename
-        if not is_own(place) or read_own(place) != text.encode():
-            there = "does not say what belongs to these wheels" if is_own(place) else LINKED
+        if not is_file(place) or read_own(place) != text.encode():
+            there = "does not say what belongs to these wheels" if is_file(place) else LINKED
             what = there if os.path.lexists(place) else "is missing"
             hint = f"`{_prune(house)}` writes it anew"
             yield finding(HashMismatchError, filename, what, hint)
