@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from layout import VERSIONS, Environment, compiled, link
+from needed import need_sitecustomize
 from wheels import write_wheel
 
 
@@ -60,12 +61,14 @@ def pth_file(env):
 
 
 def sitecustomize(env):
+    need_sitecustomize()
     (env.site / "sitecustomize.py").write_text(
         f"import ctypes; print('noise'); ctypes.CDLL({env.put('custom')!r})"
     )
 
 
 def sitecustomize_for_all(env):
+    need_sitecustomize()
     text = f"import ctypes; ctypes.CDLL({env.put('custom')!r}, mode=ctypes.RTLD_GLOBAL)"
     (env.site / "sitecustomize.py").write_text(text)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from layout import VERSIONS, Environment, compiled, link, number
+from needed import need_sitecustomize
 from patchkit.errors import HostError
 from patchkit.runtime.host import Software
 from patchkit.runtime.nccl_version import nccl_version
@@ -206,6 +207,7 @@ def test_a_python_that_cannot_run(tmp_path):
 
 
 def test_python_is_started_once_and_vllm_never_imported(env):
+    need_sitecustomize()
     log = env.home / "starts"
     (env.site / "sitecustomize.py").write_text(f"open({str(log)!r}, 'a').write('x')\n")
     assert found(env).vllm_home
