@@ -2,6 +2,7 @@
 
 Below the journal's folder lie ::
 
+    new/           what its user prepares there, to be committed
     before/N       what the N-th file was: a second name of it, or a copy
     after/N        what it becomes, with its owner, group and mode
     forward.json   the steps; the next run carries them out
@@ -109,7 +110,7 @@ class Journal:
             return
         self.check_finished()
         with translated():
-            self._sweep()
+            self._check_folder()
             steps = self._stage(changes, note or {})
         with deferred():
             try:
@@ -138,7 +139,7 @@ class Journal:
         with deferred(), translated("an interrupted commit is still unfinished"):
             self._check_folder()
             if not (direction := self.unfinished()):
-                self._sweep()
+                self._clear()
                 return None
             steps = self._read(direction)
             if self._possible(steps, direction) is Direction.FORWARD:
@@ -163,12 +164,24 @@ class Journal:
             self.folder.rename(to)
         return True
 
+    @property
+    def incoming(self) -> Path:
+        """A folder for files that are prepared, and then committed by their path."""
+        return self.folder / "new"
+
+    def clear_staged(self) -> None:
+        """Clear away what was only staged. Raises OSError."""
+        if not self.unfinished():
+            self._clear()
+
     # What is staged: nothing outside of the folder is touched.
 
     def _stage(self, changes: Sequence[Change], note: Mapping[str, Any]) -> Steps:
         try:
             for side in (_BEFORE, _AFTER):
+                shutil.rmtree(self.folder / side, ignore_errors=True)
                 make_folders(self.folder / side)
+            (self.folder / "draft").unlink(missing_ok=True)
             steps = [self._stage_one(number, change) for number, change in enumerate(changes)]
             made = {path for each in changes if each.after is not None for path in self._new(each)}
             found = Steps(steps, sorted(made), note)
@@ -372,11 +385,6 @@ class Journal:
     @property
     def _gone(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.gone")
-
-    def _sweep(self) -> None:
-        """Remove what was only staged, and what is left of a journal that is done."""
-        self._check_folder()
-        self._clear()
 
     def _clear(self) -> None:
         shutil.rmtree(self._gone, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
@@ -12,6 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _held = 0  # blocks that are not to be interrupted, one within another
 _pending: list[int] = []
 _committed: list[str] = []
+os.register_at_fork(after_in_child=_committed.clear)  # a child has changed nothing yet
 
 
 class Interrupted(BaseException):

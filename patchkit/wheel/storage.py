@@ -18,7 +18,7 @@ from patchkit.durable.steps import place_of, present
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 
-STAGED = ".staged"
+JOURNAL = ".journal"
 DAMAGED = ".journal.damaged"
 """Where a journal goes that nobody can read."""
 DOCUMENTS = frozenset(
@@ -38,7 +38,7 @@ def journal(folder: Path) -> Journal:
     prune = quoted("patchkit", "wheelhouse", "prune", "--dir", folder)
     return Journal(
         root=folder,
-        folder=folder / ".journal",
+        folder=folder / JOURNAL,
         again=prune,
         rescue=f"{prune} --force",
         allowed=_belongs,
@@ -79,7 +79,6 @@ def writing(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
 def recover(folder: Path) -> None:
     """Clear away what was only staged, finish or take back what was cut short."""
     journal(folder).recover()
-    clear(folder, STAGED)
 
 
 def clear(folder: Path, name: str) -> None:
@@ -94,7 +93,7 @@ def clear(folder: Path, name: str) -> None:
 @contextlib.contextmanager
 def staged(folder: Path, source: Path) -> Iterator[Path]:
     """Make a private copy of a file, to be looked at and then committed; gone afterwards."""
-    copy = folder / STAGED / source.name
+    copy = journal(folder).incoming / source.name
     try:
         with translated(at=folder):
             make_folders(copy.parent)
@@ -105,7 +104,8 @@ def staged(folder: Path, source: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
         yield copy
     finally:
-        clear(folder, STAGED)
+        with contextlib.suppress(OSError):  # what is left, the next writer clears away
+            journal(folder).clear_staged()
 
 
 def commit(

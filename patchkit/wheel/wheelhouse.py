@@ -30,8 +30,8 @@ from patchkit.wheel.own_files import LINKED, WHY_LINKED, read_own, require_own
 from patchkit.wheel.record import WheelName, faults, wheel_name
 from patchkit.wheel.storage import (
     DAMAGED,
+    JOURNAL,
     PATIENCE,
-    STAGED,
     clear,
     commit,
     held,
@@ -212,7 +212,7 @@ def _set_aside(house: Path) -> list[Pruned]:
     """Move a journal away; what it had begun shows in the findings of verify."""
     clear(house, DAMAGED)
     moved = journal(house).discard(house / DAMAGED)
-    return [Pruned(".journal", f"set aside as {DAMAGED}")] if moved else []
+    return [Pruned(JOURNAL, f"set aside as {DAMAGED}")] if moved else []
 
 
 def _clear_filling(house: Path) -> None:
@@ -319,7 +319,7 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
 
 
 def _leftovers(house: Path) -> Iterator[Finding]:
-    for name in (STAGED, DAMAGED):
+    for name in (JOURNAL, DAMAGED):
         if os.path.lexists(house / name):
             hint = _prune(house)
             yield finding(StorageError, name, "left by an interrupted run", hint)

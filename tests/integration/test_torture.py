@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torture.__main__ import NAMES, RELEASE
-from torture.attacks import every
+from torture.attacks import every, steps
 from torture.supervisor import unavailable
 from torture.users import users
 
@@ -24,8 +24,7 @@ def found(release, tmp_path_factory):
 
 @pytest.mark.parametrize(("offset", "name"), [*enumerate(NAMES)], ids=NAMES)
 def test_the_old_state_or_the_new_one(found, offset, name):
-    # A small change is tried whole.
-    stride = _STRIDE if len(found[name].new) > 5 else 2
+    stride = _STRIDE if steps(found[name]) > _STRIDE else 2
     tried = list(every(found[name], stride, offset))
     assert len(tried) > 15
     assert [each for each in tried if each.wrong] == []

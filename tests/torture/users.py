@@ -104,7 +104,7 @@ def _restore(template: Path, root: Path) -> None:
 
 
 def _apart(action: Callable[[], object], root: Path) -> None:
-    """Run in a process of its own, since a process notes what it has changed."""
+    """Run in a process of its own, like everything that is tried."""
     ended = supervise(reported(action), undisturbed, root)
     assert ended.said == "done", ended
 

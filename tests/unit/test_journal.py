@@ -464,7 +464,6 @@ def interrupted(action, said):
     """Run in a process of its own, which ends as the command line does if it says the truth."""
 
     def run():
-        signals._committed.clear()  # what this process has changed in other tests
         signals.raise_interrupts()
         with pytest.raises(signals.Interrupted) as caught:
             action()

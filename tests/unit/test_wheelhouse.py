@@ -299,7 +299,7 @@ def spoil(house, wheel, what):
         case "no requirements":
             (house / "requirements.txt").unlink()
         case "left":
-            (house / ".staged").mkdir()
+            (house / ".journal").mkdir()
 
 
 STRAY, RIVAL = f"stray-1.0-{HERE}.whl", f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
@@ -317,7 +317,7 @@ STRAY, RIVAL = f"stray-1.0-{HERE}.whl", f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
         ("sums", {("SHA256SUMS", 8)}, ["SHA256SUMS"]),
         ("requirements", {("requirements.txt", 8)}, ["requirements.txt"]),
         ("no requirements", {("requirements.txt", 8)}, ["requirements.txt"]),
-        ("left", {(".staged", 7)}, [".staged"]),
+        ("left", {(".journal", 7)}, [".journal"]),
     ],
 )
 def test_verify_finds_and_prune_makes_right(what, found, pruned, house, made):
