@@ -97,16 +97,14 @@ def _page(tried: Iterable[Tried], calls: dict[str, int]) -> str:
 
 
 def _table(counted: Counter[tuple[str, str]], failed: Counter[tuple[str, str]]) -> Iterator[str]:
-    """Attack by change: tries, and failures where there are any."""
+    """Attack by change: tries; and how many of an attack failed."""
     names = [name for name in NAMES if any(user == name for user, _ in counted)]
-    yield f"| attack | {' | '.join(names)} |"
-    yield f"|---|{'---|' * len(names)}"
+    yield f"| attack | {' | '.join(names)} | failed |"
+    yield f"|---|{'---:|' * (len(names) + 1)}"
     for attack in dict.fromkeys(attack for _, attack in counted):
-        cells = []
-        for name in names:
-            tries, wrong = counted[name, attack], failed[name, attack]
-            cells.append(f"{tries}, {wrong} failed" if wrong else str(tries or ""))
-        yield f"| {attack} | {' | '.join(cells)} |"
+        cells = [str(counted[name, attack] or "") for name in names]
+        wrong = sum(failed[name, attack] for name in names)
+        yield f"| {attack} | {' | '.join(cells)} | {wrong} |"
 
 
 if __name__ == "__main__":
