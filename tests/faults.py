@@ -5,6 +5,7 @@ CPython announces every one of them as an audit event.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -21,6 +22,7 @@ def in_child(action, hook=None):
     """Run in a process of its own. Its exit code (a PatchkitError's, or 0), or minus its signal."""
     pid = os.fork()
     if pid == 0:
+        gc.disable()  # it would copy the memory of the whole test run
         code = 1
         try:
             if hook:

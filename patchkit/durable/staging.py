@@ -49,7 +49,10 @@ def make_folders(folder: Path, mode: int | None = None) -> None:
     if folder.is_dir():
         return
     make_folders(folder.parent, mode)
-    folder.mkdir()
+    try:
+        folder.mkdir()
+    except FileExistsError:  # another run was quicker
+        return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         made = stat.S_IMODE(os.fstat(handle).st_mode)

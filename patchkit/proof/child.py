@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import resource
 import select
@@ -115,12 +116,15 @@ def forked(
 def fork() -> int:
     """Return what ``os.fork`` does. Raises StorageError if there can be no more processes."""
     try:
-        return os.fork()
+        child = os.fork()
     except OSError as error:
         raise StorageError(
             f"no process can be started: {error.strerror}",
             why="this user has as many as are allowed, or there is no memory left",
         ) from error
+    if not child:
+        gc.disable()  # a collection would write to all objects, and so copy the parent's memory
+    return child
 
 
 def _wait(ended: int, seconds: float) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import gc
 import os
 import platform
 import select
@@ -122,6 +123,7 @@ def supervise(action: Callable[[], str], decide: Decide, below: Path) -> Ended:
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
+        gc.disable()  # it would copy the memory of the whole test run
         code = 70
         try:
             ours.close()
