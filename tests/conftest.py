@@ -29,19 +29,9 @@ from patchkit.source.lock import read_lock
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
 
-# One release at least per code path: SM100 lists (0.11.1), the old guard (to 0.14), routes that
-# moved, the families of 0.19, the last with the guard (0.21), DeepGEMM (0.24), the newest.
-SELECTED = (
-    "0.11.1",
-    "0.14.1",
-    "0.18.1",
-    "0.19.1",
-    "0.21.0",
-    "0.23.0",
-    "0.24.0",
-    "0.27.1",
-    "0.33.0",
-)
+# One release at least per code path: SM100 lists (0.11.1), the old guard (to 0.14), the families of
+# 0.19, the last with the guard (0.21), DeepGEMM (0.24), the newest. The matrix has all of them.
+SELECTED = ("0.11.1", "0.14.1", "0.19.1", "0.21.0", "0.24.0", "0.27.1", "0.33.0")
 SUPPORTED = tuple(map(str, load_recipe().supported))
 _PARTS = ("CMakeLists.txt", "PKG-INFO", "setup.py", "cmake", "csrc", "vllm")
 _REGENERATE = Path(__file__).with_name("regenerate.py")
