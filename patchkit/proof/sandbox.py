@@ -1,4 +1,4 @@
-"""What upstream's code may do while a plan is proved: read the tree, and compute.
+"""Confine upstream's code while a plan is proved: it may read the tree, and compute.
 
 A process in a ``Box`` has given up, for good: every file that is not in it (Landlock), every system
 call in ``seccomp``, all capabilities but that of reading, and its environment. ``child`` makes such

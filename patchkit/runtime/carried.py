@@ -1,4 +1,4 @@
-"""What may go from a head's file to another machine: known names, with values that fit them.
+"""Decide what a head's file may bring to another machine: known names, values that fit them.
 
 A head's file is a text that somebody copied. So nothing of it is taken over because it is there:
 what a rule sets is known; what a user added on the head travels where vLLM, NCCL or another known

@@ -1,4 +1,4 @@
-"""What a signature of a wheelhouse says: which wheelhouse, counter, date, and three digests.
+"""Say what a signature of a wheelhouse covers: which wheelhouse, counter, date, and three digests.
 
 ``SHA256SUMS.signed`` is text that ``sha256sum --check`` accepts::
 

@@ -16,11 +16,8 @@ from pathlib import Path
 import pytest
 
 from patchkit import __version__
-from patchkit.apply import apply
 from patchkit.durable.lock import locked
-from patchkit.patching.fix import Request
-from patchkit.patching.recipe import load_recipe, load_recipes
-from patchkit.target import targets
+from patchkit.patching.recipe import load_recipes
 
 RELEASE = "0.19.1"
 EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
@@ -473,50 +470,6 @@ def test_a_tree_without_patches_has_nothing_to_revert(cli, root, snapshot):
     assert done.stdout == "nothing to do: patchkit has changed nothing here\n"
     assert json.loads(cli("revert", "--vllm-src", root, "--json").stdout) == {"restored": []}
     assert snapshot(root) == before
-
-
-@pytest.mark.releases
-def test_proved_is_what_this_run_proved_and_recorded_what_an_earlier_one_did(cli, root):
-    date = {"SOURCE_DATE_EPOCH": "1795305600"}
-    first = cli("apply", "--vllm-src", root, env=date).stdout
-    proved = [line.removeprefix("proved ") for line in first.splitlines() if "proved " in line]
-    assert len(proved) > 3
-
-    again = cli("apply", "--vllm-src", root).stdout.splitlines()
-    fields = json.loads(cli("apply", "--vllm-src", root, "--json").stdout)
-
-    start = again.index(
-        f"recorded as proved by patchkit {__version__} on 2026-11-22, not proved again:"
-    )
-    assert [line.strip() for line in again[start + 1 :][: len(proved)]] == proved
-    assert not [line for line in again if line.startswith("proved ")]
-    assert (fields["proofs"], fields["recorded_proofs"]) == ([], proved)
-    assert fields["recorded_by"] == f"patchkit {__version__} on 2026-11-22"
-
-    ledger = root / ".patchkit/ledger.json"
-    table = json.loads(ledger.read_text())
-    ledger.write_text(json.dumps({**table, "proofs": ["anything: I was never run"]}))
-    forged = cli("apply", "--vllm-src", root).stdout
-    assert "proved anything" not in forged
-    assert "2026-11-22, not proved again:\n  anything: I was never run" in forged
-    anew = apply(root, load_recipe("vllm"), Request(target=targets()["gb10"]), anew=True)
-    assert (list(anew.proofs), anew.recorded_proofs) == (proved, ())
-
-
-@pytest.mark.releases
-def test_a_ledger_with_words_that_nobody_knows_is_a_clear_error(cli, root):
-    cli("apply", "--vllm-src", root)
-    ledger = root / ".patchkit/ledger.json"
-    table = json.loads(ledger.read_text())
-    first, *others = table["verdicts"]
-    for verb, words in (
-        ("status", {"id": "unknown"}),
-        ("apply", {"state": "blessed"}),
-        ("apply", {"severity": "fatal"}),
-    ):
-        ledger.write_text(json.dumps({**table, "verdicts": [{**first, **words}, *others]}))
-        said = cli(verb, "--vllm-src", root, rc=4).stderr
-        assert f"patchkit revert --vllm-src {root} --force" in said
 
 
 @pytest.mark.releases

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from faults import EVENTS, in_child, kill
 from patchkit.digests import digest
-from patchkit.durable import signals
 from patchkit.durable.journal import Change, Journal
 from patchkit.durable.lock import locked
 from patchkit.errors import BusyError, DriftError, PatchkitError, SourceError, StorageError
@@ -455,51 +454,3 @@ def test_only_names_that_are_allowed(root, tmp_path):
     with pytest.raises(StorageError, match=r"'src/b\.py' is not a file that patchkit changes here"):
         journal.recover()
     assert (root / "src/b.py").exists()
-
-
-# Signals
-
-
-def interrupted(action, said):
-    """Run in a process of its own, which ends as the command line does if it says the truth."""
-
-    def run():
-        signals.raise_interrupts()
-        with pytest.raises(signals.Interrupted) as caught:
-            action()
-        os._exit(caught.value.exit_code if str(caught.value) == f"interrupted; {said}" else 99)
-
-    return in_child(run)
-
-
-def signalled(number):
-    os.kill(os.getpid(), number)
-
-
-@pytest.mark.parametrize("number", signals.SIGNALS)
-def test_an_interrupt_waits_until_the_change_is_finished(number, root, journal):
-    def change():
-        with signals.deferred():
-            signalled(number)
-            journal.commit(CHANGES)
-
-    assert interrupted(change, "the commit was finished, 7 files") == 128 + number
-    assert snapshot(root) == tree_of(PATCHED)
-
-
-@pytest.mark.parametrize("number", signals.SIGNALS)
-def test_an_interrupt_while_it_is_settled_takes_the_change_back(number, root, journal):
-    def change():
-        journal.commit(CHANGES, settle=lambda: signalled(number))
-
-    assert interrupted(change, "nothing was changed") == 128 + number
-    assert snapshot(root) == tree_of(STOCK)
-
-
-def test_a_signal_that_is_ignored_stays_ignored():
-    def hung_up():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-        signals.raise_interrupts()
-        signalled(signal.SIGHUP)
-
-    assert in_child(hung_up) == 0

@@ -14,13 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError, UsageError
 from patchkit.wheel.seen import memory, remember
 from patchkit.wheel.sign import Trust, check, sign, signature
-from patchkit.wheel.statement import Statement, read_statement
+from patchkit.wheel.statement import Statement
 from patchkit.wheel.wheelhouse import add, prune
 from wheels import write_wheel
 
@@ -465,34 +463,6 @@ def test_the_memory_is_a_file_that_people_can_mend(house, keys, listed, monkeypa
     monkeypatch.setenv("XDG_STATE_HOME", "/proc")
     with pytest.raises(StorageError, match="cannot be remembered"):
         remember(statement)
-
-
-DIGEST = st.from_regex("[0-9a-f]{64}", fullmatch=True)
-STATEMENTS = st.builds(
-    Statement,
-    wheelhouse=st.from_regex("[0-9a-f]{16}", fullmatch=True),
-    counter=st.integers(1, 999_999_999),
-    date=st.just("2026-11-22T04:30:00Z"),
-    sums=st.fixed_dictionaries({SUMS: DIGEST, MANIFEST: DIGEST, LOCK: DIGEST}),
-)
-
-
-@given(STATEMENTS)
-def test_a_statement_is_read_as_it_was_written(statement):
-    assert read_statement(statement.text.encode()) == statement
-
-
-@given(STATEMENTS, st.data())
-def test_any_other_text_is_no_statement(statement, data):
-    text = statement.text.encode()
-    start = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(start, min(start + 8, len(text))))
-    changed = text[:start] + data.draw(st.binary(max_size=8)) + text[end:]
-    try:
-        found = read_statement(changed)
-    except HashMismatchError:
-        return
-    assert found.text.encode() == changed
 
 
 def test_the_command_line(cli, house, keys, listed, tmp_path):
