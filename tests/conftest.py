@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -33,6 +34,12 @@ from patchkit.target import targets
 # 0.19, the last with the guard (0.21), DeepGEMM (0.24), the newest. The matrix has all of them.
 SELECTED = ("0.11.1", "0.14.1", "0.19.1", "0.21.0", "0.24.0", "0.27.1", "0.33.0")
 SUPPORTED = tuple(map(str, load_recipe().supported))
+# Whoever starts the tests in the background, or with nohup, has these ignored; patchkit leaves that
+# so, and its tests send them.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
+
 _PARTS = ("CMakeLists.txt", "PKG-INFO", "setup.py", "cmake", "csrc", "vllm")
 _REGENERATE = Path(__file__).with_name("regenerate.py")
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from patchkit.durable.signals import SIGNALS
 from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.proof.sandbox import Box, enter
 
@@ -115,6 +116,7 @@ def forked(
 
 def fork() -> int:
     """Return what ``os.fork`` does. Raises StorageError if there can be no more processes."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # none strikes in a hook of fork's
     try:
         child = os.fork()
     except OSError as error:
@@ -122,6 +124,8 @@ def fork() -> int:
             f"no process can be started: {error.strerror}",
             why="this user has as many as are allowed, or there is no memory left",
         ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
     if not child:
         gc.disable()  # a collection would write to all objects, and so copy the parent's memory
     return child
