@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from needed import need
 from patchkit.apply import apply
 from patchkit.cli.options import Source, located
 from patchkit.errors import PatchkitError, ProofError
@@ -231,6 +232,7 @@ MAKE = (
 @sandboxed
 @pytest.mark.parametrize("line", MAKE)
 def test_makefiles_write_nothing(line, nccl, rewrite, mark):
+    need("make")
     root = nccl()
     text = (root / COMMON_MK).read_text()
     rewrite(root / COMMON_MK, f"{line.format(mark=mark)}\n{text}")
