@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import Generic, NoReturn, TypeVar
 
@@ -75,6 +76,8 @@ def _live(call: Callable[[], object], result: int, parent: int) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
         die_with(parent, signal.SIGTERM)
+        # An interrupt may strike in a finaliser, where it cannot be raised: that is nobody's news.
+        sys.unraisablehook = lambda _unraisable: None
         try:
             outcome: tuple[object, Exception | None] = (call(), None)
         except Exception as error:  # noqa: BLE001
