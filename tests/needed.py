@@ -1,4 +1,4 @@
-"""What a few tests need of the distribution: without it they are skipped, and say how to get it."""
+"""Skip tests without what they need of the distribution, and say how to get it."""
 
 from __future__ import annotations
 

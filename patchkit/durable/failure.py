@@ -1,4 +1,4 @@
-"""What a failing disk is called: one translation of OSError for everybody."""
+"""Translate what a failing disk says: one translation of OSError for everybody."""
 
 from __future__ import annotations
 

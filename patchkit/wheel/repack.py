@@ -76,10 +76,9 @@ def repack(
 ) -> Repacked:
     """Patch, prove and write a wheel anew, and put it into the wheelhouse.
 
-    ``sandboxed`` says how proofs may run the wheel's own code.
-
-    Raises ProofError if the kernels do not serve the device, UsageError if there is nothing to
-    change or the wheel is a repack of another kind; and what ``apply`` and ``add`` raise.
+    ``sandboxed`` says how proofs may run the wheel's own code. Raises ProofError if the kernels do
+    not serve the device, UsageError if there is nothing to change or the wheel is a repack of
+    another kind; and what ``apply`` and ``add`` raise.
     """
     make_room(house, _expected(origin, request))
     given = origin

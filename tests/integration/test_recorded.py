@@ -1,4 +1,4 @@
-"""What a ledger says was proved is recorded, not proved: a run vouches for what it did itself."""
+"""Show as recorded what a ledger says was proved: a run vouches for what it did itself."""
 
 from __future__ import annotations
 

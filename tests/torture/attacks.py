@@ -1,4 +1,4 @@
-"""What is done to a change, at which of its system calls, and whether it was all or nothing."""
+"""Disturb a change at each of its system calls, and look whether it was all or nothing."""
 
 from __future__ import annotations
 

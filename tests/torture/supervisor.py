@@ -58,7 +58,7 @@ ALLOCATING = {
     "open", "openat", "write", "pwrite64", "writev", "sendfile", "copy_file_range", "rename",
     "renameat", "renameat2", "link", "linkat", "symlink", "mkdir", "mkdirat", "ftruncate",
 }  # fmt: skip
-"""What a full disk refuses. Opening counts only where it creates."""
+"""Names of calls that a full disk refuses. Opening counts only where it creates."""
 
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(platform.machine())
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

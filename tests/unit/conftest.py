@@ -1,6 +1,9 @@
-"""What several unit tests build: trees of a few files, and git without the user's settings."""
+"""Build what several unit tests take: trees of a few files, machines, keys of ssh-keygen."""
 
 from __future__ import annotations
+
+import shutil
+import subprocess
 
 import pytest
 from packaging.version import Version
@@ -55,3 +58,26 @@ def machine(tmp_path_factory):
 def copied(tmp_path):
     """A machine whose files a test may change."""
     return hosts.build(tmp_path, "cable_port0")
+
+
+@pytest.fixture(scope="module")
+def keygen():
+    """Run ssh-keygen; skips where there is none."""
+    if not shutil.which("ssh-keygen"):
+        pytest.skip("ssh-keygen is not installed (Debian: openssh-client)")
+
+    def run(*arguments, **how):
+        done = subprocess.run(["ssh-keygen", *map(str, arguments)], capture_output=True, **how)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def keys(keygen, tmp_path_factory):
+    """Private keys of alice and mallory, made now; public ones lie beside them."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("alice", "mallory"):
+        keygen("-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name)
+    return folder

@@ -27,29 +27,6 @@ STATEMENT, SIGNATURE = "SHA256SUMS.signed", "SHA256SUMS.signed.sig"
 HOSTILE = "-n $(touch pwned) `x` 'é"
 
 
-@pytest.fixture(scope="module")
-def keygen():
-    """Run ssh-keygen; skips where there is none."""
-    if not shutil.which("ssh-keygen"):
-        pytest.skip("ssh-keygen is not installed (Debian: openssh-client)")
-
-    def run(*arguments, **how):
-        done = subprocess.run(["ssh-keygen", *map(str, arguments)], capture_output=True, **how)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.decode()
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def keys(keygen, tmp_path_factory):
-    """Private keys of alice and mallory, made now; public ones lie beside them."""
-    folder = tmp_path_factory.mktemp("keys")
-    for name in ("alice", "mallory"):
-        keygen("-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name)
-    return folder
-
-
 @pytest.fixture(autouse=True)
 def own_home(tmp_path, monkeypatch):
     """Nothing of the user's: no keys, no agent, no memory of wheelhouses."""

@@ -1,4 +1,4 @@
-"""What is signed of a wheelhouse, as text: read as it was written, and nothing else is read."""
+"""Read what is signed of a wheelhouse as it was written, and nothing else."""
 
 from __future__ import annotations
 
