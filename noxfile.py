@@ -31,7 +31,7 @@ def tests(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """ruff and mypy, warnings as errors; and whether requirements/ fits pyproject.toml."""
     _install(session, "lint")
-    session.run("python", "tests/locks.py", "--check")
+    session.run("python", "-m", "tools.locks", "--check")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -43,16 +43,16 @@ def fresh(session: nox.Session) -> None:
 
     Needs root and mmdebstrap: `nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
     """
-    if obstacle := session.run(sys.executable, "tests/fresh.py", "--obstacle", silent=True):
+    if obstacle := session.run(sys.executable, "-m", "tools.fresh", "--obstacle", silent=True):
         session.skip(obstacle)
-    session.run(sys.executable, "tests/fresh.py", *session.posargs)
+    session.run(sys.executable, "-m", "tools.fresh", *session.posargs)
 
 
 @nox.session
 def lock(session: nox.Session) -> None:
     """requirements/: every version with its sha256; those that fit stay, or `-- --upgrade`."""
     session.install("--require-hashes", "--requirement", "requirements/lock.txt")
-    session.run("python", "tests/locks.py", *session.posargs)
+    session.run("python", "-m", "tools.locks", *session.posargs)
 
 
 @nox.session
@@ -62,7 +62,7 @@ def matrix(session: nox.Session) -> None:
     Rewrites the tables and docs/ first, and stops if they were stale.
     """
     _install(session, "test")
-    session.run("python", "tests/regenerate.py", "--check", env={"PYTHONPATH": "."})
+    session.run("python", "-m", "tools.regenerate", "--check", env={"PYTHONPATH": "tests"})
     everything = {"PATCHKIT_ALL_RELEASES": "1"}
     session.run("pytest", "-m", "releases", *SIDE_BY_SIDE, *session.posargs, env=everything)
 
@@ -71,7 +71,7 @@ def matrix(session: nox.Session) -> None:
 def kernel_proof(session: nox.Session) -> None:
     """Real kernels, compiled for the GB10 and for its family and compared; rewrites its docs."""
     _install(session, "test")
-    session.run("python", "tests/kernel_proof.py", *session.posargs)
+    session.run("python", "-m", "tools.kernel_proof", *session.posargs)
 
 
 @nox.session(name="arch-proof")
@@ -79,7 +79,9 @@ def arch_proof(session: nox.Session) -> None:
     """Inspection of stock NCCL and vLLM wheels, 1.4 GB of them, beside NVIDIA's cuobjdump."""
     _install(session, "test")
     everything = {"PATCHKIT_ALL_WHEELS": "1"}
-    session.run("pytest", "tests/integration/test_inspect.py", *session.posargs, env=everything)
+    session.run(
+        "pytest", "tests/integration/wheel/test_inspect.py", *session.posargs, env=everything
+    )
 
 
 @nox.session
@@ -91,7 +93,7 @@ def fuzz(session: nox.Session) -> None:
     seconds = session.posargs[0] if session.posargs else "60"
     cache = session.cache_dir
     limits = (f"-max_total_time={seconds}", f"-artifact_prefix={cache}/")
-    session.run("python", "tests/fuzz/inspect_binaries.py", *limits, str(cache / "fuzz-corpus"))
+    session.run("python", "-m", "tools.fuzz.inspect_binaries", *limits, str(cache / "fuzz-corpus"))
 
 
 @nox.session
@@ -101,7 +103,7 @@ def torture(session: nox.Session) -> None:
     N is the number of signals from outside, 200 by default. Minutes on many cores.
     """
     _install(session, "test")
-    session.run("python", "-m", "torture", *session.posargs, env={"PYTHONPATH": "tests"})
+    session.run("python", "-m", "tools.torture", *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session(name="build-nccl")
@@ -122,21 +124,21 @@ def build_vllm(session: nox.Session) -> None:
 def build_proof(session: nox.Session) -> None:
     """vLLM configured and in part compiled: real torch and CMake, no network (5 GB, minutes)."""
     _install(session, "build")
-    session.run("python", "tests/build_proof.py", *session.posargs)
+    session.run("python", "-m", "tools.build_proof", *session.posargs)
 
 
 @nox.session
 def repro(session: nox.Session) -> None:
     """Two builds that must be the same bytes: `nox -s repro -- nccl|vllm [--whole]`."""
     _install(session, "build")
-    session.run("python", "tests/repro.py", *session.posargs)
+    session.run("python", "-m", "tools.repro", *session.posargs)
 
 
 @nox.session(name="install-proof")
 def install_proof(session: nox.Session) -> None:
     """A libnccl wheel beside the torch that pins it: `-- WHEEL --torch X.Y.Z [--install]`."""
     _install(session, "wheel")
-    session.run("python", "tests/nccl_torch.py", *session.posargs)
+    session.run("python", "-m", "tools.nccl_torch", *session.posargs)
 
 
 @nox.session(name="repack-proof")
@@ -146,7 +148,7 @@ def repack_proof(session: nox.Session) -> None:
     `nox -s repack-proof -- --full 0.25.1` imports the patched modules of one, with all it needs.
     """
     _install(session, "wheel")
-    session.run("python", "tests/repack_proof.py", *session.posargs)
+    session.run("python", "-m", "tools.repack_proof", *session.posargs)
 
 
 @nox.session
@@ -155,16 +157,18 @@ def emulation(session: nox.Session) -> None:
 
     Needs root and 4 GB of disk: `nox -r -s emulation -- SCENARIO ...` keeps what is installed.
     """
-    if obstacle := session.run("python", "tests/emulation/nodes.py", silent=True):
+    if obstacle := session.run("python", "-m", "tools.emulation.nodes", silent=True):
         session.skip(obstacle)
-    pins = "tests/emulation/requirements.txt"
+    pins = "tools/emulation/requirements.txt"
     session.install("torch", "--constraint", pins)  # a CUDA build needs its libraries, too
     session.install("--no-deps", "--requirement", pins)
-    session.install("--no-deps", "tests/emulation/platform")
+    session.install("--no-deps", "tools/emulation/platform")
     session.install(".")
     work = str(session.cache_dir.resolve() / "emulation")
-    session.run("python", "tests/emulation/prepare.py", f"{work}/model")
-    session.run("python", "-m", "emulation", work, *session.posargs, env={"PYTHONPATH": "tests"})
+    session.run("python", "-m", "tools.emulation.prepare", f"{work}/model")
+    session.run(
+        "python", "-m", "tools.emulation", work, *session.posargs, env={"PYTHONPATH": "tests"}
+    )
 
 
 @nox.session
@@ -184,4 +188,4 @@ def bench(session: nox.Session) -> None:
 def picture(session: nox.Session) -> None:
     """docs/apply.svg and node.svg: the README's pictures, from real runs."""
     _install(session, "test")
-    session.run("python", "docs/picture.py", env={"PYTHONPATH": "tests"})
+    session.run("python", "-m", "tools.picture", env={"PYTHONPATH": "tests"})

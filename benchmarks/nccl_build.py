@@ -29,9 +29,9 @@ from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.archive import unpack
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
-from patchkit.wheel.jobs import jobs_for
-from patchkit.wheel.nccl import JOB_MEMORY, Order
-from patchkit.wheel.toolchain import find_toolchain
+from patchkit.wheel.build.jobs import jobs_for
+from patchkit.wheel.build.nccl import JOB_MEMORY, Order
+from patchkit.wheel.build.toolchain import find_toolchain
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 RELEASE = "nccl==2.29.7"

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(REPOSITORY))
 
-from emulation import wires  # noqa: E402
-from emulation.nodes import Node, NodeError, Nodes, obstacle  # noqa: E402
+from tools.emulation import wires  # noqa: E402
+from tools.emulation.nodes import Node, NodeError, Nodes, obstacle  # noqa: E402
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

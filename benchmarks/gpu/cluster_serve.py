@@ -17,8 +17,8 @@ from pathlib import Path
 
 import cluster
 
-from emulation import ask, wires
-from emulation.nodes import Node, NodeError
+from tools.emulation import ask, wires
+from tools.emulation.nodes import Node, NodeError
 
 START = 240  # seconds until a server answers
 QUIET = {

@@ -16,28 +16,36 @@ from patchkit.cli import out
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError, StorageError, UsageError
 
+_WINGS = {"patch": "Sources", "wheel": "Wheels", "runtime": "This machine"}  # folder → help's title
 _VERBS = {
-    "apply": "Patch a tree, prove the effect, keep a way back.",
-    "status": "Every fix and its state; nothing is written.",
-    "diff": "What apply would change, or did.",
-    "revert": "Put back what upstream shipped, byte by byte.",
-    "export": "The fixes as a series that git am takes.",
-    "archs": "Kernel groups and their archs, stock beside patched.",
-    "fixes": "The catalogue of fixes.",
-    "explain": "One fix, or a claim that guides make: reason, releases, evidence.",
-    "fetch": "Download a release, verified by its locked sha256.",
-    "build": "Build a wheel for one device into the wheelhouse: libnccl or vLLM.",
-    "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
-    "wheelhouse": "The folder of finished wheels: list, fill, sign, verify, prune.",
-    "verify": "Whether the wheels there are whole, load on their device, and fit together.",
-    "tune": "Tune the fused-MoE kernel on the present GPU.",
-    "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",
-    "probe": "The facts of this machine: GPU, memory, network, RDMA, cables, software.",
-    "net": "The QSFP network between Sparks: plan, apply, verify, undo.",
-    "env": "Env files for this node, by role, from what this node has; explain and check them.",
-    "serve-args": "The `vllm serve` flags that go with the env, valid for the installed vLLM.",
-    "completion": "Shell completion for bash, zsh or fish.",
+    "patch": {
+        "apply": "Patch a tree, prove the effect, keep a way back.",
+        "status": "Every fix and its state; nothing is written.",
+        "diff": "What apply would change, or did.",
+        "revert": "Put back what upstream shipped, byte by byte.",
+        "export": "The fixes as a series that git am takes.",
+        "archs": "Kernel groups and their archs, stock beside patched.",
+        "fixes": "The catalogue of fixes.",
+        "explain": "One fix, or a claim that guides make: reason, releases, evidence.",
+        "fetch": "Download a release, verified by its locked sha256.",
+    },
+    "wheel": {
+        "build": "Build a wheel for one device into the wheelhouse: libnccl or vLLM.",
+        "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
+        "wheelhouse": "The folder of finished wheels: list, fill, sign, verify, prune.",
+        "verify": "Whether the wheels there are whole, load on their device, and fit together.",
+        "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",
+    },
+    "runtime": {
+        "tune": "Tune the fused-MoE kernel on the present GPU.",
+        "probe": "The facts of this machine: GPU, memory, network, RDMA, cables, software.",
+        "net": "The QSFP network between Sparks: plan, apply, verify, undo.",
+        "env": "Env files for this node, by role, from what this node has; explain and check them.",
+        "serve-args": "The `vllm serve` flags that go with the env, valid for the installed vLLM.",
+        "completion": "Shell completion for bash, zsh or fish.",
+    },
 }
+_WING_OF = {verb: wing for wing, verbs in _VERBS.items() for verb in verbs}
 _EPILOG = """\
 \b
 Examples:
@@ -66,12 +74,13 @@ class _Verbs(click.Group):
     """Loads a verb's module when it is called: --help and status stay quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_VERBS)
+        return list(_WING_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _VERBS:
+        if cmd_name not in _WING_OF:
             return None
-        command = importlib.import_module(f"patchkit.cli.{cmd_name.replace('-', '_')}").command
+        module = f"patchkit.cli.{_WING_OF[cmd_name]}.{cmd_name.replace('-', '_')}"
+        command = importlib.import_module(module).command
         assert isinstance(command, click.Command)
         return command
 
@@ -88,8 +97,9 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_VERBS.items()))
+        for wing, verbs in _VERBS.items():
+            with formatter.section(_WINGS[wing]):
+                formatter.write_dl(list(verbs.items()))
 
 
 @click.command(

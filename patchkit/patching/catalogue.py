@@ -35,7 +35,7 @@ _INTRODUCTION = """\
 What `patchkit apply` decides for untouched sources of each release, by looking at the code. For an
 installed package some fixes differ; their pages say so.
 """
-_MADE = "<!-- Made by tests/regenerate.py from plans of every release. Do not edit. -->\n"
+_MADE = "<!-- Made by tools/regenerate.py from plans of every release. Do not edit. -->\n"
 
 
 def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-MADE_OF_RECIPE = "<!-- Made by tests/regenerate.py from the recipe. Do not edit. -->\n"
+MADE_OF_RECIPE = "<!-- Made by tools/regenerate.py from the recipe. Do not edit. -->\n"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,1 +1,1 @@
-"""Finished wheels: what is in them, and the folder that holds them."""
+"""Make wheels, read them, and keep them in a wheelhouse."""

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from building import PATCHKIT, QUIET, SMALL, SMALL_VLLM
 from patchkit.errors import PatchkitError
-from patchkit.wheel.toolchain import find_toolchain
+from patchkit.wheel.build.toolchain import find_toolchain
+from support.building import PATCHKIT, QUIET, SMALL, SMALL_VLLM
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,11 @@ import subprocess
 import pytest
 from packaging.version import Version
 
-import hosts
 from patchkit.patching.fix import Request
-from patchkit.runtime.probe import probe
+from patchkit.runtime.host.probe import probe
 from patchkit.source.tree import SourceTree
 from patchkit.target import targets
+from support import hosts
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ FIX = Fix(
         Evidence(
             "2.29.7 with this fix, configured with nvcc 13.0: sm_121 in all 156 commands, and "
             "nothing else",
-            "cmake and ninja, tests/integration/test_nccl_cmake.py",
+            "cmake and ninja, tests/integration/patch/test_nccl_cmake.py",
             "measured",
         ),
         Evidence(

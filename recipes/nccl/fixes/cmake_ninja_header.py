@@ -90,7 +90,7 @@ FIX = Fix(
         Evidence("src/CMakeLists.txt of 2.28.7 and 2.29.2", "upstream's repository", "read"),
         Evidence(
             "2.29.7 with that line put back stops, and with this fix builds",
-            "cmake and ninja, tests/integration/test_nccl_cmake.py",
+            "cmake and ninja, tests/integration/patch/test_nccl_cmake.py",
             "measured",
         ),
     ),

@@ -1,0 +1,1 @@
+"""Verbs about source trees and fixes."""

@@ -1,0 +1,1 @@
+"""Verbs for the machine that runs vLLM."""

@@ -1,0 +1,54 @@
+"""Options that the verbs of `patchkit net` share."""
+
+from __future__ import annotations
+
+import sys
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchkit.quoting import quoted
+from patchkit.runtime.net.plan import facts
+
+
+class AddressType(click.ParamType[IPv4Address]):
+    name = "address"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> IPv4Address:
+        try:
+            return IPv4Address(value)
+        except ValueError:
+            self.fail(f"{value!r} is no IPv4 address", param, ctx)
+
+
+class NetworkType(click.ParamType[IPv4Network]):
+    name = "network"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> IPv4Network:
+        try:
+            return IPv4Network(value)
+        except ValueError as error:
+            self.fail(f"{error}; write it as 192.168.100.0/24", param, ctx)
+
+
+_folder = click.Path(path_type=Path, exists=True, file_okay=False)
+ROOT = click.option("--root", type=_folder, default=Path("/"), help="Another root than /.")
+MTU = click.option(
+    "--mtu", type=int, default=facts()["plan"]["mtu"], show_default=True, help="On both ends."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+CAGE = click.option("--cage", type=click.Choice([0, 1]), help="0 is next to the RJ45 port.")
+NETDEV = click.option(
+    "--netdev", "netdevs", metavar="NAME", multiple=True, help="Instead of what is cabled; repeat."
+)
+
+
+def sudo(*arguments: str) -> str:
+    """This patchkit as root, by its full path: sudo does not know a virtual environment's."""
+    program = Path(sys.argv[0])
+    started = [str(program.absolute())]
+    if program.name == "__main__.py":
+        started = [sys.executable, "-m", "patchkit"]
+    return quoted("sudo", *started, *arguments)

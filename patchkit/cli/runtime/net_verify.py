@@ -1,0 +1,113 @@
+"""patchkit net verify"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchkit.cli.out import echo, print_json, style, table
+from patchkit.cli.runtime.net_options import CAGE, JSON, MTU, NETDEV, ROOT, AddressType, sudo
+from patchkit.errors import HostError, UsageError
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.net import apply as net_apply
+from patchkit.runtime.net.checks import Check, State, groups, warned
+from patchkit.runtime.net.peer import from_file, from_ssh
+from patchkit.runtime.net.state import Place
+from patchkit.runtime.net.verify import Peer, bandwidth, expected
+from patchkit.runtime.net.verify import verify as checked
+
+_MARKS = {
+    State.OK: style("✓", fg="green"),
+    State.FAILED: style("✗", fg="red", bold=True),
+    State.WARNING: style("!", fg="yellow"),
+    State.UNKNOWN: style("?", fg="yellow"),
+}
+
+
+@click.command("verify")
+@MTU
+@click.option(
+    "--peer",
+    "peers",
+    type=AddressType(),
+    multiple=True,
+    help="Its address; repeat per twin.",
+)
+@click.option(
+    "--peer-probe",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The peer's facts: `patchkit probe --json` there.",
+)
+@click.option("--ssh", metavar="HOST", help="Ask the peer for its facts with the system's ssh.")
+@click.option(
+    "--ssh-patchkit", metavar="COMMAND", default="patchkit", show_default=True, help="There."
+)
+@CAGE
+@NETDEV
+@click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
+@ROOT
+@JSON
+def verify(*, as_json: bool, **options: Any) -> None:
+    """Whether the QSFP network is as it should be; needs no rights, changes nothing.
+
+    Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;
+    with the peer's facts both ends compared. What could not be checked is told and does not count
+    as passed. Exits with 9 if a check failed.
+    """
+    root: Path = options["root"]
+    host = probe(root, python=options["python"], environment=os.environ)
+    chosen = groups(host, options["netdevs"], options["cage"])
+    peer = Peer(addresses=options["peers"], host=_peer_host(options))
+    place = Place(root)
+    checks = list(checked(host, chosen, peer, options["mtu"], live=net_apply.is_live(place)))
+    if place.journal.unfinished():
+        checks.append(warned(str(place.file), "apply", "was cut short", sudo("net", "undo")))
+    commands = bandwidth(host, chosen, peer)
+    if as_json:
+        print_json(_fields(checks, commands))
+    else:
+        _show(checks, commands)
+    if any(check.state is State.FAILED for check in checks):
+        raise SystemExit(HostError.exit_code)
+
+
+def _peer_host(options: Mapping[str, Any]) -> Host | None:
+    file, destination = options["peer_probe"], options["ssh"]
+    if file and destination:
+        raise UsageError("--peer-probe and --ssh both tell the peer's facts", hint="take one")
+    if destination:
+        return from_ssh(destination, options["ssh_patchkit"])
+    return from_file(file) if file else None
+
+
+def _show(checks: Sequence[Check], commands: Sequence[str]) -> None:
+    rows = table((_MARKS[c.state], c.subject, c.what, _seen(c)) for c in checks)
+    for row, check in zip(rows, checks, strict=True):
+        echo([row, *([style(f"   next: {check.next}", dim=True)] if check.next else [])])
+    counts = Counter(check.state for check in checks)
+    echo(["", ", ".join(f"{counts[state]} {state.value}" for state in State)])
+    echo(["", f"RDMA bandwidth is not measured; expect {expected()} of"])
+    echo(
+        [f"  {line}" for line in commands] or ["  ib_write_bw; with a peer, its commands are here"]
+    )
+
+
+def _seen(check: Check) -> str:
+    return f"not checked: {check.seen}" if check.state is State.UNKNOWN else check.seen
+
+
+def _fields(checks: Sequence[Check], commands: Sequence[str]) -> dict[str, Any]:
+    counts = Counter(check.state for check in checks)
+    return {
+        "checks": [{**asdict(check), "state": check.state.value} for check in checks],
+        "counts": {state.value: counts[state] for state in State},
+        "bandwidth": {"commands": list(commands), "expected": expected()},
+    }

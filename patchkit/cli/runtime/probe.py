@@ -1,0 +1,187 @@
+"""patchkit probe"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from patchkit.cli.out import echo, print_json, say, shown, style, table
+from patchkit.quoting import quoted
+from patchkit.runtime.host import hardware
+from patchkit.runtime.host.advice import Remark, remarks
+from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System
+from patchkit.runtime.host.probe import LIVE, probe
+from patchkit.runtime.host.recording import Copy
+
+_KINDS = ("ethernet", "wifi", "virtual", "loopback")
+_WIDTH = 100  # columns, as of every help text
+_HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin", "cage")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Every fact, for programs.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=LIVE,
+    help="Another machine's files, such as --save writes.",
+)
+@click.option(
+    "--save",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Copy all that is read to a new folder: for a bug report, and for --root.",
+)
+@click.option("--python", metavar="EXE", help="The Python that has vLLM. Default: the present one.")
+def command(*, as_json: bool, root: Path, save: Path | None, python: str | None) -> None:
+    """The facts of this machine: GPU, memory, network, RDMA, cables, software.
+
+    Reads sysfs and /proc, and asks NVML and ip if they are there: no rights, no GPU and no
+    tool is needed. What cannot be read is told as a note.
+    """
+    copy = Copy(root, save) if save else None
+    host = probe(root, python=python, environment=os.environ, copy=copy)
+    if as_json:
+        print_json(asdict(host))
+    else:
+        echo(lines(host))
+    if copy:
+        archive = quoted("tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name))
+        say(f"saved: {copy.files} files in {copy.home}; attach them: {archive}", err=True)
+
+
+def lines(host: Host) -> Iterator[str]:
+    yield style(host.system.hostname or "host", bold=True) + _product(host.system)
+    yield from table(_summary(host), "  ")
+    yield ""
+    yield from table(_network(host), "  ")
+    if host.software:
+        yield ""
+        yield from table(_software(host.software), "  ")
+    found = remarks(host)
+    if found or host.notes:
+        yield ""
+    for remark in found:
+        yield from _remark(remark)
+    for note in host.notes:
+        yield style(f"  - {note}", dim=True)
+
+
+def _product(system: System) -> str:
+    """``: NVIDIA NVIDIA_DGX_Spark, BIOS 5.36 (08/06/2025)``"""
+    firmware = f"BIOS {system.bios} ({system.bios_date})" if system.bios else ""
+    told = ", ".join(filter(None, (f"{system.vendor} {system.product}".strip(), firmware)))
+    return f": {told}" if told else ""
+
+
+def _summary(host: Host) -> Iterator[tuple[str, str]]:
+    system = host.system
+    kernel = " ".join(filter(None, ("Linux", system.kernel, system.machine)))
+    yield "system", ", ".join(filter(None, (system.os, kernel)))
+    yield "CPU", f"{system.cores} cores" + (f": {system.cpu}" if system.cpu else "")
+    yield "memory", _memory(host.memory)
+    yield from (("GPU", _gpu(gpu)) for gpu in host.gpus)
+    if not host.gpus:
+        yield "GPU", style("none found", fg="yellow")
+    yield "cabled", ", ".join(map(_cage, host.cabled)) or "no QSFP cage"
+
+
+def _memory(memory: Memory | None) -> str:
+    if memory is None:
+        return style("unknown", fg="yellow")
+    swap = f"swap {_gib(memory.swap_total)}" if memory.swap_total else "no swap"
+    return f"{_gib(memory.total)}, {_gib(memory.available)} available, {swap}"
+
+
+def _gib(kib: int) -> str:
+    return f"{kib / (1 << 20):.1f} GiB"
+
+
+def _gpu(gpu: Gpu) -> str:
+    """GB10 and Thor have no memory of their own: NVML tells none."""
+    unified = gpu.capability in hardware.facts()["capabilities"].values()
+    missing = "its memory is the system's" if unified else "memory unknown"
+    own = _gib(gpu.memory << 10) if gpu.memory else missing
+    capability = f"capability {gpu.capability}" if gpu.capability else "capability unknown"
+    driver = f"driver {gpu.driver}" if gpu.driver else "driver unknown"
+    return style(gpu.name, bold=True) + ", " + ", ".join((capability, driver, own))
+
+
+def _cage(number: int) -> str:
+    place = hardware.place(number)
+    return f"cage {number}" + (f" ({place})" if place else "")
+
+
+def _network(host: Host) -> Iterator[tuple[str, ...]]:
+    yield tuple(style(head, dim=True) for head in _HEADS)
+    owned = {each.netdev: each for each in host.rdma if each.netdev}
+    for netdev in sorted(host.netdevs, key=_rank):
+        yield _row(netdev, owned.get(netdev.name))
+    for each in host.rdma:
+        if not each.netdev:
+            yield ("-", *[""] * 4, *_device(each), each.twin, _number(each.cage))
+
+
+def _rank(netdev: Netdev) -> tuple[bool, int, int, str, str]:
+    """The cages first, their halves side by side; then what else is hardware."""
+    kind = _KINDS.index(netdev.kind)
+    return netdev.cage is None, netdev.cage or 0, kind, netdev.pci, netdev.name
+
+
+def _row(netdev: Netdev, device: Rdma | None) -> tuple[str, ...]:
+    return (
+        style(netdev.name, bold=True) if netdev.up else netdev.name,
+        style(netdev.state, fg="green") if netdev.up else netdev.state,
+        f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
+        str(netdev.mtu or "?"),
+        _addresses(netdev) or "-",
+        *(_device(device) if device else ("-", "-")),
+        netdev.twin or "-",
+        _number(netdev.cage),
+    )
+
+
+def _addresses(netdev: Netdev) -> str:
+    """Without fe80, which every interface that is up has."""
+    told = (each for each in netdev.addresses if each.family == "inet" or not each.link_local)
+    return " ".join(f"{each.address}/{each.prefix}" for each in told)
+
+
+def _device(device: Rdma) -> tuple[str, str]:
+    """Name and state; the indices of the GIDs that RoCE v2 over IPv4 takes."""
+    state = device.state or "unknown"
+    told = shown(f"{device.name} ") + (style(state, fg="green") if device.active else state)
+    taken = (gid for gid in device.gids if gid.address and gid.kind == "RoCE v2")
+    return told, " ".join(f"{gid.index}" for gid in taken) or "-"
+
+
+def _number(cage: int | None) -> str:
+    return "-" if cage is None else str(cage)
+
+
+def _software(software: Software) -> Iterator[tuple[str, str]]:
+    yield "python", software.python
+    cuda = f" (CUDA {software.cuda})" if software.cuda else ""
+    yield "vllm", software.vllm or "not installed"
+    yield "torch", f"{software.torch}{cuda}" if software.torch else "not installed"
+    others = {"triton": software.triton, "ray": software.ray}
+    yield from ((name, version) for name, version in others.items() if version)
+    for who, taken in (("torch", software.torch_nccl), ("vLLM", software.vllm_nccl)):
+        if taken:
+            yield f"{who}'s NCCL", _nccl(taken)
+
+
+def _nccl(taken: Nccl) -> str:
+    found = f"{taken.version or 'unknown version'}, {taken.path}" if taken.path else "none"
+    return f"{found} ({taken.why})" if taken.why else found
+
+
+def _remark(remark: Remark) -> Iterator[str]:
+    warns = remark.severity == "warning"
+    yield "  " + style("! " if warns else "- ", fg="yellow" if warns else None) + remark.text
+    why = click.wrap_text(f"{remark.why} [{remark.source}]", _WIDTH, " " * 4, " " * 4)
+    yield from (style(line, dim=True) for line in why.splitlines())

@@ -1,0 +1,57 @@
+"""What patchkit serve-args shows beside the command: presets, reasons, notes."""
+
+from __future__ import annotations
+
+from patchkit.cli.out import say, style
+from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.serve.args import Flag, Served
+from patchkit.runtime.serve.render import reason
+
+NOTE = style("note", fg="yellow")
+
+
+def listing() -> list[tuple[str, ...]]:
+    rows = [("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")]
+    for each in load_presets():
+        weights = "?" if each.weights_gib is None else f"{each.weights_gib:.0f}"
+        share, least = f"{each.gpu_memory_utilization:.2f}", f">={each.min_vllm}"
+        rows.append(
+            (
+                each.id,
+                each.quantization,
+                weights,
+                "1" if each.single else f"{each.nodes}",
+                share,
+                str(each.max_model_len),
+                least + (" (a build)" if each.build else ""),
+                f"{each.evidence}, {each.confidence}",
+            )
+        )
+    return [tuple(style(cell, bold=True) for cell in rows[0]), *rows[1:]]
+
+
+def explained(served: Served) -> list[tuple[str, ...]]:
+    return [
+        *(_row(style("✓", fg="green"), each) for each in served.flags),
+        *(_row(style("-", dim=True), each) for each in served.left_out),
+        *(
+            (
+                style("off", dim=True),
+                f"{each.flag} {each.value}",
+                f"{each.reason} ({each.id})",
+            )
+            for each in served.off
+        ),
+    ]
+
+
+def _row(mark: str, flag: Flag) -> tuple[str, ...]:
+    return mark, " ".join(flag.words), reason(flag)
+
+
+def tell(served: Served) -> None:
+    """On standard error, so that the command alone can be taken from standard output."""
+    for note in served.notes:
+        say(NOTE + f" {note}", err=True)
+    for each in served.advice:
+        say(style("beware", fg="yellow") + f" {each.says}: {each.instead}", err=True)

@@ -1,0 +1,173 @@
+"""patchkit build"""
+
+from __future__ import annotations
+
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchkit.cli import show
+from patchkit.cli.options import as_json, find_target, progress, told
+from patchkit.cli.out import print_json, tell
+from patchkit.cli.wheel.build_options import (
+    Placed,
+    chosen_jobs,
+    compilers,
+    fresh_option,
+    house_option,
+    jobs_option,
+    objects_option,
+    place,
+    print_built,
+    reduced,
+)
+from patchkit.cli.wheel.build_vllm import command as vllm
+from patchkit.errors import UsageError
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.nccl import SourceOrigin, nccl_tree
+from patchkit.source.pinned import default_version
+from patchkit.source.releases import load_facts
+from patchkit.wheel.build.nccl import JOB_MEMORY, Built, Order, build_nccl
+from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
+from patchkit.wheel.device.inspect import arch_name
+from patchkit.wheel.wheelhouse.contents import make_room
+
+_EPILOG = """\
+\b
+On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu):
+  patchkit build nccl
+The release that Debian has, for a Thor:
+  patchkit build nccl --version 2.29.7 --target thor
+A commit of upstream:
+  patchkit build nccl --src git+https://github.com/NVIDIA/nccl@<40 hex digits>
+"""
+
+
+@click.group()
+def command() -> None:
+    """Build a wheel into the wheelhouse."""
+
+
+command.add_command(vllm, "vllm")
+
+
+@command.command(epilog=_EPILOG)
+@click.option("--version", "version", metavar="X.Y.Z", help="[default: what torch asks for]")
+@click.option("--src", "source", metavar="SOURCE", help="A folder, an archive, a git commit.")
+@click.option("--sha256", metavar="HEX", help="Of an archive that the recipe does not know.")
+@click.option("--target", default="gb10", show_default=True, metavar="gb10|thor|h200")
+@click.option("--host", metavar="|".join(MACHINES), help="The CPU.  [default: the target's]")
+@jobs_option
+@click.option(
+    "--cuda",
+    metavar="DIR|locked",
+    help="The CUDA toolkit.  [default: CUDA_HOME, PATH, /usr/local/cuda; else the locked one]",
+)
+@click.option("--functions", default="", metavar="TEXT", help="Only these (ONLY_FUNCS): for tests.")
+@fresh_option
+@click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+@house_option
+@objects_option
+@as_json
+def nccl(
+    version: str | None,
+    source: str | None,
+    sha256: str | None,
+    target: str,
+    host: str | None,
+    jobs: int | None,
+    cuda: str | None,
+    functions: str,
+    fresh: bool,
+    offline: bool,
+    house: Path,
+    objects: Path | None,
+    as_json: bool,
+) -> None:
+    """libnccl for one device: the wheel that takes the place of stock's nvidia-nccl-cu13."""
+    began = time.monotonic()
+    device = find_target(target)
+    with progress() as report:
+        origin = _origin(version, source, sha256, house, offline=offline, report=report)
+        toolchain = find_toolchain(
+            host or device.cpu,
+            cuda=device.cuda,
+            toolkit=Path(cuda) if cuda not in (None, "locked") else None,
+            locked=cuda == "locked",
+            offline=offline,
+            progress=report("CUDA toolkit"),
+        )
+    order = Order(
+        origin=origin,
+        target=device,
+        toolchain=toolchain,
+        functions=functions,
+        jobs=chosen_jobs(jobs, JOB_MEMORY).number,
+        fresh=fresh,
+    )
+    make_room(house, order.expected)
+    tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
+    with progress("objects") as report:
+        built = build_nccl(order, told(report("compiling"), "compiled objects:"))
+    placed = place(built, house, objects, began)
+    if as_json:
+        print_json(placed.fields())
+    else:
+        _show(order, built, placed)
+
+
+def _origin(
+    version: str | None,
+    source: str | None,
+    sha256: str | None,
+    house: Path,
+    *,
+    offline: bool,
+    report: Any,
+) -> SourceOrigin:
+    if version is not None and source is not None:
+        raise UsageError("--version and --src exclude each other: the sources tell their version")
+    if version is None and source is None:
+        chosen, reason = default_version(house)
+        version = str(chosen)
+        tell(f"NCCL {version}: {reason}")
+    recipe = load_recipe("nccl")
+    return nccl_tree(
+        source or f"nccl=={version}",
+        sha256=sha256,
+        offline=offline,
+        report=report,
+        check=recipe.check,
+    )
+
+
+def _show(order: Order, built: Built, placed: Placed) -> None:
+    tools = order.toolchain
+    across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
+    title = show.text(
+        (f"nccl {order.version}", "bold"),
+        f"  {order.origin.identity.partition(':')[0]}  →  {order.target.title}, ",
+        (order.gencode.rpartition("=")[2], "bold"),
+        f", {tools.machine}{across}",
+    )
+    lines = [
+        compilers(tools),
+        *(f"{binary.name}: {_codes(binary)}" for binary in built.binaries),
+        f"every kernel of NCCL is exact for {order.target.title}",
+    ]
+    known = (
+        show.text(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}")
+        for bug in load_facts().bugs_of(order.origin.version)
+    )
+    print_built(title, lines, [*reduced(order.functions), *known], placed)
+
+
+def _codes(binary: Any) -> str:
+    return ", ".join(
+        f"{code.count} {arch_name(code.kind, code.arch)}"
+        for code in binary.codes
+        if code.section == ".nv_fatbin"
+    )

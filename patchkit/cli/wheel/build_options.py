@@ -1,0 +1,119 @@
+"""What `build nccl` and `build vllm` have in common: options, and how a finished wheel is told."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import click
+from rich.text import Text
+
+from patchkit.cli import show
+from patchkit.cli.out import tell
+from patchkit.errors import UsageError
+from patchkit.quoting import quoted
+from patchkit.wheel.build.jobs import Jobs, jobs_for
+from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.wheelhouse.contents import add
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="[default: cores, memory]"
+)
+fresh_option = click.option("--fresh", is_flag=True, help="Do not go on with an interrupted build.")
+house_option = click.option(
+    "--dir",
+    "house",
+    type=click.Path(path_type=Path),
+    default=Path("wheelhouse"),
+    show_default=True,
+    help="Where the wheel goes.",
+)
+
+
+def _writable(_context: click.Context, _option: click.Parameter, place: Path | None) -> Path | None:
+    if place and not place.absolute().parent.is_dir():
+        raise UsageError(f"{place}: the folder that it would be in is not there")
+    return place
+
+
+objects_option = click.option(
+    "--objects",
+    type=click.Path(path_type=Path),
+    callback=_writable,
+    help="Write the objects' digests there.",
+)
+
+
+def chosen_jobs(asked: int | None, memory: int) -> Jobs:
+    """As many as are asked for, or as there are cores and memory for."""
+    return Jobs(asked, "as asked for") if asked else jobs_for(memory)
+
+
+class Built(Protocol):
+    """What a build of either project returns."""
+
+    @property
+    def wheel(self) -> Path: ...
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+    @property
+    def objects(self) -> Mapping[str, str]: ...
+    @property
+    def log(self) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A wheel in the wheelhouse, and how long all of it took, in seconds."""
+
+    wheel: Path
+    built: Built
+    seconds: float
+
+    @property
+    def line(self) -> str:
+        return f"{self.wheel}  {self.wheel.stat().st_size / 1e6:.1f} MB, {self.seconds:.0f} s"
+
+    def fields(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "wheel": str(self.wheel),
+            "facts": dict(self.built.facts),
+            "log": str(self.built.log),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def place(built: Built, house: Path, objects: Path | None, began: float) -> Placed:
+    """Put what was built into the wheelhouse, and the objects' digests where they are wanted."""
+    wheel = add(house, built.wheel, built.facts, say=tell)
+    if objects:
+        objects.write_text(json.dumps(built.objects, indent=1) + "\n", encoding="utf-8")
+    return Placed(wheel=wheel, built=built, seconds=time.monotonic() - began)
+
+
+def compilers(tools: Toolchain) -> str:
+    return f"nvcc {tools.cuda}{' (locked)' if tools.locked else ''}, {tools.compiler}"
+
+
+def print_built(title: Text, lines: Iterable[str], notes: Iterable[Text], placed: Placed) -> None:
+    """For people: a title, what holds, what else is to be known, and what to do next."""
+    console = show.console()
+    console.print(title)
+    for line in (*lines, placed.line):
+        console.print(show.text(("✓ ", "green"), line), soft_wrap=True)
+    for note in notes:
+        console.print(note, soft_wrap=True)
+    console.print(f"  next: {quoted('pip', 'install', placed.wheel)}", soft_wrap=True)
+
+
+def reduced(is_reduced: object) -> list[Text]:
+    """The note of a build of some parts alone."""
+    note = show.text(("note ", "yellow"), "reduced: for tests, not for use")
+    return [note] if is_reduced else []

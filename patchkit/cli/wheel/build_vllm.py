@@ -1,0 +1,209 @@
+"""patchkit build vllm"""
+
+from __future__ import annotations
+
+import platform
+import time
+from pathlib import Path
+
+import click
+
+from patchkit.cli import show
+from patchkit.cli.options import Selection, as_json, progress, request_options, told
+from patchkit.cli.out import print_json, tell
+from patchkit.cli.wheel.build_options import (
+    Placed,
+    chosen_jobs,
+    compilers,
+    fresh_option,
+    house_option,
+    jobs_option,
+    objects_option,
+    place,
+    print_built,
+    reduced,
+)
+from patchkit.errors import UsageError
+from patchkit.quoting import quoted
+from patchkit.source.resolve import Report
+from patchkit.source.tree import SourceTree
+from patchkit.target import Target
+from patchkit.wheel.build.jobs import Jobs
+from patchkit.wheel.build.network import can_cut_off, network
+from patchkit.wheel.build.toolchain import Toolchain, find_toolchain
+from patchkit.wheel.vllm.build import JOB_MEMORY, Built, build_vllm
+from patchkit.wheel.vllm.build_recipe import by_option
+from patchkit.wheel.vllm.inputs import parse_given
+from patchkit.wheel.vllm.order import Order
+from patchkit.wheel.vllm.preflight import check_machine
+from patchkit.wheel.vllm.prepare import check_choice
+from patchkit.wheel.vllm.source import VllmSource, vllm_source
+from patchkit.wheel.wheelhouse.contents import make_room
+
+_EPILOG = """\
+\b
+On a Spark:
+  patchkit build vllm --version 0.25.1
+Without extensions whose sources cannot be had, CUTLASS from a folder:
+  patchkit build vllm --version 0.25.1 --source cutlass=cutlass-4.4.2 \\
+    --without flash-attn --without flashmla
+For an H200, to test there:
+  patchkit build vllm --version 0.25.1 --target h200
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--version", "version", metavar="X.Y.Z", help="[default: the newest that is known]")
+@click.option("--src", "named", metavar="SOURCE", help="A folder or an sdist instead.")
+@request_options
+@click.option("--host", metavar="aarch64|x86_64", help="The CPU.  [default: this machine's]")
+@jobs_option
+@click.option("--without", multiple=True, metavar="NAME", help="Leave an extension out.")
+@click.option(
+    "--source", "given", multiple=True, metavar="NAME=WHAT", help="A source of another project."
+)
+@click.option(
+    "--mirror",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder of such sources.",
+)
+@click.option(
+    "--cuda", metavar="DIR|locked", default="locked", show_default=True, help="The CUDA toolkit."
+)
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path, exists=True),
+    help="One with torch and build tools.  [default: a locked environment]",
+)
+@click.option(
+    "--requirements",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="What the environment is made of, with hashes.  [default: the recipe's]",
+)
+@click.option("--extensions", default="", metavar="A,B", help="Only these: for tests.")
+@fresh_option
+@click.option("--offline", is_flag=True, help="Use only what is in caches and mirrors.")
+@house_option
+@objects_option
+@as_json
+def command(
+    version: str | None,
+    named: str | None,
+    selection: Selection,
+    host: str | None,
+    jobs: int | None,
+    without: tuple[str, ...],
+    given: tuple[str, ...],
+    mirror: Path | None,
+    cuda: str,
+    python: Path | None,
+    requirements: Path | None,
+    extensions: str,
+    fresh: bool,
+    offline: bool,
+    house: Path,
+    objects: Path | None,
+    as_json: bool,
+) -> None:
+    """vLLM for one device, from its sources; `patchkit repack` takes seconds instead."""
+    began = time.monotonic()
+    request = selection.request()
+    _check_host(request.target, host)
+    left_out = frozenset(each.option for each in by_option(without))
+    parts, sources = frozenset(filter(None, extensions.split(","))), parse_given(given)
+
+    def check(tree: SourceTree) -> None:
+        check_choice(tree, without=left_out, extensions=parts, given=sources)
+
+    with progress() as report:
+        source = vllm_source(version, named, check=check, report=report, offline=offline)
+        toolchain = _toolchain(source, request.target, python, cuda, offline, report)
+    number = chosen_jobs(jobs, JOB_MEMORY)
+    order = Order(
+        source=source.path,
+        identity=source.identity,
+        version=source.version,
+        torch=source.needs.torch,
+        request=request,
+        toolchain=toolchain,
+        python=python and python.absolute(),
+        requirements=requirements and requirements.absolute(),
+        jobs=number.number,
+        without=left_out,
+        given=sources,
+        mirror=mirror and mirror.absolute(),
+        extensions=parts,
+        offline=offline,
+        fresh=fresh,
+    )
+    make_room(house, order.expected)
+    _foretell(order, number)
+    with progress("steps") as report:
+        built = build_vllm(order, lambda task: told(report(task), f"{task}:"))
+    placed = place(built, house, objects, began)
+    if as_json:
+        more = {"proofs": list(built.proofs), "circumstances": list(built.circumstances)}
+        print_json(placed.fields() | more)
+    else:
+        _show(order, built, placed)
+
+
+def _check_host(device: Target, host: str | None) -> None:
+    here = platform.machine()
+    if host not in (None, here):
+        raise UsageError(
+            f"vLLM for {host} cannot be built on {here}",
+            why="its CMake asks torch through Python, and both are for the CPU that runs them",
+            hint=f"build on a machine with {host}, such as the {device.title}; or take upstream's "
+            f"kernels: {quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--platform', host)}",
+        )
+    if here != device.cpu:
+        tell(f"for {here}: a wheel for tests; {device.title} has {device.cpu}")
+
+
+def _toolchain(
+    source: VllmSource,
+    device: Target,
+    python: Path | None,
+    cuda: str,
+    offline: bool,
+    report: Report,
+) -> Toolchain:
+    """What compiles, on a machine that has all that the sources take."""
+    release = str(source.version)
+    for note in check_machine(source.needs, release=release, python=python, cuda=device.cuda):
+        tell(note)
+    return find_toolchain(
+        platform.machine(),
+        cuda=device.cuda,
+        toolkit=Path(cuda) if cuda != "locked" else None,
+        locked=cuda == "locked",
+        offline=offline,
+        progress=report("CUDA toolkit"),
+    )
+
+
+def _foretell(order: Order, jobs: Jobs) -> None:
+    """What is going to happen, before it takes long."""
+    tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
+    tell(f"what the build says: {order.work}/log.txt")
+    for each in by_option(sorted(order.without)):
+        if each.serves(order.request.target.major):
+            tell(f"without {each.option}: {each.cost}")
+    if not can_cut_off():
+        tell(network())
+
+
+def _show(order: Order, built: Built, placed: Placed) -> None:
+    title = show.text(
+        (f"vllm {order.version}", "bold"),
+        f"  →  {order.request.target.title}, {built.facts['archs']}, {order.toolchain.machine}",
+    )
+    lines = [
+        compilers(order.toolchain),
+        *(f"{name}: {what}" for name, what in built.facts["environment"].items()),
+        *(f"{name}: {what}" for name, what in built.facts["externals"].items()),
+        *built.circumstances,
+        *built.proofs,
+    ]
+    print_built(title, lines, reduced(order.extensions), placed)

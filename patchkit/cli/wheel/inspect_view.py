@@ -1,0 +1,180 @@
+"""What is shown of an inspected wheel: for people, and as JSON."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from patchkit.cli.patch.archs import STYLES
+from patchkit.cli.show import text
+from patchkit.cli.wheel.library_view import binary_fields, parts
+from patchkit.target import Target
+from patchkit.wheel.device.inspect import LIVE, Binary, Code
+from patchkit.wheel.file.metadata import About
+from patchkit.wheel.wheelhouse.finding import Finding
+from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc
+from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
+
+_PYTHON = re.compile(r"\.cpython-3(\d+)-")
+_WIDE = 120  # columns of a terminal
+_SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
+
+
+def print_wheel(
+    console: Console,
+    wheel: About,
+    binaries: Sequence[Binary],
+    uses: Mapping[str, str],
+    found: Sequence[Finding],
+    target: Target,
+) -> None:
+    """What the wheel says of itself, a row for each library, and what speaks against it."""
+    console.print(text(wheel.name.filename, style="bold"), soft_wrap=True)
+    for label, value in _wheel_facts(wheel, binaries):
+        console.print(text((f"  {label:9}", "dim"), value), soft_wrap=True)
+    if len(binaries) > 1:
+        console.print()
+        console.print(_library_table(binaries, uses, target, wide=console.width >= _WIDE))
+        console.print(_summary(binaries, target), soft_wrap=True)
+    for each in found:
+        console.print(text(("! ", "yellow"), (each.filename, "bold"), f": {each.what}"))
+        for label, words in (("why", each.why), ("next", each.hint)):
+            if words:
+                console.print(text(f"    {label}: {words}", style="dim"), soft_wrap=True)
+    console.print()
+
+
+def json_fields(
+    wheel: About | None,
+    binaries: Sequence[Binary],
+    uses: Mapping[str, str],
+    found: Sequence[Finding],
+    target: Target,
+) -> dict[str, Any]:
+    """``wheel`` is null for a library that is in none, ``use`` for one of another project."""
+    return {
+        "target": target.name,
+        "wheel": _wheel_fields(wheel, binaries) if wheel else None,
+        "binaries": [
+            {**binary_fields(binary, target), "use": uses.get(binary.name)} for binary in binaries
+        ],
+        "findings": [each.fields() for each in found],
+    }
+
+
+def _wheel_facts(wheel: About, binaries: Sequence[Binary]) -> Iterator[tuple[str, str]]:
+    yield "tag", wheel.name.tag
+    if wheel.requires_python:
+        yield "Python", wheel.requires_python
+    if pins := wheel.decisive_pins:
+        yield "pins", ", ".join(f"{name}=={version}" for name, version in pins.items())
+    promised = promised_glibc(wheel.name.tag)
+    lowest = ", ".join(floor(binaries).values())
+    yield "at least", lowest + (f"; its name promises glibc {promised}" if promised else "")
+    for sbom in wheel.sboms:
+        what = f"{sbom.spec} of {sbom.subject}, {sbom.components} components"
+        yield "SBOM", f"{sbom.path.rpartition('/')[2]}: {sbom.fault or what}"
+    facts = wheel.facts
+    said = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
+    yield "patchkit", ", ".join(said) or "did not make it"
+    if fixes := facts.get("fixes"):
+        yield "fixes", ", ".join(map(str, fixes))
+
+
+def _library_table(
+    binaries: Sequence[Binary], uses: Mapping[str, str], target: Target, *, wide: bool
+) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    folder = _common_folder(binaries)
+    table.add_column(f"in {folder}" if folder else "library", overflow="fold")
+    table.add_column("MB", justify="right", no_wrap=True)
+    table.add_column(target.name, no_wrap=True)
+    table.add_column("CUDA", no_wrap=True)
+    table.add_column("archs", overflow="fold")
+    if uses:
+        table.add_column("")
+    if wide:
+        table.add_column("fat binaries", overflow="fold")
+    for name, binary, count in _rows(binaries):
+        load = binary.load(target)
+        cells: list[RenderableType] = [
+            name,
+            f"{binary.size * count / 1e6:.1f}",
+            text(str(load), style=STYLES[load]) if binary.live else text("-", style="dim"),
+            ", ".join(map(str, cuda_majors(binary))) or "-",
+            text(_archs(binary), style="dim"),
+            *([text(uses.get(binary.name, ""))] if uses else []),
+            text(parts(binary.loads(target)), style="dim"),
+        ]
+        table.add_row(*cells[: len(table.columns)])
+    return table
+
+
+def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
+    """Name, library and number: modules that differ in their Python alone are one row."""
+    alike: dict[tuple[str, tuple[Code, ...], tuple[int, ...]], list[Binary]] = {}
+    folder = _common_folder(binaries)
+    for binary in binaries:
+        name = _PYTHON.sub(".cpython-3*-", binary.name.removeprefix(folder))
+        alike.setdefault((name, binary.codes, cuda_majors(binary)), []).append(binary)
+    for (name, _codes, _majors), group in alike.items():
+        shown = f"{name} ({len(group)})" if len(group) > 1 else group[0].name.removeprefix(folder)
+        yield shown, group[0], len(group)
+
+
+def _common_folder(binaries: Sequence[Binary]) -> str:
+    """``vllm/``: what all names begin with; "" if they do not."""
+    folders = [binary.name.rpartition("/")[0] for binary in binaries]
+    common = os.path.commonpath(folders) if all(folders) else ""
+    return f"{common}/" if common else ""
+
+
+def _archs(binary: Binary) -> str:
+    """``80 90a 120f, PTX 80``: those of live code."""
+    live = [code for code in binary.codes if code.section == LIVE]
+    sass = dict.fromkeys(code.arch.gencode for code in live if code.kind == "sass")
+    others: dict[str, list[str]] = {}
+    for code in live:
+        if code.kind != "sass":
+            others.setdefault(code.kind.upper(), []).append(code.arch.gencode)
+    groups = [" ".join(sass), *(f"{kind} {' '.join(archs)}" for kind, archs in others.items())]
+    return ", ".join(filter(None, groups)) or "-"
+
+
+def _summary(binaries: Sequence[Binary], target: Target) -> Text:
+    code = [binary for binary in binaries if binary.live]
+    if not code:
+        return text(f"no device code in {len(binaries)} libraries")
+    counted = parts(Counter(binary.load(target) for binary in code))
+    return text(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
+
+
+def _wheel_fields(wheel: About, binaries: Sequence[Binary]) -> dict[str, Any]:
+    return {
+        "project": wheel.name.project,
+        "version": str(wheel.name.version),
+        "tag": wheel.name.tag,
+        "requires_python": wheel.requires_python or None,
+        "requires": [str(each) for each in wheel.requires],
+        "pins": wheel.pins,
+        "at_least": floor(binaries),
+        "promised_glibc": promised_glibc(wheel.name.tag) or None,
+        "sboms": [
+            {
+                "path": sbom.path,
+                "spec": sbom.spec or None,
+                "subject": sbom.subject or None,
+                "components": sbom.components,
+                "fault": sbom.fault or None,
+            }
+            for sbom in wheel.sboms
+        ],
+        "facts": dict(wheel.facts) or None,
+    }

@@ -1,0 +1,188 @@
+"""patchkit repack"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from patchkit.cli import show
+from patchkit.cli.options import (
+    NOT_SANDBOXED,
+    Selection,
+    as_json,
+    may_run,
+    progress,
+    request_options,
+    trust_source,
+)
+from patchkit.cli.out import print_json, tell
+from patchkit.cli.patch.archs import STYLES
+from patchkit.cli.wheel.build_options import house_option
+from patchkit.patching.fix import State
+from patchkit.patching.recipe import load_recipe
+from patchkit.quoting import quoted
+from patchkit.target import Load
+from patchkit.wheel.device.libraries import Judged, Use, told
+from patchkit.wheel.repack.repack import Repacked, repack
+from patchkit.wheel.repack.upstream import find_wheel
+
+_EPILOG = """\
+\b
+For a Spark, on any machine:
+  patchkit repack vllm==0.25.1
+The same for x86-64, for tests elsewhere:
+  patchkit repack vllm==0.25.1 --platform x86_64
+A wheel of your own, vouched for:
+  patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 <64 hex digits>
+"""
+_USES = {
+    Use.LOADS: "green",
+    Use.PARTLY: "yellow",
+    Use.HOST: "dim",
+    Use.JIT: "green",
+    Use.OTHER: "dim",
+    Use.LOST: "yellow",
+    Use.ABSENT: "yellow",
+    Use.UNKNOWN: "yellow",
+}
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL")
+@click.option(
+    "--platform", "cpu", metavar="aarch64|x86_64", help="The CPU.  [default: the target's]"
+)
+@request_options
+@click.option("--sha256", metavar="HEX", help="Of a wheel that the lock does not know.")
+@click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+@trust_source
+@house_option
+@as_json
+def command(
+    wheel: str,
+    cpu: str | None,
+    selection: Selection,
+    sha256: str | None,
+    offline: bool,
+    trusted: bool,
+    house: Path,
+    as_json: bool,
+) -> None:
+    """Upstream's wheel with the fixes that are Python or data, under a version of its own.
+
+    Its kernels stay as they are; whether they load on the device is checked first. Where they do
+    not, nothing is written, and only a build from source helps.
+    """
+    began = time.monotonic()
+    request = selection.request()
+    if trusted:
+        tell(NOT_SANDBOXED)
+    with progress() as report:
+        origin = find_wheel(
+            wheel,
+            cpu or request.target.cpu,
+            sha256=sha256,
+            offline=offline,
+            report=report,
+            check=load_recipe("vllm").check,
+        )
+        done = repack(
+            origin,
+            request,
+            house,
+            report=report,
+            offline=offline,
+            say=tell,
+            sandboxed=may_run(locked=origin.locked, trusted=trusted),
+        )
+    seconds = time.monotonic() - began
+    if as_json:
+        print_json(_fields(done, seconds))
+    else:
+        _show(done, selection, seconds)
+
+
+def _show(done: Repacked, selection: Selection, seconds: float) -> None:
+    console, target = show.console(), selection.request().target
+    name = done.origin.name
+    known = "upstream's" if done.origin.locked else "not upstream's"
+    console.print(
+        show.text(
+            (f"vllm {done.origin.version}", "bold"),
+            f"  {name.filename} ({known})  →  {target.title}",
+        ),
+        soft_wrap=True,
+    )
+    console.print(_table(done.libraries))
+    applied = [v for v in done.outcome.verdicts if v.state is State.APPLIED]
+    for verdict in applied:
+        line = show.text(("✓ ", "green"), (verdict.fix.id, "bold"), f"  {verdict.reason}")
+        console.print(line, soft_wrap=True)
+    for line in show.proof_lines(done.outcome.proofs):
+        console.print(line, soft_wrap=True)
+    for note in done.notes:
+        console.print(show.text(("note ", "yellow"), note), soft_wrap=True)
+    what = f"{done.wheel}  {done.size / 1e6:.1f} MB, {seconds:.0f} s"
+    if done.fresh:
+        console.print(show.text(("✓ ", "green"), what), soft_wrap=True)
+    else:
+        console.print(f"nothing to do, it is there already: {what}", soft_wrap=True)
+    console.print(f"  next: {quoted('pip', 'install', done.wheel)}", soft_wrap=True)
+
+
+def _table(libraries: tuple[Judged, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("library", "fat binaries", ""):
+        table.add_column(column, no_wrap=column != "")
+    for each in libraries:
+        idle = each.use in (Use.HOST, Use.OTHER)
+        table.add_row(
+            show.text(each.name.removeprefix("vllm/"), style="dim" if idle else ""),
+            _loads(each),
+            show.text(each.use.value, style=_USES[each.use]),
+        )
+    return table
+
+
+def _loads(each: Judged) -> Text:
+    counts = sorted(each.loads.items(), reverse=True)
+    parts = [show.text(f"{count} {load}", style=STYLES[load]) for load, count in counts]
+    return show.text(", ").join(parts) if parts else show.text("-", style="dim")
+
+
+def _fields(done: Repacked, seconds: float) -> dict[str, Any]:
+    return {
+        "wheel": str(done.wheel),
+        "sha256": done.sha256,
+        "size": done.size,
+        "fresh": done.fresh,
+        "source": {
+            "file": done.origin.name.filename,
+            "sha256": done.origin.sha256,
+            "size": done.origin.path.stat().st_size,
+            "upstream": done.origin.locked,
+        },
+        "libraries": [_library(each) for each in done.libraries],
+        "fixes": [show.verdict_fields(verdict) for verdict in done.outcome.verdicts],
+        "proofs": list(done.outcome.proofs),
+        "notes": list(done.notes),
+        "facts": dict(done.facts),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _library(each: Judged) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "use": each.use.value,
+        "told": told(each),
+        "required": bool(each.known and each.known.required),
+        "fat_binaries": {str(load): each.loads[load] for load in sorted(Load, reverse=True)},
+        "lost": dict(each.lost),
+        "lost_kernels": dict(each.kernels),
+    }

@@ -1,0 +1,254 @@
+"""patchkit wheelhouse"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import click
+from rich.table import Table
+
+from patchkit.cli import show
+from patchkit.cli.options import as_json, progress
+from patchkit.cli.out import print_json
+from patchkit.cli.wheel.verify import run, trust_options
+from patchkit.elf import by_version
+from patchkit.errors import HashMismatchError, HostError, UsageError
+from patchkit.quoting import quoted
+from patchkit.target import targets
+from patchkit.wheel.wheelhouse.contents import entries, prune
+from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill, machine_of
+from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Entry
+from patchkit.wheel.wheelhouse.resolve import Place, Source, place
+from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
+
+_folder = click.option(
+    "--dir",
+    "house",
+    type=click.Path(path_type=Path),
+    default=Path("wheelhouse"),
+    show_default=True,
+    help="The folder.",
+)
+_EPILOG = """\
+\b
+Install everything that it holds, by hash and without an index:
+  pip install --require-hashes --no-deps --no-index \\
+    --find-links wheelhouse -r wheelhouse/requirements.txt
+Once it is filled, --no-deps is not needed: the lock is complete.
+"""
+
+
+@click.group(epilog=_EPILOG)
+def command() -> None:
+    """The folder of finished wheels: manifest, hashes, locked requirements."""
+
+
+@command.command("list")
+@_folder
+@as_json
+def list_wheels(house: Path, *, as_json: bool) -> None:
+    """The wheels, and what their builder knows of them."""
+    held = entries(house)
+    signed, doubt = _signature(house)
+    if as_json:
+        wheels = [entry.fields() for entry in held]
+        said = {"error": doubt} if doubt else signed.fields() if signed else None
+        print_json({"dir": str(house), "signature": said, "wheels": wheels})
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("project", "version", "tag", "MB", "sha256", "target", "kind"):
+        # Of a dependency's many tags the first are enough; the rest of the row is not.
+        side: Literal["left", "right"] = "right" if column == "MB" else "left"
+        table.add_column(column, justify=side, no_wrap=column != "tag", overflow="ellipsis")
+    for entry in held:
+        table.add_row(*_cells(entry))
+    show.console().print(table if held else f"{house} is empty")
+    if signed or doubt:
+        line = _signed(house, signed) if signed else f"signature: {doubt}"
+        show.console().print(show.text(line), soft_wrap=True)
+
+
+def _signature(house: Path) -> tuple[Signed | None, str]:
+    """The signature, if there is one, or what is wrong with it."""
+    try:
+        return signature(house), ""
+    except (HashMismatchError, HostError) as error:
+        return None, error.what
+
+
+def _signed(house: Path, signed: Signed) -> str:
+    statement = signed.statement
+    said = f"signed on {statement.date}, counter {statement.counter}, with the key {signed.key}"
+    if signed.stale:
+        again = quoted("patchkit", "wheelhouse", "sign", "--dir", house)
+        return f"{said}\n  stale: {', '.join(signed.stale)} changed since; {again}"
+    return f"{said}; whose key that is says verify --signers FILE"
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    name, megabytes = entry.name, f"{entry.size / 1e6:.1f}" if entry.held else "-"
+    target = str(entry.facts.get("target", "-"))
+    digest = entry.sha256[:12]
+    return name.project, str(name.version), name.tag, megabytes, digest, target, str(entry.kind)
+
+
+@command.command("verify")
+@_folder
+@trust_options
+@as_json
+def verify_wheels(house: Path, *, trust: Trust | None, as_json: bool) -> None:
+    """The same as `patchkit verify`."""
+    run(house, trust, as_json=as_json)
+
+
+@command.command("sign")
+@_folder
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A private key, or a public one of an agent's.  [default: ~/.ssh/id_ed25519, ...]",
+)
+@as_json
+def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
+    """Sign what the wheelhouse holds now, with an SSH key, for others to verify.
+
+    SHA256SUMS.signed has the sha256 of SHA256SUMS, manifest.json and requirements.txt, a date, and
+    a counter that grows with every signature; ssh-keygen signs it. Nothing is signed that verify
+    finds fault with.
+    """
+    signed = sign(house, key)
+    if as_json:
+        print_json({"dir": str(house), **signed.fields()})
+        return
+    said = f"{house}: signed on {signed.statement.date}, counter {signed.statement.counter}"
+    console = show.console()
+    console.print(show.text(("✓ ", "green"), said), soft_wrap=True)
+    who = f"  wheelhouse {signed.statement.wheelhouse}, key {signed.key}"
+    console.print(show.text(who), soft_wrap=True)
+    checked = quoted("patchkit", "verify", house, "--signers", "FILE")
+    console.print(show.text(f"  check with: {checked}", style="dim"), soft_wrap=True)
+
+
+@command.command("prune")
+@_folder
+@click.option(
+    "--drop",
+    multiple=True,
+    metavar="NAME",
+    help="A listed wheel too: its file name, project, or project==version.",
+)
+@click.option("--dependencies", is_flag=True, help="All that fill brought, too.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
+@as_json
+def prune_wheels(
+    house: Path,
+    *,
+    drop: tuple[str, ...],
+    dependencies: bool,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Remove what the manifest does not list and what interrupted runs left."""
+    done = prune(house, drop=drop, dependencies=dependencies, dry_run=dry_run, force=force)
+    if as_json:
+        changes = [{"filename": each.filename, "reason": each.reason} for each in done]
+        print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
+        return
+    console = show.console()
+    for each in done:
+        console.print(show.text((each.filename, "bold"), f": {each.reason}"), soft_wrap=True)
+    if not done:
+        console.print(f"{house}: nothing to remove")
+    elif dry_run:
+        console.print("nothing was changed")
+
+
+@command.command("fill")
+@_folder
+@click.option("--python", default="3.12", show_default=True, metavar="X.Y", help="The nodes' one.")
+@click.option("--machine", metavar="CPU", help="The nodes' CPU.  [default: that of the wheels]")
+@click.option("--glibc", metavar="2.X", help="The nodes' glibc.  [default: that of the target]")
+@click.option(
+    "--with", "also", multiple=True, metavar="REQUIREMENT", help='More to install, as "ray==2.5".'
+)
+@click.option(
+    "--find-links",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder of wheels to take from, too.",
+)
+@click.option("--offline", is_flag=True, help="Only from --find-links and the folder itself.")
+@click.option("--lock-only", is_flag=True, help="Lock, and let the nodes download.")
+@as_json
+def fill_wheels(
+    house: Path,
+    *,
+    python: str,
+    machine: str | None,
+    glibc: str | None,
+    also: tuple[str, ...],
+    folders: tuple[Path, ...],
+    offline: bool,
+    lock_only: bool,
+    as_json: bool,
+) -> None:
+    """Everything that the wheels need, locked by hash, so that every node installs the same.
+
+    pip resolves it for the nodes' machine, from the index that it is configured for. A torch for
+    CPUs alone is refused. Nothing changes until everything is there; an interrupted run is taken up
+    by the next one.
+    """
+    built = built_wheels(house)
+    where = place(machine or machine_of(house, built), python, glibc or _glibc(built))
+    source = Source(offline=offline, folders=folders)
+    with progress("wheels") as report:
+        done = fill(
+            house, where, source, also=also, lock_only=lock_only, progress=report("downloading")
+        )
+    if as_json:
+        print_json(_filled_fields(house, where, done))
+        return
+    console = show.console()
+    for mark, style, names in (("+", "green", done.new), ("-", "red", done.gone)):
+        for name in names:
+            console.print(show.text((f"{mark} ", style), name), soft_wrap=True)
+    what = "locked" if lock_only else "there and locked"
+    size = sum(entry.size for entry in done.dependencies) / 1e6
+    amount = f", {size:,.0f} MB" if size else ""
+    console.print(f"{len(done.dependencies)} dependencies {what}{amount}, for {where}")
+    if done.torch:
+        cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
+        console.print(f"torch {done.torch.version}: {cuda}, as {done.torch.seen}", soft_wrap=True)
+    index = () if lock_only else ("--no-index",)
+    lock = ("--find-links", house, "--require-hashes", "-r", house / REQUIREMENTS)
+    console.print(
+        show.text(f"  {quoted('pip', 'install', *index, *lock)}", style="dim"), soft_wrap=True
+    )
+
+
+def _glibc(built: Sequence[Entry]) -> str:
+    """The oldest that the wheels' targets have. Raises UsageError if no wheel names a target."""
+    named = {str(entry.facts.get("target")) for entry in built} & targets().keys()
+    if not named:
+        raise UsageError("no wheel says for which device it is", hint="name the nodes' --glibc")
+    return min((targets()[name].glibc for name in named), key=by_version)
+
+
+def _filled_fields(house: Path, where: Place, done: Filled) -> dict[str, object]:
+    torch = done.torch
+    return {
+        "dir": str(house),
+        **where.facts(),
+        "dependencies": [entry.fields() for entry in done.dependencies],
+        "new": list(done.new),
+        "gone": list(done.gone),
+        "torch": {"version": str(torch.version), "cuda": torch.cuda, "seen": torch.seen}
+        if torch
+        else None,
+    }

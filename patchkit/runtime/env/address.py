@@ -1,0 +1,143 @@
+"""Which IPv4 address, on which interface, a node announces to the others of its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address, ip_address
+
+from patchkit.errors import HostError, UsageError
+from patchkit.runtime.host.host import Host, Netdev, Rdma
+
+PLAN = "give it one, for example as `patchkit net plan` says"
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """An IPv4 address of this host and the interface that has it."""
+
+    netdev: Netdev
+    address: str
+
+
+def own_address(host: Host, topology: str, role: str, head: str) -> Own:
+    """Raises HostError if there is none, UsageError for a head that is no address."""
+    if role == "worker":
+        return _worker(host, _named(head))
+    if head:
+        return _holder(host, _named(head))
+    return _head(host, topology)
+
+
+def _named(head: str) -> str:
+    if not head:
+        raise UsageError(
+            "a worker must know its head",
+            hint="name it with --head-ip, or the head's own file with --from",
+        )
+    try:
+        IPv4Address(head)
+    except ValueError:
+        raise UsageError(
+            f"{head!r} is not an IPv4 address", hint="NCCL's RoCE v2 goes by IPv4: 192.168.100.10"
+        ) from None
+    return head
+
+
+def _holder(host: Host, address: str) -> Own:
+    for netdev in host.netdevs:
+        if any(str(each.ip) == address for each in netdev.ipv4):
+            return Own(netdev, address)
+    raise HostError(
+        f"{address} is no address of this host; it has {addresses(host)}",
+        hint="--head-ip is the head's own address: run this on the head, or with --role worker",
+    )
+
+
+def _worker(host: Host, head: str) -> Own:
+    if any(str(each.ip) == head for netdev in host.netdevs for each in netdev.ipv4):
+        raise HostError(
+            f"{head}, the head's address, is this host's own",
+            why="this is the head, or two nodes have the same address",
+            hint="run this on the worker, or give each node its own address",
+        )
+    fast = {rdma.netdev for rdma in usable_rdma(host)}
+    near = [netdev for netdev in host.netdevs if netdev.up and _reaches(netdev, head)]
+    near.sort(key=lambda netdev: (netdev.name not in fast, netdev.pci, netdev.name))
+    if not near:
+        raise HostError(
+            f"no interface of this host is in a network with the head, {head}; "
+            f"it has {addresses(host)}",
+            why="another cage is cabled than the one with the address, or the address is missing",
+            hint=f"see `patchkit probe` on both; {PLAN}",
+        )
+    address = next(each for each in near[0].ipv4 if ip_address(head) in each.network)
+    return Own(near[0], str(address.ip))
+
+
+def _head(host: Host, topology: str) -> Own:
+    netdev = next(iter(_candidates(host, topology)), None)
+    if netdev is None:
+        raise HostError(
+            f"no QSFP cage is cabled and has an IPv4 address; this host has {addresses(host)}",
+            hint=f"{PLAN}; or use another network, by sockets: --head-ip ADDRESS",
+        )
+    return Own(netdev, str(_preferred(netdev)))
+
+
+def _candidates(host: Host, topology: str) -> Iterator[Netdev]:
+    """Interfaces that a head may announce, best first."""
+    fast = {rdma.netdev for rdma in host.rdma}
+    if topology in ("ring", "hetero"):
+        yield from (each for each in _wired(host) if each.name not in fast)
+    if topology != "ring":
+        cabled = [each for each in _wired(host) if each.name in fast or each.port]
+        yield from sorted(cabled, key=lambda each: (each.pci, each.name))
+
+
+def _wired(host: Host) -> list[Netdev]:
+    return [each for each in host.netdevs if each.kind == "ethernet" and each.up and each.ipv4]
+
+
+def _preferred(netdev: Netdev) -> IPv4Address:
+    """An address that stays: link-local ones are drawn anew at each boot."""
+    return min(netdev.ipv4, key=lambda each: each.ip.is_link_local).ip
+
+
+# RDMA devices
+
+
+def usable_rdma(host: Host) -> list[Rdma]:
+    """Active RDMA devices that RoCE v2 can address by IPv4, in the order of their PCI addresses."""
+    found = [rdma for rdma in host.rdma if rdma.active and _addressed(host, rdma)]
+    return sorted(found, key=lambda rdma: (rdma.pci, rdma.name))
+
+
+def _addressed(host: Host, rdma: Rdma) -> bool:
+    netdev = host.netdev(rdma.netdev)
+    return netdev is not None and netdev.up and bool(netdev.ipv4)
+
+
+def is_near(host: Host, head: str, devices: Iterable[Rdma]) -> bool:
+    netdevs = (host.netdev(rdma.netdev) for rdma in devices)
+    return any(_reaches(netdev, head) for netdev in netdevs if netdev)
+
+
+def _reaches(netdev: Netdev, address: str) -> bool:
+    return any(ip_address(address) in each.network for each in netdev.ipv4)
+
+
+# Words
+
+
+def devices(host: Host) -> str:
+    found = [
+        f"{each.name} {each.state or 'of unknown state'} on {each.netdev or 'nothing'}"
+        for each in host.rdma
+    ]
+    return ", ".join(found) or "no RDMA device"
+
+
+def addresses(host: Host) -> str:
+    found = [f"{each.ip} on {netdev.name}" for netdev in host.netdevs for each in netdev.ipv4]
+    return ", ".join(each for each in found if not each.startswith("127.")) or "no IPv4 address"

@@ -1,0 +1,94 @@
+"""Decide what a head's file may bring to another machine: known names, values that fit them.
+
+A head's file is a text that somebody copied. So nothing of it is taken over because it is there:
+what a rule sets is known; what a user added on the head travels where vLLM, NCCL or another known
+program reads it, where it runs no code, names no path and holds a value that the variable can have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from ipaddress import ip_network
+
+from patchkit.errors import SourceError
+from patchkit.runtime.env.head_file import HeadFile
+from patchkit.runtime.lint.finding import Severity
+from patchkit.runtime.lint.scan import Found
+from patchkit.runtime.lint.values import check_value, is_open
+from patchkit.runtime.rules.code_names import runs_code
+from patchkit.runtime.rules.presets import find
+from patchkit.runtime.rules.secret_names import is_secret
+from patchkit.runtime.rules.variable_rules import Rules
+
+_MOST = 100  # refused variables that are listed
+_SHOWN = 60  # characters of a name or a value
+
+
+def check_carried(
+    head: HeadFile, rules: Rules, known: Collection[str], here: Collection[str] = ()
+) -> None:
+    """Raise SourceError that names every variable of the file which must not be taken over.
+
+    ``known`` are the names that the software of this node reads; ``here`` those that the user sets
+    on this node, for which the file does not count.
+    """
+    own = {name for rule in rules.rules if rule.scope == "host" for name in rule.set}
+    by_rule = _by_rule(head, rules)
+    asked = head.extra.keys()
+    refused = [
+        f"  {head.where}:{head.line(name)}: {name[:_SHOWN]} {trouble}"
+        for name, value in head.variables.items()
+        if name not in here and (name, value) not in by_rule
+        if name in asked or name not in own  # what a node owns is not taken
+        if (trouble := _trouble(head, known, asked, name, value))
+    ]
+    if refused:
+        more = len(refused) - _MOST
+        raise SourceError(
+            "variables that are not taken over from another machine\n"
+            + "\n".join([*refused[:_MOST], *([f"  and {more} more"] if more > 0 else [])]),
+            why="whoever can change the file would otherwise decide what runs here",
+            hint="take them out of the head's file, or write it anew there; what is meant for this "
+            "node as well is said here: --set NAME=VALUE",
+        )
+
+
+def _trouble(
+    head: HeadFile, known: Collection[str], asked: Collection[str], name: str, value: str
+) -> str:
+    """Return why a variable must not travel; empty if it may."""
+    if reason := runs_code(name):
+        return f"runs code: {reason}"
+    if is_secret(name):
+        return "is a secret, which belongs into no file that is copied"
+    if name not in known:
+        return "is read by neither vLLM, NCCL nor another program that patchkit knows"
+    if name not in asked and not head.edited:
+        return "is set by no rule of this patchkit, nor was it added with --set"
+    return _unfit(head, name, value)
+
+
+def _by_rule(head: HeadFile, rules: Rules) -> set[tuple[str, str]]:
+    """What rules and the model's preset set, the same on every node."""
+    shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
+    preset = find(head.facts.get("model", ""))
+    return {pair for each in shared for pair in each.items()} | {
+        *(preset.variables.items() if preset else ())
+    }
+
+
+def _unfit(head: HeadFile, name: str, value: str) -> str:
+    if not value.isprintable() or is_open(value):
+        return "has a value that is none"
+    if "/" in value and not _is_network(value):
+        return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
+    findings = check_value(Found(head.line(name), name, value), {"role": "worker"})
+    errors = (each.what.partition(": ")[2] for each in findings if each.severity is Severity.ERROR)
+    return "; ".join(f"is {value[:_SHOWN]}: {what}" for what in errors)
+
+
+def _is_network(value: str) -> bool:
+    try:
+        return bool(ip_network(value, strict=False))
+    except ValueError:
+        return False

@@ -1,0 +1,87 @@
+"""Writing an env file: looked at before, replaced as a whole, and never by surprise."""
+
+from __future__ import annotations
+
+import os
+import stat
+from enum import StrEnum
+from pathlib import Path
+
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
+from patchkit.errors import UsageError
+from patchkit.reading import read_bytes
+from patchkit.runtime.envfile.header import untouched
+from patchkit.runtime.rules.secret_names import masked
+
+_PRIVATE = 0o600
+
+
+class Outcome(StrEnum):
+    CREATED = "created"
+    UNCHANGED = "unchanged"
+    REPLACED = "replaced"
+
+
+def write(path: Path, text: str, *, force: bool, private: bool) -> Outcome:
+    """Put a file in place, all or nothing; ``private`` takes the rights of others away.
+
+    A file that is there keeps its mode. Raises UsageError, with the difference, for one that
+    patchkit did not write or that was edited since, unless ``force``; for a link and for what is no
+    file in any case; StorageError if the disk or the rights fail, and then nothing has changed.
+    """
+    with translated(at=path):
+        status = _status(path)
+        old = read_bytes(path, follow=False) if status else b""
+        if status and old == text.encode() and not _too_open(status, private=private):
+            return Outcome.UNCHANGED
+        if status and not force:
+            _check(path, old.decode(errors="replace"), text)
+        with replacing(path, private=private) as file:
+            file.write(text.encode())
+    return Outcome.REPLACED if status else Outcome.CREATED
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """None if nothing is there. Raises UsageError for what cannot be replaced by a file."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        raise UsageError(
+            f"{path}: is a link to {path.readlink()}",
+            why="replacing it would cut the link, and following it write where nobody looked",
+            hint="name the file that it points to",
+        )
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path}: is no file", hint="without -o the text goes to standard output")
+    return status
+
+
+def _too_open(status: os.stat_result, *, private: bool) -> bool:
+    return private and bool(stat.S_IMODE(status.st_mode) & ~_PRIVATE)
+
+
+def _check(path: Path, old: str, new: str) -> None:
+    """Raises UsageError if somebody's work would be lost."""
+    if old == new or untouched(old):
+        return
+    raise UsageError(
+        f"{path}: is there already, with another content\n{_difference(path, old, new)}",
+        why="patchkit did not write it, or it was edited since",
+        hint="--force replaces it; or name another file",
+    )
+
+
+def _difference(path: Path, old: str, new: str) -> str:
+    import difflib  # 5 ms, and seldom needed
+
+    lines = difflib.unified_diff(
+        [masked(line) for line in old.splitlines()],
+        [masked(line) for line in new.splitlines()],
+        fromfile=str(path),
+        tofile="patchkit env",
+        lineterm="",
+    )
+    return "\n".join(lines)

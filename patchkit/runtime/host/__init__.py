@@ -1,0 +1,1 @@
+"""Read the facts of one machine: firmware, GPUs, interfaces, RDMA devices, software."""

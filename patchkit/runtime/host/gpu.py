@@ -1,0 +1,98 @@
+"""GPUs: NVML, else nvidia-smi, else what the driver says in /proc.
+
+The first two answer in the same form, a line for each GPU: name, compute capability, driver, memory
+in MiB, PCI address. GB10 and Thor have no memory of their own, and both say so in several ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from patchkit.runtime.host import hardware
+from patchkit.runtime.host.host import Gpu
+from patchkit.runtime.host.machine_root import Reader, Silent, printable, run, whole
+
+_QUERY = "name,compute_cap,driver_version,memory.total,pci.bus_id"
+_PATIENCE = 10.0  # seconds: without the persistence daemon nvidia-smi first wakes the driver
+_PROC = "proc/driver/nvidia"
+_DRIVER = re.compile(r"Kernel Module.*?\s(?P<version>\d+\.\d+(\.\d+)?)\s")
+_CAPABILITY = re.compile(r"\d+\.\d+")
+
+
+def gpus(reader: Reader) -> tuple[Gpu, ...]:
+    silent = []
+    for ask in (_by_nvml, _by_smi, _by_proc):
+        try:
+            return ask(reader)
+        except Silent as words:
+            silent.append(str(words))
+    reader.note(f"no GPU is found: {'; '.join(silent)}")
+    return ()
+
+
+def _by_nvml(reader: Reader) -> tuple[Gpu, ...]:
+    return _parse(reader.answer("nvml.csv", _ask_nvml), "NVML")
+
+
+def _by_smi(reader: Reader) -> tuple[Gpu, ...]:
+    command = ("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
+    return _parse(reader.answer("nvidia-smi.csv", lambda: run(command, _PATIENCE)), command[0])
+
+
+def _by_proc(reader: Reader) -> tuple[Gpu, ...]:
+    names = reader.folders(f"{_PROC}/gpus")
+    if not names:
+        raise Silent(f"/{_PROC}/gpus: is not there")
+    match = _DRIVER.search(reader.text(f"{_PROC}/version"))
+    driver = match["version"] if match else ""
+    return tuple(_of_proc(reader, name, driver) for name in names)
+
+
+def _of_proc(reader: Reader, bus: str, driver: str) -> Gpu:
+    """/proc tells no capability; that of the GPUs that patchkit is for is known."""
+    lines = reader.text(f"{_PROC}/gpus/{bus}/information").splitlines()
+    told = {key: value for key, _, value in (line.partition(":") for line in lines)}
+    name = printable(told.get("Model", ""))
+    capability = hardware.facts()["capabilities"].get(name, "")
+    return Gpu(name=name, capability=capability, driver=driver, bus=_bus(bus))
+
+
+def _ask_nvml() -> str:
+    from patchkit.runtime.host import nvml  # ctypes, only on the machine itself
+
+    return nvml.ask()
+
+
+def _parse(text: str, who: str) -> tuple[Gpu, ...]:
+    """``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``. Raises Silent for other text."""
+    rows = [list(map(_told, line.split(","))) for line in text.splitlines() if line.strip()]
+    if any(len(row) != 5 for row in rows):
+        raise Silent(f"{who}: what it says is not understood: {printable(text)[:80]!r}")
+    if not rows:
+        raise Silent(f"{who}: has no GPU")
+    return tuple(map(_gpu, rows))
+
+
+def _gpu(row: Sequence[str]) -> Gpu:
+    name, capability, driver, memory, bus = row
+    return Gpu(
+        name=name,
+        capability=capability if _CAPABILITY.fullmatch(capability) else "",
+        driver=driver,
+        memory=whole(memory),
+        bus=_bus(bus),
+    )
+
+
+def _told(cell: str) -> str:
+    """``[N/A]``, ``[Not Supported]``, ``N/A``, ``[Unknown Error]`` and the like are nothing."""
+    text = printable(cell)
+    bare = text.strip("[]")
+    return "" if text.startswith("[") or bare.lower() in ("n/a", "not supported") else text
+
+
+def _bus(text: str) -> str:
+    """The domain as sysfs writes it: ``0000000F:01:00.0`` → ``000f:01:00.0``."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]:0>4}:{rest}" if rest else ""

@@ -1,0 +1,117 @@
+"""Network interfaces: /sys/class/net, and addresses from `ip -json` or the kernel."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.runtime.host.host import Address, Netdev
+from patchkit.runtime.host.machine_root import Reader, Silent, device, printable, run
+
+_CLASS = "sys/class/net"
+_LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
+_UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
+_PATIENCE = 5.0  # seconds for ip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What `ip` knows of a netdev: its kind if it is virtual (``bridge``, ``veth``), addresses."""
+
+    kind: str
+    addresses: tuple[Address, ...]
+
+
+def netdevs(reader: Reader) -> tuple[Netdev, ...]:
+    links = _links(reader)
+    names = reader.folders(_CLASS, needed=True)
+    if names and links and (strange := sorted(set(links) ^ set(names))):
+        # sysfs shows the namespace in which it was mounted, ip the one that it runs in.
+        reader.note(f"/{_CLASS} is of another network namespace: only one has {', '.join(strange)}")
+    return tuple(_netdev(reader, name, links.get(name)) for name in names)
+
+
+def _netdev(reader: Reader, name: str, link: Link | None) -> Netdev:
+    home = f"{_CLASS}/{name}"
+    pci, driver = device(reader, f"{home}/device")
+    return Netdev(
+        name=name,
+        state=reader.line(f"{home}/operstate", needed=True) or "unknown",
+        carrier=reader.line(f"{home}/carrier") == "1",
+        mtu=max(reader.number(f"{home}/mtu", needed=True) or 0, 0),
+        speed=_positive(reader.number(f"{home}/speed")),
+        mac=reader.line(f"{home}/address"),
+        driver=driver or (link.kind if link else ""),
+        pci=pci,
+        port=reader.line(f"{home}/phys_port_name"),
+        kind=_kind(reader, home),
+        addresses=link.addresses if link else (),
+        lanes=_positive(reader.number(f"{home}/device/current_link_width")),
+    )
+
+
+def _kind(reader: Reader, home: str) -> str:
+    inside = reader.folders(home)
+    if reader.line(f"{home}/type") == str(_LOOPBACK):
+        return "loopback"
+    if "wireless" in inside or "phy80211" in inside:
+        return "wifi"
+    return "virtual" if "/devices/virtual/" in f"/{reader.real(home)}" else "ethernet"
+
+
+def _positive(found: int | None) -> int | None:
+    """None for -1: a driver that does not know, be it signed or not."""
+    return found if found is not None and found > 0 and found not in _UNKNOWN else None
+
+
+def _links(reader: Reader) -> dict[str, Link]:
+    try:
+        text = reader.answer("ip-address.json", _ask)
+    except Silent as silent:
+        reader.note(f"no addresses: {silent}")
+        return {}
+    try:
+        return {printable(each["ifname"]): _link(each) for each in json.loads(text)}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reader.note(f"no addresses: `ip -json address` is not understood: {error}")
+        return {}
+
+
+def _ask() -> str:
+    """`ip -json -details address`; details name the kind of virtual netdevs. Raises Silent."""
+    try:
+        said = run(("ip", "-json", "-details", "address"), _PATIENCE)
+    except Silent as silent:
+        return _ask_kernel(silent)
+    return said if said.lstrip().startswith("[") else _ask_kernel(Silent("ip: prints no JSON"))
+
+
+def _ask_kernel(before: Silent) -> str:
+    from patchkit.runtime.host import netlink  # only where there is no iproute2
+
+    try:
+        return netlink.addresses()
+    except OSError as error:
+        raise Silent(f"{before}; netlink: {error.strerror}") from None
+
+
+def _link(told: Mapping[str, Any]) -> Link:
+    kind = told.get("linkinfo", {}).get("info_kind", "")
+    return Link(kind=printable(kind), addresses=tuple(map(_address, _own(told))))
+
+
+def _own(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [each for each in told["addr_info"] if each.get("local")]
+
+
+def _address(told: Mapping[str, Any]) -> Address:
+    found = ipaddress.ip_interface(f"{told['local']}/{told['prefixlen']}")
+    return Address(
+        address=str(found.ip),
+        prefix=found.network.prefixlen,
+        family="inet" if found.version == 4 else "inet6",
+        link_local=found.ip.is_link_local,
+    )

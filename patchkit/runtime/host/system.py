@@ -1,0 +1,95 @@
+"""The machine itself: firmware, kernel, distribution, processor, memory."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+
+from patchkit.runtime.host import hardware
+from patchkit.runtime.host.host import Memory, System
+from patchkit.runtime.host.machine_root import Reader, Silent, printable, whole
+
+_DMI = "sys/class/dmi/id"
+_KERNEL = "proc/sys/kernel"
+_ARM = "0x41"  # the implementer Arm, whose part numbers hardware.toml has
+
+
+def system(reader: Reader) -> System:
+    cores = _blocks(reader.text("proc/cpuinfo", needed=True))
+    product = reader.line(f"{_DMI}/product_name") or reader.line("proc/device-tree/model")
+    if not product:
+        reader.note(f"neither /{_DMI} nor /proc/device-tree names the product")
+    return System(
+        hostname=reader.line(f"{_KERNEL}/hostname"),
+        vendor=reader.line(f"{_DMI}/sys_vendor"),
+        product=product,
+        bios=reader.line(f"{_DMI}/bios_version"),
+        bios_date=reader.line(f"{_DMI}/bios_date"),
+        kernel=reader.line(f"{_KERNEL}/osrelease"),
+        os=_distribution(reader),
+        machine=_machine(reader),
+        cpu=_models(cores),
+        cores=len(cores),
+    )
+
+
+def memory(reader: Reader) -> Memory | None:
+    """/proc/meminfo: on a machine with unified memory the only one that is right."""
+    text = reader.text("proc/meminfo", needed=True)
+    told = {key: whole(value.removesuffix(" kB")) for key, value in map(_pair, text.splitlines())}
+    sizes = {key: value for key, value in told.items() if value is not None}
+    if "MemTotal" not in sizes:
+        if text:
+            reader.note("/proc/meminfo: does not tell MemTotal")
+        return None
+    return Memory(
+        total=sizes["MemTotal"],
+        # Before Linux 3.14, and in some containers, there is no MemAvailable.
+        available=sizes.get("MemAvailable", sizes.get("MemFree", 0)),
+        swap_total=sizes.get("SwapTotal", 0),
+        swap_free=sizes.get("SwapFree", 0),
+    )
+
+
+def _distribution(reader: Reader) -> str:
+    told = reader.settings("etc/os-release") or reader.settings("usr/lib/os-release")
+    return told.get("PRETTY_NAME", "")
+
+
+def _machine(reader: Reader) -> str:
+    """``aarch64``; the file is there since Linux 6.1."""
+    if told := reader.line(f"{_KERNEL}/arch"):
+        return told
+    try:
+        return printable(reader.answer("machine.txt", lambda: os.uname().machine))
+    except Silent as silent:
+        reader.note(f"neither /{_KERNEL}/arch nor uname tells the architecture: {silent}")
+        return ""
+
+
+def _blocks(text: str) -> list[dict[str, str]]:
+    """/proc/cpuinfo: a block of ``key : value`` for each processor."""
+    blocks = (dict(map(_pair, block.splitlines())) for block in text.split("\n\n"))
+    return [block for block in blocks if "processor" in block]
+
+
+def _models(cores: Iterable[dict[str, str]]) -> str:
+    """``10 x Cortex-X925, 10 x Cortex-A725``: most at first, then by name."""
+    counted = Counter(map(_model, cores))
+    ranked = sorted(counted.items(), key=lambda each: (-each[1], each[0]))
+    return ", ".join(f"{number} x {name}" for name, number in ranked if name)
+
+
+def _model(core: dict[str, str]) -> str:
+    """x86 names the model; arm64 has numbers, of the implementer and of its part."""
+    if name := core.get("model name", ""):
+        return name
+    part = core.get("CPU part", "")
+    known = hardware.facts()["cpu_parts"] if core.get("CPU implementer") == _ARM else {}
+    return str(known.get(part, part and f"CPU part {part}"))
+
+
+def _pair(line: str) -> tuple[str, str]:
+    key, _, value = line.partition(":")
+    return printable(key), printable(value)

@@ -1,0 +1,1 @@
+"""Check env files and scripts that anybody wrote: names, values, contradictions, hygiene."""

@@ -1,0 +1,178 @@
+"""Variables that any env file or script sets, found by how they are written.
+
+Nothing is run or expanded. The forms: lines of env files; words of shell scripts, `docker run -e`,
+Dockerfiles and units; maps and lists of YAML; JSON; `os.environ` of Python.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from patchkit.runtime.rules.secret_names import masked
+
+_SHOWN = 60  # characters of a name or a value
+_NAME = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+_WORD = r"""(?P<value>(?:'[^'\n]*'|"(?:[^"\\\n]|\\.)*"|\\[^\n]|[^\s'"\\;|&`])*)"""
+_QUOTED = r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+_FORMS = [
+    re.compile(form, re.MULTILINE)
+    for form in (
+        rf"(?:^|(?<=[\s;&|(])|(?<=--env=)|(?<=\bEnvironment=))(?!Environment=){_NAME}={_WORD}",
+        rf"(?<!\w)(?P<quote>[\"']){_NAME}=(?P<value>[^\"'\n]*)(?P=quote)",
+        rf"\$\{{{_NAME}:?=(?P<value>[^{{}}\n]*)(?=[{{}}])",
+        rf"^[ \t]*ENV[ \t]+{_NAME}[ \t]+(?P<value>[^\n]+)",
+        rf"^[ \t]*(?:-[ \t]+)?(?=\w+_){_NAME}:[ \t]+(?P<value>\S[^\n]*)",
+        rf"(?P<quote>[\"']){_NAME}(?P=quote)[ \t]*:[ \t]*{_QUOTED}",
+        rf"environ\[(?P<quote>[\"']){_NAME}(?P=quote)\][ \t]*=[ \t]*(?P<value>[^\s=][^\n]*)",
+        rf"environ\.setdefault\((?P<quote>[\"']){_NAME}(?P=quote),[ \t]*(?P<value>[^\n)]*)",
+        rf"^[ \t]*-[ \t]+name:[ \t]*{_NAME}[ \t]*\n[ \t]*value:[ \t]*(?P<value>[^\n]*)",
+    )
+]
+_CALL = re.compile(r"[A-Za-z_][\w.]*[(\[]")
+_SETS = re.compile(rf"(export|ENV|Environment=|os\.environ|: \"|{_NAME}=)")  # for all that follows
+_ENV_LINE = re.compile(rf"[ \t]*(?!Environment=){_NAME}(?:=(?P<value>.*))?")
+_PIECES = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)|([^'"\\]+)|(.)""", re.DOTALL)
+_SPEECH = re.compile(r"[ \t]*(echo|printf|log|info|warn|die)\b[^>\n]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A variable that is set. ``literal``: a reader needs no shell to know the value.
+
+    ``block``: the line that it belongs to (a branch, a service, a command), 0 for the whole file.
+    """
+
+    line: int
+    name: str
+    value: str
+    literal: bool = True
+    block: int = 0
+
+    @property
+    def shown(self) -> str:
+        """``NAME=value`` to be told, without the value of a secret."""
+        return masked(f"{short(self.name)}={short(self.value)}")
+
+
+def short(text: str) -> str:
+    """A text as it is shown: whole if it is not too long for a line."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def scan(text: str, where: str) -> tuple[Found, ...]:
+    """Every variable that is set, in the order of the file; comments are left out."""
+    lines = list(map(without_comment, _variables(text.replace("\r\n", "\n")).split("\n")))
+    found = _env_lines(lines) if is_env_file(text, where) else _forms(lines, where)
+    unique = {(each.line, each.name, each.value): each for each in found}
+    return tuple(sorted(unique.values(), key=lambda each: each.line))
+
+
+def is_env_file(text: str, where: str) -> bool:
+    """Whether it is a list of NAME=value and nothing else, as systemd and docker read it."""
+    script = PurePath(where).suffix in {".sh", ".bash", ".py"} or text.startswith("#!")
+    lines = [line for line in text.splitlines() if line.strip() and not _is_comment(line)]
+    return not script and bool(lines) and all(_ENV_LINE.fullmatch(line) for line in lines)
+
+
+def without_comment(line: str) -> str:
+    """A line up to the # that begins a comment; of a line that only talks, nothing."""
+    if _is_comment(line) or _SPEECH.match(line):
+        return ""
+    if "#" not in line:
+        return line
+    quote = ""
+    for position, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and line[position - 1] in " \t":
+            return line[:position].rstrip()
+    return line
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith(("#", ";"))
+
+
+def _variables(text: str) -> str:
+    """Of patchkit's own JSON only the variables: their names stand beside reasons as well."""
+    start, end = text.find('"variables": {'), text.find('"reasons": {')
+    if not text.startswith("{") or not -1 < start < end:
+        return text
+    return "\n" * text.count("\n", 0, start) + text[start:end]
+
+
+def _env_lines(lines: Sequence[str]) -> Iterator[Found]:
+    for number, line in enumerate(lines, 1):
+        match = _ENV_LINE.fullmatch(line)
+        if match and match["value"] is not None:
+            yield Found(number, match["name"], *_value(match["value"].strip()))
+
+
+def _forms(lines: Sequence[str], where: str) -> Iterator[Found]:
+    text = "\n".join(lines)
+    number_of = Lines(text)
+    python = PurePath(where).suffix == ".py"
+    blocks = _blocks(lines)
+    for form in _FORMS:
+        for match in form.finditer(text):
+            number = number_of(match.start("name"))
+            value, literal = _value(match["value"].rstrip())
+            literal = literal and not (python and _CALL.match(match["value"]))
+            yield Found(number, match["name"], value, literal, blocks[number - 1])
+
+
+def _value(raw: str) -> tuple[str, bool]:
+    """A value without its quotes, and whether nothing in it is to be expanded."""
+    pieces = _PIECES.findall(raw)
+    value = "".join(
+        single or re.sub(r"\\(.)", r"\1", double) or escaped or bare or odd
+        for single, double, escaped, bare, odd in pieces
+    )
+    expanded = "".join(double + bare for _, double, _, bare, _ in pieces)
+    return value, not re.search(r"\$|`|\{\{", expanded)
+
+
+def _blocks(lines: Sequence[str]) -> list[int]:
+    """Of each line the last one before it that is indented less; itself if it is one command."""
+    above: list[tuple[int, int]] = []
+    blocks = []
+    for number, line in enumerate(lines, 1):
+        own = _indent(line)
+        while above and line.strip() and above[-1][0] >= own:
+            above.pop()
+        blocks.append(above[-1][1] if above else 0 if _SETS.match(line) else number)
+        if line.strip():
+            above.append((own, number))
+    return blocks
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+class Lines:
+    """Positions in a text as numbers of lines, from 1. The text is looked through once."""
+
+    def __init__(self, text: str) -> None:
+        self._ends = [match.start() for match in re.finditer("\n", text)]
+
+    def __call__(self, position: int) -> int:
+        return bisect_left(self._ends, position) + 1
+
+
+class Commands:
+    """The commands of a script, each in one line: continued lines are joined, comments cut.
+
+    Two blanks stand for a backslash and a line break, so that positions stay.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines = "\n".join(map(without_comment, text.split("\n")))
+        self.joined = self._lines.replace("\\\n", "  ")
+        self.line = Lines(self._lines)

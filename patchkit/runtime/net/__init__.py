@@ -1,0 +1,1 @@
+"""Plan, apply, verify and undo the QSFP network between Sparks."""

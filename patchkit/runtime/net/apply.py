@@ -1,0 +1,138 @@
+"""Applying a plan and taking it back, all or nothing, with the network if it is this machine's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.durable.journal import Change
+from patchkit.errors import HostError, PatchkitError, StorageError
+from patchkit.runtime.net import live as net_live
+from patchkit.runtime.net import state as net_state
+from patchkit.runtime.net.netplan_file import render
+from patchkit.runtime.net.plan import Plan
+from patchkit.runtime.net.state import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What happened; ``recovered`` if a change that was cut short was put back first.
+
+    ``checked`` if netplan read the file before it was written.
+    """
+
+    changed: bool
+    live: bool
+    checked: bool = False
+    recovered: bool = False
+
+
+def is_live(place: Place) -> bool:
+    """Whether the root is that of this machine, so that its network follows the file."""
+    return place.root.resolve() == Path("/")
+
+
+def apply(place: Place, plan: Plan, *, force: bool) -> Done:
+    """Write the file and bring the network to it; everything is as before if that fails.
+
+    Raises DriftError, HostError, StorageError or BusyError.
+    """
+    data, addresses, live = render(plan).encode(), given(plan), is_live(place)
+    with net_state.locked(place), net_live.undisturbed():
+        recovered = recover(place) is not None
+        net_state.check_untouched(place, force=force)
+        if place.text() == data:
+            return Done(changed=False, live=live, recovered=recovered)
+        checked = net_live.check_merge(place.root, data)
+        if live and not checked:
+            raise HostError(
+                "netplan is not installed, so nobody would read the file",
+                why="this is no DGX OS, or a container",
+                hint="give the addresses that `patchkit net plan` shows by other means",
+            )
+        changes = net_state.writing(place, data, addresses)
+        _commit(place, changes, "apply", addresses, place.applied())
+    return Done(changed=True, live=live, checked=checked, recovered=recovered)
+
+
+def undo(place: Place, *, force: bool = False) -> Done:
+    """Put back what was there before the last change, the network included.
+
+    ``force`` sets a journal aside that cannot be read. Raises UsageError if there is nothing to
+    undo, DriftError if the file was edited since.
+    """
+    with net_state.locked(place), net_live.undisturbed():
+        if force:
+            place.journal.discard(place.state / "journal.damaged")
+        if recover(place) == "apply":  # taking that back is what was asked for
+            return Done(changed=True, live=is_live(place), recovered=True)
+        changes = net_state.taking_back(place)
+        _commit(place, changes, "undo", _before(place), place.addresses())
+    return Done(changed=True, live=is_live(place))
+
+
+def given(plan: Plan) -> Mapping[str, Sequence[str]]:
+    """The addresses of a plan, as they are noted: netdev → ``address/prefix``."""
+    return {line.netdev: [line.address.with_prefixlen] for line in plan.lines}
+
+
+def _commit(
+    place: Place,
+    changes: Sequence[Change],
+    verb: str,
+    addresses: Mapping[str, Sequence[str]],
+    former: Mapping[str, Sequence[str]],
+) -> None:
+    """Change the files, then the network from ``former`` addresses to others, or neither."""
+    note = {"verb": verb, "addresses": addresses, "former": place.addresses()}
+    gone_back = False
+
+    def unsettle() -> None:
+        nonlocal gone_back
+        _activate_back(place, note)
+        gone_back = True
+
+    try:
+        place.journal.commit(
+            changes,
+            settle=lambda: _activate(place, addresses, former),
+            unsettle=unsettle,
+            note=note,
+        )
+    except PatchkitError as error:
+        if gone_back and is_live(place):
+            error.what += "; the former network is back"
+            error.args = (error.what,)
+        raise
+
+
+def _activate(
+    place: Place, addresses: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
+) -> None:
+    if is_live(place):
+        net_live.activate(addresses, former)
+
+
+def _activate_back(place: Place, note: Mapping[str, Any]) -> None:
+    former, addresses = note.get("former"), note.get("addresses")
+    if not (net_state.are_addresses(former) and net_state.are_addresses(addresses)):
+        raise StorageError(
+            f"{place.journal.folder}: does not say which addresses there were",
+            why="somebody edited it",
+            hint=place.journal.rescue,
+        )
+    _activate(place, former, addresses)
+
+
+def recover(place: Place) -> str | None:
+    """Put back what a killed run had begun; return its verb, None if there was nothing."""
+    note = place.journal.recover(lambda note: _activate_back(place, note))
+    return None if note is None else str(note.get("verb"))
+
+
+def _before(place: Place) -> Mapping[str, Sequence[str]]:
+    """The addresses that patchkit had given before the last change."""
+    steps = place.steps()
+    return net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}

@@ -1,0 +1,177 @@
+"""The network that runs: netplan's own programs, `ip`, and the way in that must not be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from patchkit.errors import HostError
+from patchkit.quoting import quoted
+from patchkit.runtime.net.conflicts import OURS, others
+
+_NETPLAN_SECONDS = 120  # `netplan apply` waits for systemd
+_BACK_SECONDS = 20.0  # until an address is there again; DHCP may have to be asked anew
+
+
+def check_merge(root: Path, data: bytes) -> bool:
+    """Let netplan read the new file together with all others, in a scratch folder.
+
+    Returns whether there is a netplan that could. Raises HostError with what it says against it.
+    """
+    if not shutil.which("netplan"):
+        return False
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="patchkit-net-") as scratch:
+        for file in others(root):
+            if file.text is not None:
+                _lay(Path(scratch) / Path(file.path).relative_to(root), file.text.encode())
+        _lay(Path(scratch) / OURS, data)
+        _run("netplan", "generate", "--root-dir", scratch)
+    return True
+
+
+def _lay(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(data)
+
+
+def activate(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]) -> None:
+    """Bring the network to what the files say; HostError if netplan fails or the way in is lost.
+
+    ``given`` and ``former`` are the addresses that patchkit's file has, and had.
+    """
+    kept = management({*given, *former})
+    _run("netplan", "generate")
+    _run("netplan", "apply")
+    _drop(given, former)
+    lost = _lost(kept)
+    if lost:
+        raise HostError(
+            f"after `netplan apply` this machine no longer had {', '.join(sorted(lost))}",
+            why="that is the address of the default route or of this SSH session",
+            hint="look at `netplan get` and the log: journalctl -u systemd-networkd -u "
+            "NetworkManager",
+        )
+
+
+def _drop(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]) -> None:
+    """Remove addresses that patchkit gave and takes back: networkd leaves them where they are."""
+    present = {(dev, address) for dev, address, _ in _addresses()}
+    for netdev, addresses in former.items():
+        for address in set(addresses) - set(given.get(netdev, ())):
+            if (netdev, address) in present:
+                _run("ip", "address", "del", address, "dev", netdev)
+
+
+def management(planned: Collection[str]) -> frozenset[str]:
+    """The addresses through which people reach this machine.
+
+    Those of the interfaces that have a default route, and that of the SSH session.
+    """
+    ways = {
+        route.get("dev")
+        for family in ("-4", "-6")
+        for route in ip(family, "route", "show", "default")
+    }
+    session = _session(os.getpid())
+    return frozenset(
+        address
+        for dev, address, lasting in _addresses()
+        if dev not in planned and ((dev in ways and lasting) or address.split("/")[0] == session)
+    )
+
+
+def _session(process: int) -> str:
+    """The address that this SSH session came in at, empty for none.
+
+    sudo takes SSH_CONNECTION (client's address and port, server's address and port) away; a parent
+    process still has it.
+    """
+    while process > 1:
+        try:
+            home = Path("/proc") / str(process)
+            for each in (home / "environ").read_bytes().split(b"\0"):
+                if each.startswith(b"SSH_CONNECTION="):
+                    return each.decode(errors="replace").split()[2]
+            process = int((home / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            return ""
+    return ""
+
+
+def _lost(kept: Collection[str]) -> set[str]:
+    """Which of these addresses are gone, and stay so for a while."""
+    until = time.monotonic() + _BACK_SECONDS
+    while True:
+        lost = set(kept) - {address for _, address, _ in _addresses()}
+        if not lost or time.monotonic() > until:
+            return lost
+        time.sleep(0.5)
+
+
+def _addresses() -> Iterator[tuple[str, str, bool]]:
+    """(netdev, ``address/prefix``, whether it is global and no temporary one of IPv6)."""
+    for netdev in ip("address", "show"):
+        for each in netdev.get("addr_info", ()):
+            if "local" in each:
+                lasting = each.get("scope") == "global" and not each.get("temporary")
+                yield netdev["ifname"], f"{each['local']}/{each['prefixlen']}", lasting
+
+
+def mtu_limits() -> dict[str, int]:
+    """What each interface can do at most, as its driver says; empty where `ip` does not tell."""
+    with contextlib.suppress(HostError):
+        return {
+            each["ifname"]: each["max_mtu"]
+            for each in ip("-details", "link", "show")
+            if each.get("max_mtu")
+        }
+    return {}
+
+
+def ip(*arguments: str) -> list[dict[str, Any]]:
+    """What ``ip -json`` answers. Raises HostError if it is missing or refuses."""
+    text = _run("ip", "-json", *arguments)
+    try:
+        answer = json.loads(text or "[]")
+    except ValueError:
+        answer = None
+    if not isinstance(answer, list):
+        raise HostError(f"`{quoted('ip', '-json', *arguments)}` printed {text[:80]!r}, not JSON")
+    return answer
+
+
+def _run(*command: str) -> str:
+    """A program's standard output. Raises HostError with its own words if it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_NETPLAN_SECONDS, check=False
+        )
+    except FileNotFoundError:
+        raise HostError(f"`{quoted(command[0])}` is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"`{quoted(*command)}` took more than {_NETPLAN_SECONDS} s") from None
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise HostError(f"`{quoted(*command)}` failed: {words}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Go on when the terminal hangs up: the link under an SSH session may be what is changed."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, former)

@@ -1,0 +1,58 @@
+"""The netplan file of a plan: the few lines of YAML that it takes, with strict values."""
+
+from __future__ import annotations
+
+import re
+
+from patchkit.errors import HostError
+from patchkit.runtime.net.plan import Line, Plan, letter
+
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_WORDS = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
+
+
+def render(plan: Plan) -> str:
+    """The netplan file.
+
+    No renderer is named: the one that the machine uses applies, NetworkManager on a desktop and
+    networkd on a server. Naming one would take the interfaces from the other, and start networkd on
+    a machine without it, where its wait-online can delay every boot. Links may be absent at boot
+    (``optional``); nothing but the planned addresses is configured on them.
+    """
+    title = f"node {plan.node} of {plan.nodes}, {plan.topology}"
+    lines = [
+        f"# Written by `patchkit net apply`: {title}. `patchkit net undo` puts back what was here.",
+        "network:",
+        "  version: 2",
+        "  ethernets:",
+    ]
+    for line in plan.lines:
+        lines += [
+            f"    {_key(line.netdev)}: # {_role(line)}",
+            "      optional: true",
+            "      dhcp4: false",
+            "      dhcp6: false",
+            "      link-local: []",
+            f"      mtu: {plan.mtu}",
+            "      addresses:",
+            f"        - {line.address.with_prefixlen}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _role(line: Line) -> str:
+    place = f"cage {line.cage}, twin {letter(line.twin)}" if line.cage is not None else "by name"
+    return place + (f", to node {line.peer}" if line.peer else "")
+
+
+def _key(name: str) -> str:
+    """The name of an interface as a YAML key. Raises HostError for one that no YAML could hold."""
+    if not _NAME.fullmatch(name):
+        raise HostError(
+            f"an interface is called {name!r}",
+            why="netplan files take letters, digits, '_', '.' and '-' from patchkit, up to 15",
+            hint="rename it, or configure it by hand",
+        )
+    plain = _PLAIN.fullmatch(name) and not _WORDS.fullmatch(name)
+    return name if plain else f'"{name}"'

@@ -1,0 +1,117 @@
+"""Whether the QSFP networks of two hosts fit each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ipaddress import IPv4Network
+
+from patchkit.runtime.host.host import Host, Netdev, Software
+from patchkit.runtime.net.checks import REPLAN, Check, failed, lasting, passed, unknown, warned
+from patchkit.runtime.net.plan import Cages, cages, letter
+
+_PACKAGES = ("vllm", "torch", "triton", "ray")
+
+
+def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Check]:
+    """Both ends compared: networks, MTU, addresses, twins, versions."""
+    pairs = list(_pairs(chosen, peer))
+    for netdev, network, others in pairs:
+        subject = f"{netdev.name} {network}"
+        if len(others) == 1:
+            yield passed(subject, "peer's end", f"{others[0].name} of the peer is in it")
+            yield _same_mtu(subject, netdev, others[0])
+        else:
+            seen = ", ".join(each.name for each in others) or "no interface"
+            yield failed(subject, "peer's end", f"{seen} of the peer is in it", REPLAN)
+    if not pairs:
+        yield failed("both ends", "networks", "there is no address to compare", REPLAN)
+    yield from _pairing(chosen, peer, pairs)
+    yield _duplicates(host, chosen, peer)
+    yield from _versions(host.software, peer.software)
+
+
+def _pairs(chosen: Cages, peer: Host) -> Iterator[tuple[Netdev, IPv4Network, tuple[Netdev, ...]]]:
+    """Each own network with the peer's interfaces in it; a ring's other link leads elsewhere."""
+    for twins in chosen.values():
+        rows = [
+            (netdev, each.network, tuple(p for p in peer.netdevs if _in(p, each.network)))
+            for netdev in twins
+            for each in lasting(netdev)
+        ]
+        if len(chosen) == 1 or any(others for _, _, others in rows):
+            yield from rows
+
+
+def _in(netdev: Netdev, network: IPv4Network) -> bool:
+    return any(each.network == network for each in netdev.ipv4)
+
+
+def _same_mtu(subject: str, netdev: Netdev, other: Netdev) -> Check:
+    if netdev.mtu == other.mtu:
+        return passed(subject, "equal MTU", str(netdev.mtu))
+    return failed(
+        subject,
+        "equal MTU",
+        f"{netdev.mtu} here, {other.mtu} at the peer's {other.name}",
+        "patchkit net apply with the same --mtu on both nodes",
+    )
+
+
+def _pairing(
+    chosen: Cages,
+    peer: Host,
+    pairs: Sequence[tuple[Netdev, IPv4Network, tuple[Netdev, ...]]],
+) -> Iterator[Check]:
+    """Twin A of one end and twin A of the other are in one network."""
+    ours = {twin.name: n for twins in chosen.values() for n, twin in enumerate(twins)}
+    theirs = {twin.name: n for twins in cages(peer).values() for n, twin in enumerate(twins)}
+    for netdev, _network, others in pairs:
+        for other in others[:1]:
+            subject, here = f"{netdev.name} and {other.name}", ours[netdev.name]
+            if other.name not in theirs:
+                yield unknown(subject, "same twin", "the peer's interface has no RDMA device")
+            elif theirs[other.name] == here:
+                yield passed(subject, "same twin", f"{letter(here)} at both ends")
+            else:
+                seen = f"{letter(here)} here, {letter(theirs[other.name])} there"
+                yield warned(subject, "same twin", seen, REPLAN)
+
+
+def _duplicates(host: Host, chosen: Cages, peer: Host) -> Check:
+    """No address of a QSFP interface is also an address of the other host."""
+    names = {each.name for twins in chosen.values() for each in twins}
+    networks = {each.network for twins in chosen.values() for n in twins for each in n.ipv4}
+    ours = {each.ip for netdev in host.netdevs if netdev.name in names for each in netdev.ipv4}
+    theirs = {e.ip for n in peer.netdevs for e in n.ipv4 if any(e.ip in net for net in networks)}
+    both = ", ".join(map(str, sorted(ours & theirs)))
+    if both:
+        hint = "each node has a --node number of its own; or these are facts of the same machine"
+        return failed("both ends", "addresses", f"{both} on both hosts", hint)
+    return passed("both ends", "addresses", "none is on both hosts")
+
+
+def _versions(ours: Software | None, theirs: Software | None) -> Iterator[Check]:
+    """What must be equal on all nodes. NCCL first: releases that differ talk past each other."""
+    if ours is None or theirs is None:
+        seen = f"unknown {'here' if ours is None else 'at the peer'}"
+        yield unknown("both ends", "versions", seen, "patchkit probe --json --python PYTHON")
+        return
+    for name, here, there in (
+        ("NCCL of vLLM", _nccl(ours), _nccl(theirs)),
+        ("NCCL of torch", *(s.torch_nccl.version if s.torch_nccl else "" for s in (ours, theirs))),
+        *((name, getattr(ours, name), getattr(theirs, name)) for name in _PACKAGES),
+    ):
+        yield _equal(name, here, there)
+
+
+def _nccl(software: Software) -> str:
+    return software.vllm_nccl.version if software.vllm_nccl else ""
+
+
+def _equal(name: str, here: str, there: str) -> Check:
+    if here and here == there:
+        return passed("both ends", name, here)
+    seen = f"{here or 'none'} here, {there or 'none'} at the peer"
+    if not here and not there:
+        return unknown("both ends", name, "not installed at either end")
+    return warned("both ends", name, seen, f"install the same {name} on all nodes")

@@ -1,0 +1,177 @@
+"""The way to a peer, tried out: route, echo, jumbo frames, neighbour. No rights needed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from ipaddress import IPv4Address
+
+from patchkit.errors import HostError
+from patchkit.quoting import quoted
+from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.net.checks import Check, State, failed, passed, unknown
+from patchkit.runtime.net.live import ip
+from patchkit.runtime.net.plan import Cages
+
+_HEADERS = 28  # of IPv4 and ICMP: what an MTU has less for the payload
+_PLAIN = 56
+_KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
+
+
+def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Iterator[Check]:
+    """Everything about the way to one address of a peer."""
+    netdev = _towards(chosen, peer)
+    if any(peer == each.ip for n in host.netdevs for each in n.ipv4):
+        yield failed(str(peer), "same network", "is an address of this host", "name the peer's")
+        return
+    yield _same_network(chosen, peer, netdev)
+    route = _route(peer, netdev)
+    yield route
+    if netdev is None or route.state is not State.OK:
+        seen = "the way is not the QSFP's; what would answer is not it"
+        if route.state is State.UNKNOWN:
+            seen = "the route is not known"
+        for what in ("echo", "jumbo frames", "neighbour"):
+            yield unknown(str(peer), what, seen)
+        return
+    plain = _echo(netdev, peer, _PLAIN, "echo")
+    yield plain
+    yield _echo(netdev, peer, mtu - _HEADERS, f"{mtu}-byte frames")
+    yield _neighbour(netdev, peer, asked=plain.state is not State.UNKNOWN)
+    if plain.state is State.FAILED:
+        yield from _elsewhere(chosen, netdev, peer)
+
+
+def mac_check(netdev: Netdev, peer: IPv4Address, expected: str) -> Check:
+    """Whether the neighbour is the interface that the peer's facts name: no other host has it."""
+    found = _macs(peer).get(netdev.name, "")
+    if not found:
+        return unknown(str(peer), "neighbour's MAC", f"{netdev.name} knows no neighbour there")
+    if found == expected:
+        return passed(str(peer), "neighbour's MAC", f"{found}, as the peer says")
+    return failed(
+        str(peer),
+        "neighbour's MAC",
+        f"{found}, the peer's is {expected}",
+        "another interface answers: give the twins different networks, and look for a third host",
+    )
+
+
+def _towards(chosen: Cages, peer: IPv4Address) -> Netdev | None:
+    """The interface whose network the peer is in."""
+    return next(
+        (n for twins in chosen.values() for n in twins if any(peer in e.network for e in n.ipv4)),
+        None,
+    )
+
+
+def _same_network(chosen: Cages, peer: IPv4Address, netdev: Netdev | None) -> Check:
+    if netdev:
+        return passed(str(peer), "same network", f"that of {netdev.name}")
+    ours = ", ".join(str(e.network) for twins in chosen.values() for n in twins for e in n.ipv4)
+    return failed(
+        str(peer),
+        "same network",
+        f"in none of {ours or 'no network'}",
+        "patchkit net plan with the same --network on both nodes",
+    )
+
+
+def _route(peer: IPv4Address, netdev: Netdev | None) -> Check:
+    """Where the kernel sends a packet for the peer."""
+    if not shutil.which("ip"):
+        return unknown(str(peer), "route", "ip is not installed", "sudo apt install iproute2")
+    try:
+        (answer,) = ip("route", "get", str(peer))
+    except (HostError, ValueError) as error:
+        return failed(str(peer), "route", str(error), "give the QSFP interface its address")
+    seen = f"through {answer.get('dev')}"
+    if "gateway" in answer:
+        seen += f", by way of {answer['gateway']}"
+    if netdev and answer.get("dev") == netdev.name and "gateway" not in answer:
+        return passed(str(peer), "route", seen)
+    wanted = netdev.name if netdev else "a QSFP interface"
+    return failed(str(peer), "route", f"{seen}, not {wanted}", "`ip route` shows who says so")
+
+
+def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
+    """Send packets of that many bytes of payload, unfragmented, and wait for one to come back.
+
+    The exit status of ping decides; its words differ between versions and are only shown.
+    """
+    if obstacle := _ping_obstacle():
+        return unknown(str(peer), what, obstacle, "sudo apt install iputils-ping")
+    command = ["ping", "-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do"]
+    command += ["-s", str(size), "-I", netdev.name, str(peer)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return passed(str(peer), what, f"{size} bytes there and back")
+    words = next(iter(done.stderr.strip().splitlines()), "")
+    if done.returncode == 1:
+        return _no_answer(netdev, peer, size, what, words)
+    seen = words or f"ping: exit status {done.returncode}"
+    return unknown(str(peer), what, seen, quoted("sudo", *command))
+
+
+@cache
+def _ping_obstacle() -> str:
+    """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
+    if not (ping := shutil.which("ping")):
+        return "ping is not installed"
+    done = subprocess.run([ping, "-V"], capture_output=True, text=True, check=False)
+    return "" if "iputils" in done.stdout else "the ping installed here is not that of iputils"
+
+
+def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: str) -> Check:
+    seen = f"{size} bytes: " + (words or "no answer")
+    if size == _PLAIN:
+        hint = "is the peer up and configured? `patchkit net verify` there"
+    else:
+        hint = f"the same MTU on both ends and on the switch; here {netdev.name} has {netdev.mtu}"
+    return failed(str(peer), what, seen, hint)
+
+
+def _neighbour(netdev: Netdev, peer: IPv4Address, *, asked: bool) -> Check:
+    """Whether the peer's address was resolved at the right interface, and only there."""
+    found = _macs(peer)
+    if netdev.name in found:
+        return passed(str(peer), "neighbour", f"{found[netdev.name]} at {netdev.name}")
+    if not asked:
+        return unknown(str(peer), "neighbour", "nothing was sent that would make it answer")
+    if found:
+        return failed(str(peer), "neighbour", f"known at {', '.join(found)}", "the cables")
+    return failed(str(peer), "neighbour", f"nobody answers for it at {netdev.name}", "the cables")
+
+
+def _macs(peer: IPv4Address) -> dict[str, str]:
+    """The interfaces where a neighbour has that address, and its MAC."""
+    try:
+        entries = ip("neighbour", "show", str(peer))
+    except HostError:
+        return {}
+    return {
+        each["dev"]: each["lladdr"]
+        for each in entries
+        if "lladdr" in each and _KNOWN & set(each.get("state", ()))
+    }
+
+
+def _elsewhere(chosen: Cages, netdev: Netdev, peer: IPv4Address) -> Iterator[Check]:
+    """Ask at the other cage: its neighbour answers for all its addresses, if it is the peer."""
+    for cage, twins in chosen.items():
+        if cage is not None and netdev.name in {each.name for each in twins}:
+            continue
+        for other in twins:
+            if other.name == netdev.name or not other.carrier:
+                continue
+            _echo(other, peer, _PLAIN, "echo")
+            if other.name in _macs(peer):
+                yield failed(
+                    str(peer),
+                    "cabling",
+                    f"answers at {other.name}, not at {netdev.name}",
+                    "swap the cables, or plan with --port0-to",
+                )
+                return

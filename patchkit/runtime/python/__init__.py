@@ -1,0 +1,1 @@
+"""Read a Python environment without importing from it: packages, and which libnccl it loads."""

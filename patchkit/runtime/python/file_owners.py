@@ -1,0 +1,59 @@
+"""Which installed distributions say that a file is theirs."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.runtime.python.distributions import header
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A distribution; ``sha256`` in hex is what its RECORD says of the file, ``""`` if nothing."""
+
+    project: str
+    version: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.project} {self.version}"
+
+
+def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
+    """Real path → owners, of all files below ``sys.path`` whose name begins with ``stem``."""
+    found: dict[str, tuple[Owner, ...]] = {}
+    for folder in dict.fromkeys(path):
+        for record in sorted(Path(folder).glob("*.dist-info/RECORD")):
+            for place, owner in _owned(record, stem):
+                if owner not in found.setdefault(place, ()):
+                    found[place] += (owner,)
+    return found
+
+
+def _owned(record: Path, stem: str) -> Iterator[tuple[str, Owner]]:
+    text = record.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if f"/{stem}" in line]
+    for row in csv.reader(lines):
+        if Path(row[0]).name.startswith(stem):
+            place = os.path.realpath(record.parent.parent / row[0])
+            yield place, Owner(*_named(record.parent), _hex(row[1] if len(row) > 1 else ""))
+
+
+def _named(home: Path) -> tuple[str, str]:
+    """Project and version of a .dist-info folder; by its name if METADATA is missing."""
+    project, _, version = home.name.removesuffix(".dist-info").rpartition("-")
+    return header(home, "Name") or project, header(home, "Version") or version
+
+
+def _hex(known: str) -> str:
+    kind, _, digest = known.partition("=")
+    try:
+        return base64.urlsafe_b64decode(digest + "==").hex() if kind == "sha256" else ""
+    except (ValueError, binascii.Error):
+        return ""

@@ -1,0 +1,202 @@
+"""Which libnccl torch and vLLM would load in a Python environment, and why.
+
+Nothing is imported: the Python that is asked about says where it finds what and what is mapped
+already, and the rest follows from the files: torch's own preload, its DT_RPATH, and the rules of
+the dynamic loader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.errors import HostError
+from patchkit.runtime.python.file_owners import Owner, owners
+from patchkit.runtime.python.interpreter import Facts, ask
+from patchkit.runtime.python.libnccl_version import nccl_version
+from patchkit.runtime.python.loader import Process, read_library
+from patchkit.runtime.python.startup import (
+    PRELOAD,
+    SONAME,
+    STARTUP,
+    STEM,
+    VARIABLE,
+    Choice,
+    preloads,
+    started,
+    torch_choice,
+    vllm_choice,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """One libnccl file. ``version`` is what the library says of itself, ``""`` if nothing.
+
+    ``found`` says what leads there; ``fits`` is whether this Python could load it.
+    """
+
+    path: str
+    version: str
+    sha256: str
+    owners: tuple[Owner, ...]
+    found: str
+    fits: bool
+    mapped: bool
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.version or 'of unknown version'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What ``loaded`` found; ``copies`` with those that are mapped first, in their order."""
+
+    python: str
+    torch_version: str
+    vllm_version: str
+    torch: Choice
+    vllm: Choice
+    copies: tuple[Copy, ...]
+    warnings: tuple[str, ...]
+
+
+def loaded(python: str, environment: Mapping[str, str]) -> Answer:
+    """What torch and vLLM would load under ``python``, started with these variables.
+
+    Raises HostError if this is no Python, or one without torch.
+    """
+    facts = ask(python, environment)
+    if facts.torch is None:
+        raise HostError(
+            f"{python}: has no torch",
+            hint="name the Python that has it with --python, for example venv/bin/python",
+        )
+    process = started(facts, environment)
+    torch, vllm = torch_choice(process, facts), vllm_choice(process, facts)
+    copies = tuple(_copies(process, facts))
+    return Answer(
+        python=python,
+        torch_version=facts.release("torch"),
+        vllm_version=facts.release("vllm"),
+        torch=torch,
+        vllm=vllm,
+        copies=copies,
+        warnings=tuple(_warnings(torch, vllm, copies, process, facts)),
+    )
+
+
+# The copies
+
+
+def _copies(process: Process, facts: Facts) -> Iterator[Copy]:
+    """Every file once, whatever names it has."""
+    places = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
+    for path, found in _others(process, facts):
+        if Path(path).is_file():
+            places.setdefault(os.path.realpath(path), (path, found, False))
+    known = owners(facts.path, STEM)
+    for real, (path, found, mapped) in places.items():
+        version, sha256 = _identity(Path(real))
+        yield Copy(
+            path=path,
+            version=version,
+            sha256=sha256,
+            owners=known.get(real, ()),
+            found=found,
+            fits=mapped or process.fits(read_library(path)),
+            mapped=mapped,
+        )
+
+
+def _others(process: Process, facts: Facts) -> Iterator[tuple[str, str]]:
+    """Where a libnccl may lie, whether anybody takes it or not."""
+    for folder in process.library_path:
+        yield f"{folder}/{SONAME}", "LD_LIBRARY_PATH"
+    for entry in facts.path:
+        for place in sorted(Path(entry).glob(f"nvidia/nccl/lib/{STEM}*")):
+            yield str(place), "on sys.path"
+    yield str(facts.torch_home / "lib" / SONAME), "beside torch's libraries"
+    for path in process.cache.get(SONAME, ()):
+        yield path, "the system's ld.so.cache"
+
+
+def _identity(place: Path) -> tuple[str, str]:
+    """Version and sha256 of a library; both empty if it cannot be read."""
+    try:
+        with place.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return "", ""
+    return nccl_version(place), sha256
+
+
+# What to be warned of
+
+
+def _warnings(
+    torch: Choice, vllm: Choice, copies: tuple[Copy, ...], process: Process, facts: Facts
+) -> Iterator[str]:
+    yield from _split(torch, vllm, copies)
+    for copy in copies:
+        yield from _unused(copy, torch, vllm)
+        yield from _owner_warnings(copy)
+    yield from _preload_warnings(process, facts)
+
+
+def _split(torch: Choice, vllm: Choice, copies: tuple[Copy, ...]) -> Iterator[str]:
+    by_path = {copy.path: copy for copy in copies}
+    if torch.path and vllm.path and torch.path != vllm.path:
+        one, other = by_path[torch.path], by_path[vllm.path]
+        same = "the same bytes twice" if one.sha256 == other.sha256 else "not the same bytes"
+        yield f"two NCCLs in one process, {same}: torch takes {one}, vLLM {other}"
+    for choice, who in ((torch, "torch"), (vllm, "vLLM")):
+        if choice.path is None:
+            yield f"{who} takes none: {choice.why}"
+
+
+def _unused(copy: Copy, torch: Choice, vllm: Choice) -> Iterator[str]:
+    if copy.path in (torch.path, vllm.path):
+        return
+    if copy.mapped:
+        yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
+    elif copy.found == "LD_LIBRARY_PATH":
+        why = f"torch's is {torch.why}" if copy.fits else "it is not for this CPU, or damaged"
+        yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: {why}"
+
+
+def _owner_warnings(copy: Copy) -> Iterator[str]:
+    names = " and ".join(map(str, copy.owners))
+    writers = [str(owner) for owner in copy.owners if owner.sha256 == copy.sha256]
+    if len(copy.owners) > 1:
+        whose = f", and its bytes are those of {writers[0]}" if writers else ""
+        yield f"{copy.path} belongs to {names}{whose}: uninstalling one deletes it for the other"
+    if not writers and any(owner.sha256 for owner in copy.owners):
+        yield f"{copy.path} was changed after {names} was installed: pip does not know"
+    for owner in copy.owners if len(copy.owners) == 1 else ():
+        if copy.version and owner.version.partition("+")[0] != copy.version.partition("+")[0]:
+            yield f"{copy} says another version than the package {owner}"
+
+
+def _preload_warnings(process: Process, facts: Facts) -> Iterator[str]:
+    there = {os.path.realpath(each.path) for each in process.mapped}
+    for entry in preloads(process.environment):
+        if "nccl" in entry and "/" in entry and os.path.realpath(entry) not in there:
+            yield f"{PRELOAD} names {entry}, which the loader could not take"
+    named = process.environment.get(VARIABLE)
+    if named and named.startswith("~"):
+        yield f"{VARIABLE} is {named}: nobody replaces the ~ by a home folder"
+    if any(each.why == STARTUP for each in process.mapped):
+        for place in _mentions(facts):
+            yield f"{place} names libnccl: it may be what loads a copy before torch"
+
+
+def _mentions(facts: Facts) -> Iterator[Path]:
+    for entry in dict.fromkeys(facts.path):
+        for pattern in ("*.pth", "sitecustomize.py", "usercustomize.py"):
+            for place in sorted(Path(entry).glob(pattern)):
+                if b"libnccl" in place.read_bytes():
+                    yield place

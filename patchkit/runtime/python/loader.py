@@ -1,0 +1,160 @@
+"""What the dynamic loader of glibc would do: which file a name leads to, and why.
+
+The rules are those of ld.so(8) and dlopen(3): a name that is mapped already is taken as it is;
+otherwise DT_RPATH, LD_LIBRARY_PATH, DT_RUNPATH, the cache and the system's folders, in this order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from patchkit.errors import SourceError
+from patchkit.runtime.python import dynamic_section as dynamic
+
+_CACHED = re.compile(r"\s*(?P<name>\S+) \(.*\) => (?P<path>/.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """What the loader reads of an ELF file; ``$ORIGIN`` is filled in."""
+
+    path: str
+    machine: str
+    soname: str
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    runpath: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+
+def read_library(path: str) -> Library | None:
+    """None for a file that is no whole ELF file: the loader would not take it either."""
+    try:
+        facts = dynamic.read_dynamic(Path(path))
+    except (SourceError, OSError):
+        return None
+    return Library(
+        path=path,
+        machine=facts.machine,
+        soname=facts.soname,
+        needed=facts.needed,
+        rpath=_filled(path, facts.rpath),
+        runpath=_filled(path, facts.runpath),
+    )
+
+
+def exports(path: str, symbol: str) -> bool:
+    """Whether a library defines a symbol for others; a damaged one does not."""
+    try:
+        return dynamic.exports(Path(path), symbol)
+    except (SourceError, OSError):
+        return False
+
+
+def _filled(path: str, folders: Sequence[str]) -> tuple[str, ...]:
+    origin = str(Path(path).parent)
+    return tuple(
+        folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders
+    )
+
+
+def _plain(path: str) -> str:
+    """The absolute path; without ``..`` where no link makes that another file."""
+    absolute = Path.cwd() / path
+    plain = Path(os.path.normpath(absolute))
+    return str(plain if plain.exists() and plain.samefile(absolute) else absolute)
+
+
+@dataclass(slots=True)
+class Mapped:
+    """A library in the process, the names under which it is known, and why it is there."""
+
+    library: Library
+    names: set[str]
+    why: str
+
+    @property
+    def path(self) -> str:
+        return self.library.path
+
+
+@dataclass(kw_only=True)
+class Process:
+    """A process as far as the loader is concerned; ``mapped`` in the order of loading."""
+
+    executable: Library
+    environment: Mapping[str, str]
+    multiarch: str = ""
+    mapped: list[Mapped] = field(default_factory=list)
+
+    def open(self, path: str, why: str) -> Mapped | None:
+        """``dlopen`` of a path. The same file is not mapped twice, a copy of it is."""
+        library = read_library(_plain(path))
+        if library is None or not self.fits(library):
+            return None
+        for known in self.mapped:
+            if Path(known.path).samefile(path):
+                return known
+        fresh = Mapped(library, {library.soname} - {""}, why)
+        self.mapped.append(fresh)
+        return fresh
+
+    def fits(self, library: Library | None) -> bool:
+        """Whether the file is for this CPU; others the loader passes over."""
+        return library is not None and library.machine == self.executable.machine
+
+    def need(self, name: str, owner: Library) -> Mapped | None:
+        """What a name without a slash leads to, as DT_NEEDED of or ``dlopen`` in ``owner``."""
+        for known in self.mapped:
+            if name in known.names:
+                return known
+        for path, why in self.search(name, owner):
+            if found := self.open(path, why):
+                found.names.add(name)
+                return found
+        return None
+
+    def search(self, name: str, owner: Library) -> Iterator[tuple[str, str]]:
+        """Where the loader looks for a name that is not mapped yet, and what sends it there."""
+        for library in (owner, self.executable) if not owner.runpath else ():
+            # A library that has both kinds has only the second, for the loader.
+            for folder in library.rpath if not library.runpath else ():
+                yield f"{folder}/{name}", f"DT_RPATH of {library.name}, before LD_LIBRARY_PATH"
+        for folder in self.library_path:
+            yield f"{folder}/{name}", "LD_LIBRARY_PATH"
+        for folder in owner.runpath:
+            yield f"{folder}/{name}", f"DT_RUNPATH of {owner.name}, after LD_LIBRARY_PATH"
+        for path in self.cache.get(name, ()):
+            yield path, "the system's ld.so.cache"
+        for folder in ("/lib", "/usr/lib"):
+            for part in (f"/{self.multiarch}", "64", ""):
+                yield f"{folder}{part}/{name}", "a folder of the system"
+
+    @property
+    def library_path(self) -> list[str]:
+        """An empty entry is the current folder."""
+        value = self.environment.get("LD_LIBRARY_PATH", "")
+        return [folder or "." for folder in re.split("[:;]", value)] if value else []
+
+    @cached_property
+    def cache(self) -> dict[str, list[str]]:
+        """ld.so.cache, as ldconfig prints it."""
+        command = shutil.which("ldconfig", path=os.defpath + ":/sbin:/usr/sbin")
+        if command is None:
+            return {}
+        listed = subprocess.run([command, "-p"], capture_output=True, text=True, errors="replace")
+        found: dict[str, list[str]] = {}
+        for match in map(_CACHED.fullmatch, listed.stdout.splitlines()):
+            if match:
+                found.setdefault(match["name"], []).append(match["path"])
+        return found

@@ -1,0 +1,103 @@
+"""Which values a flag of `vllm serve` takes in a release: read in the installed code, else known.
+
+``recipes/env/flag_values.toml`` says where the code lists them, and what each release lists there.
+Nothing is imported: a few files are parsed, those of the flags that are asked about.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.paths import RECIPES
+from patchkit.runtime.rules.releases import within
+
+PLACE = RECIPES / "env" / "flag_values.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """A flag with fixed values. ``files`` of the package may define ``symbol``; the first counts.
+
+    ``values`` are ``NAME`` or ``NAME RANGE``. Where ``capitals`` is false, they do not matter.
+    """
+
+    flag: str
+    files: tuple[str, ...]
+    symbol: str
+    values: tuple[str, ...]
+    capitals: bool = True
+
+    def known(self, version: str) -> tuple[str, ...]:
+        """What a release takes, by the table."""
+        pairs = (value.partition(" ") for value in self.values)
+        return tuple(name for name, _, bounds in pairs if within(version, bounds))
+
+    def read(self, home: Path) -> tuple[str, ...]:
+        """What the package in ``home`` takes. Raises SourceError if no file lists it."""
+        for place in (home / name for name in self.files):
+            if place.is_file():
+                names = tuple(_listed(ast.parse(place.read_bytes()), self.symbol))
+                if names:
+                    return names
+        raise SourceError(
+            f"{home}: {self.symbol} is in none of {', '.join(self.files)}",
+            why=f"this vLLM lists the values of {self.flag} elsewhere",
+            hint="leave --python out and name its release: --vllm X.Y.Z",
+        )
+
+    def has(self, value: str, names: tuple[str, ...]) -> bool:
+        if self.capitals:
+            return value in names
+        return value.upper() in (name.upper() for name in names)
+
+
+@cache
+def load_choices(place: Path = PLACE) -> tuple[Choices, ...]:
+    """Raises UsageError for a field that means nothing."""
+    table = tomllib.loads(place.read_text(encoding="utf-8"))
+    if set(table) != {"flag"}:
+        raise UsageError(f"{place}: holds {', '.join(table)}, not [[flag]] alone")
+    try:
+        return tuple(
+            Choices(**{**each, "files": tuple(each["files"]), "values": tuple(each["values"])})
+            for each in table["flag"]
+        )
+    except (TypeError, KeyError) as error:
+        raise UsageError(f"{place}: {error}") from None
+
+
+def takes(flag: str, value: str, version: str, home: Path | None) -> bool:
+    """Whether a flag takes a value; one whose values are not listed takes any."""
+    choices = next((each for each in load_choices() if each.flag == flag), None)
+    if choices is None:
+        return True
+    names = choices.read(home) if home else choices.known(version)
+    return choices.has(value, names)
+
+
+def _listed(tree: ast.Module, symbol: str) -> Iterator[str]:
+    """The strings of ``symbol = Literal[...]``, the keys of a dict, the members of an Enum."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and _names(node.targets[0]) == symbol:
+            yield from _strings(node.value)
+        elif isinstance(node, ast.ClassDef) and node.name == symbol:
+            assigned = (each for each in node.body if isinstance(each, ast.Assign))
+            yield from (_names(each.targets[0]) for each in assigned)
+
+
+def _strings(value: ast.expr) -> Iterator[str]:
+    inside = value.slice if isinstance(value, ast.Subscript) else value
+    listed = inside.keys if isinstance(inside, ast.Dict) else getattr(inside, "elts", [inside])
+    for each in listed:
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+
+
+def _names(target: ast.expr) -> str:
+    return target.id if isinstance(target, ast.Name) else ""

@@ -1,0 +1,98 @@
+"""Which flags `vllm serve` takes, by release or read from an installed vLLM without importing it.
+
+Engine arguments are declared one by one in ``engine/arg_utils.py``, those of the server as fields
+of a class in ``cli_args.py``, which moved twice; a few more where the parser is put together.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from patchkit.paths import RECIPES
+from patchkit.runtime.rules.lifetimes import KnownVariable, Table, read_table
+from patchkit.runtime.rules.vllm_names import parsed, unread
+
+_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
+# The functions that declare flags, by their literal names, and the classes whose fields are flags.
+_FUNCTIONS = ("add_cli_args", "make_arg_parser", "subparser_init")
+_CLASSES = ("BaseFrontendArgs", "FrontendArgs")
+_LEVEL = "--optimization-level"
+_ENGINE, _SERVE = "engine/arg_utils.py", "entrypoints/cli/serve.py"
+
+
+def flags(version: str, home: Path | None = None) -> frozenset[str]:
+    """Every flag of a release, ``""`` for any; of an installed vLLM, if its folder is given.
+
+    Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
+    """
+    return read_flags(home) if home else _of_release(version)
+
+
+@cache
+def _of_release(version: str) -> frozenset[str]:
+    return frozenset(_table().at(version))
+
+
+def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
+    """Whether `vllm serve` takes a flag, in any way of writing it.
+
+    ``--max_model_len=8``, ``--no-enable-prefix-caching``, ``--compilation-config.mode``, ``-O3``.
+    """
+    known = flags(version, home)
+    name = re.split(r"[=.]", flag, maxsplit=1)[0]
+    if name.startswith("-O"):  # vLLM writes -O3 out before it looks at flags
+        return _LEVEL in known or "-O" in known
+    if name.startswith("--"):
+        name = name.replace("_", "-")
+    return name in known or name.replace("--no-", "--", 1) in known
+
+
+def flag_lifetime(flag: str) -> KnownVariable | None:
+    """The releases that take a flag, None for nobody's."""
+    return _table().lifetime(flag)
+
+
+def _table() -> Table:
+    return read_table(RECIPES / "env/vllm_flags.tsv")
+
+
+@cache
+def read_flags(home: Path) -> frozenset[str]:
+    """The flags in the files below the folder of a vLLM. Raises SourceError."""
+    servers = sorted((home / "entrypoints").glob("*/cli_args.py"))
+    found = {
+        place: frozenset(_declared(parsed(place)))
+        for place in (home / _ENGINE, home / _SERVE, *servers)
+    }
+    if not servers:
+        raise unread(home / "entrypoints", "has no cli_args.py, one folder down")
+    for place in (home / _ENGINE, *servers):
+        if not found[place]:
+            raise unread(place, "declares no flags in a way that any known release does")
+    return frozenset().union(*found.values())
+
+
+def _declared(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
+            yield from _literals(node)
+        elif isinstance(node, ast.ClassDef) and node.name in _CLASSES:
+            yield from _fields(node)
+
+
+def _literals(function: ast.FunctionDef) -> Iterator[str]:
+    """Texts that are nothing but a flag, also those of a list that is looped over."""
+    for node in ast.walk(function):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and _FLAG.fullmatch(text):
+            yield text
+
+
+def _fields(frontend: ast.ClassDef) -> Iterator[str]:
+    for node in frontend.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield f"--{node.target.id.replace('_', '-')}"

@@ -1,0 +1,126 @@
+"""Which environment variables exist in which release, and what the right name may have been."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+from patchkit.paths import RECIPES
+from patchkit.runtime.rules.lifetimes import KnownVariable, Table, read_table
+from patchkit.runtime.rules.vllm_names import read_names
+
+__all__ = [
+    "Guesses",
+    "KnownVariable",
+    "OtherVariable",
+    "is_current",
+    "lifetime",
+    "nccl_variables",
+    "nearest",
+    "newest_nccl",
+    "other_variables",
+    "vllm_variables",
+]
+_HOME = RECIPES / "env"
+# How alike two names have to be, from 0 to 1, for one to be a misspelling of the other.
+_ALIKE = 0.7
+_LONGEST = 100  # characters; no name is half as long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherVariable:
+    """A variable of neither vLLM nor NCCL; ``versions`` of ``of`` read it, all of them if empty."""
+
+    name: str
+    of: str
+    meaning: str
+    versions: str = ""
+
+
+def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
+    """Name → default of a release, ``""`` for any; of an installed one, if its folder is given.
+
+    Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
+    """
+    return read_names(home / "envs.py") if home else _vllm().at(version)
+
+
+@cache
+def nccl_variables(version: str) -> Mapping[str, str]:
+    """Name → default of a release (``2.29.7+cuda13.0``), ``""`` for any. Raises UsageError.
+
+    Of a release after ``newest_nccl()`` it lists what that one has.
+    """
+    return _nccl().at(version)
+
+
+def newest_nccl() -> str:
+    """The last release whose names are known."""
+    return _nccl().newest
+
+
+@cache
+def other_variables() -> Mapping[str, OtherVariable]:
+    """Those of Ray, torch, triton, and whoever else takes part in serving."""
+    known = tomllib.loads((_HOME / "variables.toml").read_text(encoding="utf-8"))
+    return {
+        name: OtherVariable(name=name, of=project, **facts)
+        for project, variables in known.items()
+        for name, facts in variables.items()
+    }
+
+
+def lifetime(name: str) -> KnownVariable | None:
+    """The releases, of vLLM or of NCCL, that have or had a variable."""
+    return _vllm().lifetime(name) or _nccl().lifetime(name)
+
+
+def is_current(known: KnownVariable) -> bool:
+    """Whether the newest release that is known still has it."""
+    table = _vllm() if _vllm().lifetime(known.name) else _nccl()
+    return known.last == table.newest
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that was meant, ``""`` if none is like it.
+
+    Only what follows the prefix counts: all names of NCCL are alike in their first five letters.
+    """
+    if len(name) > _LONGEST:
+        return ""
+    upper = name.upper()
+    prefix = upper.partition("_")[0] + "_"
+    whole = {each.upper(): each for each in names}
+    tails = {
+        key.removeprefix(prefix): each for key, each in whole.items() if key.startswith(prefix)
+    }
+    wanted, among = (upper.removeprefix(prefix), tails) if tails else (upper, whole)
+    found = get_close_matches(wanted, among, n=1, cutoff=_ALIKE)
+    return among[found[0]] if found else ""
+
+
+class Guesses:
+    """``nearest`` for the names of one file; a guess takes milliseconds, so a hundred get one."""
+
+    _MOST = 100
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._made: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        if name not in self._made and len(self._made) < self._MOST:
+            self._made[name] = nearest(name, self._names)
+        return self._made.get(name, "")
+
+
+def _vllm() -> Table:
+    return read_table(_HOME / "vllm_older.tsv", _HOME / "vllm_variables.tsv")
+
+
+def _nccl() -> Table:
+    return read_table(_HOME / "nccl_variables.tsv")

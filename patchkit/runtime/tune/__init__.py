@@ -1,0 +1,1 @@
+"""Search and measure fused-MoE configs on the present GPU."""

@@ -1,0 +1,1 @@
+"""Run compilers: toolchain, work folder, log and progress; build libnccl."""

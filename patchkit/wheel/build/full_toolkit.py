@@ -1,0 +1,133 @@
+"""A whole CUDA toolkit out of two halves: the locked compiler, and the libraries beside torch.
+
+NCCL's build takes a compiler, the runtime and CCCL; torch's CMake also asks for cuBLAS, cuSPARSE,
+cuFFT, NVRTC and others. Those are in the build environment already, by locked hash, since torch
+needs them, but as a program finds them when it runs: without the unversioned names that a linker
+looks for, and without the driver's own library. What is missing is made here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from patchkit.durable.failure import translated
+from patchkit.errors import HostError
+from patchkit.wheel.build.toolchain import Toolchain
+
+# Of CUDA 13.0's wheels; a toolkit that an installer made has these and more.
+LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "curand", "cusolver", "cusparse", "nvrtc")
+HEADERS = ("cublas_v2.h", "cuda_runtime.h", "curand_kernel.h", "cusolverDn.h", "cusparse.h")
+
+_SITE = "lib/python*/site-packages/nvidia/cu13"
+_VERSIONED = re.compile(r"(?P<name>lib[^/]+?\.so)\.\d+")
+_DRIVER_CALL = re.compile(
+    r"\bcu[A-Z][A-Za-z0-9]*(?:_v\d+)?(?:_ptsz|_ptds)?\b(?=\s*\(|\s*$)", re.MULTILINE
+)
+
+
+def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolchain:
+    """The toolchain with a toolkit that torch's CMake takes; ``dest`` is written anew.
+
+    ``environment`` is the virtual environment with torch. Where the toolkit has a file, that one
+    counts. Raises HostError if something is missing in both, StorageError for I/O.
+    """
+    beside = sorted(environment.glob(_SITE))
+    if toolchain.locked and not beside:
+        raise HostError(
+            f"{environment}: no NVIDIA libraries beside torch",
+            why="this torch was built for CPUs alone, or for another CUDA",
+            hint="use the requirements of the recipe, or name a whole toolkit with --cuda",
+        )
+    halves = [
+        {"include": toolchain.include, "lib": toolchain.lib},
+        *({part: half / part for part in ("include", "lib")} for half in beside),
+    ]
+    scratch = tempfile.TemporaryDirectory(dir=_made(dest.parent), ignore_cleanup_errors=True)
+    with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
+        home = Path(folder) / "cuda"
+        _join(home, toolchain.nvcc.parents[1], halves)
+        _driver(home, toolchain)
+        shutil.rmtree(dest, ignore_errors=True)
+        home.rename(dest)
+    _require(dest, dest / "include", dest / "lib")
+    return replace(
+        toolchain, nvcc=dest / "bin" / "nvcc", include=dest / "include", lib=dest / "lib"
+    )
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> None:
+    """Links to the halves: where both have a file, the first one counts."""
+    # nvcc looks for the rest of the toolkit beside itself, links followed.
+    shutil.copytree(compiler / "bin", home / "bin", symlinks=True)
+    (home / "nvvm").symlink_to(compiler / "nvvm")
+    for part in ("include", "lib"):
+        (home / part).mkdir()
+        for half in halves:
+            for entry in sorted(half[part].iterdir()):
+                for name in _names(entry.name):
+                    if not (home / part / name).is_symlink():
+                        (home / part / name).symlink_to(entry)
+    (home / "lib64").symlink_to("lib")
+
+
+def _names(name: str) -> Iterator[str]:
+    """A file's name, and for libfoo.so.13 the name that a linker looks for."""
+    yield name
+    if match := _VERSIONED.fullmatch(name):
+        yield match["name"]
+
+
+def _driver(home: Path, toolchain: Toolchain) -> None:
+    """A stand-in for the driver's library to link with: its name, and the names of its calls.
+
+    Machines that build need no driver, and the wheels have none. NVIDIA's toolkits bring such a
+    file, too.
+    """
+    stubs = home / "lib" / "stubs"
+    if (stubs / "libcuda.so").exists():
+        return
+    text = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
+    names = sorted({match.group() for match in _DRIVER_CALL.finditer(text)})
+    source = home / "stub.c"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
+    _made(stubs)
+    command = [
+        str(toolchain.cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
+        "-Wl,-soname,libcuda.so.1", str(source), "-o", str(stubs / "libcuda.so"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    source.unlink()
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise HostError(
+            f"{toolchain.cxx} cannot link a shared library: {said[-1] if said else ''}",
+            hint="apt install g++",
+        )
+
+
+def _require(home: Path, include: Path, lib: Path) -> None:
+    """Raise HostError unless all that torch's CMake asks for is there."""
+    folders = (lib, home / "lib64")
+    absent = [f"include/{name}" for name in HEADERS if not (include / name).is_file()]
+    absent += [
+        f"lib/lib{name}.so"
+        for name in LIBRARIES
+        if not any((folder / f"lib{name}.so").exists() for folder in folders)
+    ]
+    if absent:
+        raise HostError(
+            f"{home}: not a whole CUDA toolkit: {', '.join(absent)} missing",
+            why="a minimal installation, or the runtime packages without their -dev halves",
+            hint="apt install cuda-toolkit-13-0; or --cuda locked",
+        )

@@ -1,0 +1,211 @@
+"""Running a build: a clean environment, a log, and progress counted in steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import struct
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from patchkit.errors import BuildError, HostError
+from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.file.seal import EPOCH
+
+Progress = Callable[[int, int], None]
+"""Told the steps done and the steps in all."""
+
+Counter = Callable[[str], tuple[int, int] | None]
+"""Reads the same two numbers from a line of a build's output; None if it tells nothing."""
+
+# Of the caller's environment only what finds programs and their caches: flags and search paths of
+# compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
+_KEPT = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "CCACHE_DIR",
+    "CCACHE_CONFIGPATH",
+    "CCACHE_DISABLE",
+    "VIRTUAL_ENV",
+)
+_LITTLE, _FEW = 16 << 20, 64  # bytes and files: a tool that fails clears away what it had written
+_PLANNED = "planned"  # a file that is there once the sources are generated
+_COMPILING = re.compile(r"^Compiling\s")
+_NINJA = re.compile(r"^\[(\d+)/(\d+)\] ")
+_HEADER = struct.Struct("<40xQ10xHH2x")  # of ELF: e_shoff, e_shentsize, e_shnum
+_FAILURE = re.compile(
+    r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
+)
+_CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
+
+
+def require_tools(*names: str) -> None:
+    """Raise HostError for modules that `pip install patchkit` alone does not bring."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise HostError(
+            f"{' and '.join(missing)} cannot be imported: needed to build wheels",
+            why="patchkit was installed without its extra for builds",
+            hint="pip install 'patchkit[build]'; or use nox -s build-nccl and build-vllm",
+        )
+
+
+def clean_environment(root: Path, namespace: str) -> dict[str, str]:
+    """What every build below ``root`` sees: fixed locale, time and hash seed, and no flags.
+
+    ``namespace`` keeps what a compiler cache holds of this kind of build apart from other kinds'.
+    """
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    if Path(_CCACHE_COMPILERS).is_dir():
+        kept["PATH"] = f"{_CCACHE_COMPILERS}:{kept.get('PATH', os.defpath)}"
+    return kept | {
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "SOURCE_DATE_EPOCH": str(EPOCH),
+        "PYTHONHASHSEED": "0",
+        # Without a seed nvcc names modules that export nothing after its process number.
+        "NVCC_APPEND_FLAGS": "-frandom-seed=patchkit",
+        # Builds ask git which commit they are; a repository around the work folder is not meant.
+        "GIT_CEILING_DIRECTORIES": str(root.parent),
+        # ccache 4.7 takes an object of -c for one of -dc and does not see the seed, so nothing is
+        # shared with other builds.
+        "CCACHE_NAMESPACE": namespace,
+    }
+
+
+def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
+    """What NCCL's build sees; its libraries are stripped by the linker."""
+    return clean_environment(root, "patchkit-nccl-seeded") | {
+        # Without kernels, because their sources could not be generated, it would link all the same.
+        "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
+        "_PYTHON_HOST_PLATFORM": f"linux-{toolchain.machine}",
+    }
+
+
+def compiled(total: int) -> Counter:
+    """Counts the objects of NCCL's make, of which there are ``total`` (0: nobody could tell)."""
+    done = itertools.count(1)
+
+    def read(line: str) -> tuple[int, int] | None:
+        return (min(next(done), total), max(total, 1)) if _COMPILING.match(line) else None
+
+    return read
+
+
+def ninja_steps(line: str) -> tuple[int, int] | None:
+    """What ninja says before each step: ``[12/105]``."""
+    match = _NINJA.match(line)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
+    """How many objects are still to compile, from make's own dry run; 0 if it cannot tell.
+
+    It does write NCCL's generated sources, so it needs the build's own environment. make takes
+    their folder for done as soon as it is there, whatever became of the generator; so what was cut
+    short then is begun anew.
+    """
+    planned = root / _PLANNED
+    if not planned.exists():
+        shutil.rmtree(root / "build", ignore_errors=True)
+    command = ["make", "-n", "-C", str(root / "source" / "src"), "lib"]
+    command += [f"BUILDDIR={root / 'build'}", f"ONLY_FUNCS={functions}"]
+    command += ["CUDA_HOME=/nonexistent", "NVCC_GENCODE="]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, umask=0o022)
+    if done.returncode == 0 and _generated(root / "build"):
+        planned.touch()
+    return done.stdout.count("Compiling")
+
+
+def _generated(build: Path) -> bool:
+    """Whether each folder of generated sources has its list of them, which make does without."""
+    return all((path.parent / "rules.mk").is_file() for path in build.rglob("*.cu"))
+
+
+def run(
+    command: list[str],
+    root: Path,
+    env: dict[str, str],
+    count: Counter,
+    progress: Progress,
+    *,
+    folder: Path | None = None,
+) -> None:
+    """Run a build in ``folder`` (by default ``root``), its output in ``root/log.txt``.
+
+    Raises BuildError with the lines that tell why, HostError if the command does not start.
+    """
+    log = root / "log.txt"
+    tail: deque[str] = deque(maxlen=400)
+    steps = (0, 1)
+    with log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink:
+        try:
+            process = subprocess.Popen(
+                command, cwd=folder or root, env=env, umask=0o022, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                # The lock of the work folder goes on to it: if patchkit alone is killed, nobody
+                # builds there until what it started has ended, too.
+                close_fds=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise HostError(f"{command[0]} does not start: {error}") from error
+        with process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    sink.write(line)
+                    tail.append(line.rstrip())
+                    if (told := count(line)) is not None:
+                        steps = told
+                        progress(*steps)
+            except BaseException:
+                process.terminate()  # an interrupt must not wait for the end of the build
+                raise
+    if process.returncode != 0:
+        raise _failed(list(tail), log, process.returncode)
+    progress(steps[1], steps[1])
+
+
+def _failed(lines: list[str], log: Path, code: int) -> BuildError:
+    telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
+    out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
+    return BuildError(
+        f"the build ended with {code}\n" + "\n".join(f"    {line}" for line in telling),
+        why="the system ran out of memory, and ended a compiler" if out_of_memory else _full(log),
+        hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
+        "run again to go on from here, with --fresh to begin anew",
+    )
+
+
+def _full(place: Path) -> str:
+    """Why, if the disk is full or nearly so: not every tool says it."""
+    disk = os.statvfs(place)
+    full = disk.f_bavail * disk.f_frsize < _LITTLE or (disk.f_files > 0 and disk.f_favail < _FEW)
+    return f"the disk of {place.parent} is full" if full else ""
+
+
+def drop_partial(build: Path) -> None:
+    """Remove objects and libraries that were left unfinished: make would take them for done."""
+    for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
+        if not path.is_symlink() and not _whole(path):
+            path.unlink()
+
+
+def _whole(path: Path) -> bool:
+    """Whether an ELF file of 64 bits ends behind its section headers.
+
+    Assembler and linker write the ELF header last; before that it names no section headers.
+    """
+    with path.open("rb") as stream:
+        header = stream.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return False
+        headers, entry_size, entries = _HEADER.unpack(header)
+        end: int = headers + entry_size * entries
+        return headers > 0 and end <= stream.seek(0, os.SEEK_END)

@@ -1,0 +1,240 @@
+"""libnccl for one device, from a patched tree to a sealed wheel.
+
+NCCL's own makefiles do the work, driven by the scikit-build-core project in ``recipes/nccl``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit import __version__
+from patchkit.apply import Outcome, apply
+from patchkit.digests import tree_digest
+from patchkit.errors import BuildError, SourceError
+from patchkit.patching.fix import Request
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.archive import unpack
+from patchkit.source.nccl import SourceOrigin
+from patchkit.source.tree import Sandboxed
+from patchkit.target import Target
+from patchkit.wheel.build.make import (
+    Progress,
+    compiled,
+    drop_partial,
+    environment,
+    objects_to_make,
+    require_tools,
+    run,
+)
+from patchkit.wheel.build.repro import object_digests
+from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
+from patchkit.wheel.build.work import emptied, staging, work_folder, work_path
+from patchkit.wheel.device.inspect import Binary, inspect, prove_exact
+from patchkit.wheel.file.facts import FACTS, as_text, digest_label
+from patchkit.wheel.file.sbom import CUDA_LICENSE, nccl_sbom
+from patchkit.wheel.file.seal import seal
+from patchkit.wheel.file.tags import platform_tag
+
+_FREE = 2 << 30  # bytes; 2.29.7 for one arch leaves 204 MB, and compilers write as they go
+_LICENSE = "LICENSE.txt"
+JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to build: verified sources, for which device, with what.
+
+    ``functions`` reduces the device code (NCCL's ONLY_FUNCS, for tests), "" builds all.
+    """
+
+    origin: SourceOrigin
+    target: Target
+    toolchain: Toolchain
+    jobs: int
+    functions: str = ""
+    fresh: bool = False
+
+    @property
+    def version(self) -> str:
+        return str(self.origin.version)
+
+    @property
+    def expected(self) -> str:
+        """What the wheel will be called, but for what only the build can tell."""
+        version = f"{self.version}+{self.target.name}"
+        return f"nvidia_nccl_cu13-{version}-py3-none-linux_{self.toolchain.machine}.whl"
+
+    @property
+    def work(self) -> Path:
+        """Where it is compiled."""
+        parts = ("nccl", self.version, self.target.name, self.toolchain.machine)
+        return work_path(*parts, reduced=bool(self.functions))
+
+    @property
+    def request(self) -> Request:
+        return Request(target=self.target)
+
+    @property
+    def gencode(self) -> str:
+        """nvcc's arguments: NCCL needs no arch-specific instructions, so the plain arch."""
+        return load_recipe("nccl").build.value_for(self.request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A sealed wheel, what is known of it, what is in it, and the digests of its objects."""
+
+    wheel: Path
+    facts: Mapping[str, Any]
+    objects: Mapping[str, str]
+    binaries: tuple[Binary, ...]
+    log: Path
+
+
+def build_nccl(order: Order, progress: Progress) -> Built:
+    """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
+    require_tools("auditwheel", "build", "ninja", "scikit_build_core")
+    with staging() as staged:
+        seen = environment(staged, order.toolchain)
+        check_toolchain(order.toolchain, order.gencode, staged, seen)
+        facts = _patched(order, staged / "source")
+        with work_folder(
+            order.work, [staged / "source"], as_text(facts), fresh=order.fresh, free=_FREE
+        ) as root:
+            return _build(root, order, facts, progress)
+
+
+def _build(root: Path, order: Order, facts: Mapping[str, Any], progress: Progress) -> Built:
+    _write_project(root, order, facts)
+    raw = _compile(root, order, progress)
+    binaries = inspect(raw)
+    for binary in binaries:
+        prove_exact(binary, order.target, cpu=order.toolchain.machine)
+    return Built(
+        wheel=seal(raw, emptied(root / "sealed"), platform_tag(raw)),
+        facts=facts,
+        objects=object_digests(root / "build"),
+        binaries=binaries,
+        log=root / "log.txt",
+    )
+
+
+def _patched(order: Order, source: Path) -> dict[str, Any]:
+    """A patched copy of the sources, and the facts of the build to come."""
+    _place(order.origin, source)
+    # The build that follows runs the source's own code by design, sandbox or not.
+    possible = Sandboxed.IF_POSSIBLE
+    outcome = apply(source, load_recipe("nccl"), order.request, anew=True, sandboxed=possible)
+    return _facts(order, source, outcome)
+
+
+def _place(origin: SourceOrigin, dest: Path) -> None:
+    if origin.is_tree:
+        aside = shutil.ignore_patterns(".git", "build")
+        shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
+    else:
+        unpack(origin.path, dest)
+    if not (dest / _LICENSE).is_file():
+        raise SourceError(
+            f"{origin.path}: {_LICENSE} is missing",
+            why="the tree is incomplete, and a wheel needs its licence",
+            hint="restore the file from the release",
+        )
+
+
+def _facts(order: Order, source: Path, outcome: Outcome) -> dict[str, Any]:
+    apache = "Apache License" in (source / _LICENSE).read_text(encoding="utf-8")
+    facts: dict[str, Any] = {
+        "project": "nccl",
+        "version": order.version,
+        "patchkit": __version__,
+        "source": order.origin.identity,
+        "tree": f"sha256:{tree_digest(source)}",
+        "fixes": [f"{v.fix.id}: {v.state.value}" for v in outcome.verdicts],
+        "target": order.target.name,
+        "gencode": order.gencode,
+        "machine": order.toolchain.machine,
+        "cuda": order.toolchain.cuda,
+        "compiler": order.toolchain.compiler,
+        "functions": order.functions or "all",
+        "license": {
+            "nccl": "Apache-2.0 AND BSD-3-Clause" if apache else "BSD-3-Clause",
+            "cuda": CUDA_LICENSE,
+        },
+    }
+    return facts | {"wheel": _wheel_version(order, facts)}
+
+
+def _wheel_version(order: Order, facts: Mapping[str, Any]) -> str:
+    """``2.29.7+gb10.0a1b2c3d4e``: a digest of the facts and of the recipe that packs."""
+    texts = [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
+    reduced = "reduced." if order.functions else ""
+    return f"{order.version}+{order.target.name}.{reduced}{digest_label(facts, texts)}"
+
+
+_PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
+
+
+def _write_project(root: Path, order: Order, facts: Mapping[str, Any]) -> None:
+    """The scikit-build-core project: ``pip wheel ROOT/project`` would build it, too."""
+    project = root / "project"
+    (project / "sboms").mkdir(parents=True, exist_ok=True)
+    home = load_recipe("nccl").home
+    texts = {name: (home / name).read_text("utf-8") for name in _PROJECT}
+    texts["settings.cmake"] = _settings(root, order, facts)
+    texts[FACTS] = as_text(facts)
+    texts["sboms/nccl.cdx.json"] = as_text(nccl_sbom(facts))
+    for name in (_LICENSE, "ThirdPartyNotices.txt"):
+        if (root / "source" / name).is_file():
+            texts[name] = (root / "source" / name).read_text("utf-8")
+    for name, text in texts.items():
+        (project / name).write_text(text, encoding="utf-8")
+
+
+def _settings(root: Path, order: Order, facts: Mapping[str, Any]) -> str:
+    tools = order.toolchain
+    ccache = shutil.which("ccache")
+    variables = {
+        "CUDA_HOME": tools.nvcc.parents[1],
+        "CUDA_INC": tools.include,
+        "CUDA_LIB": tools.lib,
+        "NVCC": f"{ccache} {tools.nvcc}" if ccache else tools.nvcc,
+        "CXX": tools.cxx.name
+        if ccache and shutil.which(tools.cxx.name) == str(tools.cxx)
+        else tools.cxx,
+        "NVCC_GENCODE": order.gencode,
+        "ONLY_FUNCS": order.functions,
+    }
+    licenses = f"{facts['license']['nccl']} AND LicenseRef-NVIDIA-CUDA-EULA"
+    lines = {
+        "NCCL_SOURCE": str(root / "source"),
+        "NCCL_BUILD": str(root / "build"),
+        "NCCL_VERSION": order.version,
+        "JOBS": str(order.jobs),
+        "WHEEL_VERSION": facts["wheel"],
+        "WHEEL_LICENSE": licenses,
+    }
+    text = [f"set({name} [=[{value}]=])" for name, value in lines.items()]
+    made = [f"  [=[{name}={value}]=]" for name, value in variables.items()]
+    return "\n".join([*text, "set(NCCL_MAKE", *made, ")", ""])
+
+
+def _compile(root: Path, order: Order, progress: Progress) -> Path:
+    drop_partial(root / "build")
+    env = environment(root, order.toolchain)
+    total = objects_to_make(root, env, order.functions)
+    out = emptied(root / "raw")
+    command = [
+        sys.executable, "-m", "build", "--wheel", "--no-isolation",
+        "--outdir", str(out), str(root / "project"),
+    ]  # fmt: skip
+    run(command, root, env, compiled(total), progress)
+    wheels = sorted(out.glob("*.whl"))
+    if len(wheels) != 1:
+        raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
+    return wheels[0]

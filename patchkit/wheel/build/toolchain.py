@@ -1,0 +1,207 @@
+"""nvcc, its runtime and the C++ compiler of a build: what the machine has, or locked wheels."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from patchkit.errors import HostError, UsageError
+from patchkit.quoting import quoted
+from patchkit.source.fetch import Progress
+from patchkit.wheel.build.toolkit import CROSS, locked_toolkit
+
+MACHINES = ("aarch64", "x86_64")
+"""The CPUs that the locked toolkit has wheels for, as platform tags name them."""
+
+USUAL = Path("/usr/local/cuda")
+"""Where NVIDIA's installers put a toolkit, or a link to it."""
+
+_CROSS_COMPILER = {"aarch64": "aarch64-linux-gnu-g++", "x86_64": "x86_64-linux-gnu-g++"}
+_RELEASE = re.compile(r"release (?P<release>[\d.]+), V(?P<version>[\d.]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolchain:
+    """What compiles for ``machine``; ``cuda`` is nvcc's version, ``compiler`` the C++ one's."""
+
+    machine: str
+    nvcc: Path
+    cuda: str
+    cxx: Path
+    compiler: str
+    include: Path
+    lib: Path
+    locked: bool
+
+
+def find_toolchain(
+    machine: str,
+    *,
+    cuda: str = "13.0",
+    toolkit: Path | None = None,
+    locked: bool = False,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Toolchain:
+    """A toolchain for ``machine``: the toolkit that is named or found, else the locked one.
+
+    A cross build takes the locked one, since it needs the other CPU's half of the same release.
+    Raises HostError, naming the packages, for what is missing; UsageError for a toolkit that does
+    not fit.
+    """
+    here = platform.machine()
+    cxx = _compiler(machine, here)
+    if toolkit is not None and machine != here:
+        raise UsageError(
+            f"{toolkit}: a toolkit of this machine cannot link for {machine}",
+            why="a cross build needs headers and libraries of the other CPU from the same release",
+            hint="leave --cuda out: the locked toolkit has both",
+        )
+    root = None if locked or machine != here else _installed(toolkit, cuda)
+    home = root or locked_toolkit(here, machine, offline=offline, progress=progress)
+    _require_one_word(home)
+    half = home / CROSS if machine != here else home
+    lib = next((half / name for name in ("lib64", "lib") if (half / name).is_dir()), half / "lib")
+    return Toolchain(
+        machine=machine,
+        nvcc=home / "bin" / "nvcc",
+        cuda=_nvcc_version(home / "bin" / "nvcc"),
+        cxx=cxx,
+        compiler=_first_line([str(cxx), "--version"]),
+        include=half / "include",
+        lib=lib,
+        locked=root is None,
+    )
+
+
+def check_toolchain(
+    toolchain: Toolchain, gencode: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> None:
+    """Compile and link a few lines for the device, so that a long build does not end in surprise.
+
+    ``environment`` is what the build will see, by default this process's. Raises HostError with the
+    compiler's own words.
+    """
+    source = folder / "check.cu"
+    source.write_text("__global__ void check() {}\nint main() { check<<<1, 1>>>(); }\n")
+    command = [
+        str(toolchain.nvcc), "-ccbin", str(toolchain.cxx), *gencode.split(), "-std=c++17",
+        f"-I{toolchain.include}", f"-I{toolchain.include}/cccl", f"-L{toolchain.lib}",
+        str(source), "-o", str(folder / "check"),
+    ]  # fmt: skip
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise HostError(
+            f"nvcc {toolchain.cuda} with {toolchain.compiler} cannot compile for {gencode}\n"
+            + "\n".join(f"    {line}" for line in said[-8:]),
+            why="this nvcc does not know the device, or does not take this C++ compiler",
+            hint="CXX names another g++ (CUDA 13.0 takes 11 to 15); --cuda locked takes the "
+            "toolkit that patchkit knows",
+        )
+
+
+def _compiler(machine: str, here: str) -> Path:
+    if machine not in MACHINES or here not in MACHINES:
+        raise UsageError(
+            f"patchkit builds on and for {' and '.join(MACHINES)}, not {here} to {machine}"
+        )
+    for tool, package in (("make", "make"), ("bash", "bash"), ("python3", "python3")):
+        if shutil.which(tool) is None:
+            raise _missing(tool, package)
+    name = os.environ.get("CXX", "g++") if machine == here else _CROSS_COMPILER[machine]
+    found = shutil.which(name)
+    if found is None:
+        raise _missing(
+            f"CXX names {name!r}, which" if machine == here and "CXX" in os.environ else name,
+            "g++" if machine == here else f"g++-{machine.replace('_', '-')}-linux-gnu",
+        )
+    return Path(found).absolute()
+
+
+def _require_one_word(home: Path) -> None:
+    if len(str(home).split()) > 1:
+        raise HostError(
+            f"{home}: a path with a space",
+            why="NCCL's makefiles take it for two",
+            hint="name a toolkit elsewhere with --cuda, or another cache with PATCHKIT_CACHE_DIR",
+        )
+
+
+def _missing(tool: str, package: str) -> HostError:
+    return HostError(
+        f"{tool} is not on this machine",
+        why="the build compiles host code with it",
+        hint=quoted("apt", "install", package),
+    )
+
+
+def _installed(toolkit: Path | None, cuda: str) -> Path | None:
+    """The toolkit that is named, or the first found that fits; None if there is none."""
+    if toolkit is not None:
+        return _fitting(toolkit, cuda)
+    named = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
+    on_path = shutil.which("nvcc")
+    for home in [*named, *([_home_of(on_path)] if on_path else []), USUAL]:
+        try:
+            return _fitting(home, cuda)
+        except UsageError:
+            continue
+    return None
+
+
+def _fitting(home: Path, cuda: str) -> Path:
+    needed = ("bin/nvcc", "include/cuda_runtime.h")
+    if absent := [name for name in needed if not (home / name).is_file()]:
+        raise UsageError(f"{home}: no CUDA toolkit: {absent[0]} is missing")
+    version = _nvcc_version(home / "bin" / "nvcc")
+    if Version(version).major != Version(cuda).major or Version(version) < Version(cuda):
+        raise UsageError(
+            f"{home} is CUDA {version}; CUDA {cuda} or a later 13.x is needed",
+            why="older compilers do not know sm_121, and another major version is another ABI",
+            hint="--cuda locked takes the toolkit that patchkit knows",
+        )
+    return home.resolve()
+
+
+def _home_of(nvcc: str) -> Path:
+    """The toolkit's root as nvcc itself sees it: what is on PATH may be a script."""
+    said = _run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull]).stderr
+    top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
+    return Path(top[1]).resolve() if top else Path(nvcc).resolve().parents[1]
+
+
+def _nvcc_version(nvcc: Path) -> str:
+    match = _RELEASE.search(_output([str(nvcc), "--version"]))
+    if match is None:
+        raise HostError(
+            f"{nvcc} does not tell its version", hint="--cuda locked, or another toolkit"
+        )
+    try:
+        Version(match["version"])
+    except InvalidVersion:
+        raise HostError(f"{nvcc} tells an odd version: {match[0]}") from None
+    return match["version"]
+
+
+def _first_line(command: list[str]) -> str:
+    return _output(command).partition("\n")[0].strip()
+
+
+def _output(command: list[str]) -> str:
+    return _run(command).stdout
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise HostError(f"{command[0]} does not run: {error}") from error

@@ -1,0 +1,1 @@
+"""Tell which device code a library holds, and what of it loads on which device."""

@@ -1,0 +1,226 @@
+"""Which device code a library or a wheel holds, and how it reaches a device.
+
+A device runs code from ``.nv_fatbin``: that is the live code. ``__nv_relfatbin`` keeps what the
+device linker was given; only if nothing live loads, the driver links it anew, on the device, from
+PTX or machine code of each part (NVIDIA's nvcc manual, implicit JIT linking). Each fat binary holds
+one set of kernels for several archs, and the driver takes the best that loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from functools import cache
+from io import BufferedIOBase
+from pathlib import Path
+
+from patchkit.elf import Library, parse_library
+from patchkit.errors import ProofError, SourceError
+from patchkit.paths import RECIPES
+from patchkit.reading import require_file
+from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch
+from patchkit.wheel.device.fatbin import Entry, entries
+from patchkit.wheel.file.members import cpus, libraries
+
+LIVE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
+_PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Entries of one sort: ``count`` of them, with ``size`` bytes in all as they are stored."""
+
+    section: str
+    kind: str
+    arch: Arch
+    compression: str
+    count: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """``sm_121a`` for machine code, ``compute_121a`` for PTX."""
+        return arch_name(self.kind, self.arch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """An ELF file: ``name`` is the file's, or its path in the wheel; ``size`` is in bytes."""
+
+    name: str
+    size: int
+    sha256: str
+    library: Library
+    live: tuple[Entry, ...]
+    relocatable: tuple[Entry, ...]
+
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """The entries by section, kind, arch and compression."""
+        return (*_codes(LIVE, self.live), *_codes(RELOCATABLE, self.relocatable))
+
+    def loads(self, target: Target) -> Counter[Load]:
+        """How many of the live fat binaries reach the device in which way."""
+        return Counter(best(group, target) for group in _containers(self.live).values())
+
+    def load(self, target: Target) -> Load:
+        """The best way that code of this binary reaches the device."""
+        return Load.JIT if self.linked_anew(target) else best(self.live, target)
+
+    def linked_anew(self, target: Target) -> bool:
+        """Whether live code does not load, but all that it was linked from does."""
+        parts = _containers(self.relocatable).values()
+        lost = bool(self.live) and best(self.live, target) is Load.NONE
+        return lost and bool(parts) and all(best(part, target) for part in parts)
+
+
+def inspect(path: Path) -> tuple[Binary, ...]:
+    """What a shared library, or each library and program in a wheel, holds.
+
+    Raises UsageError if there is no such file; SourceError if it is neither, or damaged, or holds
+    nothing to inspect, or if a
+    wheel has a library for another CPU than its name says.
+    """
+    require_file(path, "give a shared library or a wheel")
+    if path.suffix == ".whl":
+        return _wheel(path)
+    with path.open("rb") as stream:
+        return (_binary(stream, path.name, str(path)),)
+
+
+def _wheel(path: Path) -> tuple[Binary, ...]:
+    promised = cpus(path)
+    found = []
+    for member, stream in libraries(path):
+        binary = _binary(stream, member, f"{path}: {member}")
+        if promised and binary.library.machine not in promised:
+            raise SourceError(
+                f"{path}: {member} is for {binary.library.machine}",
+                why=f"the wheel's name says {' or '.join(sorted(promised))}; pip would install it "
+                "where it cannot be loaded",
+                hint="build the wheel again, with the library of the right CPU",
+            )
+        found.append(binary)
+    if not found:
+        raise SourceError(
+            f"{path} holds no library", why="it is a wheel of Python alone, or for another system"
+        )
+    return tuple(found)
+
+
+def _binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
+    library = parse_library(stream, where)
+    if library.machine == "cuda":
+        raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")
+    stream.seek(0)
+    sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    live, relocatable = (
+        entries(stream, [each for each in library.sections if each.name == section], where)
+        for section in (LIVE, RELOCATABLE)
+    )
+    return Binary(
+        name=name,
+        size=stream.seek(0, io.SEEK_END),
+        sha256=sha256,
+        library=library,
+        live=live,
+        relocatable=relocatable,
+    )
+
+
+def reach(kind: str, arch: Arch, target: Target) -> Load:
+    """How code of a kind reaches a device. What only a linker can read does not, by itself."""
+    if kind == "sass":
+        return load(arch, target.capability)
+    return load_ptx(arch, target.capability) if kind == "ptx" else Load.NONE
+
+
+def best(entries: Iterable[Entry], target: Target) -> Load:
+    """The best way any of the entries reaches the device; NONE if there are none."""
+    return max((reach(entry.kind, entry.arch, target) for entry in entries), default=Load.NONE)
+
+
+def arch_name(kind: str, arch: Arch) -> str:
+    """As nvcc writes it after ``code=``; an unknown kind is in front of the number."""
+    return f"{_PREFIXES.get(kind, kind)}_{arch.gencode}"
+
+
+def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> None:
+    """Raise ProofError unless NCCL's own kernels are built for the target, and for nothing else.
+
+    Every live fat binary must have machine code of the target's own capability and no other. Aside
+    are those that NCCL always adds (``recipes/nccl/kernels.toml``), and PTX beside machine code:
+    the driver never compiles it here. ``cpu`` is that of the build, else the target's.
+    """
+    wanted = cpu or target.cpu
+    if binary.library.machine != wanted:
+        raise ProofError(
+            f"{binary.name} is for {binary.library.machine}, not for {wanted}",
+            why="the compiler of the host code was one for another CPU",
+            hint=f"build it for {wanted}, the CPU of {target.title}" if cpu is None else "",
+        )
+    own, others = 0, []
+    for group in _containers(binary.live).values():
+        if not _always(group):
+            exact = [e for e in group if reach(e.kind, e.arch, target) is Load.EXACT]
+            own += len(exact)
+            others += [e for e in group if e not in exact and not (exact and e.kind == "ptx")]
+    if others or not own:
+        number = "{}{}".format(*target.capability)
+        raise ProofError(
+            f"{binary.name} is not exact for {target.title}: {own} live entries are sm_{number}"
+            + _offending(others),
+            why="it was built for other archs, or for more than this one"
+            if others
+            else "it holds no device code, or only what NCCL's makefiles always add",
+            hint=f"build with NVCC_GENCODE=-gencode=arch=compute_{number},code=sm_{number}",
+        )
+
+
+def _always(group: list[Entry]) -> bool:
+    """Whether a fat binary is one that NCCL adds in any build: one arch, one of those known."""
+    return {(entry.kind, entry.arch) for entry in group} <= {("sass", a) for a in always_built()}
+
+
+@cache
+def always_built() -> frozenset[Arch]:
+    """The archs of the device code that NCCL's makefiles add whatever they are told."""
+    text = (RECIPES / "nccl" / "kernels.toml").read_text(encoding="utf-8")
+    return frozenset(parse_arch(entry["arch"]) for entry in tomllib.loads(text)["always"])
+
+
+def fat_binaries(entries: Iterable[Entry]) -> tuple[tuple[Entry, ...], ...]:
+    """Entries by fat binary: a device takes one of each."""
+    return tuple(map(tuple, _containers(entries).values()))
+
+
+def _containers(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
+    groups: dict[int, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.container, []).append(entry)
+    return groups
+
+
+def _codes(section: str, entries: Iterable[Entry]) -> list[Code]:
+    counts: Counter[tuple[str, Arch, str]] = Counter()
+    sizes: Counter[tuple[str, Arch, str]] = Counter()
+    for entry in entries:
+        key = (entry.kind, entry.arch, entry.compression)
+        counts[key] += 1
+        sizes[key] += entry.size
+    codes = [Code(section, *key, counts[key], sizes[key]) for key in counts]
+    return sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[1:4]))
+
+
+def _offending(others: list[Entry]) -> str:
+    if not others:
+        return ""
+    counts = Counter(arch_name(entry.kind, entry.arch) for entry in others)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return (
+        f", {len(others)} are not: {listed} (the first at byte {others[0].container} of the file)"
+    )

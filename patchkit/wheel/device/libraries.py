@@ -1,0 +1,245 @@
+"""What each library of a vLLM wheel is on a device: does it load, and is it missed if it does not.
+
+What a library is for stands in ``recipes/vllm/libraries.toml``; what is in it, its fat binaries
+say. Of a fat binary that does not load only two things can be told: whether it has code for
+devices of the same major version, which then ought to have loaded, or for other devices alone.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from patchkit.errors import ProofError
+from patchkit.paths import RECIPES
+from patchkit.quoting import quoted
+from patchkit.target import Load, Target
+from patchkit.wheel.device.fatbin import Entry
+from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries
+from patchkit.wheel.device.lost_kernels import OTHERS, is_lost, lost_kernels
+
+_RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """One entry of ``libraries.toml``; the fields are described there."""
+
+    file: str
+    versions: str
+    devices: tuple[int, ...]
+    code: str
+    required: bool
+    gives: str
+    cost: str
+
+    def covers(self, version: Version) -> bool:
+        return SpecifierSet(self.versions).contains(version.base_version)
+
+    def used_on(self, target: Target) -> bool:
+        return not self.devices or target.major in self.devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithoutCuda:
+    """A torch that has no CUDA on the package index; described in ``libraries.toml``."""
+
+    pins: str
+    machine: str
+    read_in: str
+    instead: str
+
+
+class Use(enum.Enum):
+    """What a library is to the device."""
+
+    LOADS = "loads"
+    PARTLY = "loads in part"
+    HOST = "runs on the CPU"
+    JIT = "compiles on the device"
+    OTHER = "for other devices"
+    LOST = "does not load"
+    ABSENT = "is missing"
+    UNKNOWN = "not in the table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A library of a wheel, or one that it lacks.
+
+    ``loads`` counts its fat binaries by how they reach the device. ``lost`` are the archs of those
+    that do not, although they have code for devices of the same major version, and how many;
+    ``kernels`` what their kernels are for.
+    """
+
+    name: str
+    use: Use
+    known: Known | None
+    loads: Counter[Load]
+    lost: Counter[str]
+    kernels: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def fatal(self) -> bool:
+        """Whether vLLM cannot do without it on the device."""
+        return bool(self.known and self.known.required) and self.use in (Use.LOST, Use.ABSENT)
+
+    @property
+    def missed(self) -> bool:
+        return self.use in (Use.LOST, Use.ABSENT)
+
+
+Verdicts = tuple[Judged, ...]
+
+
+def judge(wheel: Path, binaries: Sequence[Binary], target: Target, version: Version) -> Verdicts:
+    """What each library of a wheel is on the device, and those that a release ought to have."""
+    expected = [known for known in known_libraries() if known.covers(version)]
+    found = [_judged(binary, target, _known(binary.name, expected)) for binary in binaries]
+    present = [each.known for each in found]
+    absent = [known for known in expected if known not in present and known.used_on(target)]
+    names = [each.name for each in found if each.use is Use.PARTLY]
+    lost = lost_kernels(wheel, names, target, _purposes())
+    return (
+        *(replace(each, kernels=lost.get(each.name, Counter())) for each in found),
+        *(_absent(known) for known in absent),
+    )
+
+
+def require_loading(judged: Iterable[Judged], target: Target, version: Version) -> None:
+    """Raise ProofError that names each library that vLLM cannot do without on the device."""
+    if fatal := [each for each in judged if each.fatal]:
+        raise ProofError(
+            f"the wheel's kernels do not serve {target.title}\n"
+            + "\n".join(f"  {each.name}: {told(each)}" for each in fatal),
+            why="it was built for other devices, or parts of it were left out",
+            hint=from_source(version, target),
+        )
+
+
+def from_source(version: Version, target: Target) -> str:
+    """What helps where a wheel's kernels do not serve a device."""
+    words = ("--version", version.public, "--target", target.name)
+    return f"build it from source: {quoted('patchkit', 'build', 'vllm', *words)}"
+
+
+def told(judged: Judged) -> str:
+    """One phrase: what the library is on the device."""
+    known = judged.known
+    use = str(judged.use.value)
+    if judged.missed and known:
+        return f"{use}: {known.cost}"
+    if judged.use is Use.PARTLY:
+        kernels = sorted(judged.kernels.items(), key=lambda item: (item[0] == OTHERS, -item[1]))
+        listed = ", ".join(f"{purpose} ({count})" for purpose, count in kernels)
+        archs = " and ".join(judged.lost)
+        return f"{use}; fat binaries with {archs} alone do not, {judged.lost.total()}: {listed}"
+    return use
+
+
+def cuda_major(binaries: Iterable[Binary]) -> str:
+    """The CUDA that the libraries are linked with: "13" of libcudart.so.13.
+
+    Raises ProofError if they are linked with none, or with several.
+    """
+    names = {name for binary in binaries for name in binary.library.needed}
+    found = sorted({match[1] for name in names if (match := _RUNTIME.fullmatch(name))})
+    if len(found) == 1:
+        return found[0]
+    raise ProofError(
+        f"the wheel's libraries need {' and '.join(found) or 'no'} libcudart",
+        why="it holds libraries of several builds" if found else "it is a build for the CPU alone",
+        hint="name upstream's wheel: patchkit repack vllm==X.Y.Z",
+    )
+
+
+def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
+    """What is known of the torch that a wheel pins, if the index's has no CUDA for that CPU."""
+    if not torch:
+        return None
+    return next(
+        (
+            each
+            for each in _cpu_torches()
+            if each.machine == machine and SpecifierSet(each.pins).contains(torch)
+        ),
+        None,
+    )
+
+
+@cache
+def known_libraries() -> tuple[Known, ...]:
+    """The libraries of ``libraries.toml``."""
+    return tuple(
+        Known(**{**entry, "devices": tuple(entry["devices"])}) for entry in _table()["library"]
+    )
+
+
+@cache
+def _cpu_torches() -> tuple[WithoutCuda, ...]:
+    return tuple(WithoutCuda(**entry) for entry in _table()["torch_without_cuda"])
+
+
+def ways_around(judged: Iterable[Judged]) -> dict[str, str]:
+    """Fix → the lost kernels that vLLM does not choose with it."""
+    lost = {purpose for each in judged for purpose in each.kernels}
+    entries = (entry for entry in _table()["kernels"] if entry["is"] in lost)
+    return {entry["around"]: entry["is"] for entry in entries if "around" in entry}
+
+
+def _purposes() -> list[tuple[re.Pattern[str], str]]:
+    return [(re.compile(entry["name"]), entry["is"]) for entry in _table()["kernels"]]
+
+
+def _table() -> dict[str, Any]:
+    return tomllib.loads((RECIPES / "vllm" / "libraries.toml").read_text(encoding="utf-8"))
+
+
+def _known(name: str, expected: Iterable[Known]) -> Known | None:
+    return next((known for known in expected if fnmatchcase(name, known.file)), None)
+
+
+def _absent(known: Known) -> Judged:
+    return Judged(name=known.file, use=Use.ABSENT, known=known, loads=Counter(), lost=Counter())
+
+
+def _judged(binary: Binary, target: Target, known: Known | None) -> Judged:
+    lost: Counter[str] = Counter()
+    for group in fat_binaries(binary.live):
+        if is_lost(group, target):
+            lost[_archs(group, target)] += 1
+    return Judged(
+        name=binary.name,
+        use=_use(binary, target, known, lost),
+        known=known,
+        loads=binary.loads(target),
+        lost=lost,
+    )
+
+
+def _use(binary: Binary, target: Target, known: Known | None, lost: Counter[str]) -> Use:
+    if known is None:
+        return Use.UNKNOWN
+    if not known.used_on(target):
+        return Use.OTHER
+    if known.code != "embedded":
+        return Use.JIT if known.code == "jit" else Use.HOST
+    if binary.load(target) is Load.NONE:
+        return Use.LOST
+    return Use.PARTLY if lost else Use.LOADS
+
+
+def _archs(group: Iterable[Entry], target: Target) -> str:
+    related = (entry for entry in group if entry.arch.major == target.major)
+    return ", ".join(sorted({arch_name(entry.kind, entry.arch) for entry in related}))

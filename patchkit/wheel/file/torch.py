@@ -1,0 +1,128 @@
+"""Whether a torch is one for CUDA: that of a wheel, and that of a Python.
+
+An index may have both kinds under one version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from patchkit.errors import BuildError, HostError, ProofError
+from patchkit.wheel.build.ask import ask
+from patchkit.wheel.file.members import opened
+
+_LIBRARY = "torch/lib/libtorch_cuda.so"
+_LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # of 2.11.0+cu130
+_NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")
+_CUDA = ("nvidia-", "cuda-")
+_ASK = """\
+import json, torch
+print(json.dumps({"version": str(torch.__version__), "cuda": torch.version.cuda or ""}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torch:
+    """That of a wheel.
+
+    ``cuda`` is the major version, 0 if it is not said; None means that it is for CPUs alone.
+    """
+
+    version: Version
+    cuda: int | None
+    seen: str
+
+
+def torch_of(version: Version, requires: Iterable[str], wheel: Path | None = None) -> Torch:
+    """What a torch is, from the requirements that hold on its machine and, perhaps from its file.
+
+    Wheels for CUDA require NVIDIA's, or have them inside and say so in their local version.
+    """
+    names = [canonicalize_name(Requirement(each).name) for each in requires]
+    nvidia = [name for name in names if name.startswith(_CUDA)]
+    label = _LABEL.match(version.local or "")
+    majors = [int(match["major"]) for match in map(_NAMED.fullmatch, names) if match]
+    major = int(label["major"]) if label else max(majors, default=0)
+    if wheel is not None:
+        with opened(wheel) as (_bundle, infos):
+            has = any(info.filename == _LIBRARY for info in infos)
+        seen = f"it has {'' if has else 'no '}{_LIBRARY}"
+        return Torch(version=version, cuda=major if has else None, seen=seen)
+    if label or nvidia:
+        seen = f"it requires {', '.join(nvidia[:2])} …" if nvidia else f"its version is {version}"
+        return Torch(version=version, cuda=major, seen=seen)
+    return Torch(version=version, cuda=None, seen="it requires none of NVIDIA's libraries there")
+
+
+def require_cuda(torch: Torch, machine: str, needed: Mapping[int, str]) -> None:
+    """Raise ProofError if this torch is for CPUs alone, or for another CUDA than is ``needed``.
+
+    That is: major version → the wheel whose libraries ask for it.
+    """
+    if torch.cuda and needed and torch.cuda not in needed:
+        major, filename = next(iter(needed.items()))
+        raise ProofError(
+            f"torch {torch.version} for {machine} is for CUDA {torch.cuda}; {filename} needs CUDA "
+            f"{major}",
+            why="their libraries cannot be loaded into one process",
+            hint=f"take torch from PyTorch's own index for CUDA {major} (pip's extra-index-url), "
+            f"or wheels for CUDA {torch.cuda}",
+        )
+    if torch.cuda is None:
+        raise ProofError(
+            f"torch {torch.version} for {machine} is one for CPUs alone: {torch.seen}",
+            why="for some CPUs and versions the package index has no other, as 2.10.0 for aarch64; "
+            "kernels for CUDA cannot be loaded beside it",
+            hint="take torch from PyTorch's own index of the CUDA that these wheels need (pip's "
+            "extra-index-url), or a vLLM whose torch has CUDA there: 0.20 and later, torch 2.11",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledTorch:
+    """What the torch of a Python says of itself: 2.11.0+cu130 and 13.0; "" without CUDA."""
+
+    python: Path
+    version: str
+    cuda: str
+
+
+def installed_torch(python: Path) -> InstalledTorch:
+    """The torch that an interpreter imports. Raises BuildError if it imports none."""
+    try:
+        return InstalledTorch(python=python, **ask(python, _ASK))
+    except HostError as error:
+        raise BuildError(
+            f"torch cannot be imported: {error.what}",
+            why="the environment is damaged, or a library that torch needs is missing",
+            hint=_anew(python),
+        ) from error
+
+
+def check_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> None:
+    """Raise BuildError unless it is this release, with that major CUDA.
+
+    ``when`` says at which moment, for example "before the build".
+    """
+    same = found.version.partition("+")[0] == version
+    if same and found.cuda.split(".")[0] == cuda.split(".")[0]:
+        return
+    what = f"CUDA {found.cuda}" if found.cuda else "no CUDA: it is for CPUs alone"
+    raise BuildError(
+        f"{when}, torch is {found.version} with {what}; wanted: {version} with CUDA {cuda}",
+        why="something replaced it: for some releases the package index has torch for CPUs, or for "
+        "CUDA 12, under the same version",
+        hint=f"{_anew(found.python)}; torch for CUDA 13 comes from the index that the PyTorch "
+        "project keeps for it",
+    )
+
+
+def _anew(python: Path) -> str:
+    return f"remove {python.parents[1]} and run again, if patchkit made it; else install torch anew"

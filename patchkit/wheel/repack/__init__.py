@@ -1,0 +1,1 @@
+"""Patch upstream's vLLM wheel without a compiler."""

@@ -1,0 +1,1 @@
+"""Build vLLM from source: order, inputs, checks beforehand, its own build backend."""

@@ -1,0 +1,127 @@
+"""vLLM for one device, from a release to a sealed wheel.
+
+order → prepare → CUDA → backend, cut off → prove → seal
+
+vLLM's own setup.py and CMake do the work; everything that they would fetch is brought before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.errors import ProofError
+from patchkit.proof.archs import evaluate
+from patchkit.source.detect import detect
+from patchkit.source.tree import Sandboxed
+from patchkit.wheel.build.ccache import counted, told
+from patchkit.wheel.build.full_toolkit import full_toolkit
+from patchkit.wheel.build.make import Progress, clean_environment, require_tools
+from patchkit.wheel.build.network import network
+from patchkit.wheel.build.repro import object_digests
+from patchkit.wheel.build.toolchain import check_toolchain
+from patchkit.wheel.build.work import emptied, staging, work_folder
+from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
+from patchkit.wheel.device.inspect import Binary, inspect
+from patchkit.wheel.device.libraries import judge, require_loading
+from patchkit.wheel.file.facts import as_text
+from patchkit.wheel.file.metadata import about
+from patchkit.wheel.file.seal import seal
+from patchkit.wheel.file.tags import platform_tag
+from patchkit.wheel.vllm.backend import NAMESPACE, build_variables, compile_wheel, note
+from patchkit.wheel.vllm.order import Order
+from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
+from patchkit.wheel.wheelhouse.wheel_checks import check
+
+JOB_MEMORY = 4 << 30  # bytes; the issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9
+_FREE = 8 << 30  # bytes; 0.25.1 for one arch leaves 2 GB, and compilers write as they go
+
+# Libraries that come with torch, with the CUDA packages that it requires, and with the driver.
+_PROVIDED = (
+    *("libtorch*.so", "libc10*.so", "libcuda.so.1"),
+    *("libcudart.so.*", "libcublas*.so.*", "libnvrtc*.so.*", "libcu*.so.*", "libnv*.so.*"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A sealed wheel, what is known of it, what is in it, and what was proved of it.
+
+    ``circumstances`` say how it was built; nothing of them is in the wheel.
+    """
+
+    wheel: Path
+    facts: Mapping[str, Any]
+    objects: Mapping[str, str]
+    binaries: tuple[Binary, ...]
+    proofs: tuple[str, ...]
+    circumstances: tuple[str, ...]
+    log: Path
+
+
+def build_vllm(order: Order, report: Report) -> Built:
+    """Patch, compile, prove and pack; ``report(task)`` gives each long task its progress.
+
+    Raises BuildError, DriftError, HostError, ProofError, StorageError, UsageError.
+    """
+    require_tools("auditwheel", "pyproject_hooks")
+    with staging() as staged:
+        target = order.request.target
+        arch = target.gencode_flags(target.arch_list(order.request.arch))
+        check_toolchain(order.toolchain, arch, staged, clean_environment(staged, NAMESPACE))
+        prepared = prepare(order, staged, report)
+        full_toolkit(order.toolchain, prepared.python.prefix, staged / "cuda")
+        brought = [staged / name for name in ("source", "external", "cuda")]
+        with work_folder(
+            order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
+        ) as root:
+            return _build(root, order, prepared, report("compiling"))
+
+
+def _build(root: Path, order: Order, prepared: Prepared, progress: Progress) -> Built:
+    variables = build_variables(root, order, prepared)
+    before = counted(variables)
+    raw = compile_wheel(root, prepared.python.python, variables, progress)
+    circumstances = (network(), told(before, counted(variables)))
+    note(root, *circumstances)
+    prepared.python.check("after the build")
+    binaries = inspect(raw)
+    proofs = _prove(root, order, raw, binaries)
+    sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
+    _require_clean(sealed, binaries)
+    return Built(
+        wheel=sealed,
+        facts=prepared.facts,
+        objects=object_digests(root / "source" / "build"),
+        binaries=binaries,
+        proofs=proofs,
+        circumstances=circumstances,
+        log=root / "log.txt",
+    )
+
+
+def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
+    """Raise ProofError for what `patchkit inspect` would find: an RPATH, a library of torch's …"""
+    if found := check(about(wheel), binaries):
+        raise ProofError(
+            f"{wheel.name} would not be fit for other machines\n"
+            + "\n".join(f"    {each.filename} {each.what}" for each in found),
+            why="the toolchain added it, or upstream's build changed",
+            hint="please report this with the version",
+        )
+
+
+def _prove(root: Path, order: Order, raw: Path, binaries: tuple[Binary, ...]) -> tuple[str, ...]:
+    target = order.request.target
+    sources = compiled_sources(root / "source" / "build", root / "source")
+    if order.extensions:
+        built = tuple(each for each in sources if each.library in order.extensions)
+    else:
+        built = sources
+        require_loading(judge(raw, binaries, target, order.version), target, order.version)
+    archs = target.arch_list(order.request.arch)
+    tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+    groups = evaluate(tree, target, archs, order.toolchain.cuda)
+    return (prove_groups(groups, sources), *prove_compiled(built, binaries, target))

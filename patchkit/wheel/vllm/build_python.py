@@ -1,0 +1,63 @@
+"""The Python of a vLLM build: a locked environment, or one of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.wheel.build.ask import ask
+from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
+
+_ASK = """\
+import importlib.metadata as found, json, sys
+names = sys.argv[1:]
+have = {name: found.version(name) for name in names if any(found.Distribution.discover(name=name))}
+print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "versions": have}))
+"""
+# What vLLM's setup.py and CMake run, besides torch.
+TOOLS = ("cmake", "jinja2", "ninja", "packaging", "setuptools", "setuptools-rust", "setuptools-scm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPython:
+    """An interpreter that has torch and what else a build runs.
+
+    ``facts`` say what decides the wheel: Python, torch, and the requirements or versions behind;
+    ``tools`` are the versions of what is run.
+    """
+
+    python: Path
+    torch: InstalledTorch
+    tools: Mapping[str, str]
+    facts: Mapping[str, str]
+
+    @property
+    def prefix(self) -> Path:
+        """The virtual environment."""
+        return self.python.parents[1]
+
+    def check(self, when: str) -> None:
+        """Raise BuildError if torch is not what it was, for example one without CUDA."""
+        expected = self.torch.version.partition("+")[0]
+        check_torch(installed_torch(self.python), expected, self.torch.cuda, when)
+
+
+def build_python(python: Path, torch: str, cuda: str, requirements: str = "") -> BuildPython:
+    """The environment of an interpreter, checked for the torch that a release wants.
+
+    ``requirements`` is the digest of the locked file it was made from; without one, the versions
+    that are found are the facts. Raises BuildError for another torch, HostError for a Python that
+    does not run.
+    """
+    said = ask(python, _ASK, *TOOLS)
+    tools: dict[str, str] = said["versions"]
+    found = installed_torch(python)
+    check_torch(found, torch, cuda, "before the build")
+    facts = {"python": str(said["python"]), "torch": f"{found.version}, CUDA {found.cuda}"}
+    how = (
+        {"requirements": f"sha256:{requirements}"}
+        if requirements
+        else {"packages": ", ".join(f"{name} {version}" for name, version in tools.items())}
+    )
+    return BuildPython(python=python, torch=found, tools=tools, facts=facts | how)

@@ -1,0 +1,301 @@
+"""Sources of other projects that a build of vLLM takes: each in a folder, with an identity.
+
+Where a source comes from, in this order:
+
+1. what the user names (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; a wheel
+   that is known to hold it (``PROJECT==VERSION``);
+2. a mirror folder: ``OPTION.git`` or ``OPTION``, a git repository with the commit, beside those of
+   its submodules by the last part of their URL (``cutlass.git``); or an archive
+   ``OPTION-COMMIT.tar.gz`` (.tar, .tar.xz, .zip) that holds its submodules, too;
+3. git, which fetches the one commit and those that it names for its submodules.
+
+A commit vouches for itself: git checks every object. A folder or an archive is recorded by the
+digest of what is in it, as not compared with the pin.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from packaging.version import Version
+
+from patchkit.digests import sha256_of, tree_digest
+from patchkit.durable.failure import translated
+from patchkit.errors import SourceError, UsageError
+from patchkit.quoting import quoted
+from patchkit.source.archive import unpack
+from patchkit.source.fetch import Progress, cache_dir
+from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
+from patchkit.wheel.vllm.build_recipe import Wanted, by_option
+from patchkit.wheel.vllm.licenses import notices, spdx
+from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
+
+_ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
+_ASIDE = shutil.ignore_patterns(".git", "__pycache__")
+
+Fill = Callable[[Path], object]
+"""Writes the source into a folder that does not exist yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A source in its folder; ``identity`` says what it is, ``verified`` whether it is the pin.
+
+    ``notices`` are its licences: file name → text.
+    """
+
+    option: str
+    folder: Path
+    identity: str
+    verified: bool
+    notices: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """What a build is told: variables of the environment, and of CMake (``-DNAME=VALUE``)."""
+
+    environment: Mapping[str, str]
+    defines: Mapping[str, str]
+    sources: tuple[Source, ...]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """option → what it is, for the ledger of the wheel."""
+        return {
+            each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
+            for each in self.sources
+        }
+
+    @property
+    def licenses(self) -> dict[str, str]:
+        """option → SPDX expression, of those whose files name one."""
+        return {each.option: name for each in self.sources if (name := spdx(each.notices))}
+
+    @property
+    def notices(self) -> dict[str, str]:
+        """Path below .dist-info → text: the licences of what is compiled in (PEP 639)."""
+        return {
+            f"licenses/{each.option}/{name}": text
+            for each in self.sources
+            for name, text in each.notices.items()
+        }
+
+
+def parse_given(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``OPTION=WHAT`` of ``--source``. Raises UsageError for another form or option."""
+    given = {}
+    for text in texts:
+        option, equals, what = text.partition("=")
+        if not equals or not what:
+            raise UsageError(
+                f"--source {text}: not OPTION=WHAT", hint="for example --source cutlass=FOLDER"
+            )
+        by_option([option])
+        given[option] = what
+    return given
+
+
+def check_given(wanted: Sequence[Wanted], version: Version, given: Collection[str]) -> None:
+    """Raise UsageError for an option that names what a release does not fetch."""
+    if idle := sorted(set(given) - {each.known.option for each in wanted}):
+        raise UsageError(
+            f"--source {idle[0]}: this build takes no {idle[0]}",
+            why=f"vLLM {version} does not fetch it, or it is left out with --without",
+        )
+
+
+def gather(
+    wanted: Sequence[Wanted],
+    version: Version,
+    *,
+    given: Mapping[str, str],
+    dest: Path,
+    mirror: Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Gathered:
+    """Every source that a release fetches, below ``dest``, which keeps them between builds.
+
+    Raises UsageError for what is named in vain; SourceError, HashMismatchError, StorageError and
+    HostError for what cannot be had.
+    """
+    check_given(wanted, version, given)
+    with translated("the sources are not complete", dest):
+        dest.mkdir(parents=True, exist_ok=True)
+    environment: dict[str, str] = {}
+    defines: dict[str, str] = {}
+    sources: list[Source] = []
+    for each in wanted:
+        found = _Finder(each, mirror, offline, progress).find(given.get(each.known.option, ""))
+        folder = _kept(dest, each, found)
+        sources.append(
+            Source(
+                option=each.known.option,
+                folder=folder,
+                identity=found.identity,
+                verified=found.verified,
+                notices=notices(folder, each.known.files),
+            )
+        )
+        variable, taken = each.known.defined(version), str(folder / each.known.folder)
+        (defines if variable else environment)[variable or each.external.variable] = taken
+    return Gathered(environment=environment, defines=defines, sources=tuple(sources))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    identity: str
+    verified: bool
+    fill: Fill
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """Looks for one source."""
+
+    wanted: Wanted
+    mirror: Path | None
+    offline: bool
+    progress: Progress | None
+
+    def find(self, given: str) -> _Found:
+        if given:
+            return self._named(given)
+        return self._mirrored() or self._fetched(self.wanted.external.url)
+
+    def _named(self, given: str) -> _Found:
+        option = self.wanted.known.option
+        place = Path(given).expanduser()
+        if place.is_dir():
+            return _folder(place.absolute(), self.wanted)
+        if place.is_file() and given.endswith(_ARCHIVES):
+            return _archive(place.absolute())
+        if git := parse_git(given):
+            if not git.exact:
+                raise UsageError(
+                    f"--source {option}={given}: not a full commit id",
+                    why="names of tags and branches can be moved",
+                    hint=f"write git+{git.url}@COMMIT, 40 hexadecimal digits",
+                )
+            return self._fetched(git.url, git.name)
+        if "==" in given:
+            chosen = find_stand_in(self.wanted, given)
+
+            def fill(dest: Path) -> None:
+                unpack_stand_in(chosen, dest, offline=self.offline, progress=self.progress)
+
+            return _Found(chosen.identity, False, fill)
+        raise UsageError(
+            f"--source {option}={given}: there is no such folder or archive",
+            why=f"the path is mistyped, or the file has another ending than {', '.join(_ARCHIVES)}",
+        )
+
+    def _mirrored(self) -> _Found | None:
+        option, commit = self.wanted.known.option, self.wanted.commit
+        if self.mirror is None:
+            return None
+        for name in (f"{option}.git", option):
+            repository = self.mirror / name
+            if (repository / "HEAD").is_file() or (repository / ".git").exists():
+                return self._fetched(str(repository.absolute()))
+        archives = (self.mirror / f"{option}-{commit}{ending}" for ending in _ARCHIVES)
+        return next((_archive(place.absolute()) for place in archives if place.is_file()), None)
+
+    def _fetched(self, url: str, commit: str = "") -> _Found:
+        chosen = commit or self.wanted.commit
+        if not chosen:
+            raise SourceError(
+                f"{self.wanted.known.option}: which commit {self.wanted.external.pin} names is not "
+                "known",
+                why="a tag can be moved, so it does not say what would be fetched",
+                hint=quoted("--source", f"{self.wanted.known.option}=git+{url}@COMMIT"),
+            )
+
+        def fill(dest: Path) -> None:
+            self._checkout(url, chosen, dest, self.wanted.submodules)
+
+        return _Found(f"{self.wanted.external.url}@{chosen}", not commit, fill)
+
+    def _checkout(
+        self, url: str, commit: str, dest: Path, wanted: tuple[str, ...] | None = None
+    ) -> None:
+        """A commit and its submodules (all, unless some are named), and theirs."""
+        archive = commit_archive(
+            url, commit, cache=cache_dir(), prefix=dest.name, offline=self.offline
+        )
+        try:
+            unpack(archive, dest, progress=self.progress)
+        finally:
+            archive.unlink(missing_ok=True)  # the objects stay in the cache
+        inside = submodules(url, commit, cache=cache_dir())
+        chosen = [each for each in inside if wanted is None or each.path in wanted]
+        if lost := sorted(set(wanted or ()) - {each.path for each in chosen}):
+            raise SourceError(
+                f"{self.wanted.external.url}@{commit} has no submodule {lost[0]}",
+                why="the release names it, so the commit is not the one that it means",
+            )
+        for each in chosen:
+            self._checkout(self._near(each), each.commit, dest / each.path)
+
+    def _near(self, submodule: Submodule) -> str:
+        """Where a submodule is fetched from: the mirror, if it has the repository."""
+        name = submodule.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
+        for place in (f"{name}.git", name) if self.mirror else ():
+            repository = Path(self.mirror or "") / place
+            if (repository / "HEAD").is_file() or (repository / ".git").exists():
+                return str(repository.absolute())
+        return submodule.url
+
+
+def _folder(place: Path, wanted: Wanted) -> _Found:
+    # What CMake takes may be a folder within the source, and that may be what was named.
+    inner = wanted.known.folder
+    within = inner if inner and not (place / inner).is_dir() else ""
+
+    def fill(dest: Path) -> None:
+        shutil.copytree(place, dest / within, symlinks=True, ignore=_ASIDE)
+
+    return _Found(f"folder, tree sha256:{tree_digest(place)}", False, fill)
+
+
+def _archive(place: Path) -> _Found:
+    identity = f"archive {place.name}, sha256:{sha256_of(place)}"
+    return _Found(identity, False, partial(unpack, place))
+
+
+def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
+    """The source in its folder below ``dest``, written anew only if it is another one.
+
+    Files that are written again are newer, and everything that includes them would be compiled
+    again.
+    """
+    folder, stamp = dest / wanted.known.option, dest / f"{wanted.known.option}.identity"
+    if folder.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == found.identity:
+        return folder
+    with translated("the source is not complete", folder):
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:
+            fresh = Path(scratch) / wanted.known.option
+            found.fill(fresh)
+            _require(fresh, wanted)
+            fresh.rename(folder)
+        stamp.write_text(found.identity, encoding="utf-8")
+    return folder
+
+
+def _require(folder: Path, wanted: Wanted) -> None:
+    for name in wanted.known.files:
+        if not (folder / name).is_file():
+            option = wanted.known.option
+            raise SourceError(
+                f"--source {option}: {name} is missing in it",
+                why=f"it is not {wanted.external.url}, or its submodules were not checked out",
+                hint="git submodule update --init --recursive; in the folder that is named",
+            )

@@ -1,0 +1,253 @@
+"""Optional extensions taken out of a tree: neither fetched, nor built, nor asked for by setup.py.
+
+Three places know an extension: ``CMakeLists.txt``, which includes its file; ``setup.py``, which
+asks for its targets and copies what they leave; and, for flash-attention, the Python that imports
+it on the way of every model.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from packaging.version import Version
+
+from patchkit.edit.cmake import commands
+from patchkit.edit.python import parsed, swap
+from patchkit.edit.splice import Edit
+from patchkit.edit.text import HINT, swap_text
+from patchkit.errors import DriftError, UsageError
+from patchkit.patching.plan import with_edits
+from patchkit.source.external import ROOT_FILE, for_cuda
+from patchkit.source.tree import SourceTree
+from patchkit.wheel.vllm.build_recipe import Known
+
+_SETUP = "setup.py"
+_MARK = "left out by patchkit"
+_TARGETS = frozenset({"define_extension_target", "add_custom_target"})
+_EXTENSION = re.compile(r"vllm\.(?:vllm_flash_attn\.)?(\w+)")
+_FLASH_ATTENTION = "vllm.vllm_flash_attn"
+# Where releases keep it, newest first.
+_FLASH_IMPORTS = ("vllm/v1/attention/backends/fa_utils.py", "vllm/attention/utils/fa_utils.py")
+
+_GUARD = """\
+try:  # flash-attention: {mark}
+        {body}
+    except ImportError:
+        pass"""
+
+# The copying beside an editable install expects what is not there any more.
+_COPIED = """
+print(
+    f"Copying {self.build_lib}/vllm/third_party/triton_kernels "
+    "to vllm/third_party/triton_kernels"
+)
+shutil.copytree(
+    f"{self.build_lib}/vllm/third_party/triton_kernels",
+    "vllm/third_party/triton_kernels",
+    dirs_exist_ok=True,
+)
+"""
+_COPIED_IF_THERE = """
+if os.path.exists(f"{self.build_lib}/vllm/third_party/triton_kernels"):
+    print(
+        f"Copying {self.build_lib}/vllm/third_party/triton_kernels "
+        "to vllm/third_party/triton_kernels"
+    )
+    shutil.copytree(
+        f"{self.build_lib}/vllm/third_party/triton_kernels",
+        "vllm/third_party/triton_kernels",
+        dirs_exist_ok=True,
+    )
+"""
+
+_COPYING = ("cmake_build_ext.run", _COPIED, _COPIED_IF_THERE)
+
+
+def leave_out(tree: SourceTree, left: Iterable[Known]) -> SourceTree:
+    """The tree without these extensions, as an overlay; what is out already stays out.
+
+    Raises UsageError for what cannot be left out, DriftError if the files are not as expected.
+    """
+    for each in left:
+        check(each, tree.version)
+        if not tree.exists(each.file):
+            raise UsageError(
+                f"--without {each.option}: vLLM {tree.version} has no {each.option}",
+                hint="leave the option away for this release",
+            )
+        for edits in (_cmake, _setup, _copies, _imports):
+            tree = with_edits(tree, tuple(edits(tree, each)))
+        _prove(tree, each)
+    return tree
+
+
+def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
+    """The tree with a setup.py that asks for these targets alone, for a build that tests.
+
+    Raises UsageError for a target that it does not ask for.
+    """
+    text = tree.read(_SETUP)
+    asked = list(_asked(text))
+    if unknown := sorted(set(names) - {target for _, target in asked}):
+        raise UsageError(
+            f"vLLM {tree.version} has no extension {unknown[0]!r}",
+            hint=f"there are {', '.join(sorted({target for _, target in asked}))}",
+        )
+    edits = [
+        Edit(_SETUP, *_span(text, statement), f"pass  # {target}: {_MARK}", "extensions")
+        for statement, target in asked
+        if target not in names
+    ]
+    if "triton_kernels" in {target for _, target in asked} - set(names):
+        edits += swap(_SETUP, text, *_COPYING, note="extensions")
+    return with_edits(tree, tuple(edits))
+
+
+def check(known: Known, version: Version) -> None:
+    """Raise UsageError if a release cannot be built, or cannot run, without it."""
+    if not known.optional:
+        raise UsageError(
+            f"--without {known.option}: vLLM cannot be built without it",
+            why=known.title,
+            hint=f"name it with --source {known.option}=FOLDER, or in a mirror",
+        )
+    for refused in known.refused:
+        if refused.covers(version):
+            raise UsageError(
+                f"--without {known.option}: vLLM {version} cannot run without it",
+                why=refused.value,
+                hint="take a later release",
+            )
+
+
+def _cmake(tree: SourceTree, left: Known) -> list[Edit]:
+    text = tree.read(ROOT_FILE)
+    return swap_text(
+        ROOT_FILE, text, f"include({left.file})", f"# {left.file}: {_MARK}", note=left.option
+    )
+
+
+def _setup(tree: SourceTree, left: Known) -> Iterator[Edit]:
+    """Statements that ask for a target become ``pass``: some are alone in their branch."""
+    text = tree.read(_SETUP)
+    for statement, target in _asked(text):
+        if target in left.targets:
+            start, stop = _span(text, statement)
+            yield Edit(_SETUP, start, stop, f"pass  # {target}: {_MARK}", left.option)
+
+
+def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
+    """The statements ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))``."""
+    for node in ast.walk(parsed(_SETUP, text)):
+        match node:
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="ext_modules"), attr="append"),
+                    args=[ast.Call(func=ast.Name(id="CMakeExtension"), keywords=keywords)],
+                )
+            ):
+                names = (k.value for k in keywords if k.arg == "name")
+                for name in names:
+                    if isinstance(name, ast.Constant) and (
+                        match := _EXTENSION.fullmatch(str(name.value))
+                    ):
+                        yield node, match[1]
+
+
+def _copies(tree: SourceTree, left: Known) -> list[Edit]:
+    if "triton_kernels" not in left.targets:
+        return []
+    return swap(_SETUP, tree.read(_SETUP), *_COPYING, note=left.option)
+
+
+def _imports(tree: SourceTree, left: Known) -> Iterator[Edit]:
+    """Without its names the module still loads; backends that import them are passed over.
+
+    vLLM asks every attention backend in turn and takes an ImportError for "not available".
+    """
+    if "_vllm_fa2_C" not in left.targets:
+        return
+    path = next((p for p in _FLASH_IMPORTS if tree.exists(p)), _FLASH_IMPORTS[0])
+    text = tree.read(path)
+    found = list(_flash_imports(parsed(path, text)))
+    if len(found) != 1:
+        raise DriftError(
+            f"{path}: {len(found)} imports of {_FLASH_ATTENTION} under is_cuda(), expected 1",
+            why="upstream moved it, or the file was edited by hand",
+            hint=HINT,
+        )
+    statement, guarded = found[0]
+    if not guarded:
+        start, stop = _span(text, statement)
+        body = text[start:stop].replace("\n", "\n    ")
+        guard = _GUARD.format(mark=_MARK, body=body)
+        yield Edit(path, start, stop, guard, left.option)
+
+
+def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.stmt, bool]]:
+    """Imports of flash-attention in the branch for CUDA, and whether they may fail."""
+    for node in module.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "current_platform.is_cuda()":
+            for statement in node.body:
+                inner = statement.body if isinstance(statement, ast.Try) else [statement]
+                for each in inner:
+                    if isinstance(each, ast.ImportFrom) and each.module == _FLASH_ATTENTION:
+                        yield each, isinstance(statement, ast.Try)
+
+
+def _prove(tree: SourceTree, left: Known) -> None:
+    """Raise DriftError unless nothing asks for what is left out any more."""
+    reached = [
+        call.arguments[0].value
+        for call in commands(tree.read(ROOT_FILE), ROOT_FILE)
+        if call.name == "include" and call.arguments and for_cuda(call.block)
+    ]
+    if any(value.endswith(left.file) for value in reached):
+        raise _still(ROOT_FILE, f"includes {left.file}")
+    built = set(_built(tree, left))
+    if extra := sorted(built - set(left.targets)):
+        raise _still(left.file, f"builds {extra[0]}, which is not known to belong to {left.option}")
+    if asked := sorted(_extensions(tree.read(_SETUP)) & set(left.targets)):
+        raise _still(_SETUP, f"asks for {asked[0]}")
+
+
+def _built(tree: SourceTree, left: Known) -> Iterator[str]:
+    for call in commands(tree.read(left.file), left.file):
+        if call.name in _TARGETS and call.arguments:
+            yield call.arguments[0].value
+
+
+def _extensions(text: str) -> set[str]:
+    """The targets that setup.py names for an extension, in whatever form."""
+    calls = [node for node in ast.walk(parsed(_SETUP, text)) if isinstance(node, ast.Call)]
+    named = (
+        str(part.value)
+        for call in calls
+        if ast.unparse(call.func) == "CMakeExtension"
+        for part in ast.walk(call)
+        if isinstance(part, ast.Constant)
+    )
+    return {value.rpartition(".")[2] for value in named}
+
+
+def _still(path: str, problem: str) -> DriftError:
+    return DriftError(
+        f"{path}: {problem}",
+        why="the release names the extension in a way that patchkit does not know",
+        hint="build it, too: leave the option --without away",
+    )
+
+
+def _span(text: str, node: ast.stmt) -> tuple[int, int]:
+    """Where a statement stands, in code points."""
+    lines: Sequence[str] = text.split("\n")
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+
+    def offset(line: int, column: int) -> int:
+        before = sum(len(each) + 1 for each in lines[: line - 1])
+        return before + len(lines[line - 1].encode()[:column].decode())
+
+    return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)

@@ -1,0 +1,201 @@
+"""Everything that a build takes of the machine, looked at before anything long, and all at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from patchkit.errors import HostError
+from patchkit.quoting import quoted
+from patchkit.wheel.build.ask import ask
+from patchkit.wheel.file.torch import check_torch, installed_torch
+from patchkit.wheel.vllm.build_python import TOOLS
+from patchkit.wheel.vllm.needs import Needs
+
+_CUDA = "13.0"
+_WITHOUT_RUST = (
+    "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
+    "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
+)
+_ASK = """\
+import importlib.metadata as found, importlib.util, json, platform, sys, sysconfig
+from pathlib import Path
+print(json.dumps({
+    "version": platform.python_version(),
+    "header": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
+    "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
+    "absent": [name for name in sys.argv[1:] if not any(found.Distribution.discover(name=name))],
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something that the machine lacks, and what supplies it."""
+
+    what: str
+    supply: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.supply}"
+
+
+def check_gates(
+    needs: Needs,
+    *,
+    release: str,
+    python: Path,
+    cxx: Path | None,
+    cuda: str,
+    packages: Collection[str] = (),
+    rust: bool = False,
+) -> list[str]:
+    """Raise one HostError that lists all that is missing; else say what is left out.
+
+    ``cxx`` is the C++ compiler, None if none was found; ``cuda`` is nvcc's version, "" without one;
+    ``packages`` are what the Python must have if it builds itself, () if it only makes an
+    environment; ``rust`` asks for the Rust front end.
+    """
+    missing = [
+        *_python(needs, python, packages),
+        *_compiler(needs, cxx),
+        *_cuda(cuda),
+        *(_programs(needs, rust)),
+    ]
+    if missing:
+        raise HostError(
+            f"this machine cannot build vLLM {release}:\n"
+            + "\n".join(f"    {each}" for each in missing),
+            why="the release's own build would stop there, some of them after an hour",
+            hint="install all of these, then run the same command again",
+        )
+    if needs.rust and not rust:
+        return [_WITHOUT_RUST]
+    return []
+
+
+def check_machine(needs: Needs, *, release: str, python: Path | None, cuda: str) -> list[str]:
+    """The same for this machine; ``python`` is one with torch, None: patchkit makes one.
+
+    ``cuda`` is what torch has to be for. Raises BuildError for another torch as well.
+    """
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    told = check_gates(
+        needs,
+        release=release,
+        python=python or Path(sys.executable),
+        cxx=Path(found) if found else None,
+        cuda=cuda,
+        packages=(*TOOLS, "torch") if python else (),
+    )
+    if python:
+        check_torch(installed_torch(python), needs.torch, cuda, "before the build")
+    return told
+
+
+def _python(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[Missing]:
+    try:
+        facts = ask(python, _ASK, *packages)
+    except HostError as error:
+        yield Missing(error.what, "apt install python3")
+        return
+    version = facts["version"]
+    short = ".".join(version.split(".")[:2])
+    if not SpecifierSet(needs.python).contains(version, prereleases=True):
+        yield Missing(
+            f"Python {version} is outside {needs.python}", "name another one with --python"
+        )
+    if not facts["header"]:
+        yield Missing(
+            f"Python.h of {python} is missing", quoted("apt", "install", f"python{short}-dev")
+        )
+    if not facts["venv"] and not packages:
+        yield Missing(
+            f"{python} has no module venv", quoted("apt", "install", f"python{short}-venv")
+        )
+    if absent := facts["absent"]:
+        named = (f"torch=={needs.torch}" if name == "torch" else name for name in absent)
+        supply = quoted(python, "-m", "pip", "install", *named)
+        yield Missing(f"{python} has no {', '.join(absent)}", supply)
+
+
+def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Missing]:
+    # The first GCC with -std=c++20, where the release itself names none.
+    least = needs.gcc or ("10" if needs.standard >= 20 else "")
+    package = quoted("apt", "install", f"g++-{Version(least).major}" if least else "g++")
+    if cxx is None:
+        yield Missing("no C++ compiler", package)
+        return
+    version = gcc_version(cxx)
+    if version is None:
+        return  # another compiler: the release only asks GCC for its version
+    if least and version < Version(least):
+        said = f"C++{needs.standard}, GCC {least} or later"
+        yield Missing(
+            f"{cxx} is GCC {version}; the release takes {said}",
+            f"{package}; then CXX=g++-{Version(least).major}",
+        )
+
+
+def gcc_version(cxx: Path) -> Version | None:
+    """The version of a GCC; None for another compiler, or one that does not run."""
+    said = _output([str(cxx), "-dM", "-E", "-x", "c++", "/dev/null"]) or ""
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", said, re.MULTILINE))
+    if "__clang__" in macros or "__GNUC__" not in macros:
+        return None
+    parts = (macros[f"__GNUC{part}__"] for part in ("", "_MINOR", "_PATCHLEVEL"))
+    return Version(".".join(parts))
+
+
+def _cuda(cuda: str) -> Iterator[Missing]:
+    supply = "apt install cuda-toolkit-13-0; or --cuda locked"
+    if not cuda:
+        yield Missing("no nvcc", supply)
+    elif Version(cuda) < Version(_CUDA):
+        yield Missing(f"nvcc {cuda} is too old: {_CUDA} or later", supply)
+
+
+def _programs(needs: Needs, rust: bool) -> Iterator[Missing]:
+    if needs.patch and shutil.which("patch") is None:
+        yield Missing("no program `patch`", "apt install patch")
+    if not rust:
+        return
+    if not needs.rust:
+        yield Missing("this release has no Rust front end", "leave the option away")
+        return
+    yield from _rust(needs)
+
+
+def _rust(needs: Needs) -> Iterator[Missing]:
+    supply = quoted("rustup", "toolchain", "install", needs.rust)
+    if shutil.which("cargo") is None:
+        yield Missing(f"no cargo: Rust {needs.rust} is needed for the front end", supply)
+    elif (found := _rustc()) is None or found < Version(needs.rust):
+        yield Missing(f"rustc {found or ''} is too old: {needs.rust} is needed", supply)
+    if needs.protoc and shutil.which("protoc") is None:
+        yield Missing("no protoc, which the front end needs", "apt install protobuf-compiler")
+
+
+def _rustc() -> Version | None:
+    words = (_output(["rustc", "--version"]) or "").split()
+    try:
+        return Version(words[1])
+    except (IndexError, InvalidVersion):
+        return None
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None

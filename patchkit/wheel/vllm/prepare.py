@@ -1,0 +1,195 @@
+"""Everything that decides a vLLM wheel, brought together before anything is compiled.
+
+source → patches → external sources → build environment → facts
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from patchkit import __version__
+from patchkit.apply import Outcome, apply, open_workspace
+from patchkit.digests import tree_digest
+from patchkit.errors import ProofError
+from patchkit.patching.fix import State
+from patchkit.patching.plan import Plan
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.archive import unpack
+from patchkit.source.detect import detect
+from patchkit.source.external import externals
+from patchkit.source.tree import Sandboxed, SourceTree
+from patchkit.wheel.build.make import Progress
+from patchkit.wheel.build.work import WORK
+from patchkit.wheel.file.facts import FACTS, as_text, digest_label
+from patchkit.wheel.file.sbom import CUDA_LICENSE, patches, vllm_sbom
+from patchkit.wheel.vllm.build_python import BuildPython, build_python
+from patchkit.wheel.vllm.build_recipe import by_option, wanted
+from patchkit.wheel.vllm.inputs import Gathered, check_given, gather
+from patchkit.wheel.vllm.leave_out import leave_out, only_extensions
+from patchkit.wheel.vllm.needs import requirements_of
+from patchkit.wheel.vllm.order import Order
+from patchkit.wheel.vllm.requirements import environment
+
+Report = Callable[[str], Progress]
+"""Gives a long task, by its name, its progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a build takes; ``texts`` go into .dist-info, by their path there."""
+
+    facts: Mapping[str, Any]
+    texts: Mapping[str, str]
+    gathered: Gathered
+    python: BuildPython
+
+
+def prepare(order: Order, staged: Path, report: Report) -> Prepared:
+    """Put the patched source and those of other projects below ``staged``.
+
+    Raises BuildError, DriftError, HostError, ProofError, SourceError, StorageError, UsageError.
+    """
+    source = staged / "source"
+    _place(order, source)
+    # The build that follows runs the source's own code by design, sandbox or not.
+    possible = Sandboxed.IF_POSSIBLE
+    outcome = apply(source, load_recipe("vllm"), order.request, anew=True, sandboxed=possible)
+    workspace = open_workspace(source)
+    texts = {}
+    if workspace.ledger:  # without its date: the wheel is the same on every day
+        texts["patchkit.ledger.json"] = replace(workspace.ledger, date="").to_json().decode()
+    plan = Plan(
+        request=order.request,
+        stock=workspace.tree,
+        patched=workspace.tree,
+        verdicts=outcome.verdicts,
+    )
+    applied = patches(plan.steps())
+    # Not the workspace's tree, which reads upstream's texts.
+    reduced = _reduced(order, detect(source))
+    _check_still_patched(detect(source, sandboxed=possible), order, outcome)
+    gathered = _gathered(order, reduced, staged)
+    python = _python(order, report)
+    facts = _facts(order, source, outcome, gathered, python)
+    texts |= gathered.notices
+    texts[FACTS] = as_text(facts)
+    texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, applied))
+    return Prepared(facts=facts, texts=texts, gathered=gathered, python=python)
+
+
+def check_choice(
+    tree: SourceTree,
+    *,
+    without: Collection[str],
+    extensions: Collection[str],
+    given: Collection[str],
+) -> None:
+    """Raise UsageError, or DriftError, unless a tree can be built as it is asked for."""
+    reduced = chosen(tree, without, extensions)
+    release = load_recipe("vllm").knows(tree.version)
+    check_given(wanted(externals(reduced), tree.version, release=release), tree.version, given)
+
+
+def chosen(tree: SourceTree, without: Collection[str], extensions: Collection[str]) -> SourceTree:
+    """The tree without what is left out; with ``extensions``, with these alone."""
+    reduced = leave_out(tree, by_option(without))
+    return only_extensions(reduced, extensions) if extensions else reduced
+
+
+def _place(order: Order, dest: Path) -> None:
+    if order.source.is_file():
+        unpack(order.source, dest)
+        return
+    aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
+    shutil.copytree(order.source, dest, symlinks=True, ignore=aside)
+    if not (dest / "PKG-INFO").exists():  # a checkout, whose history told the version
+        told = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
+        (dest / "PKG-INFO").write_text(told, encoding="utf-8")
+
+
+def _python(order: Order, report: Report) -> BuildPython:
+    torch, cuda = order.torch, order.request.target.cuda
+    if order.python is not None:
+        return build_python(order.python, torch, cuda)
+    locked = environment(
+        requirements_of(torch, order.requirements),
+        WORK,
+        offline=order.offline,
+        progress=report("build environment"),
+    )
+    return build_python(locked.python, torch, cuda, locked.digest)
+
+
+def _reduced(order: Order, tree: SourceTree) -> SourceTree:
+    """The tree without what is left out, on disk as well."""
+    reduced = chosen(tree, order.without, order.extensions)
+    for path, text in reduced.overlay.items():
+        (tree.root / path).write_text(text, encoding="utf-8")
+    return reduced
+
+
+def _check_still_patched(tree: SourceTree, order: Order, outcome: Outcome) -> None:
+    """Raise ProofError unless every fix is still seen, after extensions were left out."""
+    for fix in (each.fix for each in outcome.verdicts if each.state is State.APPLIED):
+        now = fix.look(tree, order.request)
+        if now.state is not State.APPLIED:
+            raise ProofError(
+                f"{fix.id} is undone: {now.reason}",
+                why="leaving extensions out changed the same lines",
+                hint="please report this with the version",
+            )
+
+
+def _gathered(order: Order, tree: SourceTree, staged: Path) -> Gathered:
+    """The sources of other projects, told by the paths where they will lie."""
+    release = load_recipe("vllm").knows(order.version)
+    found = gather(
+        wanted(externals(tree), order.version, release=release),
+        order.version,
+        given=order.given,
+        dest=staged / "external",
+        mirror=order.mirror,
+        offline=order.offline,
+    )
+
+    def moved(paths: Mapping[str, str]) -> dict[str, str]:
+        return {name: path.replace(str(staged), str(order.work), 1) for name, path in paths.items()}
+
+    return replace(found, environment=moved(found.environment), defines=moved(found.defines))
+
+
+def _facts(
+    order: Order, source: Path, outcome: Outcome, gathered: Gathered, python: BuildPython
+) -> dict[str, Any]:
+    recipe, target = load_recipe("vllm"), order.request.target
+    facts: dict[str, Any] = {
+        "project": "vllm",
+        "made": "build",
+        "version": order.version.public,
+        "patchkit": __version__,
+        "recipe": recipe.digest,
+        "source": order.identity,
+        "tree": f"sha256:{tree_digest(source)}",
+        "fixes": [
+            f"{v.fix.id}: {v.state.value}"
+            for v in outcome.verdicts
+            if v.state is not State.NOT_APPLICABLE
+        ],
+        "target": target.name,
+        "archs": recipe.build.value_for(order.request),
+        "machine": order.toolchain.machine,
+        "cuda": order.toolchain.cuda,
+        "compiler": order.toolchain.compiler,
+        "tools": {name: python.tools[name] for name in ("cmake", "ninja")},
+        "environment": dict(python.facts),
+        "externals": gathered.facts,
+        "without": sorted(order.without),
+        "extensions": sorted(order.extensions) or "all",
+        "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},
+    }
+    label = f"{order.label}.{digest_label(facts)}"
+    return facts | {"wheel": f"{order.version.public}+{label}"}

@@ -1,0 +1,222 @@
+"""The Python environment of a build: torch, CMake and the rest, each by locked hash.
+
+The files in ``recipes/vllm/requirements`` are what pip takes with ``--require-hashes``: everything
+that goes into the environment, so that pip has nothing to resolve.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.markers import InvalidMarker, Marker
+from packaging.utils import canonicalize_name
+
+from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
+from patchkit.wheel.build.ask import ask
+
+Progress = Callable[[int, int], None]
+"""Told the packages installed or downloaded, and the packages in all."""
+
+_STAMP = "patchkit-environment"
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+)(?:\s*;\s*(?P<marker>.*))?")
+_TELLING = re.compile(r"error|hash|THESE PACKAGES|No space", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """One pinned package; ``hashes`` is () in a file that is not locked yet."""
+
+    name: str
+    version: str
+    marker: str
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A virtual environment, the file it was made of, and the versions in it by name."""
+
+    python: Path
+    requirements: Path
+    digest: str
+    packages: dict[str, str]
+
+    @property
+    def bin(self) -> Path:
+        return self.python.parent
+
+
+def read_requirements(path: Path) -> tuple[Pinned, ...]:
+    """The packages of a file in pip's format. Raises SourceError for any other line."""
+    try:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = (line.strip() for line in text.splitlines())
+    return tuple(_requirement(path, line) for line in lines if line and not line.startswith("#"))
+
+
+def _requirement(path: Path, line: str) -> Pinned:
+    match = _LINE.fullmatch(_HASH.sub("", line).strip())
+    marker = (match["marker"] or "").strip() if match else ""
+    if match is None or not _is_marker(marker):
+        raise SourceError(
+            f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
+            why="pip would not know by which bytes to take it",
+            hint="`uv pip compile --generate-hashes` or pip-tools writes such a file",
+        )
+    return Pinned(
+        name=str(canonicalize_name(match["name"])),
+        version=match["version"],
+        marker=marker,
+        hashes=tuple(_HASH.findall(line)),
+    )
+
+
+def _is_marker(text: str) -> bool:
+    try:
+        return not text or bool(Marker(text))
+    except InvalidMarker:
+        return False
+
+
+def environment(
+    requirements: Path,
+    folder: Path,
+    *,
+    python: Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Environment:
+    """The environment that a file describes, below ``folder``; made unless it is there already.
+
+    pip downloads from wherever it is configured to, and nothing when ``offline``. Raises
+    SourceError, HostError, StorageError; a failure leaves nothing that passes for an environment.
+    """
+    wanted = _for_python(requirements, python or Path(sys.executable))
+    digest = _digest(requirements, python or Path(sys.executable))
+    home = folder / f"environment-{digest[:12]}"
+    made = Environment(
+        python=home / "bin" / "python",
+        requirements=requirements,
+        digest=digest,
+        packages={each.name: each.version for each in wanted},
+    )
+    if _finished(home, digest):
+        return made
+    _create(home, python or Path(sys.executable))
+    _install(made.python, requirements, len(wanted), offline, progress or _silent)
+    (home / _STAMP).write_text(digest, encoding="utf-8")
+    return made
+
+
+def _for_python(requirements: Path, python: Path) -> tuple[Pinned, ...]:
+    """The packages that the interpreter takes. Raises SourceError for one without a hash."""
+    version = ask(python, "import json, platform; print(json.dumps(platform.python_version()))")
+    short = ".".join(version.split(".")[:2])
+    facts = {"python_version": short, "python_full_version": version}
+    found = read_requirements(requirements)
+    for each in found:
+        if not each.hashes:
+            raise SourceError(f"{requirements}: {each.name} has no --hash=sha256:…")
+    return tuple(r for r in found if not r.marker or Marker(r.marker).evaluate(facts))
+
+
+def _digest(requirements: Path, python: Path) -> str:
+    """Of the file and of the interpreter, whose modules the environment shares."""
+    said = ask(python, "import json, sys; print(json.dumps([sys.version, sys.base_prefix]))")
+    return hashlib.sha256(requirements.read_bytes() + " ".join(said).encode()).hexdigest()
+
+
+def _finished(home: Path, digest: str) -> bool:
+    try:
+        stamp = (home / _STAMP).read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return stamp == digest and (home / "bin" / "python").exists()
+
+
+def _create(home: Path, python: Path) -> None:
+    shutil.rmtree(home, ignore_errors=True)
+    done = subprocess.run(
+        [str(python), "-m", "venv", str(home)], capture_output=True, text=True, errors="replace"
+    )
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise HostError(
+            f"{python} cannot make a virtual environment in {home}: {said[-1] if said else ''}",
+            why="Debian and Ubuntu keep the module for it in a package of its own, or the disk is "
+            "full",
+            hint="apt install python3-venv; or free some space",
+        )
+
+
+def _install(
+    python: Path, requirements: Path, total: int, offline: bool, progress: Progress
+) -> None:
+    command = [
+        str(python), "-I", "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input",
+        "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off",
+        *(["--no-index"] if offline else []), "-r", str(requirements),
+    ]  # fmt: skip
+    tail: deque[str] = deque(maxlen=200)
+    done = 0
+    with subprocess.Popen(
+        command, env=_settings(), stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            tail.append(line.rstrip())
+            if line.startswith("Collecting "):
+                done += 1
+                progress(min(done, total), total)
+    if process.returncode:
+        raise _not_installed(list(tail), requirements, offline)
+    progress(total, total)
+
+
+def _settings() -> dict[str, str]:
+    """The caller's, pip's own included, but for those that put packages elsewhere."""
+    elsewhere = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
+    kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    return {**kept, "LC_ALL": "C"}
+
+
+def _not_installed(lines: list[str], requirements: Path, offline: bool) -> PatchkitError:
+    told = [line for line in lines if _TELLING.search(line)]
+    shown = "\n".join(f"    {line}" for line in (told or lines)[:8])
+    said = " ".join(lines)
+    if "Retry(total=0" in said:  # pip gave up, and went on as if the index were empty
+        return StorageError(
+            f"pip could not install {requirements.name}: the package index cannot be reached",
+            why="there is no network, or a proxy or certificate is missing",
+            hint="check pip's configuration; --offline takes wheels from PIP_FIND_LINKS alone",
+        )
+    why = ""
+    if "DO NOT MATCH THE HASHES" in said:
+        why = "the index delivers other bytes than those that are locked"
+    elif "No matching distribution" in said or "Could not find a version" in said:
+        why = "the index that pip is configured for does not have it for this Python and machine"
+    elif "No space left" in said:
+        why = "the disk is full: an environment with torch takes 6 GB"
+    hint = "pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks"
+    return BuildError(
+        f"pip could not install {requirements.name}\n{shown}",
+        why=why,
+        hint=f"{hint}; --offline leaves only PIP_FIND_LINKS" if offline else hint,
+    )
+
+
+def _silent(_done: int, _total: int) -> None:
+    pass

@@ -1,0 +1,86 @@
+"""The sources of vLLM that are built, looked at before anything else is fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from patchkit.digests import sha256_of, tree_digest
+from patchkit.errors import UsageError
+from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.source.archive import unpack
+from patchkit.source.detect import detect
+from patchkit.source.resolve import Options, Report, fetch_release
+from patchkit.source.tree import SourceTree
+from patchkit.versions import named_version
+from patchkit.wheel.vllm.needs import Needs, needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSource:
+    """A folder or an sdist, what it is, its version, and what it takes of the machine."""
+
+    path: Path
+    identity: str
+    version: Version
+    needs: Needs
+
+
+def vllm_source(
+    version: str | None,
+    named: str | None,
+    *,
+    check: Callable[[SourceTree], object],
+    report: Report,
+    offline: bool = False,
+) -> VllmSource:
+    """The release of that version (default: the newest), or what is ``named`` instead.
+
+    ``check`` raises if this tree cannot be built as it is asked for. Raises UsageError, SourceError
+    for a release that is not supported or no tree of vLLM, DriftError for one that was edited, and
+    what a fetch raises.
+    """
+    recipe = load_recipe("vllm")
+    if version is not None and named is not None:
+        raise UsageError("--version and --src exclude each other: the sources tell their version")
+    path = Path(named) if named is not None else _release(recipe, version, offline, report)
+    with _tree(path) as tree:
+        recipe.check(tree.version)
+        taken = needs(tree, release=recipe.knows(tree.version))
+        check(tree)
+    return VllmSource(
+        path=path.absolute(), identity=_identity(path), version=tree.version, needs=taken
+    )
+
+
+def _release(recipe: Recipe, version: str | None, offline: bool, report: Report) -> Path:
+    chosen = named_version(version) if version else recipe.newest
+    recipe.check(chosen)
+    options = Options(
+        project=recipe.project,
+        lock=recipe.home / "lock.toml",
+        check=recipe.check,
+        report=report,
+        offline=offline,
+    )
+    return fetch_release(f"vllm=={chosen}", options)
+
+
+@contextlib.contextmanager
+def _tree(path: Path) -> Iterator[SourceTree]:
+    if path.is_dir():
+        yield detect(path, "vllm")
+        return
+    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+        yield detect(unpack(path, Path(folder) / "tree"), "vllm")
+
+
+def _identity(path: Path) -> str:
+    if path.is_file():
+        return f"sha256:{sha256_of(path)}"
+    return f"folder:sha256:{tree_digest(path, aside=('.deps',))}"

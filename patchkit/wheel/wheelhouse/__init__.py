@@ -1,0 +1,1 @@
+"""Keep the folder of finished wheels: contents, lock, signature, and what is wrong with it."""

@@ -1,0 +1,145 @@
+"""The three files that describe a wheelhouse, and which wheels fit into one together."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.errors import SourceError
+from patchkit.target import targets
+from patchkit.wheel.file.record import ANY, WheelName, wheel_name
+
+MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
+_FORMAT = 2
+_READ = (1, _FORMAT)  # 1 knew no kinds: everything was built
+_HEADER = "# pip install --require-hashes --no-deps --no-index --find-links DIR -r DIR/{file}\n"
+_FILLED = """\
+# Written by patchkit wheelhouse fill, for CPython {python} on {machine} with glibc {glibc}:
+#   pip install {index}--find-links DIR --require-hashes -r DIR/{file}
+"""
+
+
+class Kind(enum.StrEnum):
+    """Where a wheel comes from, and where it is."""
+
+    BUILT = "built"  # by patchkit, in the folder
+    DEPENDENCY = "dependency"  # what those need, in the folder
+    LOCKED = "locked"  # what those need, to be had from an index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
+
+    Of dependencies the facts say for what they were resolved: ``python``, ``machine``, ``glibc``.
+    The size of what is only locked is 0: nobody said it.
+    """
+
+    name: WheelName
+    sha256: str
+    size: int
+    facts: Mapping[str, Any]
+    kind: Kind = Kind.BUILT
+
+    @property
+    def held(self) -> bool:
+        """Whether the wheel belongs into the folder."""
+        return self.kind is not Kind.LOCKED
+
+    @property
+    def filename(self) -> str:
+        return self.name.filename
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "filename": self.filename,
+            "project": self.name.project,
+            "version": str(self.name.version),
+            "tag": self.name.tag,
+            "sha256": self.sha256,
+            "size": self.size,
+            "kind": str(self.kind),
+            "facts": dict(self.facts),
+        }
+
+
+def read_manifest(data: bytes) -> tuple[Entry, ...]:
+    """Raises SourceError if this is not a manifest of this format."""
+    try:
+        fields = json.loads(data)
+        if fields["format"] not in _READ:
+            raise ValueError(f"format {fields['format']}, this patchkit reads {_FORMAT}")
+        return tuple(map(_entry, fields["wheels"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SourceError(
+            f"{MANIFEST}: cannot be read: {error or type(error).__name__}",
+            why="it was edited, or a newer patchkit wrote it",
+            hint="put it back; or move the wheels away, empty the folder, and build again",
+        ) from None
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    sha256, size, facts = row["sha256"], row["size"], row["facts"]
+    if not (isinstance(sha256, str) and isinstance(size, int) and isinstance(facts, dict)):
+        raise TypeError(f"{row['filename']}: a field has the wrong type")
+    kind = Kind(row.get("kind", Kind.BUILT))
+    name = wheel_name(row["filename"])
+    return Entry(name=name, sha256=sha256, size=size, facts=facts, kind=kind)
+
+
+def documents(entries: Iterable[Entry]) -> dict[str, str]:
+    """File name → text of everything that is told of these wheels; the same for the same wheels."""
+    ordered = sorted(entries, key=lambda entry: entry.filename)
+    manifest = {"format": _FORMAT, "wheels": [entry.fields() for entry in ordered]}
+    rows = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    needs = "".join(f"{_requirement(entry, ordered)}\n" for entry in ordered)
+    return {
+        MANIFEST: rows + "\n",
+        SUMS: "".join(f"{entry.sha256}  {entry.filename}\n" for entry in ordered if entry.held),
+        REQUIREMENTS: _header(ordered) + needs,
+    }
+
+
+def _header(entries: Iterable[Entry]) -> str:
+    others = [entry for entry in entries if entry.kind is not Kind.BUILT]
+    if not others:
+        return _HEADER.format(file=REQUIREMENTS)
+    index = "--no-index " if all(entry.held for entry in others) else ""
+    facts = {name: str(others[0].facts.get(name, "?")) for name in ("python", "machine", "glibc")}
+    said = {name: " ".join(text.split()) for name, text in facts.items()}  # it stays a comment
+    return _FILLED.format(file=REQUIREMENTS, index=index, **said)
+
+
+def _requirement(entry: Entry, entries: Iterable[Entry]) -> str:
+    """A line of requirements.txt.
+
+    A marker only where there is a choice: alone, it would make pip on the other CPU install
+    nothing and be content.
+    """
+    siblings = [other for other in entries if other.name.project == entry.name.project]
+    cpus = " or ".join(f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus))
+    marker = f" ; {cpus}" if len(siblings) > 1 else ""
+    return f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}"
+
+
+def rivals(one: WheelName, other: WheelName) -> bool:
+    """Whether pip, given both files, would have to choose: it does not, and gives up."""
+    same_cpu = one.cpus & other.cpus or ANY in one.cpus | other.cpus
+    return one.project == other.project and one.filename != other.filename and bool(same_cpu)
+
+
+def supersedes(new: WheelName, old: WheelName) -> bool:
+    """Whether ``new`` is a later build of ``old``: one public version, for the same device."""
+    same = new.version == old.version or (device(new) and device(new) == device(old))
+    return rivals(new, old) and new.version.public == old.version.public and bool(same)
+
+
+def device(name: WheelName) -> str:
+    """What a build of ours is for: ``gb10`` of ``2.29.7+gb10.0a1b2c`` and of
+    ``0.25.1+cu130.gb10.0a1b2c``; "" for stock, whatever its own label is.
+    """
+    parts = (name.version.local or "").split(".")
+    return next((part for part in parts if part in targets()), "")

@@ -1,0 +1,103 @@
+"""What the name of a wheel promises, against what is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import parse_tag
+
+from patchkit.elf import by_version
+from patchkit.errors import SourceError
+from patchkit.wheel.device.inspect import Binary
+from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.metadata import About
+from patchkit.wheel.wheelhouse.finding import Finding, finding
+
+_MODULE = re.compile(r"(?P<stem>.+)\.cpython-3(?P<minor>\d+)(?P<flags>[a-z]*)-[\w-]+\.so")
+_TAG = re.compile(r"(?:cp|py)3(?P<minor>\d*)")
+_LATEST = 30  # minor versions of Python 3 that are asked of a Requires-Python without an end
+_FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
+
+
+def floor(binaries: Sequence[Binary]) -> dict[str, str]:
+    """The highest symbol version of each family that any of them needs, ``GLIBC_2.34``."""
+    highest = {
+        family: max((each.library.highest(family) for each in binaries), key=by_version, default="")
+        for family in _FAMILIES
+    }
+    return {family: version for family, version in highest.items() if version}
+
+
+def promised_glibc(tag: str) -> str:
+    """The oldest glibc that a tag says to be enough; "" if it says nothing (``linux_aarch64``)."""
+    said = {rules().glibc(each.platform) for each in parse_tag(tag)}
+    return "" if not all(said) else min(said, key=by_version)
+
+
+def broken_promises(about: About, binaries: Sequence[Binary]) -> Iterator[Finding]:
+    """Libraries that need a newer system, or another Python, than the name of the wheel says."""
+    yield from _too_new(about, binaries)
+    yield from _uncovered(about)
+
+
+def _too_new(about: About, binaries: Sequence[Binary]) -> Iterator[Finding]:
+    if not (glibc := promised_glibc(about.name.tag)):
+        return
+    allowed = rules().allowed(glibc)
+    for binary in binaries:
+        for family, limit in allowed.items():
+            needed = binary.library.highest(family)
+            if by_version(needed) > by_version(f"{family}_{limit}"):
+                yield finding(
+                    SourceError,
+                    binary.name,
+                    f"needs {needed}, the name of the wheel promises {glibc} to be enough",
+                    "give the wheel the tag that auditwheel shows for it",
+                    "pip installs it where it cannot be loaded",
+                )
+
+
+def _uncovered(about: About) -> Iterator[Finding]:
+    """Modules that are built for one Python each, but not for every one that the wheel is for."""
+    wanted = supported(about)
+    built: dict[str, set[int]] = {}
+    for member in about.members:
+        if (match := _MODULE.fullmatch(member)) and not match["flags"]:
+            built.setdefault(match["stem"], set()).add(int(match["minor"]))
+    for stem, minors in sorted(built.items()):
+        if missing := sorted(set(wanted) - minors):
+            yield finding(
+                SourceError,
+                stem,
+                f"is built for CPython {_minors(sorted(minors))} alone, the wheel is for "
+                f"{_minors(wanted)} too",
+                "build it for each Python, or give the wheel the tag of its one Python",
+                f"{about.name.tag} and Requires-Python {about.requires_python or '(none)'}: "
+                f"it cannot be imported on 3.{missing[0]}",
+            )
+
+
+def supported(about: About) -> list[int]:
+    """The minor versions of CPython 3 that tag and Requires-Python allow, up to 3.30."""
+    try:
+        allowed = SpecifierSet(about.requires_python)
+    except InvalidSpecifier:
+        allowed = SpecifierSet()
+    found: set[int] = set()
+    for tag in parse_tag(about.name.tag):
+        if match := _TAG.fullmatch(tag.interpreter):
+            first = int(match["minor"] or 0)
+            one = tag.abi.startswith("cp") or (tag.abi == "none" and tag.interpreter[:2] == "cp")
+            found |= {first} if one else set(range(first, _LATEST + 1))
+    return sorted(minor for minor in found if allowed.contains(f"3.{minor}"))
+
+
+def _minors(minors: Sequence[int]) -> str:
+    """``3.10 to 3.14``, ``3.12``; a row without an end is ``3.10 and later``."""
+    if len(minors) > 1 and minors[-1] == _LATEST:
+        return f"3.{minors[0]} and later"
+    if len(minors) > 2 and minors == list(range(minors[0], minors[-1] + 1)):
+        return f"3.{minors[0]} to 3.{minors[-1]}"
+    return ", ".join(f"3.{minor}" for minor in minors)

@@ -1,0 +1,234 @@
+"""Whether the wheels of a wheelhouse fit together: pins, Pythons, systems, devices, CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from patchkit.elf import by_version
+from patchkit.errors import ProofError, UsageError
+from patchkit.quoting import quoted
+from patchkit.source.releases import load_facts
+from patchkit.wheel.file.metadata import About
+from patchkit.wheel.file.record import ANY
+from patchkit.wheel.file.torch import torch_of
+from patchkit.wheel.wheelhouse.finding import Finding, finding
+from patchkit.wheel.wheelhouse.listed_wheel import Wheel, by_cpu
+from patchkit.wheel.wheelhouse.name_checks import promised_glibc, supported
+from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
+
+_NCCL = "nvidia-nccl-cu"
+
+
+def disagreements(wheels: Sequence[Wheel]) -> tuple[Finding, ...]:
+    """Everything that keeps these wheels from working together on a node; each thing once."""
+    found: list[Finding] = []
+    for cpu, group in by_cpu(wheels):
+        for check in (_needs, _nccl, _torch_and_cuda, _devices, _pythons, _systems):
+            found += check(cpu, group)
+    return tuple(dict.fromkeys([*found, *_uneven(wheels)]))
+
+
+def _needs(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
+    """Requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
+    here = {wheel.project: wheel for wheel in wheels}
+    complete = any(not wheel.built for wheel in wheels)
+    for wheel in wheels:
+        for requirement in _applicable(wheel.about, cpu, wheels):
+            other = here.get(canonicalize_name(requirement.name))
+            if other is None and complete:
+                what = f"needs {_said(requirement)}, which is not in the lock"
+                hint, why = _fill(wheel), "it was built after a fill"
+                yield finding(UsageError, wheel.filename, what, hint, why)
+            elif other and not _met(requirement, other):
+                yield finding(
+                    UsageError,
+                    wheel.filename,
+                    f"needs {_said(requirement)}; here is {other.entry.name.pinned}",
+                    _remedy(requirement, other),
+                    "pip finds no set that fits together (ResolutionImpossible)",
+                )
+
+
+def _met(requirement: Requirement, wheel: Wheel) -> bool:
+    return requirement.specifier.contains(wheel.entry.name.version, prereleases=True)
+
+
+def _remedy(requirement: Requirement, other: Wheel) -> str:
+    if not other.built:
+        return _fill(other)
+    return _instead(other, str(requirement.specifier).removeprefix("=="))
+
+
+def _said(requirement: Requirement) -> str:
+    """Without the marker, which is met."""
+    return str(requirement).partition(";")[0].strip()
+
+
+def _fill(wheel: Wheel, *options: str) -> str:
+    """How the dependencies are resolved anew."""
+    return quoted("patchkit", "wheelhouse", "fill", "--dir", wheel.place.parent, *options)
+
+
+def _instead(wheel: Wheel, version: object) -> str:
+    """How a wheel that was built here gives way to another version: there is room for one."""
+    house = wheel.place.parent
+    name = "nccl" if wheel.project.startswith(_NCCL) else wheel.project
+    drop = quoted("patchkit", "wheelhouse", "prune", "--dir", house, "--drop", wheel.project)
+    build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
+    return f"{drop} && {build}"
+
+
+def _applicable(about: About | None, cpu: str, wheels: Sequence[Wheel]) -> Iterator[Requirement]:
+    environment = _environment(cpu, wheels)
+    for requirement in about.requires if about else ():
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            yield requirement
+
+
+def _environment(cpu: str, wheels: Sequence[Wheel]) -> dict[str, str]:
+    """What markers ask for: this CPU, and the Python of the lock if there is one."""
+    said = {**default_environment(), "platform_machine": cpu, "extra": ""}
+    if python := _locked_python(wheels):
+        said["python_version"] = ".".join(python.split(".")[:2])
+        said["python_full_version"] = ".".join((*python.split("."), "0")[:3])
+    return {key: str(value) for key, value in said.items()}
+
+
+def _locked_python(wheels: Sequence[Wheel]) -> str:
+    found = (wheel.entry.facts.get("python") for wheel in wheels if not wheel.built)
+    return next((str(python) for python in found if python), "")
+
+
+def _nccl(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: ARG001
+    """The NCCL that the torch in question pins, where torch's own METADATA is not at hand."""
+    if any(wheel.project == "torch" and wheel.about for wheel in wheels):
+        return
+    nccl = next((wheel for wheel in wheels if wheel.project.startswith(_NCCL)), None)
+    pinned = _torch_pins(wheels)
+    for filename, torch in pinned.items():
+        wanted = load_facts().torch.get(".".join(torch.split(".")[:2]))
+        if nccl and wanted and Version(nccl.entry.name.version.public) != wanted:
+            yield finding(
+                UsageError,
+                filename,
+                f"is for torch {torch}, which pins NCCL {wanted}; here is {nccl.entry.name.pinned}",
+                _instead(nccl, wanted),
+                "beside that torch pip replaces it by stock's, or installs nothing",
+            )
+
+
+def _torch_pins(wheels: Sequence[Wheel]) -> dict[str, str]:
+    """File name → torch, of wheels that pin one, and of torch itself if it is only locked."""
+    pins = {
+        w.filename: w.about.pins["torch"] for w in wheels if w.about and "torch" in w.about.pins
+    }
+    locked = {w.filename: w.entry.name.version.public for w in wheels if w.project == "torch"}
+    return pins or locked
+
+
+def _torch_and_cuda(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
+    """One CUDA for everything, and a torch that has one."""
+    majors: dict[int, str] = {}
+    for wheel in wheels:
+        for binary in wheel.binaries:
+            majors.update(dict.fromkeys(cuda_majors(binary), wheel.filename))
+    for wheel in wheels:
+        if wheel.project == "torch" and wheel.about:
+            requires = map(str, _applicable(wheel.about, cpu, wheels))
+            torch = torch_of(wheel.entry.name.version, requires, wheel.place)
+            if torch.cuda is None:
+                what = f"is a torch for CPUs alone: {torch.seen}"
+                yield finding(ProofError, wheel.filename, what, _fill(wheel))
+            elif torch.cuda:
+                majors[torch.cuda] = wheel.filename
+    if len(majors) > 1:
+        parts = "; ".join(f"CUDA {major}: {name}" for major, name in sorted(majors.items()))
+        last = majors[max(majors)]
+        what = f"is for another CUDA than what lies beside it: {parts}"
+        why = "a process loads both runtimes, and kernels of one do not see tensors of the other"
+        yield finding(ProofError, last, what, "take all of it for one CUDA", why)
+
+
+def _devices(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
+    targets = {wheel.target.name: wheel for wheel in wheels if wheel.target}
+    if len(targets) > 1:
+        parts = "; ".join(f"{name}: {wheel.filename}" for name, wheel in sorted(targets.items()))
+        yield finding(
+            UsageError,
+            next(reversed(targets.values())).filename,
+            f"wheels for {cpu} are made for several devices: {parts}",
+            "a wheelhouse for each device: --dir",
+            "on either device some of it does not load",
+        )
+
+
+def _pythons(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: ARG001
+    """Some Python must be able to take every wheel, and the lock's if there is a lock."""
+    ranges = {wheel.filename: {*supported(_about(wheel))} for wheel in wheels}
+    python = _locked_python(wheels)
+    for wheel in wheels:
+        if python and int(python.split(".")[1]) not in ranges[wheel.filename]:
+            what = f"is not for CPython {python}, for which the dependencies were resolved"
+            yield finding(UsageError, wheel.filename, what, _fill(wheel, "--python", "X.Y"))
+    if not python and ranges and not set.intersection(*ranges.values()):
+        few = min(ranges, key=lambda name: len(ranges[name]))
+        what = "no Python can install it together with what lies beside it"
+        yield finding(UsageError, few, what, "build it for the same Python as the others")
+
+
+def _about(wheel: Wheel) -> About:
+    return wheel.about or About(name=wheel.entry.name, members=(), facts={})
+
+
+def _systems(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
+    """Wheels that need a newer glibc than the nodes have."""
+    has = min((w.target.glibc for w in wheels if w.target), key=by_version, default="")
+    for wheel in wheels:
+        needs = promised_glibc(wheel.entry.name.tag)
+        if has and needs and by_version(needs) > by_version(has):
+            yield finding(
+                UsageError,
+                wheel.filename,
+                f"needs glibc {needs}, nodes with {cpu} may have {has}",
+                _fill(wheel) if not wheel.built else "build it on an older distribution",
+                "pip does not install it there",
+            )
+
+
+def _uneven(wheels: Sequence[Wheel]) -> Iterator[Finding]:
+    """With nodes of two CPUs: a project that only some can install, or in another version."""
+    cpus = {cpu for wheel in wheels if wheel.built for cpu in wheel.entry.name.cpus} - {ANY}
+    if len(cpus) < 2:
+        return
+    projects: dict[str, list[Wheel]] = {}
+    for wheel in filter(lambda wheel: wheel.built, wheels):
+        projects.setdefault(wheel.project, []).append(wheel)
+    for project, group in projects.items():
+        yield from _uneven_project(project, group, cpus)
+
+
+def _uneven_project(project: str, group: Sequence[Wheel], cpus: set[str]) -> Iterator[Finding]:
+    covered = {cpu for wheel in group for cpu in wheel.entry.name.cpus}
+    if ANY not in covered and (missing := sorted(cpus - covered)):
+        what = f"there is no {project} for {', '.join(missing)}, and other wheels for it are here"
+        yield finding(UsageError, group[0].filename, what, "build it, or use a folder for each CPU")
+    versions = {wheel.entry.name.version.public: wheel.filename for wheel in group}
+    if len(versions) > 1:
+        what = f"{project} is another version on each CPU: {', '.join(sorted(versions))}"
+        hint = "build one version for all nodes"
+        why = "nodes that differ do not understand each other"
+        yield finding(UsageError, group[-1].filename, what, hint, why)
+
+
+def pin_table(wheels: Sequence[Wheel]) -> Mapping[str, str]:
+    """Project → version of what decides: vLLM, torch, NCCL, triton, as far as they are here."""
+    return {
+        wheel.project: str(wheel.entry.name.version)
+        for wheel in wheels
+        if wheel.built or wheel.project in ("torch", "triton") or wheel.project.startswith(_NCCL)
+    }

@@ -1,0 +1,38 @@
+"""Everything that can be wrong with a wheelhouse: files, wheels, devices, and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.wheel.wheelhouse import contents as wheelhouse
+from patchkit.wheel.wheelhouse.device_checks import unfit
+from patchkit.wheel.wheelhouse.finding import Finding
+from patchkit.wheel.wheelhouse.listed_wheel import read
+from patchkit.wheel.wheelhouse.manifest import Entry
+from patchkit.wheel.wheelhouse.pin_checks import disagreements, pin_table
+from patchkit.wheel.wheelhouse.wheel_checks import check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was looked at, and what is wrong; ``pins`` are the versions that decide."""
+
+    entries: tuple[Entry, ...]
+    pins: Mapping[str, str]
+    findings: tuple[Finding, ...]
+
+
+def verify(house: Path) -> Verified:
+    """Raises SourceError if there is no wheelhouse to look at, StorageError, BusyError."""
+    files = wheelhouse.verify(house)
+    listed = wheelhouse.entries(house)
+    wheels, unread = read(house, listed, {each.filename for each in files})
+    found = [*files, *unread]
+    for wheel in wheels:
+        if wheel.built and wheel.about and wheel.about.facts:
+            found += check(wheel.about, wheel.binaries)
+        found += unfit(wheel)
+    found += disagreements(wheels)
+    return Verified(entries=listed, pins=pin_table(wheels), findings=tuple(dict.fromkeys(found)))

@@ -1,0 +1,30 @@
+"""A part of `nox -s torture`: changes disturbed at every 32nd system call, in every way."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.torture.__main__ import NAMES, RELEASE
+from tools.torture.attacks import every, steps
+from tools.torture.supervisor import unavailable
+from tools.torture.users import users
+
+pytestmark = [
+    pytest.mark.releases,
+    pytest.mark.skipif(bool(unavailable()), reason=f"nothing can be disturbed: {unavailable()}"),
+]
+_STRIDE = 32
+
+
+@pytest.fixture(scope="module")
+def found(release, tmp_path_factory):
+    with users(release(RELEASE), tmp_path_factory.mktemp("torture")) as all_of_them:
+        yield {user.name: user for user in all_of_them}
+
+
+@pytest.mark.parametrize(("offset", "name"), [*enumerate(NAMES)], ids=NAMES)
+def test_the_old_state_or_the_new_one(found, offset, name):
+    stride = _STRIDE if steps(found[name]) > _STRIDE else 2
+    tried = list(every(found[name], stride, offset))
+    assert len(tried) > 15
+    assert [each for each in tried if each.wrong] == []

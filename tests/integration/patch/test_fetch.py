@@ -1,0 +1,367 @@
+"""Fetching from a package index: a real one, served from this machine, with a small sdist."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.archive import unpack
+from patchkit.source.fetch import cache_dir, fetch, lock_entries, wheel_entries
+from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock, render_lock
+
+NAME = "demo-1.0.tar.gz"
+COMMITTED_LOCK = Path(__file__).parents[3] / "recipes" / "vllm" / "lock.toml"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves files; refuses the project "locked", and cuts off what ends in ".cut"."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/simple/locked/"):
+            self.send_error(401)
+        elif self.path.endswith(".cut"):
+            self.send_response(200)
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+            self.wfile.write(b"only this")
+        else:
+            super().do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    server: ThreadingHTTPServer
+    folder: Path
+    lock: dict[str, LockEntry]
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.server_port}"
+
+    @property
+    def entry(self) -> LockEntry:
+        return self.lock["1.0"]
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def offer(self, href: str) -> None:
+        """Make the page of the project offer the sdist at ``href``."""
+        page = self.folder / "simple/demo/index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        link = f'<a href="{href}#sha256={self.entry.sha256}">{NAME}</a>'
+        page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
+
+
+def sdist() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        info = tarfile.TarInfo("demo-1.0/PKG-INFO")
+        content = b"Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n"
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    folder = tmp_path / "index"
+    data = sdist()
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / NAME).write_bytes(data)
+    handler = partial(Handler, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    entry = LockEntry("1.0", NAME, hashlib.sha256(data).hexdigest(), len(data))
+    result = Index(server, folder, {"1.0": entry})
+    result.offer(f"../../files/{NAME}")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://{result.address}/simple/")
+    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield result
+    result.stop()
+    thread.join()
+
+
+def cached(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache" / "sdists").iterdir())
+
+
+def test_fetch_verifies_and_caches(index: Index, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    path = fetch("demo", "1.0", index.lock, progress=lambda done, total: seen.append((done, total)))
+    assert path == tmp_path / "cache/sdists" / NAME
+    assert path.read_bytes() == (index.folder / "files" / NAME).read_bytes()
+    assert seen[-1] == (index.entry.size, index.entry.size)
+    assert cached(tmp_path) == [NAME]
+    assert (unpack(path, tmp_path / "tree") / "PKG-INFO").is_file()
+
+
+def test_cache_given_by_the_caller(index: Index, tmp_path: Path) -> None:
+    path = fetch("demo", "1.0", index.lock, cache=tmp_path / "mine")
+    assert path == tmp_path / "mine/sdists" / NAME
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_cache_hit_needs_no_network(index: Index, offline: bool) -> None:
+    first = fetch("demo", "1.0", index.lock)
+    index.stop()
+    assert fetch("demo", "1.0", index.lock, offline=offline) == first
+
+
+def test_fetches_at_once_all_succeed(index: Index, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: fetch("demo", "1.0", index.lock), range(4)))
+    assert [path.name for path in paths] == [NAME] == cached(tmp_path)
+
+
+def test_offline_miss(index: Index) -> None:
+    with pytest.raises(SourceError, match="not in the cache") as caught:
+        fetch("demo", "1.0", index.lock, offline=True)
+    assert "--offline" in caught.value.hint
+
+
+@pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"size": 5}, {"size": 10**6}])
+def test_download_that_is_not_what_the_lock_says(
+    index: Index, tmp_path: Path, change: dict[str, object]
+) -> None:
+    entry = replace(index.entry, **change)  # type: ignore[arg-type]
+    with pytest.raises(HashMismatchError, match=NAME) as caught:
+        fetch("demo", "1.0", {"1.0": entry})
+    assert entry.sha256 in str(caught.value)
+    assert index.entry.sha256 in str(caught.value)
+    assert cached(tmp_path) == []
+
+
+def test_corrupt_cache_is_mended(index: Index, tmp_path: Path) -> None:
+    path = fetch("demo", "1.0", index.lock)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert fetch("demo", "1.0", index.lock).read_bytes() == whole
+    assert cached(tmp_path) == [NAME]
+
+
+def test_corrupt_cache_offline(index: Index) -> None:
+    path = fetch("demo", "1.0", index.lock)
+    path.write_bytes(b"corrupt")
+    with pytest.raises(HashMismatchError) as caught:
+        fetch("demo", "1.0", index.lock, offline=True)
+    assert str(path) in str(caught.value)
+    assert hashlib.sha256(b"corrupt").hexdigest() in str(caught.value)
+
+
+def test_download_that_breaks_off(index: Index, tmp_path: Path) -> None:
+    index.offer("../../files/demo.cut")
+    with pytest.raises(StorageError, match=r"the connection to .* failed"):
+        fetch("demo", "1.0", index.lock)
+    assert cached(tmp_path) == []
+
+
+def test_unknown_version_lists_its_neighbours(index: Index) -> None:
+    versions = ["0.9", "1.0", "1.2", "1.10", "1.11", "2.0"]
+    lock = {version: replace(index.entry, version=version) for version in versions}
+    with pytest.raises(SourceError) as caught:
+        fetch("demo", "1.9", lock)
+    assert "demo 1.9" in caught.value.what
+    assert "1.0, 1.2, 1.10, 1.11" in caught.value.hint
+    with pytest.raises(SourceError, match=r"1\.2, 1\.10, 1\.11, 2\.0"):
+        fetch("demo", "newest", lock)
+
+
+def failure(index: Index, project: str = "demo") -> PatchkitError:
+    with pytest.raises(PatchkitError) as caught:
+        fetch(project, "1.0", index.lock)
+    return caught.value
+
+
+@pytest.mark.parametrize("project", ["demo", "absent", "locked"])
+def test_credentials_are_used_but_never_told(
+    index: Index, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:s3cret@{index.address}/simple/")
+    index.offer("../../files/absent.tar.gz")
+    error = failure(index, project)
+    assert isinstance(error, StorageError)
+    assert index.address in str(error)
+    assert "s3cret" not in str(error)
+    assert "me:" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:s3cret@127.0.0.1:{dead}/simple/",
+        "http://me:s3cret/?#@127.0.0.1:{dead}/simple/",
+        "gopher://me:s3cret@127.0.0.1/simple/",
+        "http://me:s3cret@[bad/simple/",
+        "me:s3cret@127.0.0.1/simple",
+    ],
+)
+def test_index_that_cannot_be_reached(
+    index: Index, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.stop()
+    monkeypatch.setenv("PIP_INDEX_URL", url.format(dead=index.server.server_port))
+    error = failure(index)
+    assert isinstance(error, StorageError)
+    assert "s3cret" not in str(error)
+
+
+def test_index_that_lacks_the_file(index: Index) -> None:
+    with pytest.raises(StorageError, match=r"does not offer demo-2\.0"):
+        fetch("demo", "2.0", {"2.0": replace(index.entry, filename="demo-2.0.tar.gz")})
+
+
+def test_answer_of_something_that_is_no_index(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (index.folder / "simple/demo/index.html").rename(index.folder / "simple/demo/page.json")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://{index.address}/simple/demo/page.json?")
+    assert "package index" in failure(index).what
+
+
+def test_cache_that_cannot_be_written(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StorageError, match="Not a directory"):
+        fetch("demo", "1.0", index.lock, cache=tmp_path / "file")
+
+
+def test_certificates_that_are_absent(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
+    monkeypatch.setenv("PIP_INDEX_URL", f"https://{index.address}/simple/")
+    assert "REQUESTS_CA_BUNDLE" in failure(index).hint
+
+
+def test_index_of_pip_configuration(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pip")
+    config = tmp_path / "pip.conf"
+    config.write_text(f"[global]\nindex-url = http://{index.address}/simple/\n")
+    monkeypatch.delenv("PIP_INDEX_URL")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    assert fetch("demo", "1.0", index.lock).is_file()
+
+
+def test_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
+    assert cache_dir() == tmp_path
+    monkeypatch.delenv("PATCHKIT_CACHE_DIR")
+    assert "patchkit" in str(cache_dir())
+
+
+def test_lock_is_regenerated_from_the_index(index: Index, tmp_path: Path) -> None:
+    entries = lock_entries("demo", ["1.0"])
+    assert entries == [index.entry]
+    path = tmp_path / "lock.toml"
+    path.write_text(render_lock(entries))
+    assert read_lock(path) == index.lock
+    with pytest.raises(StorageError, match=r"sdist of 2\.0"):
+        lock_entries("demo", ["2.0"])
+
+
+def test_wheels_are_locked_by_cpu(index: Index) -> None:
+    """Of several builds the last one, as pip chooses."""
+    arm = [f"demo-3.0{build}-py3-none-manylinux_2_28_aarch64.whl" for build in ("-1", "-2", "")]
+    intel = "demo-3.0-py3-none-manylinux1_x86_64.whl"
+    links = []
+    for name in (*arm, intel, "demo-3.0-py3-none-macosx_11_0_arm64.whl", "demo-3.0-odd.whl"):
+        (index.folder / "files" / name).write_text(name)
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        links.append(f'<a href="../../files/{name}#sha256={digest}">{name}</a>')
+    page = index.folder / "simple/demo/index.html"
+    page.write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
+    found = wheel_entries("demo", ["3.0"])
+    assert [(entry.filename, entry.size) for entry in found] == [
+        (arm[1], len(arm[1])),
+        (intel, len(intel)),
+    ]
+    with pytest.raises(StorageError, match=r"a wheel for aarch64 of 1\.0"):
+        wheel_entries("demo", ["1.0"])
+
+
+TABLE = f'[[sdist]]\nversion = "1.0"\nfilename = "{NAME}"\nsha256 = "{"0" * 64}"\nsize = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "lacks the key 'sdist'"),
+        ("sdist = 1", "'sdist' is not an array"),
+        (TABLE + "url = 'x'", "number 1 has the unknown key 'url'"),
+        (TABLE.replace("size = 1\n", ""), "number 1 lacks the key 'size'"),
+        (TABLE.replace("size = 1", "size = '1'"), "bad value for the key 'size'"),
+        (TABLE.replace("size = 1", "size = true"), "bad value for the key 'size'"),
+        (TABLE.replace('"1.0"', '"one"'), "bad value for the key 'version'"),
+        (TABLE.replace(NAME, "../evil"), "bad value for the key 'filename'"),
+        (TABLE.replace("0" * 64, "0" * 63), "bad value for the key 'sha256'"),
+        (TABLE + TABLE, "'1.0' is there twice"),
+        ("[[sdist]", "lock.toml is not a valid lock"),
+    ],
+)
+def test_bad_lock(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "lock.toml"
+    path.write_text(text)
+    with pytest.raises(SourceError) as caught:
+        read_lock(path)
+    assert str(path) in caught.value.what
+    assert words in caught.value.what
+
+
+def test_absent_lock(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot read the lock"):
+        read_lock(tmp_path / "lock.toml")
+
+
+def test_committed_lock() -> None:
+    lock = read_lock(COMMITTED_LOCK)
+    assert len(lock) == 37
+    assert len({entry.sha256 for entry in lock.values()}) == 37
+    for version, entry in lock.items():
+        assert entry.filename == f"vllm-{version}.tar.gz"
+        assert len(entry.sha256) == 64
+        assert int(entry.sha256, 16)
+    assert {"0.10.0", "0.33.0"} <= lock.keys()
+    assert render_lock(lock.values()) == COMMITTED_LOCK.read_text()
+
+
+def test_committed_wheel_lock() -> None:
+    """A wheel for each CPU of every supported release; where there are builds, the last one."""
+    place = COMMITTED_LOCK.with_name("wheels.toml")
+    lock = read_wheel_lock(place)
+    supported = {str(version) for version in load_recipe().supported}
+    assert {cpu: entries.keys() for cpu, entries in lock.items()} == {
+        "aarch64": supported,
+        "x86_64": supported,
+    }
+    entries = [entry for cpu in lock.values() for entry in cpu.values()]
+    assert len({entry.sha256 for entry in entries}) == 64
+    assert lock["x86_64"]["0.23.0"].filename == (
+        "vllm-0.23.0-2-cp38-abi3-manylinux_2_28_x86_64.whl"
+    )
+    tables = sorted(place.read_text().rstrip().split("\n\n"))
+    assert sorted(render_lock(entries, "wheel").rstrip().split("\n\n")) == tables
+
+
+def test_import_does_not_load_the_network_libraries() -> None:
+    code = "import sys, patchkit.source.fetch; sys.exit('requests' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

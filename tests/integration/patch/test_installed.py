@@ -1,0 +1,178 @@
+"""An installed vLLM: its Python is patched in place, and pip still knows every file."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from patchkit.apply import apply
+from support.vllm_wheels import python_of
+
+pytestmark = pytest.mark.releases
+# Release → the fixes that an installed package of it gets.
+_NVFP4 = ("nvfp4_linear_marlin", "nvfp4_moe_marlin")
+PYTHON_FIXES = {
+    "0.11.1": {*_NVFP4, "mxfp4_moe_marlin", "fastsafetensors_rank"},
+    # Wheels: FP8 kernels may be traps, and Marlin MoE is PTX.
+    "0.19.1": {"fp8_grouped_gemm", "marlin_w4a8_fp8", "fp8_linear_torch", "nvfp4_linear_marlin"},
+    "0.24.0": {*_NVFP4, "deepgemm_sm12x"},
+}
+of_configs = pytest.mark.parametrize("version", ["0.14.1", "0.25.1", "0.33.0"])
+
+
+@pytest.fixture(params=PYTHON_FIXES)
+def version(request):
+    return request.param
+
+
+@pytest.fixture
+def wheel(release, version, recipe, tmp_path):
+    """A wheel of the Python files of a release, and of what its MoE layers look up."""
+    root = release(version)
+    files = {"vllm/__init__.py": (root / "vllm/__init__.py").read_bytes(), **python_of(root)}
+    info = f"vllm-{version}.dist-info"
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    rows = [f'"{path}",sha256={_hash(data)},{len(data)}\n' for path, data in files.items()]
+    path = tmp_path / f"vllm-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as bundle:
+        for name, data in files.items():
+            bundle.writestr(name, data)
+        bundle.writestr(f"{info}/RECORD", f"{''.join(rows)}{info}/RECORD,,\n")
+    return path
+
+
+def _hash(data):
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+@pytest.fixture
+def environment_folder(tmp_path):
+    folder = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder
+
+
+@pytest.fixture
+def pip(environment_folder):
+    """This interpreter's pip, working on an environment of its own."""
+    command = [sys.executable, "-m", "pip", "--python", str(environment_folder / "bin/python")]
+
+    def run(*arguments):
+        done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def package(pip, wheel, environment_folder):
+    """site-packages/vllm, installed by pip, beside a torch of which proofs shall know nothing."""
+    pip("install", "--no-deps", "--no-index", wheel)
+    package = next(environment_folder.glob("lib/python*/site-packages/vllm"))
+    for name in ("torch", "flashinfer"):
+        (package.parent / name).mkdir()
+        (package.parent / name / "__init__.py").write_text("from .lazily import everything\n")
+    return package
+
+
+def wrong_hashes(site_packages):
+    """Rows of RECORD that do not describe what lies there."""
+    (record,) = site_packages.glob("vllm-*.dist-info/RECORD")
+    rows = list(csv.reader(record.read_text().splitlines()))
+    listed = {row[0] for row in rows}
+    there = {
+        str(path.relative_to(site_packages))
+        for folder in (site_packages / "vllm", record.parent)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    wrong = [f"{path} is not listed or not there" for path in sorted(there ^ listed)]
+    for path, digest, size in rows:
+        data = (site_packages / path).read_bytes() if path in there else b""
+        if digest and (digest, size) != (f"sha256={_hash(data)}", str(len(data))):
+            wrong.append(f"{path} has another hash or size")
+    return wrong
+
+
+def test_python_is_patched_and_pip_agrees_at_every_step(
+    cli, pip, package, version, snapshot, recipe, ask
+):
+    site_packages = package.parent
+    source = ["--vllm-src", package]
+    installed = snapshot(site_packages)
+    assert not wrong_hashes(site_packages)
+
+    first = json.loads(cli("apply", *source, "--json").stdout)
+    patched = snapshot(site_packages)
+
+    states = {fix["id"]: fix["state"] for fix in first["fixes"]}
+    assert (first["kind"], first["version"]) == ("installed", version)
+    assert {fix for fix, state in states.items() if state == "applied"} == PYTHON_FIXES[version]
+    assert {states[fix.id] for fix in recipe.fixes if fix.layer == "build"} == {"not-applicable"}
+    assert [path for path in first["written"] if path.endswith(".py")]
+    assert patched != installed
+    assert not wrong_hashes(site_packages)
+    assert "No broken requirements" in pip("check")
+
+    again = apply(package, recipe, ask())
+    assert (again.written, snapshot(site_packages)) == ((), patched)
+
+    cli("revert", *source)
+    assert snapshot(site_packages) == installed
+    assert not wrong_hashes(site_packages)
+
+
+def test_nothing_of_a_patched_package_is_left_after_pip_uninstall(cli, pip, package, snapshot):
+    cli("apply", "--vllm-src", package)
+    # What an import leaves behind as well.
+    subprocess.run([sys.executable, "-m", "compileall", "-q", package], check=True)
+    pip("uninstall", "--yes", "vllm")
+    assert not [path for path in snapshot(package.parent) if "vllm" in path]
+
+
+@of_configs
+def test_created_files_are_pips_as_well(cli, pip, package, snapshot):
+    source = ["--vllm-src", package]
+    installed = snapshot(package.parent)
+    assert not wrong_hashes(package.parent)
+
+    written = json.loads(cli("apply", *source, "--only", "moe_configs", "--json").stdout)["written"]
+
+    (record,) = package.parent.glob("vllm-*.dist-info/RECORD")
+    rows = {row[0]: row for row in csv.reader(record.read_text().splitlines())}
+    assert len(written) >= 5
+    for path in written:
+        data = (package.parent / path).read_bytes()
+        assert path not in installed
+        assert rows[path] == [path, f"sha256={_hash(data)}", str(len(data))]
+    assert not wrong_hashes(package.parent)
+    cli("revert", *source)
+    assert snapshot(package.parent) == installed
+
+    cli("apply", *source, "--only", "moe_configs")
+    pip("uninstall", "--yes", "vllm")
+    assert not [path for path in snapshot(package.parent) if "vllm" in path]
+
+
+def test_an_installed_release_gets_the_python_of_a_patched_source_tree(
+    package, version, tree, recipe, ask
+):
+    root = tree(version)
+    python = [path for path in apply(package, recipe, ask()).written if path.endswith(".py")]
+    apply(root, recipe, ask(also=PYTHON_FIXES[version]))
+    assert python
+    for path in python:
+        assert (package.parent / path).read_bytes() == (root / path).read_bytes()
+
+
+def test_archs_of_an_installed_package_cannot_be_had(cli, package):
+    assert "compiled already" in cli("archs", "--vllm-src", package, rc=2).stderr

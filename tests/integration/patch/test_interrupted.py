@@ -1,0 +1,179 @@
+"""Several runs at once, and runs that are killed: the tree is whole after the next one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from random import Random
+
+import pytest
+
+from patchkit.apply import apply
+from patchkit.patching.fix import Request
+from patchkit.patching.recipe import load_recipe
+from patchkit.target import targets
+from support.faults import in_child, kill
+
+pytestmark = pytest.mark.releases
+RELEASE = "0.19.1"
+# Edits files of every kind, and creates some.
+APPLY = ["apply", "--with", "moe_configs"]
+
+
+@pytest.fixture
+def root(tree):
+    return tree(RELEASE)
+
+
+@pytest.fixture
+def started(environment, tmp_path):
+    """Start an apply that nobody waits for yet: ``started("--vllm-src", root)``."""
+
+    def start(*source):
+        return subprocess.Popen(
+            [sys.executable, "-m", "patchkit", *APPLY, *map(str, source)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def finished(processes):
+    """Their exit codes, sorted; what they said on standard error is never an accident."""
+    said = [process.communicate()[1] for process in processes]
+    assert not [text for text in said if "Traceback" in text or "internal error" in text]
+    return sorted(process.returncode for process in processes)
+
+
+def test_two_applies_at_once(cli, started, root, tree, snapshot):
+    alone = tree(RELEASE, name="alone")
+    cli(*APPLY, "--vllm-src", alone)
+
+    both = [started("--vllm-src", root), started("--vllm-src", root)]
+
+    assert finished(both) in ([0, 0], [0, 6])
+    assert snapshot(root) == snapshot(alone)
+
+
+def test_two_applies_of_a_release_into_one_folder(cli, started, sdist, tmp_path):
+    sdist(RELEASE)
+    source = ["--vllm-src", f"vllm=={RELEASE}", "--dest", tmp_path / "tree", "--offline"]
+
+    both = [started(*source), started(*source)]
+
+    # The slower one finds the folder taken, busy or patched; the disk has no part in that.
+    assert finished(both) in ([0, 0], [0, 3], [0, 6])
+    assert json.loads(cli(*APPLY, *source, "--json").stdout)["written"] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["tree"]
+
+
+CODES = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+SAID = re.compile(
+    r"(interrupted; (nothing was changed|the commit was finished, \d+ files|"
+    r"an interrupted commit was (finished|taken back)(; .*)?)\n)?"
+)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
+    cli, started, root, tree, snapshot, number
+):
+    pristine = snapshot(root)
+    whole = tree(RELEASE, name="whole")
+    cli(*APPLY, "--vllm-src", whole)
+    random = Random(number)
+    # One strikes while it looks and proves, one within the short time of the commit.
+    for delay, in_commit in [(random.uniform(0.2, 1), False), (random.uniform(0, 0.04), True)]:
+        process = started("--vllm-src", root)
+        while in_commit and process.poll() is None and not (root / ".patchkit").exists():
+            time.sleep(0.0005)
+        time.sleep(delay)
+        process.send_signal(number)
+        said = process.communicate()[1]
+        # Before patchkit has begun, it dies of the signal like any other program.
+        assert process.returncode in (0, CODES[number], -number), said
+        assert SAID.fullmatch(said), said
+        if "nothing was changed" in said:
+            assert snapshot(root) == pristine
+        if "was finished" in said:
+            assert snapshot(root) == snapshot(whole)
+
+        cli(*APPLY, "--vllm-src", root)
+        assert snapshot(root) == snapshot(whole)
+        cli("revert", "--vllm-src", root)
+        assert snapshot(root) == pristine
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(cli, root, snapshot, seed):
+    """The journal of a change that was cut short lies there, with some of the files changed."""
+    pristine = snapshot(root)
+    cut_short(root, after=1 + 7 * seed)
+    before = snapshot(root)
+    assert before != pristine
+
+    said = cli("status", "--vllm-src", root, rc=7).stderr
+    assert "cut short in mid-commit" in said
+    assert snapshot(root) == before
+    again = said.partition("next: finish it first: ")[2].strip()
+    assert shlex.split(again)[:2] == ["patchkit", "revert"]
+    cli(*shlex.split(again)[1:])
+    assert snapshot(root) == pristine
+
+
+def cut_short(root, after):
+    """Apply, and be killed ``after`` so many changes of files since the point of no return."""
+    since, names = itertools.count(1), ("os.rename", "os.remove", "os.mkdir")
+
+    def hook(event, arguments):
+        begun = (root / ".patchkit/transaction/forward.json").exists()
+        if event in names and begun and next(since) > after:
+            kill()
+
+    request = Request(target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"}))
+    recipe = load_recipe()
+    assert in_child(lambda: apply(root, recipe, request), hook) == -signal.SIGKILL
+
+
+DAMAGE = {
+    "ledger": (".patchkit/ledger.json", b'{"format": 1}'),
+    "ledger that is no JSON": (".patchkit/ledger.json", b"\xff"),
+    "journal": (".patchkit/transaction/forward.json", b"[]"),
+    "journal that is no JSON": (".patchkit/transaction/back.json", b"\xff"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_patchkit_keeps_is_damaged_and_the_way_out_is_told(cli, root, rewrite, snapshot, what):
+    pristine = snapshot(root)
+    cli("apply", "--vllm-src", root)
+    path, data = DAMAGE[what]
+    edited = root / "cmake/utils.cmake"
+    rewrite(edited, edited.read_bytes() + b"# mine\n")
+    (root / path).parent.mkdir(exist_ok=True)
+    (root / path).unlink(missing_ok=True)
+    (root / path).write_bytes(data)
+    before = snapshot(root)
+
+    refused = [cli(*verb, "--vllm-src", root, rc=(4, 7)).stderr for verb in (["apply"], ["revert"])]
+    assert snapshot(root) == before
+    (line,) = {said.rpartition("next: ")[2].strip() for said in refused}
+    way_out = shlex.split(line[line.index("patchkit revert") :])
+
+    said = cli(*way_out[1:]).stdout
+    aside = root / ".patchkit-aside"
+    assert (aside / "cmake/utils.cmake").read_bytes().endswith(b"# mine\n")
+    assert str(aside) in said
+    shutil.rmtree(aside)
+    assert snapshot(root) == pristine

@@ -1,0 +1,414 @@
+"""NCCL as Debian has it, patched, looked at and put back; older releases made from it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from patchkit.apply import apply, open_workspace, plan_for, prove, revert
+from patchkit.errors import DriftError, PatchkitError
+from patchkit.patching.fix import State
+from patchkit.patching.recipe import load_recipe
+from patchkit.proof.nccl import COMMON_MK, ROOT_FILE, SOURCE_FILE, gencodes, make_flags
+from patchkit.source.detect import detect
+from patchkit.source.nccl import nccl_tree
+from patchkit.source.releases import load_facts
+from support.needed import need
+
+RECIPE = load_recipe("nccl")
+VERSION_MK = "makefiles/version.mk"
+APPLIED, UPSTREAM, OUTSIDE = State.APPLIED, State.UPSTREAM, State.NOT_APPLICABLE
+STATES = {
+    "make_archs": APPLIED,
+    "make_cuda13": UPSTREAM,
+    "cmake_archs": APPLIED,
+    "cmake_ninja_header": UPSTREAM,
+    "cmake_cudart_static": APPLIED,
+    "cmake_pkgconfig_prefix": APPLIED,
+}
+HEADER = "${CMAKE_BINARY_DIR}/include/nccl.h"
+
+
+def states(outcome):
+    return {verdict.fix.id: verdict.state for verdict in outcome.verdicts}
+
+
+@pytest.fixture
+def edit(rewrite):
+    """Replace one text of a tree's file: ``edit(root, path, before, after)``."""
+
+    def change(root, path, before, after):
+        text = (root / path).read_text()
+        assert text.count(before) == 1, (path, before)
+        rewrite(root / path, text.replace(before, after))
+
+    return change
+
+
+@pytest.fixture
+def older(nccl, edit):
+    """A tree as 2.26.2 or 2.28.9 had what the fixes look at, made of the newer one."""
+
+    def make(version):
+        root = nccl()
+        minor, patch = version.split(".")[1:]
+        edit(root, VERSION_MK, "NCCL_MINOR   := 29", f"NCCL_MINOR   := {minor}")
+        edit(root, VERSION_MK, "NCCL_PATCH   := 7", f"NCCL_PATCH   := {patch}")
+        if version == "2.26.2":
+            text = (root / COMMON_MK).read_text()
+            standard = re.search(r"# CUDA 13\.0 requires c\+\+17\n.*?endif\n\n", text, re.DOTALL)[0]
+            branch = re.search(
+                r'"0\$\(CUDA_MAJOR\)" -ge 13; .*?\nelse ifeq \(\$\(shell test ', text, re.DOTALL
+            )[0]
+            edit(root, COMMON_MK, standard, "")
+            edit(root, COMMON_MK, branch, "")
+            edit(root, COMMON_MK, "-eq 12 -a", "-ge 12 -a")
+            edit(root, COMMON_MK, "-Wno-sign-compare $(CXXSTD)", "-Wno-sign-compare -std=c++11")
+            edit(root, COMMON_MK, "$(NVCC_GENCODE) $(CXXSTD)", "$(NVCC_GENCODE) -std=c++11")
+            edit(root, COMMON_MK, " -I $(CUDA_INC)/cccl", "")
+            (root / ROOT_FILE).unlink()
+            (root / SOURCE_FILE).unlink()
+        else:
+            needed = "    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/nccl.h.in\n"
+            edit(root, SOURCE_FILE, needed, f"    BYPRODUCTS {HEADER}\n")
+            text = (root / SOURCE_FILE).read_text()
+            for _ in range(2):
+                text = text.replace("CUDA::cudart\n", "${CUDAToolkit_LIBRARIES}\n", 1)
+            (root / SOURCE_FILE).unlink()
+            (root / SOURCE_FILE).write_text(text)
+        return root
+
+    return make
+
+
+# Apply and back
+
+
+@pytest.mark.parametrize(
+    ("target", "arch", "number"),
+    [
+        ("gb10", "native", "121"),
+        ("gb10", "family", "120"),
+        ("thor", "native", "110"),
+        ("h200", "native", "90"),
+    ],
+)
+def test_apply_and_revert(nccl, ask, snapshot, target, arch, number):
+    need("make")
+    root = nccl()
+    before = snapshot(root)
+    request = ask(arch, target=target)
+
+    done = apply(root, RECIPE, request)
+
+    assert states(done) == STATES
+    assert done.written == (ROOT_FILE, COMMON_MK, SOURCE_FILE)
+    gencode = f"-gencode=arch=compute_{number},code=sm_{number}"
+    make, archs, cudart, pkgconfig = done.proofs
+    assert make == f"make gives nvcc {gencode}, where it gave 7 others"
+    assert archs == f"CMake builds {number}-real, where it built 75"
+    assert cudart.startswith("nccl and nccl_static link CUDA::cudart_static; -DCUDARTLIB=cudart ")
+    assert pkgconfig == "nccl.pc says prefix=/opt/nccl and Version: 2.29.7"
+    patched = snapshot(root)
+    again = apply(root, RECIPE, request)
+    assert (again.written, states(again)) == ((), STATES)
+    assert snapshot(root) == patched
+
+    assert set(revert(root, "nccl")) == set(done.written)
+    assert snapshot(root) == before
+
+
+def test_without_make_nothing_is_proved_and_nothing_written(nccl, snapshot, cli, tmp_path):
+    root = nccl()
+    before = snapshot(root)
+    done = cli("apply", "--nccl-src", root, rc=9, env={"PATH": str(tmp_path)})
+    assert done.stderr == "error: make is not installed\n  next: sudo apt install make\n"
+    assert snapshot(root) == before
+
+
+def test_another_target_takes_the_place_of_the_first(nccl, ask, snapshot):
+    need("make")
+    root, other = nccl(), nccl(name="other")
+    apply(root, RECIPE, ask(target="thor"))
+    apply(root, RECIPE, ask())
+    apply(other, RECIPE, ask())
+    assert snapshot(root) == snapshot(other)
+
+
+def test_a_fix_alone_and_left_out(nccl, ask):
+    need("make")
+    root = nccl()
+    done = apply(root, RECIPE, ask(only={"cmake_archs"}))
+    assert done.written == (ROOT_FILE,)
+    done = apply(root, RECIPE, ask(skip={"cmake_archs"}))
+    assert states(done) == {**STATES, "cmake_archs": State.OFF}
+    assert "121-real" not in (root / ROOT_FILE).read_text()
+
+
+# What the build would be told
+
+
+def test_upstreams_own_default_is_what_the_recipe_says(nccl_release):
+    """The archs of recipe.toml, said by the release's own makefile."""
+    need("make")
+    archs = load_facts().known(detect(nccl_release, "nccl").version).archs
+    said = gencodes(make_flags(detect(nccl_release, "nccl"), "13.0"))
+    names = [re.fullmatch(r"-gencode=arch=compute_(\d+),code=(\w+)_\d+", flag) for flag in said]
+    code = [f"{m[1][:-1]}.{m[1][-1]}" for m in names if m[2] == "sm"]
+    ptx = [f"{m[1][:-1]}.{m[1][-1]}" for m in names if m[2] == "compute"]
+    assert [arch.removesuffix("+PTX") for arch in archs] == code
+    assert [arch.removesuffix("+PTX") for arch in archs if arch.endswith("+PTX")] == ptx
+
+
+def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
+    """Not our own three lines of a makefile: NCCL's, down to the command for a device file."""
+    need("make")
+    root = nccl()
+    apply(root, RECIPE, ask())
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    nvcc.chmod(0o755)
+
+    def given(*arguments):
+        command = ["make", "-n", "-C", root / "src/device", f"NVCC={nvcc}", f"CUDA_HOME={tmp_path}"]
+        done = subprocess.run(
+            [*command, f"BUILDDIR={tmp_path}/build", "VERBOSE=1", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = re.findall(r"-gencode=[\w=,]+", done.stdout)
+        assert found, done.stdout + done.stderr
+        return set(found)
+
+    ours = "-gencode=arch=compute_121,code=sm_121"
+    # Four small kernels for NVLS are compiled for sm_100f whatever the variable says.
+    always = {"-gencode=arch=compute_100f,code=sm_100f"}
+    assert given() - always == {ours}
+    assert given("NVCC_GENCODE=-gencode=arch=compute_90,code=sm_90") - always == {
+        "-gencode=arch=compute_90,code=sm_90"
+    }
+
+
+def test_an_older_cuda_keeps_upstreams_list(nccl, ask):
+    need("make")
+    root = nccl()
+    stock = make_flags(detect(root, "nccl"), "12.8")
+    apply(root, RECIPE, ask())
+    assert make_flags(detect(root, "nccl"), "12.8") == stock
+
+
+def test_the_makefiles_of_2_26(older, ask, snapshot):
+    need("make")
+    root = older("2.26.2")
+    before = snapshot(root)
+    stock = detect(root, "nccl")
+    assert "-gencode=arch=compute_60,code=sm_60" in make_flags(stock, "13.0")
+
+    done = apply(root, RECIPE, ask())
+
+    assert states(done) == {
+        **dict.fromkeys(STATES, OUTSIDE),
+        "make_archs": APPLIED,
+        "make_cuda13": APPLIED,
+    }
+    assert "make gives nvcc 13 -std=c++17, and nvcc 12 -std=c++11 as before" in done.proofs
+    flags = make_flags(detect(root, "nccl"), "13.0")
+    assert gencodes(flags) == ("-gencode=arch=compute_121,code=sm_121",)
+    assert "-I $(CUDA_INC)/cccl" in (root / COMMON_MK).read_text()
+    revert(root, "nccl")
+    assert snapshot(root) == before
+
+
+def test_the_header_of_2_28(older, ask):
+    need("make")
+    root = older("2.28.9")
+    done = apply(root, RECIPE, ask())
+    assert states(done) == {
+        **STATES,
+        "cmake_ninja_header": APPLIED,
+        "cmake_cudart_static": OUTSIDE,
+    }
+    assert "custom commands make 1 files, each once, where it was 2" in done.proofs
+    assert "BYPRODUCTS" not in (root / SOURCE_FILE).read_text().partition("add_custom_target")[0]
+
+
+# Code that is not as expected
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "drifts"),
+    [
+        (COMMON_MK, "# of archs to reduce", "# of architectures to reduce", "make_archs"),
+        (
+            COMMON_MK,
+            "  NVCC_GENCODE ?= $(CUDA8_GENCODE) $(CUDA8_PTX)",
+            "  NVCC_GENCODE := x",
+            "make_archs",
+        ),
+        (ROOT_FILE, "LANGUAGES CUDA CXX C)", "LANGUAGES CXX C)", "cmake_archs"),
+        (ROOT_FILE, "project(NCCL ", "project(A)\nproject(NCCL ", "cmake_archs"),
+        (
+            ROOT_FILE,
+            "project(NCCL ",
+            "set(CMAKE_CUDA_ARCHITECTURES 90)\nproject(NCCL ",
+            "cmake_archs",
+        ),
+        (SOURCE_FILE, 'if(CUDARTLIB STREQUAL "cudart_static")', "if(ON)", "cmake_cudart_static"),
+        (SOURCE_FILE, "    @ONLY\n", "", "cmake_pkgconfig_prefix"),
+        (SOURCE_FILE, "/nccl.pc.in", "/libnccl.pc.in", "cmake_pkgconfig_prefix"),
+        (
+            SOURCE_FILE,
+            "    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/nccl.h.in\n",
+            f"    BYPRODUCTS {HEADER}\n",
+            "cmake_ninja_header",
+        ),
+    ],
+)
+def test_altered_anchors_are_drift(nccl, edit, ask, snapshot, cli, path, before, after, drifts):
+    root = nccl()
+    edit(root, path, before, after)
+    altered = snapshot(root)
+    with pytest.raises(DriftError, match=drifts):
+        apply(root, RECIPE, ask())
+    assert snapshot(root) == altered
+    shown = json.loads(cli("status", "--nccl-src", root, "--json", rc=4).stdout)
+    assert [fix["id"] for fix in shown["fixes"] if fix["state"] == "drifted"] == [drifts]
+
+
+def test_a_line_of_an_anchor_lost_or_doubled(nccl, ask, rewrite):
+    """Either it is refused, or the proofs, which ask for the effect, still hold."""
+    need("make")
+    root = nccl()
+    plans = [plan_for(open_workspace(root, "nccl"), RECIPE, ask(only={fix})) for fix in STATES]
+    stock = plans[0].stock
+    spots = {
+        (edit.path, stock.read(edit.path).count("\n", 0, edit.start))
+        for plan in plans
+        for verdict in plan.verdicts
+        for edit in verdict.edits
+    }
+    refused = []
+    for path, number in sorted(spots):
+        lines = stock.read(path).splitlines(keepends=True)
+        for times in (0, 2):
+            rewrite(
+                root / path,
+                "".join([*lines[:number], *[lines[number]] * times, *lines[number + 1 :]]),
+            )
+            try:
+                assert len(prove(plan_for(open_workspace(root, "nccl"), RECIPE, ask()))) == 4
+            except PatchkitError:
+                refused.append((lines[number].strip(), times))
+        rewrite(root / path, "".join(lines))
+    assert refused == [
+        ("project(NCCL VERSION ${NCCL_MAJOR}.${NCCL_MINOR}.${NCCL_PATCH}", 0),
+        ("project(NCCL VERSION ${NCCL_MAJOR}.${NCCL_MINOR}.${NCCL_PATCH}", 2),
+        ("# You should define NVCC_GENCODE in your environment to the minimal set", 0),
+        ("# Add compatibility shim if using static cudart", 0),
+        ("configure_file(", 0),
+        ("configure_file(", 2),
+        ("CUDA::cudart", 0),
+        ("CUDA::cudart", 0),
+    ]
+
+
+# The command line
+
+
+def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
+    need("make")
+    built = tmp_path / "built"
+    done = cli("apply", "--nccl-src", "nccl==2.29.7", "--dest", built, "--json")
+    shown = json.loads(done.stdout)
+    assert {fix["id"]: fix["state"] for fix in shown["fixes"]} == {
+        fix: state.value for fix, state in STATES.items()
+    }
+    assert shown["nvcc_gencode"] == "-gencode=arch=compute_121,code=sm_121"
+    assert any("Message truncated" in bug["says"] for bug in shown["known_bugs"])
+    cli("apply", "--nccl-src", "nccl==2.29.7", "--dest", built)  # the same folder again
+    assert cli("diff", "--nccl-src", built).stdout.count("diff --git") == 3
+
+    folder = tmp_path / "repository"
+    shutil.copytree(nccl_release, folder, symlinks=True)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "upstream")
+    mails = cli("export", "--nccl-src", folder, "-o", tmp_path / "series").stdout.split()
+    assert len(mails) == 4
+    git(folder, "am", "--quiet", *mails)
+    for path in (ROOT_FILE, COMMON_MK, SOURCE_FILE):
+        assert (folder / path).read_text() == (built / path).read_text()
+    assert "Target: gb10, native -gencode=arch=compute_121" in git(folder, "log")
+    patched = cli("status", "--nccl-src", folder).stdout
+    assert patched.count(" applied ") == 4
+
+    assert cli("revert", "--nccl-src", built).stdout == "3 files are as upstream shipped them\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rc", "says"),
+    [
+        (["status", "--nccl-src", "x", "--vllm-src", "x"], 2, "both sources are named"),
+        (["apply", "--nccl-src", "nccl==2.28.3"], 3, "sticky CUDA error"),
+        (["apply", "--nccl-src", "nccl==2.29.2"], 3, "cannot be verified"),
+        (["apply", "--nccl-src", "git+file:///x@v9"], 2, "'v9' is not a commit"),
+        (["apply", "--vllm-src", "x", "--sha256", "0"], 2, "--sha256 is for an archive of NCCL"),
+        (["apply", "--nccl-src", "vllm==0.24.0"], 2, "neither a git URL nor a release"),
+        (["archs", "--nccl-src", "x"], 2, "No such option"),
+        (["fetch", "nccl==9.9"], 3, "not among the releases"),
+        (["fixes", "--project", "torch"], 2, "torch"),
+    ],
+)
+def test_refusals(cli, arguments, rc, says):
+    assert says in cli(*arguments, rc=rc).stderr
+
+
+def test_a_tree_of_the_other_project(cli, nccl_release):
+    said = cli("status", "--vllm-src", nccl_release, rc=3).stderr
+    assert "is a source tree of NCCL, not of vLLM" in said
+
+
+def test_the_catalogue_is_of_both_projects(cli):
+    listed = json.loads(cli("fixes", "--project", "nccl", "--json").stdout)
+    assert [fix["id"] for fix in listed] == list(STATES)
+    assert "vllm fix" in cli("fixes").stdout
+    assert "nccl fix" in cli("fixes").stdout
+    assert "make_archs" in cli("fixes", "--version", "2.29.7").stdout
+    shown = cli("explain", "cmake-archs").stdout
+    assert "Using CUDA_ARCHITECTURES: 75" in shown
+    assert "cmake_archs" in cli("explain").stdout
+
+
+def test_default_folders_of_different_sources_differ(cli, tmp_path, nccl_release, git):
+    """Two commits of one version must not be taken for each other."""
+    need("make")
+    repository = tmp_path / "repository"
+    shutil.copytree(nccl_release, repository, symlinks=True)
+    git(repository, "init", "--quiet")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "one")
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    cache = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
+    cli("apply", "--nccl-src", f"git+file://{repository}@{commit}", env=cache)
+    archive = nccl_tree("nccl==2.29.7", offline=True)
+    cli("apply", "--nccl-src", archive.path)
+    cli("apply", "--nccl-src", "nccl==2.29.7")
+    found = {path.name for path in (tmp_path / "build").iterdir()}
+    digest = archive.identity.removeprefix("sha256:")
+    assert found == {"nccl-2.29.7", f"nccl-2.29.7-{commit[:8]}", f"nccl-2.29.7-{digest[:8]}"}
+
+
+def test_the_archive_of_the_release_by_itself(nccl_release, cli, tmp_path):
+    archive = nccl_tree("nccl==2.29.7", offline=True).path
+    copy = tmp_path / "v2.29.7-1.tar.gz"
+    shutil.copy(archive, copy)
+    assert cli("status", "--nccl-src", copy).stdout.count(" apply ") == 4
+    copy.write_bytes(copy.read_bytes() + b"\0")
+    said = cli("status", "--nccl-src", copy, rc=3).stderr
+    assert "which the recipe does not know" in said
+    assert "--sha256" in said

@@ -1,0 +1,39 @@
+"""The tables of variables and flags beside the sources that they were made from."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.variables import nccl_variables, vllm_variables
+
+
+@pytest.mark.releases
+def test_the_tables_say_what_a_release_has(version, release):
+    home = release(version) / "vllm"
+    assert vllm_variables(version) == vllm_variables(version, home)
+    assert flags(version) == flags(version, home)
+    assert "VLLM_HOST_IP" in vllm_variables(version)
+    assert {"--nnodes", "--headless", "--served-model-name"} <= flags(version)
+
+
+# NCCL_PARAM(Name, "NAME", default) reads NCCL_NAME; getenv, and names in tables, are quoted whole.
+PARAM = re.compile(r'NCCL_PARAM\(\s*\w+,\s*"(?P<name>\w+)"')
+QUOTED = re.compile(r'"(?P<name>NCCL_[A-Z0-9_]+)"')
+SOURCES = (".cc", ".cu", ".h")
+
+
+def test_the_table_of_nccl_says_what_its_sources_read(nccl_release):
+    found = set()
+    for place in (nccl_release / "src").rglob("*"):
+        if place.suffix in SOURCES:
+            text = place.read_text(encoding="utf-8", errors="replace")
+            found |= {f"NCCL_{match['name']}" for match in PARAM.finditer(text)}
+            found |= {match["name"] for match in QUOTED.finditer(text)}
+    known = set(nccl_variables("2.29.7"))
+    assert found <= known
+    # The rest is read by the examples of plugins, which are elsewhere in the sources.
+    examples = ("NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PROFILER_CE_", "NCCL_TUNER_CONFIG_FILE")
+    assert [name for name in known - found if not name.startswith(examples)] == []

@@ -1,0 +1,376 @@
+"""`patchkit net apply` and `undo`: below a root, killed everywhere, and on a live network.
+
+The live one is a network namespace with a mount namespace of its own, where a small program stands
+in for netplan: systemd does not run there.
+"""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import StorageError, UsageError
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.net import apply as net_apply
+from patchkit.runtime.net import state as net_state
+from patchkit.runtime.net.netplan_file import render
+from patchkit.runtime.net.plan import Wish, make_plan
+from patchkit.runtime.net.state import Place
+from support import hosts
+from support.faults import in_child, kill
+
+OURS = Path("etc/netplan/40-patchkit.yaml")
+LIVE_STATE = "/var/lib/patchkit/net"
+LINKS = ("lan0", "lan1", "enp1s0f0np0", "enP2p1s0f0np0", "first", "second")
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A Spark with one cable, and somebody else's netplan file."""
+    made = hosts.build(tmp_path, "ipv6_only", node=1)
+    others = made / "etc/netplan/01-network-manager-all.yaml"
+    others.parent.mkdir(parents=True)
+    others.write_text("network:\n  version: 2\n  renderer: NetworkManager\n")
+    others.chmod(0o600)
+    return made
+
+
+@pytest.fixture
+def net(cli, root):
+    """Run `patchkit net VERB` on that root."""
+
+    def run(verb, *arguments, **options):
+        return cli("net", verb, "--root", root, *arguments, **options)
+
+    return run
+
+
+def files(root):
+    """Everything below etc and var that is a file: its bytes and mode."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+        for folder in ("etc", "var")
+        for path in sorted((root / folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_applied_and_undone(net, root):
+    before = files(root)
+    planned = net("plan", "--role", "head").stdout
+    said = net("apply", "--role", "head", "--yes").stdout
+    assert "+        - 192.168.101.11/24" in said
+    assert "the root is not /: no network was changed" in said
+    assert (root / OURS).read_text() == planned
+    assert stat.S_IMODE((root / OURS).stat().st_mode) == 0o600
+    after = files(root)
+    assert {name: after[name] for name in before} == before
+    assert "is as planned\nnothing to do" in net("apply", "--role", "head", "--yes").stdout
+    assert files(root) == after
+    assert "is gone, as before" in net("undo").stdout
+    assert files(root) == before
+
+
+def test_undone_step_by_step(net, root):
+    before = files(root)
+    net("apply", "--role", "head", "--yes")
+    first = (root / OURS).read_bytes()
+    said = net("apply", "--role", "worker", "--mtu", "1500", "--yes").stdout
+    assert "-      mtu: 9000\n+      mtu: 1500" in said
+    net("undo")
+    assert (root / OURS).read_bytes() == first
+    net("undo")
+    assert files(root) == before
+    assert "nothing to undo" in net("undo", rc=2).stderr
+
+
+def test_dry_run_shows_and_writes_nothing(net, root):
+    before = files(root)
+    assert "+    enp1s0f0np0: # cage 0" in net("apply", "--role", "head", "--dry-run").stdout
+    assert files(root) == before
+
+
+def test_without_a_terminal_it_does_not_ask(net, root):
+    before = files(root)
+    assert "--yes" in net("apply", "--role", "head", rc=2).stderr
+    assert files(root) == before
+
+
+def test_a_file_of_that_name_that_somebody_wrote(net, root):
+    """It is not touched; with --force it is, and comes back byte by byte."""
+    (root / OURS).write_bytes(b"# mine\r\nnetwork: {version: 2}\n\n")
+    (root / OURS).chmod(0o640)
+    before = files(root)
+    assert "is not as patchkit left it" in net("apply", "--role", "head", "--yes", rc=4).stderr
+    assert files(root) == before
+    net("apply", "--role", "head", "--yes", "--force")
+    assert b"192.168.100.11" in (root / OURS).read_bytes()
+    net("undo")
+    assert files(root) == before
+
+
+def test_a_file_that_was_edited_since(net, root):
+    net("apply", "--role", "head", "--yes")
+    with (root / OURS).open("a") as file:
+        file.write("# edited\n")
+    before = files(root)
+    assert "edited since patchkit wrote it" in net("undo", rc=4).stderr
+    assert "is not as patchkit left it" in net("apply", "--role", "worker", "--yes", rc=4).stderr
+    assert files(root) == before
+
+
+def test_a_symbolic_link_is_not_replaced(net, root):
+    (root / OURS).symlink_to("01-network-manager-all.yaml")
+    assert "symbolic link" in net("apply", "--role", "head", "--yes", "--force", rc=4).stderr
+    assert (root / OURS).is_symlink()
+
+
+def test_conflicts_are_found_before_anything_is_written(net, root):
+    other = root / "etc/netplan/50-cloud-init.yaml"
+    other.write_text("network:\n  ethernets:\n    enp1s0f0np0:\n      dhcp4: true\n")
+    before = files(root)
+    said = net("apply", "--role", "head", "--yes", rc=9).stderr
+    assert "50-cloud-init.yaml:3: configures enp1s0f0np0, too" in said
+    assert files(root) == before
+
+
+@pytest.mark.skipif(not shutil.which("netplan"), reason="netplan is not installed: nobody asked it")
+def test_netplan_is_asked_about_all_files_together(net, root):
+    other = root / "etc/netplan/50-broken.yaml"
+    other.write_text("network:\n  ethernets:\n    eth9:\n      mtu: many\n")
+    before = files(root)
+    assert "`netplan generate" in net("apply", "--role", "head", "--yes", rc=9).stderr
+    assert files(root) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "--role head"),
+        (["--role", "worker", "--nodes", "3"], "--node 1 to 3"),
+        (["--role", "worker", "--node", "1"], "only the head"),
+        (["--role", "head", "--peer", "192.168.100.11"], "is what this node would get"),
+        (["--role", "head", "--peer", "10.0.0.12"], "in none of 192.168.100.0/24"),
+        (["--role", "head", "--network", "192.168.100.1/24"], "has host bits set"),
+        (["--role", "head", "--mtu", "100"], "enp1s0f0np0 takes 1280 to 9978"),
+    ],
+)
+def test_wishes_that_make_no_sense(net, options, says):
+    assert says in net("plan", *options, rc=2).stderr
+
+
+def test_plan_of_another_host_and_as_json(cli, root, tmp_path):
+    facts = tmp_path / "facts.json"
+    facts.write_text(cli("probe", "--root", root, "--json").stdout)
+    made = json.loads(cli("net", "plan", "--probe", facts, "--node", "2", "--json").stdout)
+    assert [(line["netdev"], line["address"]) for line in made["lines"]] == [
+        ("enp1s0f0np0", "192.168.100.12/24"),
+        ("enP2p1s0f0np0", "192.168.101.12/24"),
+    ]
+    assert made["yaml"] == cli("net", "plan", "--root", root, "--role", "worker").stdout
+
+
+# Killed
+
+
+@pytest.fixture
+def change(root):
+    """A first plan that is applied, and a second one."""
+    host = probe(root, environment={})
+    network = IPv4Network("192.168.100.0/24")
+    first, second = (
+        make_plan(host, Wish(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
+    )
+    return Place(root), first, second
+
+
+@pytest.fixture
+def no_netplan(monkeypatch, tmp_path):
+    """The check of the merged files writes elsewhere, and is not what is killed here."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_a_full_disk(change, small_disk, pages):
+    """With one page free not even the way back can be noted, with two the file has no room."""
+    _place, first, _second = change
+    disk = small_disk(f"size={4 * (pages + 1)}k")
+    (disk / "etc/netplan").mkdir(parents=True)
+    (disk / "fill").write_bytes(bytes(4096))
+    with pytest.raises(StorageError, match="No space left on device"):
+        net_apply.apply(Place(disk), first, force=False)
+    assert not list((disk / "etc/netplan").iterdir())
+    with pytest.raises(UsageError, match="nothing to undo"):
+        net_apply.undo(Place(disk))
+
+
+def test_an_interrupted_apply_is_told(net, root, change, no_netplan):
+    place, first, second = change
+    net_apply.apply(place, first, force=False)
+    changes = net_state.writing(place, render(second).encode(), {})
+    note = {"verb": "apply", "addresses": {}, "former": {}}
+    died = in_child(lambda: place.journal.commit(changes, settle=kill, note=note))
+    assert died == -signal.SIGKILL
+    assert "was cut short" in net("plan", "--role", "head").stderr
+    checked = net("verify", rc=9).stdout
+    assert "was cut short" in checked
+    said = net("apply", "--role", "worker", "--yes")
+    assert "put back first" in said.stdout
+    assert (root / OURS).read_text() != render(second)
+    assert len(place.steps()) == 2
+
+
+# Live
+
+
+NETPLAN = """\
+#!/bin/sh
+echo "$@" >> "$LOG"
+[ "$1" = generate ] && exit 0
+case "$(cat /etc/netplan/40-patchkit.yaml 2>/dev/null)" in
+*192.168.100.11*)
+  ip address add 192.168.100.11/24 dev enp1s0f0np0
+  ip address add 192.168.101.11/24 dev enP2p1s0f0np0
+  {then};;
+*) {back};;
+esac
+"""
+
+
+@pytest.fixture
+def live(environment, tmp_path):
+    """A machine of its own, as far as the network, /etc/netplan and /var/lib go."""
+    folders = {name: tmp_path / name for name in ("netplan", "lib", "bin")}
+    for folder in folders.values():
+        folder.mkdir()
+    setup = [
+        f"mount --bind {folders['lib']} /var/lib",
+        f"mkdir -p /etc/netplan && mount --bind {folders['netplan']} /etc/netplan",
+        "mount -t sysfs sysfs /sys",  # with the interfaces of this network namespace
+        "ip link set lo up",
+        "ip link add lan0 type veth peer name lan1",
+        "ip address add 10.0.0.11/24 dev lan0",
+        "ip link add enp1s0f0np0 type veth peer name first",
+        "ip link add enP2p1s0f0np0 type veth peer name second",
+        *(f"ip link set {each} up" for each in LINKS),
+        "ip route add default via 10.0.0.1 dev lan0",
+    ]
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-ec", "\n".join(setup)],
+        capture_output=True,
+        text=True,
+    )
+    if tried.returncode:
+        pytest.skip(f"no namespaces of one's own: {tried.stderr.strip()}")
+
+    def run(script, *, then=":", back=":"):
+        program = folders["bin"] / "netplan"
+        program.write_text(NETPLAN.format(then=then, back=back))
+        program.chmod(0o755)
+        log = tmp_path / "log"
+        log.write_text("")
+        path = f"{folders['bin']}:{os.environ['PATH']}"
+        function = f'patchkit() {{ {sys.executable} -m patchkit "$@"; }}'
+        commands = "\n".join([*setup, function, script])
+        done = subprocess.run(
+            ["unshare", "--net", "--mount", "sh", "-ec", commands],
+            capture_output=True,
+            text=True,
+            env={**environment, "PATH": path, "LOG": str(log)},
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        done.log = log.read_text().splitlines()
+        done.file = folders["netplan"] / OURS.name
+        return done
+
+    return run
+
+
+APPLY = "patchkit net apply --role head --netdev enp1s0f0np0 --netdev enP2p1s0f0np0 --yes"
+HASTY = " ".join(
+    [sys.executable, str(Path(__file__).parents[2] / "support" / "hasty.py"), *APPLY.split()[1:]]
+)
+
+
+def test_live_apply_and_undo(live):
+    """Addresses that patchkit gave go with undo, also where the renderer would leave them."""
+    done = live(f"{APPLY}; ip -br address; echo ----; patchkit net undo; ip -br address")
+    assert done.returncode == 0, done.stderr
+    assert "is written and applied" in done.stdout
+    applied, undone = done.stdout.split("----")
+    assert "192.168.100.11/24" in applied
+    assert "192.168.101.11/24" in applied
+    assert "192.168.10" not in undone
+    assert "is gone, as before" in undone
+    assert "10.0.0.11/24" in undone
+    assert not done.file.exists()
+    scratch, *rest = done.log
+    assert scratch.startswith("generate --root-dir ")
+    assert rest == ["generate", "apply"] * 2
+
+
+def test_the_way_in_is_lost(live):
+    """The stand-in takes away the address of the default route and that of an SSH session.
+
+    It gives them back when the file is gone. As with sudo, only a parent process knows of SSH.
+    """
+    addresses = ("10.0.0.11/24 dev lan0", "10.9.9.9/24 dev lan1")
+    done = live(
+        f"ip address add {addresses[1]}\n"
+        "env SSH_CONNECTION='10.9.9.1 5 10.9.9.9 22' "
+        f"sh -c 'env -u SSH_CONNECTION {HASTY}; echo code $?'\n"
+        f"ip -br address; ls -A /etc/netplan /var/lib/patchkit",
+        then="; ".join(f"ip address del {each}" for each in addresses),
+        back="; ".join(f"ip address add {each}" for each in addresses),
+    )
+    assert "no longer had 10.0.0.11/24, 10.9.9.9/24; the former network is back" in done.stderr
+    after = done.stdout.partition("code 9")[2]
+    assert "10.0.0.11/24" in after
+    assert "10.9.9.9/24" in after
+    assert "192.168.10" not in after
+    assert after.endswith("/etc/netplan:\n\n/var/lib/patchkit:\n")
+    assert done.log[1:] == ["generate", "apply"] * 2
+
+
+def test_live_without_netplan(live):
+    only_ip = 'mkdir "$LOG.d"; ln -s "$(command -v ip)" "$LOG.d/ip"; PATH="$LOG.d"'
+    done = live(f"{only_ip}\n{APPLY} || echo code $?")
+    assert "netplan is not installed, so nobody would read the file" in done.stderr
+    assert done.stdout.endswith("code 9\n")
+    assert not done.file.exists()
+
+
+def test_netplan_fails(live):
+    done = live(f"{APPLY} || echo code $?; ls -A /etc/netplan", then="echo no >&2; exit 5")
+    assert "`netplan apply` failed: no; the former network is back" in done.stderr
+    assert done.stdout.endswith("code 9\n")
+
+
+def test_without_rights(cli):
+    """The command to run is named in full, since sudo has its own PATH."""
+    if os.geteuid() == 0:
+        if not shutil.which("setpriv"):
+            pytest.skip("no setpriv: cannot give up root")
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
+    else:
+        command = [sys.executable]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    if subprocess.run([*command, "-c", "import patchkit"], capture_output=True, env=env).returncode:
+        pytest.skip("nobody may not read this checkout")
+    code = "import sys; sys.argv[0] = 'patchkit'; from patchkit.cli import main; main()"
+    done = subprocess.run(
+        [*command, "-c", code, "net", "undo"],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    assert done.returncode == 9, done.stderr
+    assert "need root" in done.stderr
+    assert "/patchkit net undo" in done.stderr

@@ -1,0 +1,90 @@
+"""What serve-args prints, held against the code of every release, and against its own parser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from patchkit.cli.runtime.serve_args import known
+from patchkit.runtime.rules.flag_values import load_choices
+from tools import serve_lines
+
+pytestmark = pytest.mark.releases
+PARSE = Path(__file__).parents[3] / "tools" / "emulation" / "parse_args.py"
+CANNOT_IMPORT = 3
+# Refused by every release: else a parser that takes anything would look like a success.
+NONSENSE = ["vllm", "serve", "x", "--nonsense", "1"]
+
+
+@pytest.fixture(scope="module")
+def home(release, version):
+    return release(version) / "vllm"
+
+
+@pytest.fixture(scope="module")
+def pairs(version):
+    """Every flag and value that is printed for a release."""
+    everything = serve_lines.everything(version)
+    return {(flag.flag, flag.value) for served in everything for flag in served.flags}
+
+
+def test_every_flag_is_declared(home, pairs):
+    servers = (home / "entrypoints").rglob("cli_args.py")
+    code = "\n".join(file.read_text() for file in (home / "engine/arg_utils.py", *servers))
+    flags = {flag for flag, _ in pairs}
+    assert len(flags) > 15
+    for flag in flags:
+        field = flag.removeprefix("--").replace("-", "_")
+        assert f'"{flag}"' in code or re.search(rf"^    {field}: ", code, re.MULTILINE), flag
+
+
+def test_the_table_of_values_is_what_the_code_lists(home, version):
+    for choices in load_choices():
+        if known(version, None).has(choices.flag):
+            assert sorted(choices.read(home)) == sorted(choices.known(version)), choices.flag
+
+
+def test_draft_methods_are_known(home, pairs):
+    code = (home / "config/speculative.py").read_text()
+    for flag, value in pairs:
+        if flag == "--speculative-config":
+            assert f'"{json.loads(value)["method"]}"' in code
+
+
+def test_the_same_with_the_code_at_hand(home, version, pairs):
+    installed = known(version, home)
+    for flag, value in pairs:
+        assert installed.has(flag), flag
+        assert installed.takes(flag, value), (flag, value)
+
+
+def test_vllm_itself_takes_every_line(home, version, tmp_path):
+    """PATCHKIT_VLLM_REQUIREMENTS: a Python that has what vLLM requires, on a CPU."""
+    python = os.environ.get("PATCHKIT_VLLM_REQUIREMENTS")
+    if not python:
+        pytest.skip("PATCHKIT_VLLM_REQUIREMENTS names no Python with vLLM's requirements")
+    about = tmp_path / f"vllm-{version}+cpu.dist-info"
+    about.mkdir()
+    # By its version an older vLLM knows that it is for CPUs.
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    path = f"{tmp_path}:{home.parent}"
+    lines = [list(served.command) for served in serve_lines.everything(version)]
+    done = subprocess.run(
+        [python, PARSE],
+        input=json.dumps([*lines, NONSENSE]),
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == CANNOT_IMPORT:
+        pytest.skip(f"vllm {version}: {done.stderr.strip().splitlines()[-1]}")
+    *verdicts, nonsense = json.loads(done.stdout)
+    assert "unrecognized arguments: --nonsense" in nonsense
+    refused = {" ".join(words): said for words, said in zip(lines, verdicts, strict=True) if said}
+    assert not refused
+    assert len(verdicts) > 90

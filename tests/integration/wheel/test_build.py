@@ -1,0 +1,372 @@
+"""`patchkit build nccl`, from a small stand-in of NCCL to a wheel that pip installs.
+
+The stand-in in tests/data/nccl_small is built by real make, nvcc and g++, with the work folder in a
+temporary one. NCCL itself takes half an hour: `nox -s repro -- nccl`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import patchkit
+from patchkit.elf import read_library
+from patchkit.wheel.build.repro import first_member, first_object
+from patchkit.wheel.build.toolchain import MACHINES
+from patchkit.wheel.file.sbom import nccl_sbom
+from patchkit.wheel.wheelhouse.contents import entries, verify
+from support.building import (
+    HERE,
+    PATCHKIT,
+    QUIET,
+    SMALL,
+    VERSION,
+    a_disk_that_fills_up,
+    gone_on_with,
+    interrupted,
+    until,
+    wheels,
+)
+
+LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
+QEMU = {"aarch64": "qemu-aarch64-static", "x86_64": "qemu-x86_64-static"}
+CALLER = """
+#include <cstdio>
+extern "C" int ncclGetVersion(int *);
+int main(void) { int version; return ncclGetVersion(&version) || printf("%d\\n", version) < 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def built(toolchain, tmp_path_factory):
+    """An undisturbed build for a CPU, made once: ``built("x86_64")``."""
+    known = {}
+
+    def make(machine):
+        toolchain(machine)
+        if machine not in known:
+            home = tmp_path_factory.mktemp(machine)
+            work, house, objects = home / "work", home / "house", home / "objects.json"
+            arguments = ["--src", SMALL, "--host", machine, "--dir", house, "--objects", objects]
+            done = subprocess.run(
+                [*PATCHKIT, work, "build", "nccl", *map(str, arguments), "--json"],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(patchkit.__file__).parents[1]),
+                    **QUIET,
+                },
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            work.rename(home / "aside")
+            known[machine] = SimpleNamespace(
+                work=work,
+                aside=home / "aside",
+                house=house,
+                shown=json.loads(done.stdout),
+                arguments=arguments[:4],
+                wheel=next(house.glob("*.whl")),
+                objects=json.loads(objects.read_text()),
+            )
+        return known[machine]
+
+    return make
+
+
+@pytest.fixture
+def work(built):
+    """Where the undisturbed build took place, free again: what comes of it depends on the path."""
+    place = built(HERE).work
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def same(built, house):
+    """The one wheel there is, byte for byte, that of the undisturbed build."""
+    assert verify(house) == ()
+    (wheel,) = wheels(house)
+    assert first_member(built.wheel, wheel) == ""
+    return True
+
+
+# The whole way
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_from_sources_to_a_wheel(built, cli, machine):
+    made = built(machine)
+    facts, digest = made.shown["facts"], made.shown["facts"]["wheel"].rpartition(".")[2]
+    assert made.wheel.name.startswith(
+        f"nvidia_nccl_cu13-{VERSION}+gb10.{digest}-py3-none-manylinux_2_"
+    )
+    assert made.wheel.name.endswith(f"_{machine}.whl")
+    assert made.shown["wheel"] == str(made.wheel)
+    log = Path(made.shown["log"]).relative_to(made.work)
+    assert "Compiling  max.cu" in (made.aside / log).read_text()
+    assert facts["version"] == VERSION
+    assert facts["source"].startswith("tree:sha256:")
+    assert facts["fixes"][:2] == ["make_archs: applied", "make_cuda13: upstream"]
+    assert facts["gencode"] == "-gencode=arch=compute_121,code=sm_121"
+    assert (facts["machine"], facts["target"], facts["functions"]) == (machine, "gb10", "all")
+
+    assert verify(made.house) == ()
+    (entry,) = entries(made.house)
+    assert entry.facts == facts
+    home = f"nvidia_nccl_cu13-{facts['wheel']}.dist-info"
+    with zipfile.ZipFile(made.wheel) as bundle:
+        assert bundle.namelist() == [
+            "nvidia/nccl/include/nccl.h",
+            LIBRARY,
+            f"{home}/METADATA",
+            f"{home}/WHEEL",
+            f"{home}/licenses/LICENSE.txt",
+            f"{home}/patchkit.json",
+            f"{home}/sboms/nccl.cdx.json",
+            f"{home}/RECORD",
+        ]
+        assert json.loads(bundle.read(f"{home}/patchkit.json")) == facts
+        assert json.loads(bundle.read(f"{home}/sboms/nccl.cdx.json")) == nccl_sbom(facts)
+        assert (
+            "#define NCCL_VERSION_CODE 22707" in bundle.read("nvidia/nccl/include/nccl.h").decode()
+        )
+        metadata = bundle.read(f"{home}/METADATA").decode()
+    assert f"Version: {facts['wheel']}\n" in metadata
+    assert "License-Expression: Apache-2.0 AND BSD-3-Clause AND LicenseRef-NVIDIA-" in metadata
+
+    shown = json.loads(cli("inspect", made.wheel, "--target", "gb10", "--json").stdout)
+    assert json.dumps(shown).count('"sm_121"') >= 1
+    assert sorted(made.objects) == [
+        *("obj/device/glue.o", "obj/device/max.o", "obj/device/sum.o", "obj/init.o"),
+    ]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_pip_installs_it_and_it_loads(built, toolchain, tmp_path, machine):
+    made, site = built(machine), tmp_path / "site"
+    _stem, cpu = made.wheel.stem.rsplit("-", 1)
+    install = ["install", "--no-index", "--no-deps", "--target", site]
+    install += ["--platform", cpu, "--only-binary", ":all:", made.wheel]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run(list(map(str, [*pip, *install])), check=True, capture_output=True)
+    library = read_library(site / LIBRARY)
+    assert (library.machine, library.soname) == (machine, "libnccl.so.2")
+    assert library.build_id
+    assert not [name for name in library.needed if "cudart" in name]
+    if machine == HERE:
+        version = ctypes.c_int()
+        assert ctypes.CDLL(site / LIBRARY).ncclGetVersion(ctypes.byref(version)) == 0
+        assert version.value == 22707
+        return
+    emulator, root = shutil.which(QEMU[machine]), Path(f"/usr/{machine}-linux-gnu")
+    if emulator is None:
+        pytest.skip(f"the wheel for {machine} is right, but {QEMU[machine]} is not here to run it")
+    (tmp_path / "caller.cc").write_text(CALLER)
+    lib = (site / LIBRARY).parent
+    command = [toolchain(machine).cxx, "caller.cc", site / LIBRARY, "-o", "caller"]
+    subprocess.run(list(map(str, command)), cwd=tmp_path, check=True)
+    command = [emulator, "-L", root, "-E", f"LD_LIBRARY_PATH={lib}", tmp_path / "caller"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("22707\n", "")
+
+
+# Reproducible
+
+
+def test_circumstances_do_not_matter(built, build, work, tmp_path):
+    """Other umask, locale, time, flags, jobs, place of the sources, ccache; the same bytes."""
+    made, sources = built(HERE), tmp_path / "elsewhere/sources"
+    shutil.copytree(SMALL, sources)
+    for path in sources.rglob("*"):
+        os.utime(path, (1, 1))
+    (sources / ".git").mkdir()
+    foreign = {
+        "TZ": "Asia/Tokyo",
+        "LC_ALL": "C.UTF-8",
+        "SOURCE_DATE_EPOCH": "1700000000",
+        "CXXFLAGS": "-O0 -DX",
+        "CPPFLAGS": "-DY",
+        "LDFLAGS": "-Wl,--no-such-option",
+        "NVCC_APPEND_FLAGS": "-G",
+        "NVCC_PREPEND_FLAGS": "-lineinfo",
+        "MAKEFLAGS": "-k -n",
+        "CPATH": "/nonexistent",
+        "NVCC_GENCODE": "-arch=sm_90",
+        "PYTHONHASHSEED": "7",
+    }
+    objects = tmp_path / "objects.json"
+    arguments = ["--src", sources, "--host", HERE, "--dir", tmp_path / "house"]
+    more = ["--jobs", 1, "--objects", objects]
+    build(*arguments, *more, work=work, env=foreign, umask=0o077)
+    assert first_object(made.objects, json.loads(objects.read_text())) == ""
+    assert same(made, tmp_path / "house")
+
+
+@pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not on this machine")
+def test_ccache_does_not_matter(built, build, work, tmp_path):
+    made, cache = built(HERE), {"CCACHE_DISABLE": None, "CCACHE_DIR": str(tmp_path / "ccache")}
+    for house in ("cold", "warm"):
+        build(*made.arguments, "--fresh", "--dir", tmp_path / house, work=work, env=cache)
+        assert same(made, tmp_path / house)
+    counted = subprocess.run(
+        ["ccache", "--print-stats"], env={**os.environ, "CCACHE_DIR": cache["CCACHE_DIR"]},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    counts = dict(line.split() for line in counted.splitlines())
+    hits = int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])
+    assert hits >= len(made.objects) - 1  # linking is not cached
+
+
+def test_other_sources_are_another_wheel(built, build, tmp_path):
+    made, sources = built(HERE), tmp_path / "sources"
+    shutil.copytree(SMALL, sources)
+    code = (sources / "src/init.cc").read_text()
+    (sources / "src/init.cc").write_text(code.replace("return *where", "return 0 && *where"))
+    objects = tmp_path / "objects.json"
+    arguments = ["--src", sources, "--host", HERE, "--dir", tmp_path / "house"]
+    build(*arguments, "--objects", objects, "--functions", "sum")
+    (wheel,) = wheels(tmp_path / "house")
+    assert f"-{VERSION}+gb10.reduced." in wheel.name
+    assert first_object(made.objects, json.loads(objects.read_text())) == "obj/device/glue.o"
+    assert "obj/init.o" in json.loads(objects.read_text())
+    assert (tmp_path / f"work/nccl-{VERSION}-gb10-{HERE}-reduced").is_dir()
+
+
+# Accidents
+
+
+@pytest.mark.parametrize(
+    ("sent", "everything"),
+    [(signal.SIGKILL, True), (signal.SIGINT, True), (signal.SIGTERM, False)],
+    ids=["all killed", "Ctrl-C", "patchkit alone"],
+)
+def test_interrupted(built, run, work, tmp_path, sent, everything):
+    made, house = built(HERE), tmp_path / "house"
+    arguments = [*made.arguments, "--dir", house, "--jobs", 1]
+    root = work / f"nccl-{VERSION}-gb10-{HERE}"
+
+    def start():
+        return run(work, *arguments)
+
+    interrupted(start, root / "log.txt", "Compiling  max.cu", sent, everything=everything)
+    assert wheels(house) == []
+    compiled = root / "build/obj/device/sum.o"
+    before = compiled.stat().st_mtime_ns
+    gone_on_with(start)
+    assert compiled.stat().st_mtime_ns == before  # gone on with, not begun anew
+    assert same(made, house)
+
+
+def test_a_build_while_another_one_runs(built, run, build, tmp_path):
+    made = built(HERE)
+    work, house = tmp_path / "work", tmp_path / "house"
+    first = run(work, *made.arguments, "--dir", house)
+    until("Compiling", work / f"nccl-{VERSION}-gb10-{HERE}/log.txt", first)
+    os.killpg(first.pid, signal.SIGSTOP)
+    second = build(*made.arguments, "--dir", tmp_path / "other", rc=6, work=work)
+    os.killpg(first.pid, signal.SIGCONT)
+    assert "another patchkit is working" in second.stderr
+    stdout, stderr = first.communicate()
+    assert first.returncode == 0, stdout + stderr
+    assert wheels(tmp_path / "other") == []
+    assert verify(house) == ()
+    assert len(wheels(house)) == 1
+
+
+def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
+    made, house = built(HERE), tmp_path / "house"
+    files = len(list(made.aside.rglob("*")))
+    disk = small_disk("size=8g,nr_inodes=10,mode=755")
+    rooms = (10, files - 50, files - 25)
+    a_disk_that_fills_up(build, [*made.arguments, "--dir", house], disk, rooms)
+    assert verify(house) == ()
+    assert sorted(path.name for path in disk.iterdir()) == [f"nccl-{VERSION}-gb10-{HERE}"]
+
+
+def test_a_wheelhouse_that_fills_up(built, build, work, small_disk):
+    """The build is not lost: with room its wheel is placed, without compiling; what a user sees."""
+    made = built(HERE)
+    shutil.copytree(made.aside, work, symlinks=True)
+    house = small_disk("size=300k,mode=755")
+    said = build(*made.arguments, "--dir", house, work=work, rc=7).stderr
+    assert "No space left on device; nothing was changed" in said
+    assert list(house.iterdir()) == []
+    subprocess.run(["mount", "-o", "remount,size=8m", house], check=True)
+    told = build(*made.arguments, "--dir", house, work=work).stdout
+    assert "Compiling" not in next(work.glob("*/log.txt")).read_text()
+    assert same(made, house)
+
+    title, compiler, archs, exact, wheel, *notes = told.splitlines()
+    assert title.startswith(f"nccl {VERSION}  tree  →  NVIDIA DGX Spark (GB10), sm_121, {HERE}")
+    assert compiler.startswith("✓ nvcc 13.")
+    assert archs == f"✓ {LIBRARY}: 1 sm_121"
+    assert exact == "✓ every kernel of NCCL is exact for NVIDIA DGX Spark (GB10)"
+    assert wheel.startswith(f"✓ {house}/nvidia_nccl_cu13-{VERSION}+gb10.")
+    assert any("Message truncated" in note for note in notes)
+    assert notes[-1].startswith("  next: pip install ")
+
+
+def test_too_little_space_to_begin_with(built, build, small_disk, tmp_path):
+    made = built(HERE)
+    disk = small_disk("size=64m,mode=755")
+    said = build(*made.arguments, "--dir", tmp_path / "house", work=disk, rc=7).stderr
+    assert "less than 2 GiB free" in said
+    assert "Compiling" not in said
+
+
+# What does not compile, or is not what was promised
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "rc", "says"),
+    [
+        (
+            *("src/init.cc", "return *where != 0;", "return where_is_it;", 10),
+            ["the build ended with 1", "error: 'where_is_it' was not declared", "the whole log is"],
+        ),
+        (
+            *("src/device/generate.sh", "+= atomicAdd(", "+= atomic_add(", 10),
+            ['error: identifier "atomic_add" is undefined', "run again to go on from here"],
+        ),
+        # The flags are right where fixes look, and others where they are used.
+        (
+            *("src/Makefile", ".SILENT:", "NVCUFLAGS := $(subst 121,120,$(NVCUFLAGS))", 5),
+            ["is not exact for NVIDIA DGX Spark (GB10): 0 live entries are sm_121, 1 are not"],
+        ),
+        # The same in the fixes' own file is not even compiled.
+        (
+            *("makefiles/common.mk", "-ccbin $(CXX) $(NVCC_GENCODE)", "-ccbin $(CXX) -arch=a", 5),
+            ["make would give nvcc no -gencode"],
+        ),
+        # No kernel at all: the generator fails, which make does not mind.
+        (
+            *("src/device/generate.sh", "kernels=${2:-sum max}", "exit 1", 10),
+            ["the build ended with"],
+        ),
+    ],
+)
+def test_a_build_that_fails(toolchain, build, sources, tmp_path, path, before, after, rc, says):
+    toolchain(HERE)
+    arguments = ["--src", sources(path, before, after), "--host", HERE, "--dir", tmp_path / "house"]
+    said = build(*arguments, rc=rc).stderr
+    for text in says:
+        assert text in said
+    assert wheels(tmp_path / "house") == []
+
+
+def test_a_tree_without_its_licence(toolchain, build, sources, tmp_path):
+    toolchain(HERE)
+    root = sources("README.md", "in small", "in small")
+    (root / "LICENSE.txt").unlink()
+    said = build("--src", root, "--host", HERE, "--dir", tmp_path / "house", rc=3).stderr
+    assert f"{root}: LICENSE.txt is missing" in said

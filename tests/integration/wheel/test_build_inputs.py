@@ -1,0 +1,229 @@
+"""What real releases fetch and need, and what is left of them without their optional extensions."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from patchkit.errors import DriftError, SourceError, UsageError
+from patchkit.proof.archs import cmake_program, evaluate
+from patchkit.source.detect import detect
+from patchkit.source.external import externals
+from patchkit.target import targets
+from patchkit.wheel.vllm.build_recipe import by_option, wanted
+from patchkit.wheel.vllm.inputs import gather
+from patchkit.wheel.vllm.leave_out import leave_out
+from patchkit.wheel.vllm.needs import needs, recorded_needs, requirements_of
+from patchkit.wheel.vllm.requirements import read_requirements
+from support.needed import need
+
+pytestmark = pytest.mark.releases
+
+# Read off the releases by hand: how many sources each fetches, from that release on.
+COUNTS = {
+    "0.11.1": 4,  # cutlass, flash-attn, flashmla, qutlass
+    "0.12.0": 5,  # triton_kernels
+    "0.20.0": 6,  # deepgemm
+    "0.24.0": 7,  # fmha_sm100
+    "0.26.0": 8,  # tml_fa4
+    "0.27.0": 9,  # flashkda
+    "0.30.0": 10,  # deepselect
+}
+# The targets that a build without anything optional still asks for, in 0.25.1.
+KEPT = {"cumem_allocator", "spinloop", "fs_io_C", "_C_stable_libtorch", "_moe_C_stable_libtorch"}
+
+
+@pytest.fixture
+def source(release, version):
+    return detect(release(version), "vllm")
+
+
+def optional(tree):
+    """What a release can be built without."""
+    every = [each.known for each in wanted(externals(tree), tree.version, release=True)]
+    return [
+        known
+        for known in every
+        if known.optional and not any(each.covers(tree.version) for each in known.refused)
+    ]
+
+
+def test_every_source_is_known_with_its_commit(source):
+    found = wanted(externals(source), source.version, release=True)
+    expected = next(n for since, n in reversed(COUNTS.items()) if Version(since) <= source.version)
+    assert len(found) == expected
+    assert all(len(each.commit) == 40 for each in found)
+    assert all(each.external.variable.endswith("_SRC_DIR") for each in found)
+
+
+def test_the_files_say_what_the_recipe_says(source):
+    assert needs(source, release=True) == recorded_needs(source.version)
+
+
+def test_without_what_is_optional_nothing_asks_for_it(source):
+    left = optional(source)
+    tree = leave_out(source, left)
+    names = {each.name for each in externals(tree)}
+    assert names == {each.name for each in externals(source)} - {each.name for each in left}
+    gone = {target for each in left for target in each.targets}
+    asked = set(_targets(tree.read("setup.py")))
+    assert not asked & gone
+    assert asked == set(_targets(source.read("setup.py"))) - gone
+    for path, text in tree.overlay.items():
+        if path.endswith(".py"):
+            compile(text, path, "exec")
+    assert leave_out(tree, left).overlay == tree.overlay
+
+
+def test_the_other_kernels_get_the_same_archs(source, ask):
+    """Judged by the release's own CMake, with the files left out and with them."""
+    target = targets()["h200"]
+    tree = leave_out(source, optional(source))
+    before, after = (
+        {each.place: each.archs for each in evaluate(each, target, "9.0a", "13.0") if each.archs}
+        for each in (source, tree)
+    )
+    files = {each.file for each in optional(source)}
+    assert after == {place: archs for place, archs in before.items() if place[0] not in files}
+
+
+def test_each_extension_alone_can_be_left_out(source):
+    for known in optional(source):
+        tree = leave_out(source, [known])
+        assert known.name not in {each.name for each in externals(tree)}
+        assert "CMakeLists.txt" in tree.overlay
+
+
+def test_a_change_of_the_pin_is_noticed(source):
+    edited = source.read("cmake/external_projects/qutlass.cmake").replace("830d2c4", "930d2c4")
+    edited = edited.replace("e74319e", "f74319e")
+    tree = source.with_texts({"cmake/external_projects/qutlass.cmake": edited})
+    with pytest.raises(DriftError, match="IST-DASLab/qutlass at"):
+        wanted(externals(tree), tree.version, release=True)
+
+
+def test_locked_requirements_are_what_the_release_asks_for(source):
+    torch = needs(source, release=True).torch
+    if source.version < Version("0.20"):
+        with pytest.raises(SourceError, match=f"torch {torch} for CUDA 13 is not on the package"):
+            requirements_of(torch)
+        return
+    locked = {each.name: each for each in read_requirements(requirements_of(torch))}
+    project = tomllib.loads(source.read("pyproject.toml"))
+    for each in map(Requirement, project["build-system"]["requires"]):
+        assert each.specifier.contains(locked[canonicalize_name(each.name)].version), each
+    assert all(each.hashes for each in locked.values())
+
+
+@pytest.mark.parametrize("version", ["0.25.1"], scope="module")
+def test_what_is_left_of_a_release(source):
+    tree = leave_out(source, optional(source))
+    assert set(_targets(tree.read("setup.py"))) - {"_rocm_C", "_C", "_C_AVX512", "_C_AVX2"} == KEPT
+
+
+@pytest.mark.parametrize("version", ["0.13.0"], scope="module")
+def test_flash_attention_stays_where_workers_import_it(source):
+    with pytest.raises(UsageError, match="cannot run without it") as caught:
+        leave_out(source, by_option(["flash-attn"]))
+    assert "eagle.py" in caught.value.why
+
+
+@pytest.mark.parametrize("version", ["0.11.2"], scope="module")
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [("cutlass", "vLLM cannot be built without it"), ("deepgemm", "vLLM 0.11.2 has no deepgemm")],
+)
+def test_what_cannot_be_left_out_is_refused(source, option, says):
+    with pytest.raises(UsageError, match=says):
+        leave_out(source, by_option([option]))
+
+
+@pytest.mark.parametrize("version", ["0.25.1"], scope="module")
+@pytest.mark.parametrize(
+    ("path", "before", "after", "says"),
+    [
+        ("CMakeLists.txt", "flashmla.cmake)", "flashmla.cmake )", "found 0 times"),
+        ("cmake/external_projects/flashmla.cmake", "_flashmla_extension_C", "_more_C", "_more_C"),
+        (
+            "setup.py",
+            '"vllm._flashmla_C"',
+            '"vllm._flashmla_C" if 1 else ""',
+            "asks for _flashmla_C",
+        ),
+    ],
+)
+def test_an_edited_file_is_drift(source, path, before, after, says):
+    tree = source.with_texts({path: source.read(path).replace(before, after)})
+    with pytest.raises(DriftError, match=says):
+        leave_out(tree, by_option(["flashmla"]))
+
+
+@pytest.mark.parametrize("version", ["0.25.1"], scope="module")
+def test_a_wheel_stands_in_for_cutlass(source, tmp_path):
+    (cutlass,) = (
+        each
+        for each in wanted(externals(source), source.version, release=True)
+        if each.known.option == "cutlass"
+    )
+    given = {"cutlass": "flashinfer-python==0.6.8.post1"}
+    got = gather((cutlass,), source.version, given=given, dest=tmp_path / "sources")
+    folder = Path(got.environment["VLLM_CUTLASS_SRC_DIR"])
+    text = (folder / "include/cutlass/version.h").read_text()
+    for part, number in (("MAJOR", 4), ("MINOR", 4), ("PATCH", 2)):
+        assert f"#define CUTLASS_{part} {number}" in text
+    assert (folder / "python/cutlass_library/library.py").is_file()
+    assert not got.sources[0].verified
+
+
+PROJECT = """\
+cmake_minimum_required(VERSION 3.26)
+project(outer NONE)
+set(VLLM_GPU_LANG CUDA)
+set(CUDA_ARCHS 9.0a)
+include(FetchContent)
+install(CODE "set(CMAKE_INSTALL_LOCAL_ONLY TRUE)" ALL_COMPONENTS)
+include(inner.cmake)
+"""
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.33.0"], scope="module")
+@pytest.mark.parametrize("define", [True, False], ids=["define", "environment"])
+def test_flash_attention_is_installed_as_upstreams_wheels_have_it(source, tmp_path, define):
+    """Its own variable would leave a link into the folder, with imports that lead nowhere."""
+    need("make")
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+    inner = source.read("cmake/external_projects/vllm_flash_attn.cmake")
+    (tmp_path / "inner.cmake").write_text(inner)
+    module = tmp_path / "fa/flash_attn/cute/interface.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("import flash_attn.cute.utils\n")
+    (tmp_path / "fa/CMakeLists.txt").write_text("")
+    (known,) = by_option(["flash-attn"])
+    variable = known.defined(source.version) if define else "VLLM_FLASH_ATTN_SRC_DIR"
+    build, out = str(tmp_path / "build"), tmp_path / "out"
+    _cmake("-S", str(tmp_path), "-B", build, f"-D{variable}={tmp_path / 'fa'}")
+    _cmake("--install", build, "--prefix", str(out), "--component", "_vllm_fa4_cutedsl_C")
+    cute = out / "vllm/vllm_flash_attn/cute"
+    text = (cute / "interface.py").read_text()
+    assert (cute.is_symlink(), "vllm.vllm_flash_attn.cute" in text) == (not define, define)
+
+
+def _cmake(*arguments):
+    command = [cmake_program(), *arguments]
+    env = {"PATH": os.environ["PATH"]}  # a *_SRC_DIR of the user's would count
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def _targets(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "CMakeExtension":
+            yield node.keywords[0].value.value.rpartition(".")[2]

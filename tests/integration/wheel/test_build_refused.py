@@ -1,0 +1,89 @@
+"""What `patchkit build nccl` refuses before anything is compiled or fetched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from patchkit.source.releases import load_facts
+from support.building import HERE, SMALL, VERSION
+from support.needed import need
+from support.wheels import write_wheel
+
+
+@pytest.mark.parametrize("version", [VERSION, f"{VERSION}+gb10.stock"])
+def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path, version):
+    toolchain(HERE)
+    house = tmp_path / "house"
+    write_wheel(house, VERSION)
+    said = build("--src", SMALL, "--host", HERE, "--dir", house, rc=2).stderr
+    assert "cannot be added" in said
+    assert "ResolutionImpossible" in said
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_wheelhouse_that_is_a_file(toolchain, build, tmp_path):
+    toolchain(HERE)
+    (tmp_path / "house").write_text("")
+    for house in ("house", "house/below"):
+        said = build("--src", SMALL, "--host", HERE, "--dir", tmp_path / house, rc=7).stderr
+        assert f"{tmp_path / house}: no folder that can be written to" in said
+        assert f"{tmp_path / 'house'} is a file" in said
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    home = tmp_path_factory.mktemp("archive")
+    return shutil.make_archive(str(home / "nccl"), "gztar", SMALL.parent, SMALL.name)
+
+
+WRONG = "0" * 64
+REFUSED = [
+    (["--src", "ARCHIVE", "--sha256", WRONG], 8, f"not {WRONG}"),
+    (["--src", "ARCHIVE"], 3, "if you trust this very file, add --sha256 "),
+    (["--src", "ARCHIVE", "--sha256", "x"], 2, "'x' is not a sha256"),
+    (["--src", SMALL, "--sha256", WRONG], 2, "--sha256 is for an archive"),
+    (["--src", SMALL.parent], 3, "not a source tree of NCCL: makefiles/version.mk is missing"),
+    (["--src", "/nonexistent"], 2, "/nonexistent: no such file or directory"),
+    (["--src", SMALL, "--version", VERSION], 2, "--version and --src exclude each other"),
+    (["--version", "2.28.3"], 3, "sticky CUDA error"),
+    (["--version", "2.25.1"], 3, "2.26"),
+    (["--version", "2.99.0"], 3, "2.99.0"),
+    (["--version", "new"], 2, "'new' is not a version"),
+    (["--src", SMALL, "--target", "gb300"], 2, "gb300"),
+    (["--src", SMALL, "--host", "ppc64"], 2, "builds on and for aarch64 and x86_64"),
+    (["--src", SMALL, "--jobs", "0"], 2, "--jobs"),
+    (["--src", SMALL, "--host", HERE, "--cuda", "/nonexistent"], 2, "no CUDA toolkit: bin/nvcc"),
+    (["--src", SMALL, "--objects", "/nonexistent/x.json"], 2, "/nonexistent/x.json"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "rc", "says"), REFUSED)
+def test_refusals(build, archive, tmp_path, arguments, rc, says):
+    if "--cuda" in arguments:  # looked at after the tools
+        need("make", "g++")
+    given = [archive if each == "ARCHIVE" else each for each in arguments]
+    # Without a cache and a network: nothing may be fetched for what is refused.
+    nothing = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9"}
+    house = ["--dir", tmp_path / "house"]
+    said = build(*given, *house, rc=rc, env=nothing).stderr
+    assert says in said
+    if "Usage:" not in said:  # click's own errors are no JSON
+        error = json.loads(build(*given, *house, "--json", rc=rc, env=nothing).stdout)["error"]
+        assert error["exit_code"] == rc
+        assert says in f"{error['what']}\n{error['why']}\n{error['next']}"
+    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "house").exists()
+    assert not (tmp_path / "cache/cuda").exists()
+
+
+def test_the_version_that_nobody_named_is_told(build, tmp_path):
+    """And why that one, before anything else is."""
+    nothing = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
+    said = build("--offline", "--dir", tmp_path / "house", rc=3, env=nothing).stderr
+    default = load_facts().default
+    assert said.startswith(f"NCCL {default}: the recipe's default: no torch or vLLM wheel")
+    assert f"no sources of NCCL {default} could be had" in said

@@ -1,0 +1,181 @@
+"""What `patchkit build vllm` refuses before anything is compiled or fetched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.building import HERE, SMALL, SMALL_VLLM, VLLM_VERSION, python_with, wheels
+from support.needed import need, need_headers
+from support.wheels import OTHER_CPU
+
+SRC = ["--src", SMALL_VLLM]
+
+
+@pytest.fixture(scope="module")
+def project():
+    return "vllm"
+
+
+@pytest.fixture
+def refused(build, tmp_path):
+    """Run it where nothing can be fetched: what it says, the same in JSON, and nothing written."""
+    nothing = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9"}
+
+    def run(*arguments, rc, env=None):
+        given = [*arguments, "--dir", tmp_path / "house"]
+        said = build(*given, rc=rc, env={**nothing, **(env or {})})
+        assert said.stdout == ""
+        if "Usage:" not in said.stderr:  # click's own errors are no JSON
+            told = build(*given, "--json", rc=rc, env={**nothing, **(env or {})}).stdout
+            error = json.loads(told)["error"]
+            assert error["exit_code"] == rc
+            assert error["what"] in said.stderr
+            assert "error:" not in told
+        assert wheels(tmp_path / "house") == []
+        assert not (tmp_path / "work").exists()
+        assert not (tmp_path / "cache/cuda").exists()
+        return said.stderr
+
+    return run
+
+
+REFUSED = [
+    (["--host", OTHER_CPU], 2, f"vLLM for {OTHER_CPU} cannot be built on {HERE}"),
+    (["--host", OTHER_CPU], 2, f"patchkit repack vllm==X.Y.Z --platform {OTHER_CPU}"),
+    ([*SRC, "--without", "x"], 2, "no source is called 'x'\n  next: there are: cutlass, deepgemm"),
+    ([*SRC, "--without", "cutlass"], 2, "vLLM cannot be built without it"),
+    ([*SRC, "--source", "x=y"], 2, "no source is called 'x'"),
+    ([*SRC, "--source", "cutlass"], 2, "not OPTION=WHAT"),
+    ([*SRC, "--source", "cutlass=y"], 2, f"vLLM {VLLM_VERSION} does not fetch it"),
+    ([*SRC, "--extensions", "_C"], 2, "no extension '_C'\n  next: there are other_C, small_C"),
+    ([*SRC, "--version", VLLM_VERSION], 2, "--version and --src exclude each other"),
+    ([*SRC, "--target", "gb300"], 2, "no target is called 'gb300'"),
+    ([*SRC, "--arch", "12.1"], 2, "--arch takes native or family"),
+    ([*SRC, "--jobs", "0"], 2, "--jobs"),
+    ([*SRC, "--objects", "/nonexistent/x.json"], 2, "/nonexistent/x.json: the folder that it"),
+    ([*SRC, "--cuda", "/nonexistent"], 2, "/nonexistent: no CUDA toolkit: bin/nvcc is missing"),
+    (["--version", "new"], 2, "'new' is not a version"),
+    (["--version", "0.10.0"], 3, "vllm 0.10.0 is not supported"),
+    (["--version", "0.99.0"], 3, "0.99.0"),
+    (["--src", "/nonexistent"], 3, "/nonexistent"),
+    (["--src", SMALL], 3, "is a source tree of NCCL, not of vLLM"),
+    (["--src", SMALL_VLLM / "csrc"], 3, "not a source tree of vLLM: setup.py is missing"),
+    (["--offline"], 3, "is not in the cache, and offline it cannot be downloaded"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "rc", "says"), REFUSED)
+def test_refusals(refused, arguments, rc, says):
+    if "--cuda" in arguments:  # looked at after the compiler
+        need("g++")
+        need_headers()
+    assert says in refused(*arguments, rc=rc)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "arguments", "rc", "says"),
+    [
+        ("0.34.0", "0.25.1", [], 4, "vLLM 0.25.1 says torch = '2.15.0', recorded is '2.11.0'"),
+        ("0.34.0", "0.13.9", ["--without", "flash-attn"], 2, "vLLM 0.13.9 cannot run without it"),
+        ("0.34.0", "0.10.0", [], 3, "vllm 0.10.0 is not supported"),
+        ("Version: 0.34.0", "", [], 3, "PKG-INFO"),
+    ],
+    ids=["not the release", "not without", "not supported", "no version"],
+)
+def test_a_tree_that_will_not_do(refused, sources, before, after, arguments, rc, says):
+    root = sources("PKG-INFO", before, after)
+    assert says in refused("--src", root, *arguments, rc=rc)
+
+
+def test_half_an_sdist(refused, tmp_path):
+    need("g++")
+    need_headers()
+    whole = Path(
+        shutil.make_archive(str(tmp_path / "whole"), "gztar", SMALL_VLLM.parent, "vllm_small")
+    )
+    half = tmp_path / "half.tar.gz"
+    half.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    said = refused("--src", half, rc=3)
+    assert f"{half}" in said
+    assert "fetch the archive again" in said
+    # The whole one is taken, and then it is the next thing that is missing.
+    assert "no CUDA toolkit" in refused("--src", whole, "--cuda", "/nonexistent", rc=2)
+
+
+# The Python, and the machine
+
+
+@pytest.mark.parametrize(
+    ("how", "rc", "says"),
+    [
+        ({"without": ["torch"]}, 9, "has no torch: {python} -m pip install torch==2.15.0"),
+        (
+            {"without": ["ninja", "setuptools_scm"]},
+            *(9, "has no ninja, setuptools-scm: {python} -m pip install ninja setuptools-scm"),
+        ),
+        (
+            {"torch": "2.15.0+cpu", "cuda": None},
+            *(10, "torch is 2.15.0+cpu with no CUDA: it is for CPUs alone; wanted: 2.15.0 with"),
+        ),
+        ({"torch": "2.15.0+cu128", "cuda": "12.8"}, 10, "2.15.0+cu128 with CUDA 12.8; wanted"),
+        ({"torch": "2.14.0+cu130"}, 10, "torch is 2.14.0+cu130 with CUDA 13.0; wanted: 2.15.0"),
+    ],
+    ids=["no torch", "no tools", "torch for CPUs", "another CUDA", "another torch"],
+)
+def test_a_python_that_will_not_do(refused, tmp_path, how, rc, says):
+    need("g++")
+    need_headers()
+    python = python_with(tmp_path / "venv", **how)
+    assert says.format(python=python) in refused(*SRC, "--python", python, rc=rc)
+
+
+def test_a_torch_that_is_damaged(refused, tmp_path):
+    need("g++")
+    need_headers()
+    python = python_with(tmp_path / "venv")
+    next(tmp_path.glob("venv/lib/python*/site-packages/torch/version.py")).unlink()
+    assert "torch cannot be imported: " in refused(*SRC, "--python", python, rc=10)
+
+
+def test_what_does_not_run_is_no_python(refused, tmp_path):
+    (tmp_path / "python").write_text("")
+    said = refused(*SRC, "--python", tmp_path / "python", rc=9)
+    assert f"{tmp_path}/python does not run" in said
+
+
+def test_all_that_is_missing_is_said_at_once(refused, sources, tmp_path):
+    root = sources("pyproject.toml", ">=3.10,<3.20", ">=3.99")
+    cmake = root / "CMakeLists.txt"
+    cmake.write_text(cmake.read_text() + "execute_process(COMMAND patch --batch)\n")
+    python = python_with(tmp_path / "venv", without=["torch", "cmake"])
+    (tmp_path / "empty").mkdir()
+    arguments = ["--src", root, "--python", python]
+    said = refused(*arguments, rc=9, env={"PATH": str(tmp_path / "empty")})
+    assert f"this machine cannot build vLLM {VLLM_VERSION}:" in said
+    for each in (
+        "is outside >=3.99: name another one with --python",
+        f"{python} has no cmake, torch: {python} -m pip install cmake torch==2.15.0",
+        "no C++ compiler: apt install g++",
+        "no program `patch`: apt install patch",
+    ):
+        assert each in said
+    assert "install all of these, then run the same command again" in said
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_an_edited_checkout_is_named_by_what_is_in_it(refused, tmp_path, git):
+    """Its version is what git says; that it is taken shows in what is refused next."""
+    root = Path(shutil.copytree(SMALL_VLLM, tmp_path / "checkout"))
+    (root / "PKG-INFO").unlink()
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "x")
+    git(root, "tag", f"v{VLLM_VERSION}")
+    said = refused("--src", root, "--extensions", "_C", rc=2)
+    assert f"vLLM {VLLM_VERSION} has no extension '_C'" in said
+    assert subprocess.run(["git", "-C", root, "diff", "--quiet"]).returncode == 0

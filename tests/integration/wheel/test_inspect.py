@@ -1,0 +1,322 @@
+"""Inspection against NVIDIA's own tool, on wheels from the package index; and the command itself.
+
+tests/data/wheels.toml locks the wheels. PATCHKIT_ALL_WHEELS=1 reads the large ones too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+import tomllib
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import ProofError, SourceError, StorageError
+from patchkit.source.fetch import fetch
+from patchkit.source.lock import LockEntry
+from patchkit.target import Load, targets
+from patchkit.wheel.device.inspect import inspect, prove_exact
+from support.wheels import write_wheel
+
+DATA = Path(__file__).parents[2] / "data"
+LIBRARIES = DATA / "libraries"
+GOLDEN = DATA / "inspected.json"
+TABLE = tomllib.loads((DATA / "wheels.toml").read_text(encoding="utf-8"))["wheel"]
+EVERY = os.environ.get("PATCHKIT_ALL_WHEELS") == "1"
+WHEELS = {
+    re.sub(r"-py3-.*(aarch64|x86_64)\.whl", r"-\1", wheel["filename"]): wheel
+    for wheel in TABLE
+    if "machine" not in wheel and (EVERY or not wheel.get("session"))
+}
+NCCL = [name for name in WHEELS if name.startswith("nvidia_nccl")]
+GB10 = targets()["gb10"]
+BLOCK = re.compile(
+    r"^Fatbin (?P<kind>elf|ptx|nvvm) code:\n=+\narch = sm_(?P<arch>\w+)\n"
+    r"(?P<rest>(?:\w.*\n)*)",
+    re.MULTILINE,
+)
+KINDS = {"elf": "sass", "ptx": "ptx", "nvvm": "lto"}
+
+
+@pytest.fixture(scope="module")
+def fetched():
+    trouble = []
+
+    def get(wheel):
+        entry = LockEntry(*(wheel[key] for key in ("version", "filename", "sha256", "size")))
+        try:
+            return fetch(
+                wheel["project"], entry.version, {entry.version: entry}, offline=bool(trouble)
+            )
+        except StorageError as error:
+            trouble.append(error.what)
+        except SourceError:
+            assert trouble
+        return pytest.skip(f"{wheel['filename']} is not in the cache: {trouble[0]}")
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def cuobjdump(fetched, tmp_path_factory):
+    """What NVIDIA's tool lists of a library: kind, arch, compressed; None if it refuses it."""
+    machine = platform.machine()
+    wheel = next((each for each in TABLE if each.get("machine") == machine), None)
+    if wheel is None:
+        pytest.skip(f"there is no cuobjdump for {machine}")
+    folder = tmp_path_factory.mktemp("cuobjdump")
+    with zipfile.ZipFile(fetched(wheel)) as bundle:
+        program = Path(bundle.extract("nvidia/cu13/bin/cuobjdump", folder))
+    program.chmod(0o755)
+
+    def listed(library, *options):
+        command = [str(program), *options, str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if "Invalid ELF" in done.stderr:
+            return None
+        empty = "does not contain device code" in done.stdout + done.stderr
+        assert done.returncode == 0 or empty, done.stderr
+        return Counter(
+            (KINDS[block["kind"]], block["arch"], "compressed" in block["rest"].split("\n"))
+            for block in BLOCK.finditer(done.stdout)
+        )
+
+    return listed
+
+
+def found(entries):
+    return Counter((e.kind, e.arch.gencode, e.compression != "none") for e in entries)
+
+
+@pytest.mark.parametrize("name", WHEELS)
+def test_cuobjdump_lists_the_same(name, fetched, cuobjdump, tmp_path):
+    path = fetched(WHEELS[name])
+    binaries = inspect(path)
+    assert sum(bool(b.live or b.relocatable) for b in binaries) == WHEELS[name]["binaries"]
+    refused = WHEELS[name].get("refused", [])
+    with zipfile.ZipFile(path) as bundle:
+        for binary in binaries:
+            library = bundle.extract(binary.name, tmp_path)
+            # Without -all it leaves __nv_relfatbin out, unless there is nothing else.
+            live, everything = cuobjdump(library), cuobjdump(library, "-all")
+            Path(library).unlink()
+            if binary.name in refused:
+                assert live is everything is None, binary.name
+            else:
+                assert live == found(binary.live or binary.relocatable), binary.name
+                assert everything == found(binary.live + binary.relocatable), binary.name
+
+
+@pytest.mark.parametrize("name", ["archs", "gb10", "stock", "modes"])
+def test_cuobjdump_lists_the_same_of_the_small_libraries(name, cuobjdump):
+    (binary,) = inspect(LIBRARIES / f"{name}.so")
+    assert cuobjdump(LIBRARIES / f"{name}.so") == found(binary.live)
+    assert cuobjdump(LIBRARIES / f"{name}.so", "-all") == found(binary.live + binary.relocatable)
+
+
+# Fat binaries with a cubin of each arch, and those that NCCL adds, by release; 2.32.3 has sm_107.
+STOCK = {"2.28.9": (12, 4), "2.29.7": (18, 6), "2.30.7": (28, 10), "2.32.3": (56, 20)}
+
+
+@pytest.mark.parametrize("name", NCCL)
+def test_stock_nccl(name, fetched):
+    wheel = WHEELS[name]
+    (binary,) = inspect(fetched(wheel))
+    own, added = STOCK[wheel["version"]]
+    live = Counter(e.arch.gencode for e in binary.live if e.kind == "sass")
+    archs = ["75", "80", "90", "100", "110", "120"] + ["107"] * (wheel["version"] == "2.32.3")
+    assert live == dict.fromkeys(archs, own) | {"100f": added}
+    assert {e.arch.gencode for e in binary.live if e.kind == "ptx"} == {"120"}
+    assert binary.loads(GB10) == {Load.COMPATIBLE: own, Load.NONE: added}
+    assert binary.library.soname == "libnccl.so.2"
+    assert wheel["filename"].endswith(f"_{binary.library.machine}.whl")
+    with pytest.raises(ProofError, match=rf"0 live entries are sm_121, .*\b{own} sm_120\b"):
+        prove_exact(binary, GB10, cpu=binary.library.machine)
+
+
+@pytest.mark.parametrize("name", NCCL)
+def test_a_large_library_takes_less_than_a_second(name, fetched, tmp_path):
+    with zipfile.ZipFile(fetched(WHEELS[name])) as bundle:
+        library = Path(bundle.extract("nvidia/nccl/lib/libnccl.so.2", tmp_path))
+    times = []
+    for _ in range(3):  # the first may wait for the disk
+        start = time.perf_counter()
+        inspect(library)
+        times.append(time.perf_counter() - start)
+    library.unlink()
+    assert min(times) < 1, times
+
+
+def test_the_command_says_how_a_library_loads(cli):
+    said = cli("inspect", LIBRARIES / "gb10.so").stdout
+    assert "loads on NVIDIA DGX Spark (GB10): exact, sm_121" in said
+    assert "of 3 fat binaries, 2 exact, 1 none" in said
+    rows = [line.split() for line in said.splitlines() if line.startswith((".nv", "__nv"))]
+    assert rows == [
+        [".nv_fatbin", "sass", "sm_100f", "zstd", "1", "1,328", "none"],
+        [".nv_fatbin", "sass", "sm_121", "zstd", "2", "2,656", "exact"],
+        ["__nv_relfatbin", "sass", "sm_121", "zstd", "1", "1,304", "(exact)"],
+    ]
+    for fact in ("libgb10.so.2", "libm.so.6, libc.so.6", "GLIBC_2.29", "10d4acfe860df655"):
+        assert fact in said, fact
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "says"),
+    [
+        ("stock", "gb10", "(GB10): compatible, sm_120: by NVIDIA's rule, machine code loads"),
+        ("archs", "gb10", "(GB10): exact, sm_121, sm_121a: code for this very device"),
+        ("archs", "h200", "does not load on NVIDIA H200: it holds only sm_100f, sm_120, sm_120f"),
+        (
+            "modes",
+            "h200",
+            "loads on NVIDIA H200: jit, compute_90: PTX only, compiled on the device",
+        ),
+        ("gb10", "thor", "does not load on NVIDIA Jetson AGX Thor: it holds only sm_100f, sm_121"),
+    ],
+)
+def test_the_conclusion(cli, name, target, says):
+    assert says in cli("inspect", LIBRARIES / f"{name}.so", "--target", target).stdout
+
+
+def test_the_command_as_json(cli):
+    done = json.loads(cli("inspect", LIBRARIES / "gb10.so", "--json").stdout)
+    assert done["target"] == "gb10"
+    assert (done["wheel"], done["findings"]) == (None, [])
+    (binary,) = done["binaries"]
+    assert (binary["name"], binary["machine"], binary["loads"]) == ("gb10.so", "aarch64", "exact")
+    assert binary["fat_binaries"] == {"exact": 2, "none": 1}
+    assert binary["highest"] == {"GLIBC": "GLIBC_2.29", "GLIBCXX": None, "CXXABI": None}
+    assert binary["rpath"] == ["$ORIGIN/../lib", "/opt/nccl"]
+    assert binary["codes"][0] == {
+        "section": ".nv_fatbin",
+        "live": True,
+        "kind": "sass",
+        "arch": "sm_100f",
+        "compression": "zstd",
+        "count": 1,
+        "size": 1328,
+        "loads": "none",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rc", "says"),
+    [
+        (["nowhere.so"], 2, ["nowhere.so: no such file"]),
+        ([LIBRARIES], 2, ["is a directory, not a file"]),
+        ([LIBRARIES / "make.sh"], 3, ["make.sh is not an ELF file"]),
+        ([LIBRARIES / "gb10.so", "--target", "h100"], 2, ["'h100'", "gb10, thor, h200"]),
+        ([], 2, ["FILE"]),
+    ],
+)
+def test_refusals(cli, arguments, rc, says):
+    said = cli("inspect", *arguments, rc=rc).stderr
+    assert not [words for words in says if words not in said], said
+
+
+def test_a_wheel_with_the_library_of_another_cpu(cli, tmp_path):
+    path = tmp_path / "nvidia_nccl_cu13-2.29.7+gb10-py3-none-manylinux_2_35_aarch64.whl"
+    with zipfile.ZipFile(path, "w") as bundle:
+        bundle.write(LIBRARIES / "archs.so", "nvidia/nccl/lib/libnccl.so.2")
+    said = cli("inspect", path, rc=3).stderr
+    assert "nvidia/nccl/lib/libnccl.so.2 is for x86_64" in said
+    assert "the wheel's name says aarch64" in said
+
+
+# Wheels
+
+
+def shortened(said):
+    """Of what `inspect --json` says of a wheel, what the golden table keeps."""
+    kept = ("name", "size", "machine", "needed", "rpath", "runpath", "cuda", "loads", "use")
+    return {
+        "wheel": {key: value for key, value in said["wheel"].items() if key != "requires"},
+        "findings": said["findings"],
+        "binaries": {
+            each["name"]: {key: each[key] for key in kept}
+            | {"highest": {k: v for k, v in each["highest"].items() if v}}
+            | {"fat_binaries": each["fat_binaries"]}
+            | {"live": {f"{c['arch']}": c["count"] for c in each["codes"] if c["live"]}}
+            for each in said["binaries"]
+        },
+    }
+
+
+RECORDED = [name for name in WHEELS if name.startswith(("vllm", "torchvision"))]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_wheel_is_as_recorded(name, fetched, cli):
+    """PATCHKIT_RECORD=1 writes the table anew."""
+    table = json.loads(GOLDEN.read_text())
+    said = shortened(json.loads(cli("inspect", fetched(WHEELS[name]), "--json").stdout))
+    if os.environ.get("PATCHKIT_RECORD") == "1":
+        GOLDEN.write_text(json.dumps({**table, name: said}, indent=1, sort_keys=True) + "\n")
+    assert table[name] == said
+
+
+def test_what_speaks_against_a_wheel(fetched, cli):
+    """A folder of the machine that built it, and a runtime of its own: a released torchvision."""
+    wheel = fetched(WHEELS["torchvision-0.29.2-aarch64"])
+    folder = "/__w/_temp/conda_environment_40679574722/lib"
+    said = json.loads(cli("inspect", wheel, "--json").stdout)
+    assert [(each["filename"], each["what"]) for each in said["findings"]] == [
+        (
+            "torchvision/_C_stable.so",
+            f"RUNPATH {folder} is a folder of the machine that built it",
+        ),
+        (
+            "torchvision.libs/libcudart.3eda8113.so.13",
+            "is a private copy of a library of NVIDIA's wheels",
+        ),
+    ]
+    assert said["wheel"]["at_least"] == {
+        "GLIBC": "GLIBC_2.17",
+        "GLIBCXX": "GLIBCXX_3.4.21",
+        "CXXABI": "CXXABI_1.3.9",
+    }
+    assert said["wheel"]["promised_glibc"] == "2.28"
+    assert said["wheel"]["requires_python"] == ">=3.10,!=3.14.1"
+    assert said["wheel"]["facts"] is None
+
+    shown = cli("inspect", wheel).stdout
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if ".so" in line}
+    assert rows["torchvision/_C_stable.so"][1:6] == ["compatible", "13", "80", "90", "100"]
+    assert rows["torchvision.libs/libnvjpeg.4a0b5c81.so.13"][1:3] == ["exact", "-"]
+    assert rows["torchvision.libs/libz.f9ce4a27.so.1"][1:] == ["-", "-", "-"]
+    assert "of 2 libraries with device code: 1 exact, 1 compatible" in shown
+    assert "section" not in shown
+    assert ".nv_fatbin  sass" in cli("inspect", wheel, "--codes").stdout
+
+
+def test_what_a_wheel_of_ours_says(cli, tmp_path):
+    facts = {"made": "repack", "target": "gb10", "fixes": ["arch_lists: apply"]}
+    library = {"vllm/_C.abi3.so": (LIBRARIES / "gb10.so").read_bytes()}
+    tag = "cp38-abi3-manylinux_2_35_aarch64"
+    wheel = write_wheel(
+        tmp_path,
+        "0.25.1+a",
+        project="vllm",
+        tag=tag,
+        files=library,
+        facts=facts,
+        requires=["torch==2.11.0", "numpy"],
+    )
+    shown = cli("inspect", wheel).stdout
+    for words in (
+        "torch==2.11.0",
+        "made repack, target gb10",
+        "arch_lists: apply",
+        "loads on NVID",
+    ):
+        assert words in shown, words
+    assert "! vllm/_C.abi3.so: RPATH /opt/nccl is a folder" in shown
+    assert json.loads(cli("inspect", wheel, "--json").stdout)["wheel"]["facts"] == facts

@@ -1,0 +1,422 @@
+"""Which libnccl is loaded: foretold from the files, and done by the real dynamic loader."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support.layout import VERSIONS, Environment, compiled, link
+from support.needed import need_sitecustomize
+from support.wheels import write_wheel
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("parts"))
+
+
+@pytest.fixture
+def env(parts, tmp_path):
+    return Environment(parts, tmp_path)
+
+
+# Each prepares an environment. What is expected stands beside: who answers torch, who answers
+# vLLM, how many copies are mapped, and words of the warnings.
+
+
+def nothing(env):
+    pass
+
+
+def library_path(env):
+    env.variables["LD_LIBRARY_PATH"] = str(Path(env.put("custom")).parent)
+
+
+def preload(env):
+    env.variables["LD_PRELOAD"] = env.put("custom")
+
+
+def preload_of_a_library_without_a_name(env):
+    env.variables["LD_PRELOAD"] = env.put("anonymous", env.home / "mine.so")
+
+
+def preload_by_name(env):
+    env.variables["LD_PRELOAD"] = "libnccl.so.2"
+    library_path(env)
+
+
+def preload_of_nothing(env):
+    env.variables["LD_PRELOAD"] = "/nowhere/libnccl.so.2"
+
+
+def pth_file(env):
+    line = f"import ctypes; ctypes.CDLL({env.put('custom')!r})\n"
+    (env.site / "first.pth").write_text(line)
+
+
+def sitecustomize(env):
+    need_sitecustomize()
+    (env.site / "sitecustomize.py").write_text(
+        f"import ctypes; print('noise'); ctypes.CDLL({env.put('custom')!r})"
+    )
+
+
+def sitecustomize_for_all(env):
+    need_sitecustomize()
+    text = f"import ctypes; ctypes.CDLL({env.put('custom')!r}, mode=ctypes.RTLD_GLOBAL)"
+    (env.site / "sitecustomize.py").write_text(text)
+
+
+def so_path(env):
+    env.variables["VLLM_NCCL_SO_PATH"] = env.put("custom")
+
+
+def so_path_is_relative(env):
+    so_path(env)
+    env.variables["VLLM_NCCL_SO_PATH"] = "custom/libnccl.so.2"
+
+
+def so_path_is_missing(env):
+    env.variables["VLLM_NCCL_SO_PATH"] = "~/libnccl.so.2"
+
+
+def so_path_is_a_name(env):
+    env.variables["VLLM_NCCL_SO_PATH"] = "libnccl-other.so.2"
+    env.put("custom", env.home / "custom/libnccl-other.so.2")
+    env.variables["LD_LIBRARY_PATH"] = str(env.home / "custom")
+
+
+def so_path_is_empty(env):
+    env.variables["VLLM_NCCL_SO_PATH"] = ""
+
+
+def so_path_is_a_link(env):
+    (env.home / "link").symlink_to(env.pip_copy)
+    env.variables["VLLM_NCCL_SO_PATH"] = str(env.home / "link")
+
+
+def so_path_is_a_copy(env):
+    env.variables["VLLM_NCCL_SO_PATH"] = env.put("stock")
+
+
+def so_path_and_preload(env):
+    preload(env)
+    env.variables["VLLM_NCCL_SO_PATH"] = env.put("third")
+
+
+def file_replaced(env):
+    env.put("custom", env.pip_copy)
+
+
+def no_preload(env):
+    env.without_preload()
+
+
+def no_preload_but_library_path(env):
+    env.without_preload()
+    library_path(env)
+
+
+def runpath(env):
+    env.torch("runpath")
+    library_path(env)
+
+
+def runpath_without_preload(env):
+    runpath(env)
+    env.without_preload()
+
+
+def second_site(env):
+    env.variables["PYTHONPATH"] = str(env.home / "second")
+    env.put("second site", env.home / "second/nvidia/nccl/lib/libnccl.so.2")
+
+
+def second_site_without_preload(env):
+    second_site(env)
+    env.without_preload()
+
+
+def beside_torch(env):
+    env.pip_copy.rename(env.site / "torch/lib/libnccl.so.2")
+
+
+def only_library_path(env):
+    env.pip_copy.unlink()
+    library_path(env)
+
+
+def library_path_is_the_current_folder(env):
+    env.pip_copy.unlink()
+    env.put("custom", env.home / "libnccl.so.2")
+    env.variables["LD_LIBRARY_PATH"] = "/nowhere:"
+
+
+def library_path_of_another_cpu(env):
+    only_library_path(env)
+    place = Path(env.put("third"))
+    data = bytearray(place.read_bytes())
+    data[18:20] = (0xB7 if data[18] != 0xB7 else 0x3E, 0)  # e_machine
+    place.write_bytes(data)
+    env.variables["LD_LIBRARY_PATH"] = f"{place.parent}:{env.variables['LD_LIBRARY_PATH']}"
+
+
+def library_path_with_text_for_a_library(env):
+    only_library_path(env)
+    env.variables["LD_LIBRARY_PATH"] += "/custom"
+    env.put("custom", env.home / "custom/custom/libnccl.so.2")
+
+
+def two_files_of_one_package(env):
+    (env.pip_copy.parent / "libnccl.so.2.29.7").symlink_to("libnccl.so.2")
+
+
+def linked_packages(env):
+    """As uv installs with --link-mode=symlink."""
+    for place in (env.pip_copy, env.site / "torch/lib/libtorch_cuda.so"):
+        stored = env.home / "cache" / place.name
+        stored.parent.mkdir(exist_ok=True)
+        place.rename(stored)
+        place.symlink_to(stored)
+
+
+def global_deps_need_it(env):
+    needs = [env.parts.nccl["stock"], env.parts.cudart]
+    link(env.site / "torch/lib/libtorch_global_deps.so", needs=needs)
+    second_site(env)
+
+
+def no_cuda(env):
+    (env.site / "torch/version.py").write_text(
+        "from typing import Optional\n\n__all__ = []\ncuda: Optional[str] = None\n"
+    )
+
+
+def no_cuda_but_so_path(env):
+    no_cuda(env)
+    so_path(env)
+
+
+UNUSED = "is mapped as well"
+SPLIT = "two NCCLs in one process"
+TORCHS = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
+LOADED = "vLLM asks for libnccl.so.2, which is loaded already"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "torch", "vllm", "mapped", "warned"),
+    [
+        (nothing, "stock", "stock", 1, []),
+        (library_path, "stock", "stock", 1, ["LD_LIBRARY_PATH leads to"]),
+        (preload, "custom", "custom", 2, [UNUSED]),
+        (preload_of_a_library_without_a_name, "custom", "stock", 2, [SPLIT]),
+        (preload_by_name, "custom", "custom", 2, [UNUSED]),
+        (preload_of_nothing, "stock", "stock", 1, ["LD_PRELOAD names /nowhere/libnccl.so.2"]),
+        (pth_file, "custom", "custom", 2, [UNUSED, "first.pth names libnccl"]),
+        (sitecustomize, "custom", "custom", 2, [UNUSED, "sitecustomize.py names libnccl"]),
+        (sitecustomize_for_all, "custom", "custom", 2, [UNUSED]),
+        (so_path, "stock", "custom", 2, [SPLIT, "not the same bytes"]),
+        (so_path_is_relative, "stock", "custom", 2, [SPLIT]),
+        (so_path_is_missing, "stock", None, 1, ["vLLM takes none", "nobody replaces the ~"]),
+        (so_path_is_a_name, "stock", "custom", 2, [SPLIT]),
+        (so_path_is_empty, "stock", "stock", 1, []),
+        (so_path_is_a_link, "stock", "stock", 1, []),
+        (so_path_is_a_copy, "stock", "stock", 2, [SPLIT, "the same bytes twice"]),
+        (so_path_and_preload, "custom", "third", 3, [SPLIT, UNUSED]),
+        (file_replaced, "custom", "custom", 1, []),
+        (no_preload, "stock", "stock", 1, []),
+        (no_preload_but_library_path, "stock", "stock", 1, ["LD_LIBRARY_PATH leads to"]),
+        (runpath, "stock", "stock", 1, ["LD_LIBRARY_PATH leads to"]),
+        (runpath_without_preload, "custom", "custom", 1, []),
+        (second_site, "second site", "second site", 1, []),
+        (second_site_without_preload, "stock", "stock", 1, []),
+        (beside_torch, "stock", "stock", 1, []),
+        (only_library_path, "custom", "custom", 1, []),
+        (library_path_is_the_current_folder, "custom", "custom", 1, []),
+        (library_path_of_another_cpu, "custom", "custom", 1, ["it is not for this CPU"]),
+        (library_path_with_text_for_a_library, "custom", "custom", 1, []),
+        (two_files_of_one_package, "stock", "stock", 1, []),
+        (linked_packages, "stock", "stock", 1, []),
+        (no_cuda_but_so_path, "stock", "custom", 2, [SPLIT]),
+        (global_deps_need_it, "stock", "stock", 2, [UNUSED]),
+    ],
+)
+def test_foretold_as_it_happens(prepare, torch, vllm, mapped, warned, env):
+    prepare(env)
+    happens = env.really()
+
+    foretold, answer = env.foretold()
+
+    assert foretold == happens
+    expected = (VERSIONS[torch], VERSIONS[vllm] if vllm else None, mapped)
+    assert (happens["torch"], happens["vllm"], len(happens["mapped"])) == expected
+    said = "\n".join(answer["warnings"])
+    assert not [words for words in warned if words not in said], said
+    assert bool(said) == bool(warned), said
+
+
+def test_the_system_s_copy(env, tmp_path):
+    """In a mount namespace of its own, where ld.so.cache leads to a libnccl as a .deb's does."""
+    folder = Path(env.put("third")).parent
+    env.pip_copy.unlink()
+    cache = tmp_path / "ld.so.cache"
+    subprocess.run(["ldconfig", "-C", cache, "-f", "/etc/ld.so.conf", folder], check=True)
+    script = f'mount --bind {cache} /etc/ld.so.cache && exec "$@"'
+    inside = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("mounting in a namespace is not permitted here")
+
+    happens = env.really(inside)
+    foretold, answer = env.foretold(inside)
+
+    assert foretold == happens
+    assert (happens["torch"], happens["vllm"]) == (VERSIONS["third"],) * 2
+    assert answer["torch"]["why"] == "the system's ld.so.cache"
+    assert env.foretold()[0] == {"torch": None, "vllm": None, "mapped": []}
+
+
+def test_a_torch_that_finds_none(env):
+    env.pip_copy.unlink()
+    foretold, answer = env.foretold()
+    assert foretold == {"torch": None, "vllm": None, "mapped": []}
+    assert (
+        answer["torch"]["why"] == "libtorch_cuda.so needs libnccl.so.2, and the loader finds none"
+    )
+    assert answer["vllm"]["why"] == "vLLM asks for libnccl.so.2, and the loader finds none"
+
+
+def test_a_torch_without_nccl(env):
+    no_cuda(env)
+    shutil.rmtree(env.site / "torch/lib")
+    foretold, answer = env.foretold()
+    assert foretold == {"torch": None, "vllm": None, "mapped": []}
+    assert "torch is built without NCCL, or has it inside" in answer["torch"]["why"]
+    assert answer["vllm"]["why"] == "torch is built without CUDA, so vLLM looks for no libnccl"
+
+
+# Packages
+
+
+def install(env, version, library, **more):
+    """Unpack a wheel as pip does; pip lets two packages write one file."""
+    files = {"nvidia/nccl/lib/libnccl.so.2": library.read_bytes()}
+    wheel = write_wheel(env.home / "wheels", version, files=files, **more)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(env.site)
+
+
+@pytest.mark.parametrize(
+    ("installed", "packages", "warned"),
+    [
+        ([("2.29.7", "stock", {})], ["nvidia-nccl-cu13 2.29.7"], ""),
+        ([("2.30.7+gb10.abc", "custom", {})], ["nvidia-nccl-cu13 2.30.7+gb10.abc"], ""),
+        (
+            [("2.28.9", "third", {"project": "nvidia-nccl-cu12"}), ("2.29.7", "stock", {})],
+            ["nvidia-nccl-cu12 2.28.9", "nvidia-nccl-cu13 2.29.7"],
+            "and its bytes are those of nvidia-nccl-cu13 2.29.7: uninstalling one deletes it for",
+        ),
+        (
+            [("2.30.7", "stock", {})],
+            ["nvidia-nccl-cu13 2.30.7"],
+            "(2.29.7+cuda13.0) says another version than the package nvidia-nccl-cu13 2.30.7",
+        ),
+    ],
+)
+def test_packages(installed, packages, warned, env):
+    for version, name, more in installed:
+        install(env, version, env.parts.nccl[name], **more)
+    (copy,) = env.foretold()[1]["copies"]
+    assert [f"{owner['project']} {owner['version']}" for owner in copy["owners"]] == packages
+    assert copy["sha256"] == hashlib.sha256(env.pip_copy.read_bytes()).hexdigest()
+    said = "\n".join(env.foretold()[1]["warnings"])
+    assert warned in said
+    assert bool(said) == bool(warned)
+
+
+def test_a_file_that_was_changed_after_its_installation(env):
+    install(env, "2.29.7", env.parts.nccl["stock"])
+    env.put("custom", env.pip_copy)
+    said = "\n".join(env.foretold()[1]["warnings"])
+    assert "was changed after nvidia-nccl-cu13 2.29.7 was installed: pip does not know" in said
+
+
+@pytest.mark.parametrize(
+    ("prepare", "torch", "vllm"),
+    [
+        (nothing, TORCHS, LOADED),
+        (preload, "LD_PRELOAD, before everything else", LOADED),
+        (sitecustomize_for_all, "loaded when Python started, by a .pth file", LOADED),
+        (no_preload, "DT_RPATH of libtorch_cuda.so, before LD_LIBRARY_PATH", LOADED),
+        (runpath_without_preload, "LD_LIBRARY_PATH", LOADED),
+        (so_path, TORCHS, "VLLM_NCCL_SO_PATH names it"),
+        (so_path_is_a_name, TORCHS, "libnccl-other.so.2, found by LD_LIBRARY_PATH"),
+        (so_path_is_missing, TORCHS, "is ~/libnccl.so.2, which cannot be loaded"),
+    ],
+)
+def test_reasons(prepare, torch, vllm, env):
+    prepare(env)
+    answer = env.foretold()[1]
+    assert answer["torch"]["why"].startswith(torch)
+    assert vllm in answer["vllm"]["why"]
+
+
+def test_versions_of_torch_and_vllm_and_the_text(env, cli):
+    for project, version in (("torch", "2.13.0"), ("vllm", "0.33.0")):
+        home = env.site / f"{project}-{version}.dist-info"
+        home.mkdir()
+        (home / "METADATA").write_text(f"Name: {project}\nVersion: {version}\n")
+    so_path(env)
+    variables = {"VLLM_NCCL_SO_PATH": env.variables["VLLM_NCCL_SO_PATH"]}
+
+    shown = cli("inspect", "--loaded", "--python", env.python, env=variables).stdout
+
+    assert shown.startswith(f"{env.python}: torch 2.13.0, vLLM 0.33.0\n")
+    assert f"torch takes 2.29.7+cuda13.0 {env.pip_copy}: {TORCHS}" in shown
+    custom = variables["VLLM_NCCL_SO_PATH"]
+    assert f"vLLM  takes 2.30.7+cuda13.0 {custom}: VLLM_NCCL_SO_PATH names it" in shown
+    assert f"\n{custom}\n  2.30.7+cuda13.0, no package, sha256 " in shown
+    assert "warning two NCCLs in one process" in shown
+
+
+# What cannot be answered
+
+
+def no_python(home):
+    return "/bin/true"
+
+
+def nowhere(home):
+    return str(home / "python")
+
+
+def without_torch(home):
+    venv.create(home / "venv", with_pip=False)
+    return str(home / "venv/bin/python")
+
+
+def stopped(home):
+    python = without_torch(home)
+    site = next((home / "venv/lib").glob("python*/site-packages"))
+    (site / "first.pth").write_text("import os; os._exit(3)\n")
+    return python
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says"),
+    [
+        (no_python, "/bin/true: exit code 0: it printed nothing"),
+        (nowhere, "python: No such file or directory"),
+        (without_torch, "python: has no torch"),
+        (stopped, "python: exit code 3: it printed nothing"),
+    ],
+)
+def test_no_answer(prepare, says, tmp_path, cli):
+    said = cli("inspect", "--loaded", "--python", prepare(tmp_path), rc=9).stderr
+    assert says in said
+    assert "--python" in said

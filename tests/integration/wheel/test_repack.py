@@ -1,0 +1,425 @@
+"""`patchkit repack` on small wheels with real libraries, and on upstream's 0.25.1."""
+
+# ruff: noqa: F811  (fixtures that two files share are imported, and named as parameters)
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from patchkit.apply import open_workspace
+from patchkit.errors import (
+    DriftError,
+    ProofError,
+    SourceError,
+    UsageError,
+)
+from patchkit.patching.fix import Request
+from patchkit.patching.recipe import load_recipe
+from patchkit.target import Load, targets
+from patchkit.wheel.device.libraries import Use
+from patchkit.wheel.file.record import faults
+from patchkit.wheel.repack.repack import repack
+from patchkit.wheel.wheelhouse.contents import add, entries, verify
+from support.building import PATCHKIT
+from support.repacking import found, house, known, quiet, run, workplace  # noqa: F401  (fixtures)
+from support.vllm_wheels import (
+    FIX,
+    HOPPER,
+    KERNELS,
+    LOST,
+    NAME,
+    PATCHED,
+    VERSION,
+    python_of,
+    sha256,
+    vllm_wheel,
+)
+from support.wheels import write_wheel
+
+GB10 = targets()["gb10"]
+X86 = NAME.replace("aarch64", "x86_64")
+
+
+def _x86(library):
+    return library[:18] + (62).to_bytes(2, "little") + library[20:]
+
+
+def read(wheel, ending):
+    with zipfile.ZipFile(wheel) as bundle:
+        (path,) = (name for name in bundle.namelist() if name.endswith(ending))
+        return bundle.read(path).decode()
+
+
+def test_one_version_everywhere(run, tmp_path):
+    done = run(vllm_wheel(tmp_path))
+    facts = json.loads(read(done.wheel, "/patchkit.json"))
+    version = facts["wheel"]
+    assert version.startswith("0.19.1+cu130.gb10.")
+    assert len(version.rpartition(".")[2]) == 10
+    assert done.wheel.name.startswith(f"vllm-{version}-cp38-abi3-")
+    text = read(done.wheel, "vllm/_version.py")
+    names = {}
+    exec(text.replace("version_tuple: tuple[int | str, ...]\n", ""), names)
+    assert names["__version__"] == names["version"] == version
+    assert names["__version_tuple__"] == (0, 19, 1, version.partition("+")[2])
+    metadata = read(done.wheel, "/METADATA")
+    assert f"\nVersion: {version}\n" in metadata
+    assert metadata.endswith("\n\nVersion: not this one\n")
+    with zipfile.ZipFile(done.wheel) as bundle:
+        homes = {name.partition("/")[0] for name in bundle.namelist() if ".dist-info/" in name}
+    assert homes == {f"vllm-{version}.dist-info"}
+    assert list(faults(done.wheel)) == []
+    assert verify(done.wheel.parent) == ()
+
+
+def test_what_is_in_the_wheel(run, tmp_path):
+    source = vllm_wheel(tmp_path)
+    done = run(source)
+    with zipfile.ZipFile(done.wheel) as new, zipfile.ZipFile(source) as old:
+        assert new.read(PATCHED.path).decode() == PATCHED.after
+        assert new.read(f"vllm/.patchkit/originals/{PATCHED.path}").decode() == PATCHED.before
+        for path in (*KERNELS, "vllm/__init__.py"):
+            assert new.read(path) == old.read(path)
+    assert read(done.wheel, "/licenses/LICENSE") == "Apache-2.0\n" * 1000
+    assert read(done.wheel, "/sboms/upstream.cdx.json") == "{}\n"
+    facts = json.loads(read(done.wheel, "/patchkit.json"))
+    assert (facts["made"], facts["source"]) == ("repack", f"sha256:{sha256(source)}")
+    assert (facts["target"], facts["machine"], facts["cuda"]) == ("gb10", "aarch64", "13")
+    assert not facts["upstream"]
+    assert facts == dict(entries(done.wheel.parent)[0].facts)
+
+
+def test_the_sbom_has_the_ancestor_and_each_patch(run, tmp_path):
+    source = vllm_wheel(tmp_path)
+    bom = json.loads(read(run(source).wheel, "/sboms/patchkit.cdx.json"))
+    component = bom["metadata"]["component"]
+    (ancestor,), (patch,) = component["pedigree"].values()
+    assert ancestor["purl"] == f"pkg:pypi/vllm@{VERSION}?file_name={NAME}"
+    assert ancestor["hashes"] == [{"alg": "SHA-256", "content": sha256(source)}]
+    assert component["purl"].startswith("pkg:pypi/vllm@0.19.1%2Bcu130.gb10.")
+    assert patch["diff"]["text"]["content"].startswith(f"diff --git a/{PATCHED.path}")
+    fix = load_recipe().fix(FIX)
+    (issue,) = patch["resolves"]
+    assert (issue["id"], issue["description"]) == (FIX, fix.symptom)
+
+
+def test_each_library_on_the_device(run, tmp_path):
+    done = run(vllm_wheel(tmp_path))
+    judged = {each.name: each for each in done.libraries}
+    core = judged["vllm/_C.abi3.so"]
+    assert (core.use, core.loads) == (Use.PARTLY, {Load.COMPATIBLE: 1, Load.NONE: 1})
+    assert core.lost == {"sm_120a": 1}
+    assert core.kernels == {"CUTLASS GEMM of block-scaled FP8": 1, "others": 1}
+    assert judged["vllm/_moe_C.abi3.so"].use is Use.LOADS
+    assert judged["vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"].use is Use.OTHER
+    assert judged["vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"].use is Use.ABSENT
+    # What only other devices have is not missed.
+    assert "vllm/_flashmla_C.abi3.so" not in judged
+    notes = "\n".join(done.notes)
+    assert f"not upstream's wheel: {NAME}" in notes
+    assert "torch 2.10.0 for aarch64 has no CUDA" in notes
+    assert "with sm_120a alone do not, 1: CUTLASS GEMM of block-scaled FP8 (1), others" in notes
+    assert "--with fp8_block_triton avoids it" in notes
+    assert "_vllm_fa2_C.abi3.so is missing: --attention-backend FLASH_ATTN does not" in notes
+
+
+def test_glibc_of_the_tag_is_the_one_that_is_needed(run, tmp_path):
+    assert run(vllm_wheel(tmp_path)).wheel.name.endswith("-manylinux_2_29_aarch64.whl")
+    assert "Tag: cp38-abi3-manylinux_2_29_aarch64" in read(
+        next((tmp_path / "wheelhouse").glob("*.whl")), "/WHEEL"
+    )
+
+
+def test_a_wheel_of_another_cuda_does_not_claim_the_targets(run, tmp_path):
+    def older(members):
+        data = members["vllm/_C.abi3.so"]
+        members["vllm/_C.abi3.so"] = data.replace(b"libcudart.so.13", b"libcudart.so.12")
+        del members["vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"]
+
+    done = run(vllm_wheel(tmp_path, change=older))
+    assert done.facts["wheel"].startswith("0.19.1+cu12.gb10.")
+    assert "linked with CUDA 12 (libcudart.so.12), not with 13.0" in done.notes[1]
+
+
+def _without(*names):
+    return {name: data for name, data in KERNELS.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("libraries", "target", "words"),
+    [
+        (_without("vllm/_moe_C.abi3.so"), "gb10", "_moe_C.abi3.so: is missing: MoE models"),
+        ({**KERNELS, "vllm/_moe_C.abi3.so": HOPPER}, "gb10", "_moe_C.abi3.so: does not load"),
+        (KERNELS, "thor", "_C.abi3.so: does not load"),
+    ],
+)
+def test_kernels_that_do_not_serve_the_device(run, house, tmp_path, libraries, target, words):
+    with pytest.raises(ProofError) as caught:
+        run(vllm_wheel(tmp_path, libraries=libraries), target=target)
+    assert words in caught.value.what
+    assert f"patchkit build vllm --version 0.19.1 --target {target}" in caught.value.hint
+    assert not house.exists()
+
+
+def test_wheels_without_cuda_and_with_two(run, house, tmp_path):
+    stock = dict.fromkeys(KERNELS, KERNELS["vllm/_moe_C.abi3.so"])
+    with pytest.raises(ProofError, match="need no libcudart"):
+        run(vllm_wheel(tmp_path, libraries=stock))
+    both = {**KERNELS, "vllm/_moe_C.abi3.so": LOST.replace(b"cudart.so.13", b"cudart.so.12")}
+    with pytest.raises(ProofError, match="need 12 and 13 libcudart"):
+        run(vllm_wheel(tmp_path, libraries=both))
+    assert not house.exists()
+
+
+def test_twice_is_once_and_a_repack_again_is_nothing(run, known, house, tmp_path):
+    source = known(vllm_wheel(tmp_path))
+    first = run(source)
+    data = first.wheel.read_bytes()
+    again = run(source)
+    assert (first.fresh, again.fresh, again.wheel) == (True, False, first.wheel)
+
+    shutil.rmtree(house)
+    assert run(source).wheel.read_bytes() == data
+
+    cache = tmp_path / "cache" / "sdists"
+    cache.mkdir(parents=True)
+    shutil.copy(source, cache)
+    copy = shutil.copy(first.wheel, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATCHKIT_CACHE_DIR", str(cache.parent))
+        request = Request(target=GB10, only=frozenset({FIX}))
+        made = repack(found(copy), request, house, report=quiet, offline=True)
+        assert (made.fresh, made.sha256) == (False, first.sha256)
+
+        other = Request(target=GB10, only=frozenset({FIX}), arch="family")
+        with pytest.raises(UsageError, match="made it already, for gb10") as caught:
+            repack(found(copy), other, house, report=quiet, offline=True)
+        assert f"patchkit repack vllm=={VERSION} --platform aarch64" in caught.value.hint
+        assert NAME in caught.value.hint
+
+
+def test_a_repack_that_was_changed(run, known, house, tmp_path, monkeypatch):
+    source = known(vllm_wheel(tmp_path))
+    first = run(source)
+    cache = tmp_path / "cache" / "sdists"
+    cache.mkdir(parents=True)
+    shutil.copy(source, cache)
+    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(cache.parent))
+    changed = tmp_path / first.wheel.name
+    changed.write_bytes(first.wheel.read_bytes() + b"\0")
+    with pytest.raises(DriftError, match="is not what this patchkit makes of upstream's wheel"):
+        repack(
+            found(changed),
+            Request(target=GB10, only=frozenset({FIX})),
+            house,
+            report=quiet,
+            offline=True,
+        )
+
+
+def test_a_repack_that_was_damaged_is_made_again(run, known, house, tmp_path):
+    source = known(vllm_wheel(tmp_path))
+    place = run(source).wheel
+    data = place.read_bytes()
+    place.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+    first, *_rest = verify(house)
+    assert first.what.startswith("was changed: its sha256 begins with ")
+    assert first.what.endswith(f", with {hashlib.sha256(data).hexdigest()[:12]} in manifest.json")
+    assert first.hint == f"patchkit repack vllm=={VERSION} --platform aarch64 --dir {house}"
+    run(source)
+    assert (place.read_bytes(), verify(house)) == (data, ())
+
+
+def test_what_decides_the_bytes_decides_the_version(run, tmp_path, house):
+    def told(members):
+        members["vllm/data.json"] = b"{}"
+
+    names = set()
+    for number, change in enumerate((None, told)):
+        names.add(run(vllm_wheel(tmp_path / str(number), change=change)).wheel.name)
+        shutil.rmtree(house)
+    # The same patch for another CPU.
+    elsewhere = {name: _x86(data) for name, data in KERNELS.items()}
+    wheel = vllm_wheel(tmp_path / "x86", name=X86, libraries=elsewhere)
+    done = run(wheel, cpu="x86_64")
+    assert "for x86_64, and NVIDIA DGX Spark (GB10) has aarch64" in done.notes[1]
+    names.add(done.wheel.name.replace("x86_64", "aarch64"))
+    assert len(names) == 3
+
+
+@pytest.fixture
+def installed(run, known, tmp_path):
+    """Repack a wheel for x86-64 and install it: site-packages, its pip, the facts."""
+    home = tmp_path / "venv"
+    command = [sys.executable, "-m", "pip", "--python", str(home / "bin/python")]
+
+    def pip(*arguments):
+        subprocess.run([*command, *map(str, arguments)], check=True, capture_output=True)
+
+    def make(*, change=None, only=(FIX,)):
+        elsewhere = {name: _x86(data) for name, data in KERNELS.items()}
+        source = known(vllm_wheel(tmp_path, name=X86, libraries=elsewhere, change=change), "x86_64")
+        done = run(source, cpu="x86_64", only=only)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+        pip("install", "--no-deps", "--no-index", done.wheel)
+        return next(home.glob("lib/python*/site-packages")), pip, done.facts
+
+    return make
+
+
+def test_an_installed_repack_is_known_reverted_and_removed(installed, cli):
+    packages, pip, _facts = installed()
+    source = ["--vllm-src", packages / "vllm"]
+    workspace = open_workspace(packages / "vllm")
+    assert workspace.ledger is not None
+    assert workspace.ledger.version == str(workspace.tree.version)
+    fixes = json.loads(cli("status", *source, "--json").stdout)["fixes"]
+    assert {fix["id"] for fix in fixes if fix["state"] == "applied"} == {FIX}
+    assert "nothing to do" in cli("apply", *source, "--only", FIX).stdout
+
+    cli("revert", *source)
+    assert (packages / PATCHED.path).read_text() == PATCHED.before
+    assert _wrong(packages) == []
+    cli("apply", *source, "--only", FIX)
+    assert (packages / PATCHED.path).read_text() == PATCHED.after
+    assert _wrong(packages) == []
+
+    pip("uninstall", "--yes", "vllm")
+    assert [path for path in packages.iterdir() if "vllm" in path.name] == []
+
+
+@pytest.mark.releases
+def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(installed, release, cli):
+    """The Python of 0.19.1 over kernels that a GB10 does not get, installed and patched again."""
+    python = python_of(release(VERSION))
+    packages, _pip, facts = installed(change=lambda members: members.update(python), only=())
+    source = ["--vllm-src", packages / "vllm"]
+    assert facts["turned_on"] == ["fp8_block_triton"]
+
+    def fixes(state, verb, *options):
+        told = json.loads(cli(verb, *source, *options, "--json").stdout)["fixes"]
+        return {fix["id"] for fix in told if fix["state"] == state}
+
+    plain = cli("apply", *source).stdout
+    assert "nothing to do" in plain
+    assert "kept, as the package was patched before: --with fp8_block_triton; " in plain
+    made = fixes("applied", "status")
+    assert {"fp8_block_triton", "fp8_linear_torch"} < made
+    # Who names fixes chooses anew, and a reverted package knows of no choice.
+    others = made - {"fp8_block_triton", "fp8_linear_torch"}
+    assert fixes("applied", "apply", "--skip", "fp8_linear_torch") == others
+    cli("revert", *source)
+    assert fixes("apply", "status") == made - {"fp8_block_triton"}
+    assert _wrong(packages) == []
+
+
+def _wrong(packages):
+    """Files of vllm that RECORD does not know as they are."""
+    (record,) = packages.glob("vllm-*.dist-info/RECORD")
+    rows = {row[0]: row for row in csv.reader(record.read_text().splitlines())}
+    files = {str(p.relative_to(packages)): p for p in (packages / "vllm").rglob("*") if p.is_file()}
+    wrong = sorted(set(files) - set(rows))
+    wrong += [n for n in rows if n.startswith("vllm/") and n not in files]
+    for name, place in files.items():
+        if rows[name][1] and rows[name][2] != str(place.stat().st_size):
+            wrong.append(name)
+    return wrong
+
+
+def test_on_the_command_line(environment, house, tmp_path):
+    wheel = vllm_wheel(tmp_path)
+
+    def patchkit(*arguments, rc=0):
+        command = [*PATCHKIT, str(tmp_path / "work"), "repack", *map(str, arguments)]
+        done = subprocess.run(
+            [*command, "--dir", str(house)], env=environment, capture_output=True, text=True
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == rc, done.stdout + done.stderr
+        return done
+
+    options = ("--only", FIX, "--sha256", sha256(wheel))
+    refused = patchkit(wheel, rc=UsageError.exit_code)
+    assert f"--sha256 {sha256(wheel)} takes it nonetheless" in refused.stderr
+    patchkit(wheel, *options, "--target", "thor", rc=ProofError.exit_code)
+    shown = patchkit(wheel, *options).stdout
+    assert "_C.abi3.so" in shown
+    assert "loads in part" in shown
+    assert "next: pip install" in shown
+    told = json.loads(patchkit(wheel, *options, "--json").stdout)
+    assert (told["fresh"], told["source"]["upstream"]) == (False, False)
+    assert told["libraries"][0]["lost_kernels"]["CUTLASS GEMM of block-scaled FP8"] == 1
+    assert told["wheel"] == str(next(house.glob("*.whl")))
+    patchkit(wheel, *options, "--target", "spark", rc=UsageError.exit_code)
+
+
+@pytest.mark.releases
+def test_upstreams_wheel(house):
+    """The released 0.25.1 for x86-64, 250 MB: all of its kernels that count load."""
+    try:
+        origin = found("vllm==0.25.1", cpu="x86_64")
+    except SourceError as error:  # nothing else: a file with another hash is a failure
+        pytest.skip(
+            f"{error.what}: `nox -s repro -- vllm --step repack` fetches it, then run again"
+        )
+    done = repack(origin, Request(target=GB10), house, report=quiet)
+    with zipfile.ZipFile(done.wheel) as new, zipfile.ZipFile(origin.path) as old:
+        ours = {info.filename: info for info in new.infolist()}
+        changed = {
+            info.filename
+            for info in old.infolist()
+            if ".dist-info/" not in info.filename and ours[info.filename].CRC != info.CRC
+        }
+        kept = [info for info in old.infolist() if info.filename.endswith(".so")]
+        assert all(ours[i.filename].compress_size == i.compress_size for i in kept)
+    assert changed == {
+        "vllm/_version.py",
+        "vllm/model_executor/kernels/linear/__init__.py",
+        "vllm/model_executor/layers/fused_moe/oracle/nvfp4.py",
+        "vllm/platforms/cuda.py",
+    }
+    assert {each.name: each.use for each in done.libraries if each.use is Use.LOST} == {
+        "vllm/_qutlass_C.abi3.so": Use.LOST
+    }
+    assert done.facts["wheel"].startswith("0.25.1+cu130.gb10.")
+    assert abs(done.size - origin.path.stat().st_size) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("there", "replaced"),
+    [("0.19.1+cu130.gb10.aaaaaaaaaa", True), ("0.19.1+cu130.thor.aaaaaaaaaa", False)],
+)
+def test_a_wheel_of_the_same_release_that_is_there(run, house, tmp_path, there, replaced):
+    """An older repack for the device gives way; one for another device does not."""
+    tag = "cp38-abi3-manylinux_2_28_aarch64"
+    add(house, write_wheel(tmp_path / "older", there, project="vllm", tag=tag), {})
+    if replaced:
+        run(vllm_wheel(tmp_path))
+    else:
+        with pytest.raises(UsageError, match="cannot be added"):
+            run(vllm_wheel(tmp_path))
+    kept = [str(entry.name.version) for entry in entries(house)]
+    assert len(kept) == 1
+    assert (kept == [there]) is not replaced
+    assert verify(house) == ()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda m: m.pop("vllm/_version.py"), "it has vllm/_version.py 0 times"),
+        (lambda m: m.update({"vllm-2.dist-info/METADATA": b""}), "dist-info/METADATA 2 times"),
+        (lambda m: m.update({"vllm/big.json": bytes((1 << 26) + 1)}), "has 67,108,865 bytes"),
+    ],
+)
+def test_wheels_that_no_release_is_like(run, house, tmp_path, spoil, words):
+    with pytest.raises(SourceError, match=words):
+        run(vllm_wheel(tmp_path, change=spoil))
+    assert not house.exists()

@@ -1,0 +1,135 @@
+"""What `patchkit repack` does not take, and what an accident in it leaves: nothing."""
+
+# ruff: noqa: F811  (fixtures that two files share are imported, and named as parameters)
+from __future__ import annotations
+
+import resource
+import shutil
+import signal
+
+import pytest
+
+from patchkit.errors import (
+    DriftError,
+    HashMismatchError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
+from patchkit.wheel.wheelhouse.contents import verify
+from support.faults import in_child, killed_everywhere
+from support.repacking import found, house, known, quiet, run, workplace  # noqa: F401  (fixtures)
+from support.vllm_wheels import (
+    NAME,
+    PATCHED,
+    sha256,
+    vllm_wheel,
+)
+from support.wheels import write_wheel
+
+X86 = NAME.replace("aarch64", "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda p: p / "absent.whl", UsageError, "no such file"),
+        (lambda p: write_wheel(p, "1.0", project="other"), SourceError, "of other, not of vllm"),
+        (lambda p: vllm_wheel(p, name=X86), UsageError, "is for x86_64, not for aarch64"),
+        (lambda p: "vllm==0.19.one", UsageError, "is not a version"),
+        (lambda p: "vllm==9.9.9", SourceError, "is not among the 32 releases"),
+        (lambda p: "vllm==0.10.0", SourceError, "0.10.0 is not supported"),
+        (
+            lambda p: vllm_wheel(p, name=NAME.replace("2_28", "2_31")),
+            HashMismatchError,
+            "but the lock says c8dde3c9af20",
+        ),
+        (
+            lambda p: vllm_wheel(p, name=NAME.replace("0.19.1", "0.19.1+mine")),
+            UsageError,
+            "is not among upstream's wheels that this patchkit knows",
+        ),
+    ],
+)
+def test_what_is_not_taken(tmp_path, make, error, words):
+    with pytest.raises(error) as caught:
+        found(make(tmp_path))
+    assert words in str(caught.value)
+
+
+def test_hashes_that_are_named(tmp_path):
+    wheel = vllm_wheel(tmp_path)
+    assert not found(wheel, digest=sha256(wheel).upper()).locked
+    with pytest.raises(HashMismatchError, match="not 0000"):
+        found(wheel, digest="0" * 64)
+    with pytest.raises(UsageError, match="64 hex digits"):
+        found(wheel, digest="abc")
+    with pytest.raises(UsageError, match="--sha256 is for a file"):
+        found("vllm==0.25.1", digest="0" * 64)
+
+
+def test_half_a_download(tmp_path, known):
+    wheel = known(vllm_wheel(tmp_path))
+    assert found(wheel).locked
+    wheel.write_bytes(wheel.read_bytes()[:20000])
+    with pytest.raises(SourceError, match="cannot be read"):
+        found(wheel)
+
+
+@pytest.mark.parametrize("path", ["../escaped.py", "/etc/cron.d/x"])
+def test_a_wheel_that_leads_out(run, house, tmp_path, path):
+    wheel = vllm_wheel(tmp_path, change=lambda members: members.update({path: b""}))
+    with pytest.raises(SourceError, match="leads out of the wheel"):
+        run(wheel)
+    assert not house.exists()
+    assert not (tmp_path / "escaped.py").exists()
+
+
+def test_nothing_to_change(run, house, tmp_path):
+    def done(members):
+        members[PATCHED.path] = PATCHED.after.encode()
+
+    with pytest.raises((UsageError, DriftError)):
+        run(vllm_wheel(tmp_path, change=done))
+    assert not house.exists()
+
+
+def test_a_version_file_that_is_unlike_upstreams(run, house, tmp_path):
+    def other(members):
+        members["vllm/_version.py"] = b"__version__ = 'x'\n"
+
+    with pytest.raises(DriftError, match=r"vllm/_version\.py: 0 places match"):
+        run(vllm_wheel(tmp_path, change=other))
+    assert not house.exists()
+
+
+def test_killed_at_any_change_of_the_disk(run, house, tmp_path):
+    source = vllm_wheel(tmp_path)
+
+    def clean():
+        shutil.rmtree(house, ignore_errors=True)
+        shutil.rmtree(tmp_path / "work", ignore_errors=True)
+
+    run(source)  # what it imports and parses, no child has to do again
+    kills = 0
+    for number in killed_everywhere(lambda: run(source), clean):
+        kills = number
+        if number % 7 == 0 and house.is_dir():
+            run(source)
+            assert verify(house) == ()
+    assert kills > 40
+    assert verify(house) == ()
+    assert len(list(house.glob("*.whl"))) == 1
+
+
+def test_a_full_disk_leaves_nothing(run, house, tmp_path):
+    source = vllm_wheel(tmp_path)
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+        run(source)
+
+    assert in_child(limited) == StorageError.exit_code
+    assert not house.exists() or not list(house.glob("*.whl"))
+    assert not [path for path in (tmp_path / "work").iterdir() if path.is_dir()]

@@ -1,0 +1,9 @@
+"""patchkit with less patience: a way in that is lost is given up after two seconds, not twenty."""
+
+from __future__ import annotations
+
+from patchkit.cli import main
+from patchkit.runtime.net import live as net_live
+
+net_live._BACK_SECONDS = 2.0
+main()

@@ -1,0 +1,219 @@
+"""Words from outside: what a terminal gets of them, and what a shell makes of commands in hints."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import patchkit
+from patchkit.cli import _WING_OF
+from patchkit.digests import digest
+from patchkit.durable.journal import Change, Journal
+from patchkit.errors import PatchkitError
+from patchkit.quoting import quoted, visible
+from patchkit.source.resolve import Options, resolved
+from patchkit.wheel.wheelhouse.verify import verify
+from support.wheels import write_wheel
+
+ROOT = Path(patchkit.__file__).parents[1]
+ANYTHING = st.text(st.characters())  # surrogates, too
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+EVIL = "sp ace $(touch x) `touch y` 'q' \"\\!\n\x1b[2J\u202e\udcff"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("vllm/_C.abi3.so → é 中 👍", "vllm/_C.abi3.so → é 中 👍"),
+        ("a\n\tb", "a\n\tb"),
+        ("\x1b[2J\a\r\x7f\x9b", r"\x1b[2J\x07\x0d\x7f\x9b"),
+        ("\u202ecod.exe\u2066\u200f\u2028", r"\u202ecod.exe\u2066\u200f\u2028"),
+        ("\udcff\udc80 \ud800 \U000e0001", r"\xff\x80 \ud800 \U000e0001"),
+    ],
+)
+def test_what_is_shown(text, shown):
+    assert visible(text) == shown
+
+
+@given(ANYTHING)
+def test_nothing_that_a_terminal_obeys_is_left(text):
+    shown = visible(text)
+    assert all(each.isprintable() or each in "\n\t" for each in shown)
+    assert visible(shown) == shown
+    assert shown.encode().decode() == shown
+
+
+def words(line, folder=None):
+    """The words that bash makes of a line."""
+    code = f'set -- {line}\nprintf "%s\\0" "$@"'
+    done = subprocess.run(["bash", "-c", code], capture_output=True, check=True, cwd=folder)
+    return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(NAMES, min_size=1, max_size=4))
+def test_bash_takes_back_every_word_and_a_terminal_obeys_none(given_words):
+    line = quoted(*given_words)
+    assert words(line) == given_words
+    assert line.isprintable()
+
+
+def test_a_name_that_is_not_utf8_and_a_path_that_looks_like_an_option():
+    assert quoted("cat", EVIL).isprintable()
+    assert words(quoted("cat", EVIL)) == ["cat", EVIL]
+    assert quoted("ls", Path("-rf"), Path("/-x"), "-l") == "ls ./-rf /-x -l"
+    assert quoted("pip", "install", "pip>=23") == "pip install 'pip>=23'"
+
+
+# Commands in what patchkit says
+
+_PROGRAMS = (
+    rf"patchkit (?:{'|'.join(_WING_OF)})\b",
+    r"sudo\b|chmod\b|chown\b|ethtool\b|rustup\b|ib_write_bw\b|ray start\b|docker run\b",
+    r"pip3? (?:install|download)\b|git (?:clone|config|fetch|checkout|-C)\b|ip link\b",
+    r"apt(?:-get)? install\b|(?:cp|ls|tar|rm) -\w|mv [\0/{]",
+)
+_OPEN = re.compile(rf"(?:^|[\s(`])(?:{'|'.join(_PROGRAMS)})[^;`\n]*$")
+# A command that is written out, with a comma or a colon at its last word.
+_RUN_ON = re.compile(rf"(?:^|[:;] |\bor )(?:{'|'.join(_PROGRAMS)})[^;`\n]*[,:] ")
+_FORMATTED = re.compile(rf"(?:{'|'.join(_PROGRAMS)})[^;`\n]*(?:\{{\w*\}}|%s)")
+_ENDS = (";", "`", ")", "\n", " &&")  # what may follow a command, so that it can be copied
+
+
+def _calls_quoted(node, helpers):
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in helpers
+    )
+
+
+def _helpers(tree):
+    """``quoted``, and the functions of a module that return nothing but what it returns."""
+    found = {"quoted"}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+            if returned and all(_calls_quoted(value, {"quoted"}) for value in returned):
+                found.add(function.name)
+    return found
+
+
+def _in_f_string(parts, helpers):
+    """Whether something is put into a command as it is, or a command does not end where it may."""
+    before = ""
+    for part, after in itertools.pairwise([*parts, None]):
+        if isinstance(part, ast.Constant):
+            before += part.value.replace("```", "")
+        elif not _calls_quoted(part.value, helpers):
+            if _OPEN.search(before) or before.count("`") % 2:
+                return True
+            before += "\0"
+        else:
+            follows = after.value if isinstance(after, ast.Constant) else ""
+            if follows and not follows.startswith(_ENDS) and not before.endswith("`"):
+                return True
+            before += "quoted"
+    return False
+
+
+def unquoted(code):
+    """The lines of a module where something is put into a command without being quoted."""
+    tree = ast.parse(code)
+    helpers = _helpers(tree)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.JoinedStr(values=parts):
+                wrong = _in_f_string(parts, helpers)
+            case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Add(), right=right):
+                wrong = _OPEN.search(text) and not isinstance(right, ast.Constant)
+            case ast.Constant(value=str(text)):
+                wrong = _FORMATTED.search(text) or (_RUN_ON.search(text) and id(node) not in prose)
+            case _:
+                wrong = False
+        if wrong:
+            yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'hint = f"patchkit wheelhouse prune --dir {house}"',
+        'hint = f"put it aside: sudo mv {path} {path}.off"',
+        'hint = f"{quoted(a)}; then pip install {wheel}"',
+        'hint = f"`{command}` failed"',
+        'hint = f"{quoted(*words)}, then name the copy"',
+        'hint = "chmod u+w " + str(place)',
+        'FILL = "patchkit wheelhouse fill --dir {house}"',
+        'hint = "apt install python3-venv, or free some space"',
+    ],
+)
+def test_the_rule_below_finds(code):
+    assert list(unquoted(code)) == [1]
+
+
+def test_every_command_that_holds_a_word_is_quoted():
+    # The head of requirements.txt is a comment there, of words that are patchkit's own.
+    allowed = {"patchkit/wheel/wheelhouse/manifest.py"}
+    found = {
+        f"{name}:{line}"
+        for folder in ("patchkit", "recipes")
+        for place in sorted((ROOT / folder).rglob("*.py"))
+        if (name := str(place.relative_to(ROOT))) not in allowed
+        for line in unquoted(place.read_text(encoding="utf-8"))
+    }
+    assert found == set()
+
+
+# Pasted
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder whose name does something in a shell, and to a terminal."""
+    place = tmp_path / EVIL
+    place.mkdir()
+    return place
+
+
+def pasted(hint, folder):
+    """The words of the command that a hint begins with; nothing else may have happened."""
+    found = words(hint.partition("; ")[0], folder)
+    assert not list(folder.glob("[xy]"))
+    return found
+
+
+def test_a_file_that_is_read_only_becomes_writable(folder):
+    place = folder / "a.py"
+    place.write_text("old\n")
+    place.chmod(0o444)
+    journal = Journal(root=folder, folder=folder / ".journal", again="", rescue="")
+    with pytest.raises(PatchkitError, match="read-only") as caught:
+        journal.commit([Change("a.py", digest(b"old\n"), b"new\n")])
+    hint = caught.value.hint
+    subprocess.run(["bash", "-c", hint], check=True, cwd=folder)
+    assert place.stat().st_mode & 0o200
+    assert pasted(hint, folder) == ["chmod", "u+w", str(place)]
+
+
+def test_a_folder_with_a_destination_is_copied(folder):
+    options = Options(
+        project="vllm", lock=Path(), check=lambda _: None, report=print, dest=folder / "copy"
+    )
+    refused = pytest.raises(PatchkitError, match="patched in place")
+    with refused as caught, resolved(str(folder), options, keep=True):
+        raise AssertionError
+    assert pasted(caught.value.hint, folder) == ["cp", "-a", str(folder), str(folder / "copy")]
+
+
+def test_findings_in_a_wheelhouse_say_what_to_do(folder):
+    write_wheel(folder, "2.29.7")
+    hints = {each.hint.removeprefix("move it away; or: ") for each in verify(folder).findings}
+    prune = ["patchkit", "wheelhouse", "prune", "--dir", str(folder)]
+    assert [pasted(hint, folder) for hint in hints] == [prune]

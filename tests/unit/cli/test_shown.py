@@ -1,0 +1,420 @@
+"""Everything that is printed leaves through cli/out.py and cli/show.py, made visible there.
+
+Each verb that prints names from elsewhere gets hostile ones: what comes out holds no character that
+a terminal would obey, and no name is taken for markup.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit import __version__, cli
+from patchkit.cli import out, show
+from patchkit.cli.options import progress
+from patchkit.errors import PatchkitError
+from patchkit.patching.ledger import Ledger, ledger_path
+from patchkit.patching.recipe import load_recipe
+from patchkit.quoting import visible
+from patchkit.runtime.envfile.header import BLANK, sealed
+from patchkit.runtime.host.host import to_json
+from patchkit.runtime.host.probe import probe
+from support import hosts
+from support.wheels import write_wheel
+
+CLI = Path(cli.__file__).parent
+LIBRARY = Path(__file__).parents[2] / "data" / "libraries" / "gb10.so"
+SMALL = Path(__file__).parents[2] / "data" / "vllm_small"
+MARK = "[/nope]"
+SGR = "\x1b[35;107m"  # a colour that patchkit never uses
+EVIL = f"{SGR}\x1b]0;x\x07\x9b2J\b\u202e\x7f\x85[bold]"
+
+TAG = "cp38-abi3-manylinux_2_35_aarch64"
+WHEEL = f"vllm-0.24.0-{TAG}.whl"
+
+# What a name of a file can be: no slash, no NUL, not too long for the file system.
+NAMES = st.text(
+    st.one_of(
+        st.sampled_from("\x01\x07\x08\x0b\r\x1b\x7f\x85\x9b\u2028\u202e\u2066[]/:abc{}%$\\"),
+        st.characters(exclude_characters="\0\n", exclude_categories=["Cs"]),
+    ),
+    max_size=12,
+).map(lambda text: text.replace("/", "|"))
+
+
+# One way out
+
+_PRINT = {"echo", "secho", "style", "echo_via_pager", "confirm", "prompt", "progressbar"}
+_RICH = {"Console", "Text", "print", "Panel", "Markdown", "Syntax"}
+
+
+def _around(node):
+    """Whether a call prints, or makes something that is printed, beside the way out."""
+    called = ast.unparse(node.func)
+    owner, _, name = called.rpartition(".")
+    return (
+        (owner == "click" and name in _PRINT)
+        or called in _RICH
+        or owner in {"Text", "Console", "rich"}
+        or re.fullmatch(r"sys\.(__)?std(out|err)(__)?(\.buffer)?\.write(lines)?|os\.write", called)
+    )
+
+
+def prints_around(code):
+    calls = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
+    return [node.lineno for node in calls if _around(node)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "click.echo(name)",
+        "f(click.style(name, bold=True))",
+        "Console(stderr=True)",
+        "table.add_row(Text(name))",
+        "Text.assemble(name)",
+        "Text.from_markup(name)",
+        "print(name)",
+        "sys.stdout.write(name)",
+    ],
+)
+def test_the_rule_below_finds(code):
+    assert prints_around(code) == [1]
+
+
+def test_nothing_is_printed_around_the_way_out():
+    ways_out = {"out.py", "show.py"}
+    places = [place for place in sorted(CLI.rglob("*.py")) if place.name not in ways_out]
+    assert len(places) > 25
+    assert {p.name: found for p in places if (found := prints_around(p.read_text()))} == {}
+    imports = {
+        f"{place.name}: {line}"
+        for place in places
+        for line in place.read_text().splitlines()
+        if re.match(r"\s*from (click|rich) import|\s*import rich|.*rich\.(markup|pretty)", line)
+    }
+    assert imports == set()
+
+
+# What the way out does
+
+
+def test_styles_are_ours_and_a_name_brings_none(monkeypatch):
+    line = "a" + out.style(f"x{EVIL}", bold=True) + f" {EVIL}"
+    assert line == f"a\x1b[1mx{visible(EVIL)}\x1b[0m {visible(EVIL)}"
+    assert out.shown(line) is line
+    # An f-string makes a plain text of all: it is safe, and seen at once.
+    assert out.shown(f"{out.style('x', bold=True)}") == r"\x1b[1mx\x1b[0m"
+
+
+def test_a_cell_with_a_newline_stays_in_its_line():
+    assert out.table([("a\n✓ all as listed", "b"), ("c", "d")]) == [
+        "a\\n✓ all as listed  b",
+        "c                   d",
+    ]
+
+
+@pytest.mark.parametrize("cell", [f"{EVIL}x", "[red]x[/]", ":smile: [link=http://x]x[/link]"])
+def test_the_console_knows_no_markup(cell):
+    console = show.console()
+    console.file = io.StringIO()
+    table = show.Table(cell, box=None, padding=0)
+    table.add_row(cell)
+    for each in (cell, show.text((cell, "bold"), cell), table):
+        console.print(each, soft_wrap=True)
+    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == [
+        visible(cell),
+        visible(cell) * 2,
+        *[visible(cell)] * 2,
+    ]
+
+
+@given(st.dictionaries(st.text(st.characters()), st.text(st.characters())))
+def test_json_is_safe_and_the_same(value):
+    with captured() as streams:
+        out.print_json([value])
+    text = streams[0].getvalue().decode()
+    assert all(each.isprintable() or each == "\n" for each in text)
+    assert json.loads(text) == [value]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_an_encoding_that_lacks_a_character_is_no_crash(encoding):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(CLI.parents[1])}
+    for arguments in (["explain"], ["env", "explain", "NCCL_IB_HCA"], ["status", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "patchkit", *arguments], env=environment, capture_output=True
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout
+
+
+def test_data_goes_out_byte_for_byte():
+    with captured() as streams:
+        out.data(f"{EVIL} é \udcff\n")
+        show.print_diff(f"+{EVIL}\n")
+    assert streams[0].getvalue() == f"{EVIL} é ".encode() + b"\xff\n" + f"+{EVIL}\n".encode()
+
+
+def test_a_difference_in_a_terminal_is_shown(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with captured(color=True) as streams:
+        show.print_diff(f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\f\n+{EVIL}{MARK}\n")
+    shown = re.sub(r"\x1b\[\d+m", "", streams[0].getvalue().decode())
+    assert shown.splitlines()[3:] == [r"-old\x0c", f"+{visible(EVIL)}{MARK}"]
+
+
+def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "400")
+    with captured(color=True) as streams, progress() as report:
+        report(f"{EVIL}{MARK}")(1, 2)
+    drawn = streams[1].getvalue().decode()
+    assert visible(EVIL) + MARK in drawn
+    assert SGR not in drawn
+
+
+def test_a_name_that_is_not_utf8(tmp_path):
+    name = "\udcff\udc9b.so"
+    shutil.copy(LIBRARY, tmp_path / name)
+    assert rb"\xff\x9b.so" in run(["inspect", str(tmp_path / name)])
+    assert rb"\xff\x9b.so" in run(["verify", str(tmp_path / name)])
+    parsed = json.loads(run(["inspect", str(tmp_path / name), "--json"]))
+    assert parsed["file"] == str(tmp_path / name)
+
+
+# Every verb that prints names from elsewhere
+
+
+@contextmanager
+def captured(*, color=False):
+    """Standard output and standard error, as bytes."""
+    with CliRunner().isolation(color=color) as streams:
+        yield streams
+
+
+def run(arguments, *, color=False):
+    """Run patchkit in this process; returns what it printed. An unforeseen exception is raised."""
+    before, sys.argv = sys.argv, ["patchkit", *arguments]
+    try:
+        with captured(color=color) as streams:
+            try:
+                cli.group.main(list(arguments), prog_name="patchkit")
+            except PatchkitError as error:
+                cli._show(error)
+            except SystemExit:
+                pass
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return streams[0].getvalue() + streams[1].getvalue()
+    finally:
+        sys.argv = before
+
+
+def hostile_wheel(folder, name):
+    members = {
+        f"vllm/{name}.so": LIBRARY.read_bytes(),
+        f"vllm/{name}{MARK}/b.so": LIBRARY.read_bytes(),
+    }
+    facts = {"made": name, "target": name, "version": "1", "fixes": [name]}
+
+    def add_sbom(files, home):
+        files[f"{home}/sboms/{name}.cdx.json"] = json.dumps(
+            {"bomFormat": "CycloneDX", "metadata": {"component": {"name": name}}}
+        ).encode()
+
+    return write_wheel(
+        folder, "0.24.0", project="vllm", tag=TAG, files=members, facts=facts, change=add_sbom
+    )
+
+
+def inspected(folder, name):
+    yield ["inspect", str(hostile_wheel(folder, name))]
+    yield ["inspect", str(folder / WHEEL), "--codes"]
+    yield ["inspect", str(folder / WHEEL), "--json"]
+    library = folder / f"{name}.so"
+    shutil.copy(LIBRARY, library)
+    yield ["inspect", str(library)]
+    yield ["inspect", str(library), "--json"]
+
+
+def wheelhouse(folder, name):
+    house = folder / f"house{name}"
+    house.mkdir()
+    (house / f"{name}.whl").write_bytes(b"")
+    hostile_wheel(house, name)
+    manifest = house / "manifest.json"
+    facts = {"target": f"{name}{MARK}", "made": name, "version": name, "machine": name}
+    row = {"filename": WHEEL, "sha256": name, "size": 1, "kind": "built", "facts": facts}
+    for spoiled in ({}, {"filename": f"{name}{MARK}.whl"}, {"kind": name}, {"size": name}):
+        manifest.write_text(json.dumps({"format": 2, "wheels": [{**row, **spoiled}]}))
+        yield ["wheelhouse", "list", "--dir", str(house)]
+        yield ["verify", str(house)]
+        yield ["verify", str(house), "--json"]
+        yield ["wheelhouse", "prune", "--dry-run", "--dir", str(house)]
+    yield ["wheelhouse", "prune", "--dir", str(house), "--drop", f"{name}{MARK}"]
+
+
+def patched_tree(folder, name):
+    """A tree whose ledger says hostile things, and one that is none."""
+    tree = folder / f"tree{name}"
+    shutil.copytree(SMALL, tree)
+    (tree / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
+    recipe = load_recipe("vllm")
+    request = {"target": "gb10", "arch": "native", "only": [], "skip": [], "also": []}
+    said = [
+        {
+            "id": fix.id,
+            "state": "applied",
+            "severity": "required",
+            "reason": f"{name}{MARK}",
+            "note": f"{name}{MARK}",
+        }
+        for fix in recipe.fixes
+    ]
+    ledger = Ledger(
+        patchkit=__version__,
+        recipe=recipe.digest,
+        project="vllm",
+        version="0.24.0",
+        request=request,
+        files={},
+        seen={},
+        verdicts=tuple(said),
+        proofs=(f"{name}{MARK}",),
+    )
+    ledger_path(tree / ".patchkit").parent.mkdir()
+    ledger_path(tree / ".patchkit").write_bytes(ledger.to_json())
+    for verb in ("status", "apply"):
+        yield [verb, "--vllm-src", str(tree)]
+        yield [verb, "--vllm-src", str(tree), "--json"]
+    yield ["status", "--vllm-src", str(folder / f"no{name}")]
+    yield ["status", "--vllm-src", str(tree), "--target", name]
+    yield ["apply", "--vllm-src", str(tree), "--only", name]
+    yield ["revert", "--vllm-src", str(folder)]
+
+
+def env_file(folder, name):
+    file = folder / f"{name}.env"
+    file.write_text(f"NCCL_DEBUG='{name}'\nNCCL_IB_HCA='{name}{MARK}'\nNCCL_{name}{MARK}=1\n")
+    yield ["env", "check", "--no-host", str(file)]
+    yield ["env", "check", "--no-host", str(file), "--json"]
+    yield ["env", "check", "--no-host", str(folder / f"no{name}")]
+    yield ["env", "explain", f"{name}{MARK}"]
+    root = str(hosts.build(folder, "cable_port0"))
+    node = ["--root", root, "--vllm", "0.25.1"]
+    head = folder / f"head{name}.json"
+    known = {"role": "head", "topology": "roce", "vllm": "0.25.1", "nodes": "2", "head": "10.0.0.1"}
+    header = {"digest": BLANK, **known, "executor": f"{name}{MARK}"}
+    head.write_text(sealed(json.dumps({"header": header, "environment": {}}, indent=1) + "\n"))
+    yield ["env", "--role", "worker", *node, "--from", str(head)]
+    yield ["env", "--role", "single", *node, "--model", f"{name}{MARK}"]
+    yield ["env", "--role", "single", *node, "--set", f"A={name}{MARK}"]
+    yield ["env", "--role", "single", *node, "-o", str(folder / f"{name}.new")]
+    yield ["serve-args", f"x/{name}{MARK}", *node]
+    yield ["serve-args", "x/y", *node, "--with", f"{name}{MARK}"]
+    yield ["serve-args", "x/y", *node, "--from", str(file)]
+
+
+def machine(folder, name):
+    """A machine that names itself so, and the facts of a peer that names its interfaces so."""
+    root = hosts.build(folder, "cable_port0")
+    for place in ("proc/sys/kernel/hostname", "sys/class/dmi/id/product_name", "etc/os-release"):
+        (root / place).write_text(f'PRETTY_NAME="{name}{MARK}"', encoding="utf-8")
+    (root / "commands/nvidia-smi.csv").write_text(f"{name}{MARK}, 12.1, 580.1, [N/A], 0:1.0")
+    node = ["--root", str(root)]
+    yield ["probe", *node]
+    yield ["probe", *node, "--json"]
+    yield ["probe", *node, "--save", str(folder / f"saved{name}")]
+    yield ["net", "plan", *node, "--role", "head", "--netdev", f"{name}{MARK}"]
+    yield ["net", "verify", *node, "--ssh", f"-{name}{MARK}"]
+    peer = folder / f"peer{name}.json"
+    facts = to_json(probe(root, environment={}))
+    named = json.dumps(f"x{name}{MARK}")[1:-1]
+    for text in (facts.replace("enp1s0f0np0", named), facts.replace('"netdevs"', f'"{named}"')):
+        peer.write_text(text, encoding="utf-8")
+        yield ["net", "verify", *node, "--peer-probe", str(peer)]
+        yield ["net", "plan", "--probe", str(peer), "--role", "head", "--json"]
+        yield ["net", "plan", "--probe", str(peer), "--role", "head", "--peer", "10.0.0.1"]
+
+
+def programs(folder, name):
+    """A Python, and ssh, that say hostile things."""
+    (folder / "said").write_text(f"{name}{MARK}\n")
+    for program in ("python", "ssh"):
+        place = folder / program
+        place.write_text(f'#!/bin/sh\ncat "{folder}/said"\ncat "{folder}/said" >&2\nexit 3\n')
+        place.chmod(0o755)
+    root = str(hosts.build(folder, "cable_port0"))
+    python = str(folder / "python")
+    yield ["inspect", "--loaded", "--python", python]
+    yield ["probe", "--root", root, "--python", python]
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}:{before}"
+    try:
+        yield ["net", "verify", "--root", root, "--ssh", f"peer{name}"]
+    finally:
+        os.environ["PATH"] = before
+
+
+def mistyped(_folder, name):
+    """Words of the command line: quoted by patchkit's own errors, and by click's."""
+    yield ["explain", f"{name}{MARK}"]
+    yield ["fetch", f"{name}{MARK}"]
+    yield ["repack", f"{name}{MARK}"]
+    yield ["repack", f"{name}{MARK}", "--json"]
+    yield ["fixes", "--version", f"{name}{MARK}"]
+    yield ["build", "nccl", "--src", f"{name}{MARK}"]
+    yield ["build", "vllm", "--target", f"{name}{MARK}"]
+    yield ["inspect", "--loaded", "--python", f"/nowhere/{name}{MARK}"]
+    yield ["status", f"--{name}{MARK}"]
+    yield [f"x{name}{MARK}"]
+    yield ["probe", "--root", f"/nowhere/{name}{MARK}"]
+
+
+CASES = (inspected, wheelhouse, patched_tree, env_file, machine, programs, mistyped)
+
+
+def printed(case, name, *, color=False):
+    """What a case prints, without patchkit's own colours; fails if a terminal would obey it."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = b"".join(run(arguments, color=color) for arguments in case(Path(folder), name))
+    text = said.decode()
+    assert SGR not in text
+    bare = re.sub(r"\x1b\[[\d;]*m", "", text) if color else text
+    assert {each for each in bare if not each.isprintable()} <= {"\n", "\t"}, bare
+    return bare
+
+
+@pytest.mark.parametrize("color", [False, True], ids=["piped", "colour"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_hostile_names_are_shown_whole(case, color, monkeypatch):
+    if color:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "400")
+    text = printed(case, EVIL, color=color)
+    assert visible(EVIL) + MARK in text
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_terminal_obeys_no_name(case):
+    @settings(max_examples=3, deadline=None, database=None)
+    @given(NAMES)
+    def check(name):
+        printed(case, name)
+
+    check()

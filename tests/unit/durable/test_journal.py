@@ -1,0 +1,456 @@
+"""The journal: what it refuses, what it believes of one that lies there, and what it says.
+
+That it holds at every system call is shown by tools/torture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from pathlib import PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.digests import digest
+from patchkit.durable.journal import Change, Journal
+from patchkit.durable.lock import locked
+from patchkit.errors import BusyError, DriftError, PatchkitError, SourceError, StorageError
+from support.faults import EVENTS, in_child, kill
+
+LEDGER, ORIGINAL = ".patchkit/ledger.json", ".patchkit/originals/src/a.py"
+# path → (contents, mode)
+STOCK = {
+    "bin/run": (b"#!/bin/sh\nold\n", 0o755),
+    "src/a.py": (b"old = 1\n" * 900, 0o644),
+    "src/b.py": (b"untouched\n", 0o600),
+    "src/gone.sh": (b"gone\n", 0o644),
+}
+PATCHED = {
+    "bin/run": (b"#!/bin/sh\nnew\n", 0o755),
+    "src/a.py": (b"new = 2\n" * 1000, 0o644),
+    "src/b.py": (b"untouched\n", 0o600),
+    "src/new.py": (b"", 0o644),
+    "src/newer.py": (b"newer\n", 0o644),
+    LEDGER: (b"{}\n", 0o644),
+    ORIGINAL: (b"old = 1\n" * 900, 0o644),
+}
+WAYS = {"apply": (STOCK, PATCHED), "revert": (PATCHED, STOCK)}
+
+
+def changes_between(before, after):
+    def contents(tree, path):
+        return tree[path][0] if path in tree else None
+
+    pairs = {path: (contents(before, path), contents(after, path)) for path in {*before, *after}}
+    return [
+        Change(path, digest(old), new) for path, (old, new) in sorted(pairs.items()) if old != new
+    ]
+
+
+CHANGES = changes_between(STOCK, PATCHED)
+
+
+def tree_of(files):
+    """What ``snapshot`` says of a tree of these files."""
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+    return {**files, **dict.fromkeys(folders - {"."})}
+
+
+def write_tree(root, files):
+    shutil.rmtree(root, ignore_errors=True)
+    for path, (data, mode) in files.items():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        place.chmod(mode)
+    return root
+
+
+def snapshot(root):
+    """Every file with its contents and mode, and every folder (None)."""
+    return {
+        place.relative_to(root).as_posix(): (
+            (place.read_bytes(), place.stat().st_mode & 0o777) if place.is_file() else None
+        )
+        for place in root.rglob("*")
+    }
+
+
+def journal_of(root):
+    state = root / ".patchkit"
+    return Journal(root=root, folder=state / "transaction", home=state, again="again", rescue="sos")
+
+
+@pytest.fixture
+def root(tmp_path):
+    umask = os.umask(0o022)
+    yield write_tree(tmp_path / "tree", STOCK)
+    os.umask(umask)
+
+
+@pytest.fixture
+def journal(root):
+    return journal_of(root)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_commit(way, root, journal):
+    before, after = WAYS[way]
+    write_tree(root, before)
+    journal.commit(changes_between(before, after))
+    assert snapshot(root) == tree_of(after)
+    assert journal.recover() is None
+    assert snapshot(root) == tree_of(after)
+
+
+def test_committing_nothing_leaves_nothing(root, journal):
+    journal.commit([])
+    assert snapshot(root) == tree_of(STOCK)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")
+def test_under_sudo_files_stay_their_owners(root, journal):
+    """And what is made in somebody's folder is that somebody's."""
+    for place in (root, *root.rglob("*")):
+        os.chown(place, 1000, 1000)
+    journal.commit(CHANGES)
+    assert {(each.stat().st_uid, each.stat().st_gid) for each in root.rglob("*")} == {(1000, 1000)}
+    journal.commit(changes_between(PATCHED, STOCK))
+    assert snapshot(root) == tree_of(STOCK)
+    assert {(each.stat().st_uid, each.stat().st_gid) for each in root.rglob("*")} == {(1000, 1000)}
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [("src/a.py", b"mine\n"), ("src/gone.sh", None), ("src/new.py", b"mine\n"), (LEDGER, b"\n")],
+    ids=["edited", "missing", "in the way", "somebody else's ledger"],
+)
+def test_a_file_that_is_not_as_expected_stops_everything(path, data, root, journal):
+    place = root / path
+    if data is None:
+        place.unlink()
+    else:
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(data)
+    found = snapshot(root)
+    with pytest.raises(DriftError, match=f"^{path}: changed while patchkit was working"):
+        journal.commit(CHANGES)
+    assert snapshot(root) == found
+
+
+def test_a_read_only_file_stops_everything(root, journal):
+    (root / "src/gone.sh").chmod(0o555)
+    found = snapshot(root)
+    with pytest.raises(StorageError, match=r"^src/gone\.sh: is read-only; nothing was changed"):
+        journal.commit(CHANGES)
+    assert snapshot(root) == found
+
+
+@pytest.mark.parametrize("link", ["src", "src/gone.sh", ".patchkit"])
+def test_a_link_stops_everything(link, root, journal, tmp_path):
+    """Also where patchkit's own folder is one: nothing behind it is deleted."""
+    theirs = tmp_path / "theirs" / "it"
+    (theirs.parent / "precious" / "empty").mkdir(parents=True)
+    if (root / link).exists():
+        (root / link).rename(theirs)
+    else:
+        (theirs / "transaction" / "after").mkdir(parents=True)
+        (theirs / "empty").mkdir()
+    (root / link).symlink_to(theirs)
+    found = snapshot(tmp_path)
+    for action in (
+        lambda: journal.commit(CHANGES),
+        journal.recover if link == ".patchkit" else None,
+    ):
+        if action:
+            with pytest.raises(SourceError, match=f"{link} is a symbolic link"):
+                action()
+    assert snapshot(tmp_path) == found
+
+
+def test_an_io_error_in_the_middle_puts_everything_back(root, journal):
+    """The last file cannot be made: its folder's place is taken by a file."""
+    blocked = Change("src/b.py/impossible", "", b"")
+    with pytest.raises(StorageError, match="nothing was changed"):
+        journal.commit([*CHANGES, blocked])
+    assert snapshot(root) == tree_of(STOCK)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4096, 7500])
+def test_a_file_that_cannot_be_written_whole(limit, root, journal):
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        journal.commit(CHANGES)
+
+    assert in_child(limited) == StorageError.exit_code
+    assert snapshot(root) == tree_of(STOCK)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_disk_that_fills_up_at_any_moment(way, small_disk):
+    """A tmpfs counts inodes: each number allows one more file, link or folder than the last."""
+    before, after = WAYS[way]
+    for inodes in itertools.count(len(tree_of(before)) + 2):
+        root = write_tree(small_disk(f"nr_inodes={inodes}") / "tree", before)
+        refusal = refused(root, changes_between(before, after))
+        if not refusal:
+            break
+        assert "No space left on device; nothing was changed" in refusal
+        assert snapshot(root) == tree_of(before), f"{inodes} inodes"
+    assert inodes > len(tree_of(before)) + 5
+    assert snapshot(root) == tree_of(after)
+
+
+def refused(root, changes):
+    """Why the disk refused to take the changes, or nothing if it did."""
+    try:
+        journal_of(root).commit(changes)
+    except StorageError as error:
+        return error.what
+    return ""
+
+
+def test_a_disk_that_becomes_read_only(small_disk):
+    disk = small_disk("size=1m")
+    root = write_tree(disk / "tree", STOCK)
+    journal = journal_of(root)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(StorageError, match="Read-only file system; nothing was changed"):
+        journal.commit(CHANGES)
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    stop_in_the_middle(root)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(StorageError, match="an interrupted commit is still unfinished"):
+        journal.recover()
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    journal.recover()
+    assert snapshot(root) == tree_of(PATCHED)
+
+
+def test_another_disk_below_the_root(root, journal, small_disk):
+    """A folder of the tree is a mount: its files cannot be renamed from outside."""
+    disk = small_disk("size=1m")
+    (disk / "b.py").write_bytes(b"old\n")
+    (root / "src" / "disk").mkdir()
+    mounted = subprocess.run(["mount", "--bind", str(disk), str(root / "src/disk")], check=False)
+    assert mounted.returncode == 0
+    try:
+        with pytest.raises(StorageError, match="lies on another file system"):
+            journal.commit([Change("src/disk/b.py", digest(b"old\n"), b"new\n")])
+        assert (disk / "b.py").read_bytes() == b"old\n"
+    finally:
+        subprocess.run(["umount", str(root / "src/disk")], check=True)
+
+
+def test_one_writer_at_a_time(root, journal):
+    def attempt():
+        with locked(root):
+            pass
+
+    def killed():
+        with locked(root):
+            kill()
+
+    with locked(root):
+        assert in_child(attempt) == BusyError.exit_code
+        with pytest.raises(BusyError, match="another patchkit is working on this tree"):
+            attempt()
+    assert in_child(killed) == -signal.SIGKILL
+    with locked(root):
+        journal.commit(CHANGES)
+    assert snapshot(root) == tree_of(PATCHED)
+
+
+# What something else has to follow
+
+
+@pytest.mark.parametrize("kind", [StorageError("no"), ValueError("no"), KeyboardInterrupt()])
+def test_what_cannot_be_settled_is_taken_back(kind, root, journal):
+    followed = []
+
+    def settle():
+        followed.append(snapshot(root)["src/new.py"])
+        raise kind
+
+    with pytest.raises(type(kind)):
+        journal.commit(CHANGES, settle=settle, unsettle=lambda: followed.append("back"))
+    assert followed == [(b"", 0o644), "back"]
+    assert snapshot(root) == tree_of(STOCK)
+
+
+def test_killed_before_it_was_settled(root, journal):
+    assert in_child(lambda: journal.commit(CHANGES, settle=kill, note={"a": [1]})) == -9
+    with pytest.raises(StorageError, match="cut short in mid-commit"):
+        journal.check_finished()
+    notes = []
+    assert journal.recover(notes.append) == {"a": [1]}
+    assert notes == [{"a": [1]}]
+    assert snapshot(root) == tree_of(STOCK)
+
+
+def test_a_way_back_that_fails_keeps_the_journal_and_says_what_is_changed(root, journal):
+    """The way back is closed by a folder where a file was removed."""
+
+    def settle():
+        (root / "src/new.py").unlink()
+        (root / "src/new.py").mkdir()
+        raise StorageError("the network did not follow")
+
+    with pytest.raises(StorageError) as caught:
+        journal.commit(CHANGES, settle=settle)
+    said = str(caught.value)
+    assert "the network did not follow; and taking the change back failed, too" in said
+    assert "0 of 7 files changed; unknown: src/new.py; the rest is as before" in said
+    assert "next: once the cause is mended: again" in said
+    assert "nothing was changed" not in said
+    (root / "src/new.py").rmdir()
+    journal.recover()
+    assert snapshot(root) == tree_of(STOCK)
+
+
+# What lies there afterwards
+
+
+def stop_in_the_middle(root, offset=6):
+    """Apply, but be killed ``offset`` changes of the disk after the point of no return."""
+    since, started = itertools.count(), []
+
+    def hook(event, arguments):
+        if event == "os.rename" and str(arguments[1]).endswith("forward.json"):
+            started.append(event)
+        elif started and event in EVENTS and next(since) == offset:
+            kill()
+
+    assert in_child(lambda: journal_of(root).commit(CHANGES), hook) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("path", [change.path for change in CHANGES])
+def test_a_file_edited_between_the_kill_and_the_next_run_is_not_lost(path, root, journal):
+    stop_in_the_middle(root)
+    left = snapshot(root)
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_bytes(b"mine\n")
+    for _ in range(2):
+        with pytest.raises(DriftError, match=f"^{path}: edited since an interrupted run"):
+            journal.recover()
+        assert (root / path).read_bytes() == b"mine\n"
+        assert journal.unfinished()
+    (root / path).unlink()
+    if path in left:
+        (root / path).write_bytes(left[path][0])
+        (root / path).chmod(left[path][1])
+    journal.recover()
+    assert snapshot(root) == tree_of(PATCHED)
+
+
+def test_a_file_edited_in_mid_commit_is_not_lost_and_nothing_else_changes(root, journal):
+    """Somebody writes to the last file right after all files were found to be as expected."""
+    last = CHANGES[-1].path
+
+    def hook(event, arguments):
+        if event == "os.rename" and str(arguments[1]).endswith("forward.json"):
+            (root / last).write_bytes(b"mine\n")
+
+    assert in_child(lambda: journal.commit(CHANGES), hook) == DriftError.exit_code
+    assert snapshot(root) == tree_of({**STOCK, last: (b"mine\n", 0o644)})
+
+
+def test_staged_content_that_is_damaged_is_not_installed(root, journal):
+    """What was to come is damaged, so the change is taken back; what was is damaged, too: stop."""
+    stop_in_the_middle(root, offset=2)
+    for place in (journal.folder / "after").iterdir():
+        place.write_bytes(b"garbage")
+    journal.recover()
+    assert snapshot(root) == tree_of(STOCK)
+
+    stop_in_the_middle(root, offset=8)
+    for side in ("before", "after"):
+        for place in (journal.folder / side).iterdir():
+            place.unlink()  # it is a second name of a file of the tree
+            place.write_bytes(b"garbage")
+    found = snapshot(root)
+    with pytest.raises(StorageError, match="is damaged or gone") as caught:
+        journal.recover()
+    assert caught.value.hint == "sos"
+    assert snapshot(root) == found
+
+
+def _damage(change):
+    def damage(place, table):
+        change(table)
+        place.write_text(json.dumps(table))
+
+    return damage
+
+
+DAMAGED = {
+    "empty": lambda place, _: place.write_bytes(b""),
+    "not UTF-8": lambda place, _: place.write_bytes(b"\xff\xfe"),
+    "cut short": lambda place, _: place.write_bytes(place.read_bytes()[:100]),
+    "deep": lambda place, _: place.write_text("[" * 100_000),
+    "a list": lambda place, _: place.write_text("[]"),
+    "format": _damage(lambda table: table.update(format=2)),
+    "no steps": _damage(lambda table: table.pop("steps")),
+    "steps": _damage(lambda table: table.update(steps={"a": 1})),
+    "a field more": _damage(lambda table: table["steps"][0].update(mode=1)),
+    "a field less": _damage(lambda table: table["steps"][0].pop("after")),
+    "above": _damage(lambda table: table["steps"][0].update(path="../x")),
+    "absolute": _damage(lambda table: table["steps"][0].update(path="/etc/passwd")),
+    "no path": _damage(lambda table: table["steps"][0].update(path=1)),
+    "NUL": _damage(lambda table: table["steps"][0].update(path="a\0b")),
+    "twice": _damage(lambda table: table["steps"].append(table["steps"][0])),
+    "no sum": _damage(lambda table: table["steps"][0].update(after="abc")),
+    "folders": _damage(lambda table: table.update(folders=["../x"])),
+    "note": _damage(lambda table: table.update(note=[])),
+    "a folder": lambda place, _: (place.unlink(), place.mkdir()),
+    "a link": lambda place, _: (place.unlink(), place.symlink_to("/dev/zero")),
+    "a device": lambda place, _: (place.unlink(), os.mkfifo(place)),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_journal_is_told_with_a_way_out(how, root, journal):
+    stop_in_the_middle(root)
+    place = journal.folder / "forward.json"
+    DAMAGED[how](place, json.loads(place.read_text()))
+    found = {path: what for path, what in snapshot(root).items() if "transaction" not in path}
+    with pytest.raises(StorageError, match="cannot be understood") as caught:
+        journal.recover()
+    assert caught.value.hint == "sos"
+    now = {path: what for path, what in snapshot(root).items() if "transaction" not in path}
+    assert now == found
+
+
+@given(st.binary(max_size=300))
+def test_no_journal_leads_to_anything_but_an_error(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("any")
+    journal = journal_of(root)
+    journal.folder.mkdir(parents=True)
+    (journal.folder / "back.json").write_bytes(data)
+    with pytest.raises(PatchkitError):
+        journal.recover()
+
+
+def test_only_names_that_are_allowed(root, tmp_path):
+    """A journal that somebody put there removes and replaces nothing else."""
+    journal = Journal(
+        root=root, folder=root / ".j", again="", rescue="", allowed=lambda path: "/" not in path
+    )
+    sums = {"before": digest(STOCK["src/b.py"][0]), "after": ""}
+    steps = [{"path": "src/b.py", **sums}]
+    (root / ".j").mkdir()
+    table = {"format": 1, "steps": steps, "folders": [], "note": {}}
+    (root / ".j/forward.json").write_text(json.dumps(table))
+    with pytest.raises(StorageError, match=r"'src/b\.py' is not a file that patchkit changes here"):
+        journal.recover()
+    assert (root / "src/b.py").exists()

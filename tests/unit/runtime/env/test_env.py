@@ -1,0 +1,162 @@
+"""`patchkit env`, for machines of every kind, and what it does to files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchkit.cli import group
+from patchkit.errors import HostError, SourceError, UsageError
+from patchkit.runtime.env.head_file import read_head
+from patchkit.runtime.python.ptxas import find_ptxas
+from support import hosts
+from tools import golden_env
+
+TABLE = json.loads(golden_env.TABLE.read_text(encoding="utf-8"))
+HEAD = ("env", "--role=head", "--vllm=0.33.0", "--nccl=2.30.7", "--triton=3.8.0")
+HEAVY = {"libcst", "cmake", "torch", "rich", "packaging", "elftools", "platformdirs", "requests"}
+
+
+@pytest.mark.parametrize("name", golden_env.CASES)
+def test_a_machine_gets_what_its_case_says(name, tmp_path):
+    text, facts = golden_env.run(name, tmp_path)
+    assert facts == TABLE[name], "look at it, then run tools/golden_env.py"
+    if name in golden_env.WHOLE:
+        stored = golden_env.DATA / f"{name.replace(' ', '-')}.env"
+        assert text == stored.read_text(encoding="utf-8")
+
+
+def test_the_shared_part_of_a_cluster_is_the_same_and_the_own_part_is_not():
+    head, worker = (TABLE[name]["variables"] for name in ("head, Ray", "worker, Ray, other port"))
+    differ = {name for name in head if head[name] != worker[name]}
+    assert head.keys() == worker.keys()
+    assert differ == {
+        "VLLM_HOST_IP",
+        "GLOO_SOCKET_IFNAME",
+        "TP_SOCKET_IFNAME",
+        "UCX_NET_DEVICES",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+    }
+
+
+def invoke(*arguments: str) -> str:
+    done = CliRunner().invoke(group, list(arguments))
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def test_a_file_is_written_once_and_an_edited_one_is_not_lost(tmp_path):
+    root, file = hosts.build(tmp_path, "cable_port0"), tmp_path / "head.env"
+    write = (*HEAD, f"--root={root}", f"--output={file}")
+    assert "created" in invoke(*write)
+    assert "unchanged" in invoke(*write)
+    assert "replaced" in invoke(*write, "--with=offline")
+    file.write_text(file.read_text() + "MINE=1\n")
+    with pytest.raises(UsageError, match="MINE=1"):
+        invoke(*write)
+    assert file.read_text().endswith("MINE=1\n")
+    assert "replaced" in invoke(*write, "--force")
+
+
+def test_what_a_user_adds_on_the_head_reaches_the_worker(tmp_path):
+    file = tmp_path / "head.env"
+    here, there = (hosts.build(tmp_path, "cable_port0", node=node) for node in (0, 1))
+    invoke(
+        *HEAD, f"--root={here}", f"--output={file}", "--set=NCCL_IB_TC=106", "--set=NCCL_DEBUG=INFO"
+    )
+    text = invoke("env", "--role=worker", f"--from={file}", f"--root={there}", "--triton=3.8.0")
+    assert "\nNCCL_IB_TC=106\n" in text
+    assert "\nNCCL_DEBUG=INFO\n" in text
+
+
+def test_an_installed_nccl_that_is_not_the_heads_stops_a_worker(tmp_path):
+    file = tmp_path / "head.env"
+    here, there = (hosts.build(tmp_path, "cable_port0", node=node) for node in (0, 1))
+    invoke(*HEAD, f"--root={here}", f"--output={file}")
+    with pytest.raises(HostError, match=r"2\.28\.9 is loaded here, and 2\.30\.7"):
+        invoke(
+            "env", "--role=worker", f"--from={file}", f"--root={there}", "--nccl=2.28.9+cuda13.0"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        (None, UsageError, "no such file"),
+        ("", SourceError, "not the env file of a head"),
+        ("NCCL_DEBUG=WARN\n", SourceError, "not the env file of a head"),
+        ("# patchkit env: role=worker digest=0123456789abcdef\n", SourceError, "role=worker"),
+    ],
+)
+def test_what_is_no_head_file_is_refused(text, kind, says, tmp_path):
+    file = tmp_path / "head.env"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(kind) as caught:
+        read_head(file)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("toolkits", "named", "found"),
+    [
+        ({}, "", ""),
+        ({"usr/local/cuda": "13.0.2"}, "", "/usr/local/cuda/bin/ptxas"),
+        ({"usr/local/cuda": "12.8.1"}, "", ""),
+        (
+            {"usr/local/cuda": "12.8.1", "usr/local/cuda-13.0": "13.0.2"},
+            "",
+            "/usr/local/cuda-13.0/bin/ptxas",
+        ),
+        ({"opt/cuda": "13.1.0"}, "/opt/cuda", "/opt/cuda/bin/ptxas"),
+        ({"usr/local/cuda": "not a version"}, "", ""),
+    ],
+)
+def test_ptxas_is_that_of_a_toolkit_that_knows_the_device(toolkits, named, found, tmp_path):
+    for home, version in toolkits.items():
+        (tmp_path / home / "bin").mkdir(parents=True)
+        (tmp_path / home / "bin/ptxas").touch()
+        facts = {"cuda": {"name": "CUDA SDK", "version": version}}
+        (tmp_path / home / "version.json").write_text(json.dumps(facts))
+    assert find_ptxas(tmp_path, {"CUDA_HOME": named}) == found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("env", "--role=single", "--vllm=0.33.0"),
+        ("env", "explain", "NCCL_IB_HCA"),
+        ("probe", "--json"),
+    ],
+)
+def test_a_node_needs_click_alone(arguments):
+    script = (
+        "import sys\nfrom patchkit.cli import group\n"
+        f"group.main({list(arguments)!r}, standalone_mode=False)\n"
+        "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.rpartition("LOADED ")[2].split()
+    assert not HEAVY & set(loaded)
+
+
+def test_without_a_role_or_a_vllm_it_says_what_to_do(tmp_path):
+    root = hosts.build(tmp_path, "single")
+    with pytest.raises(UsageError, match="which role"):
+        invoke("env", f"--root={root}")
+    with pytest.raises(UsageError, match="for which vLLM"):
+        invoke("env", "--role=single", f"--root={root}")
+
+
+def test_the_golden_files_are_those_of_the_cases():
+    there = {path.stem.replace("-", " ") for path in Path(golden_env.DATA).glob("*.env")}
+    assert there >= set(golden_env.WHOLE)

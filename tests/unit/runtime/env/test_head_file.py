@@ -1,0 +1,215 @@
+"""A head's file on another machine: what of it is taken over, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from patchkit.cli import group
+from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError
+from patchkit.runtime.env.head_file import read_head
+from patchkit.runtime.envfile.facts import nodes_max
+from patchkit.runtime.envfile.header import BLANK, sealed
+from patchkit.runtime.rules.code_names import runs_code
+from support import hosts
+from tools import golden_env
+
+HEAD = (golden_env.DATA / "head.env").read_text(encoding="utf-8")
+# What an attacker adds, and what the error calls it.
+CODE = {
+    "LD_PRELOAD": "/tmp/x.so",
+    "LD_AUDIT": "x.so",
+    "PATH": "/tmp/bin:/usr/bin",
+    "PYTHONPATH": "/tmp/modules",
+    "PYTHONSTARTUP": "/tmp/x.py",
+    "BASH_ENV": "/tmp/x.sh",
+    "NCCL_NET_PLUGIN": "/tmp/libnccl-net.so",
+    "NCCL_TUNER_PLUGIN": "x",
+    "NCCL_PROFILER_PLUGIN": "x",
+    "VLLM_PLUGINS": "evil",
+    "VLLM_NCCL_SO_PATH": "/tmp/libnccl.so.2",
+}
+
+
+def resealed(text: str) -> str:
+    """The text with the digest that patchkit would give it: the algorithm is no secret."""
+    return sealed(re.sub(r"digest=[0-9a-f]{16}", f"digest={BLANK}", text, count=1))
+
+
+def with_set(text: str, names) -> str:
+    return text.replace(" format=", f" set={','.join(sorted(names))} format=", 1)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return hosts.build(tmp_path_factory.mktemp("worker"), "cable_port0", node=1)
+
+
+@pytest.fixture
+def worker(root, tmp_path):
+    """Runs `env --role worker` with a head's text: what it printed, and its notes."""
+
+    def run(text: str, *options: str):
+        file = tmp_path / "head.env"
+        file.write_text(text, encoding="utf-8")
+        arguments = ["env", "--role=worker", f"--from={file}", f"--root={root}", *options]
+        done = CliRunner().invoke(group, [*arguments, "--triton=3.8.0"])
+        if done.exception:
+            raise done.exception
+        return done.stdout, done.stderr
+
+    return run
+
+
+def test_an_untouched_file_is_taken_as_it_is(worker):
+    text, notes = worker(HEAD)
+    assert "\nNCCL_DEBUG=WARN\n" in text
+    assert "edited" not in notes
+
+
+def test_an_edited_file_is_refused_and_never_sealed_anew_in_silence(worker):
+    edited = f"{HEAD}\nNCCL_IB_TC=106\n"
+    with pytest.raises(HashMismatchError, match="was edited after patchkit wrote it") as caught:
+        worker(edited)
+    assert "add --accept-edited" in caught.value.hint
+    text, notes = worker(edited, "--accept-edited")
+    line = edited.count("\n")
+    assert f"not from this node's rules: NCCL_IB_TC=106 (line {line})" in notes
+    assert "\nNCCL_IB_TC=106\n" in text
+    assert "was edited after patchkit wrote it" in text.partition("\n\n")[0].replace("\n# ", " ")
+    _text, notes = worker(f"{HEAD}# mine\n", "--accept-edited")
+    assert "every shared variable is as this node's rules set it" in notes
+
+
+@pytest.mark.parametrize("options", [(), ("--accept-edited",)])
+def test_what_runs_code_never_crosses_machines(worker, options):
+    lines = "".join(f"{name}={value}\n" for name, value in CODE.items())
+    forged = resealed(with_set(HEAD, CODE) + lines)
+    with pytest.raises(SourceError) as caught:
+        worker(forged, *options)
+    for number, name in enumerate(CODE, forged.count("\n") - len(CODE) + 1):
+        assert f"head.env:{number}: {name} runs code: {runs_code(name)}" in caught.value.what
+
+
+def test_stale_with_code_in_it_is_refused_either_way(worker):
+    forged = HEAD + "".join(f"{name}={value}\n" for name, value in CODE.items())
+    with pytest.raises(HashMismatchError):
+        worker(forged)
+    with pytest.raises(SourceError, match="LD_PRELOAD runs code"):
+        worker(forged, "--accept-edited")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("MY_OWN=1", "is read by neither vLLM, NCCL nor"),
+        ("NCCL_IB_TIMEOUT=99", "is 99: it takes 1 to 22"),
+        ("NCCL_TOPO_FILE=/tmp/x.xml", "is /tmp/x.xml: a path, and nobody"),
+        ("HF_TOKEN=hf_012345", "is a secret"),
+        ("VLLM_LOGGING_LEVEL=", None),
+        ("NCCL_IB_ADDR_RANGE=192.168.100.0/24", None),
+        ("NCCL_DEBUG_SUBSYS=INIT,NET", None),
+        ("PYTHONHASHSEED=0", None),
+    ],
+)
+def test_what_a_user_added_on_the_head_travels_if_it_is_known_and_fits(worker, line, says):
+    name = line.partition("=")[0]
+    sealed_again = resealed(with_set(HEAD, [name]) + f"{line}\n")
+    if says is None:
+        assert f"\n{line}\n" in worker(sealed_again)[0]
+        return
+    with pytest.raises(SourceError, match=re.escape(f"{name} {says}".replace(" is is", " is"))):
+        worker(sealed_again)
+
+
+def test_a_name_that_nobody_set_is_refused_though_the_digest_is_right(worker):
+    with pytest.raises(SourceError, match="NCCL_IB_TC is set by no rule of this patchkit"):
+        worker(resealed(f"{HEAD}NCCL_IB_TC=106\n"))
+
+
+def test_what_the_user_says_on_this_node_counts_here(worker):
+    forged = resealed(with_set(HEAD, ["MY_OWN"]) + "MY_OWN=1\n")
+    assert "\nMY_OWN=1\n" in worker(forged, "--set=MY_OWN=1")[0]
+    with pytest.raises(HostError, match="MY_OWN is 2 here and 1 there"):
+        worker(forged, "--set=MY_OWN=2")
+
+
+def test_a_rules_own_plugin_setting_is_no_way_in(worker):
+    """In a ring a rule sets NCCL_NET_PLUGIN=none; this node is in none."""
+    with pytest.raises(HostError, match="NCCL_NET_PLUGIN is not set here and none there"):
+        worker(resealed(f"{HEAD}NCCL_NET_PLUGIN=none\n"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("nodes=2", "nodes=99999999999999999999", f"takes a number from 1 to {nodes_max()}"),
+        ("nodes=2", "nodes=abc", "takes a number"),
+        ("nodes=2", "nodes=0", "takes a number"),
+        ("nodes=2", "nodes=-1", "takes a number"),
+        ("topology=roce", "topology=x;id", "takes single, roce, socket, ring, hetero"),
+        ("executor=mp", "executor=sh", "takes uni, mp, ray"),
+        ("head=192.168.100.10", "head=192.168.100.010", "takes an IPv4 address"),
+        ("head=192.168.100.10", "head=$(id)", "takes an IPv4 address"),
+        ("vllm=0.33.0", "vllm=0.33.0;id", "takes a version"),
+        ("vllm=0.33.0", f"vllm={'9' * 5000}", "takes a version"),
+        ("nccl=2.30.7", "nccl=new", "takes a version"),
+        ("format=env", "format=xml", "takes env, sh, systemd, docker, json"),
+        ("format=env", "color=red format=env", "is no fact that this patchkit knows"),
+        ("format=env", "model=../../x format=env", "takes a model of"),
+        ("format=env", "set=A;B format=env", "takes names of variables"),
+        ("format=env", "without=* format=env", "takes ids of rules"),
+        ("format=env", "target=x format=env", "takes gb10"),
+    ],
+)
+def test_facts_are_parsed_strictly(worker, root, tmp_path, old, new, says):
+    assert f" {old} " in HEAD
+    text = resealed(HEAD.replace(f" {old} ", f" {new} ", 1))
+    with pytest.raises(SourceError, match=r"head\.env:1: ") as caught:
+        worker(text)
+    assert says in caught.value.what
+    serve = ["serve-args", "a/b", f"--from={tmp_path / 'head.env'}", f"--root={root}"]
+    done = CliRunner().invoke(group, [*serve, "--vllm=0.33.0"])
+    assert isinstance(done.exception, SourceError)
+
+
+def test_serve_args_take_an_edited_file_only_if_that_is_accepted(tmp_path):
+    file = tmp_path / "head.env"
+    file.write_text(f"{HEAD}# mine\n", encoding="utf-8")
+    arguments = ["serve-args", "a/b", f"--from={file}"]
+    assert isinstance(CliRunner().invoke(group, arguments).exception, HashMismatchError)
+    done = CliRunner().invoke(group, [*arguments, "--accept-edited"])
+    assert "taken: role=head topology=roce executor=mp vllm=0.33.0 nodes=2" in done.stderr
+    assert done.stdout.startswith("vllm serve a/b ")
+
+
+FACTS = st.sampled_from(["role=head", "nodes=2", "nodes=", "topology=roce", "executor=mp"])
+PIECES = FACTS | st.sampled_from(
+    ["vllm=0.33.0", "head=10.0.0.1", "format=json", "digest=0", '"', "{", "\n", "=", "A=1\n", "é"]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.text()
+    | st.lists(PIECES).map(lambda parts: f"# patchkit env: {' '.join(parts)} digest={BLANK}\n")
+    | st.tuples(st.integers(0, len(HEAD)), st.text(max_size=20)).map(
+        lambda cut: HEAD[: cut[0]] + cut[1] + HEAD[cut[0] :]
+    )
+    | st.recursive(st.integers() | st.text() | st.none(), lambda inner: st.lists(inner)).map(
+        lambda value: json.dumps({"header": {"digest": BLANK, "role": "head"}, "variables": value})
+    )
+)
+def test_any_text_is_a_heads_file_or_a_clear_error(tmp_path, text):
+    file = tmp_path / "head.env"
+    file.write_bytes(text.encode(errors="surrogatepass"))
+    try:
+        head = read_head(file, accept_edited=True)
+    except PatchkitError:
+        return
+    assert head.facts["role"] == "head"

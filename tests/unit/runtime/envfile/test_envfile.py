@@ -1,0 +1,319 @@
+"""Env files: what is refused, what the first line says, and no file replaced by surprise."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.runtime.envfile.render import (
+    Entry,
+    Format,
+    Outcome,
+    head_facts,
+    parse,
+    render,
+    untouched,
+    write,
+)
+from support.faults import in_child, killed_everywhere
+
+HEADER = [
+    "role=head topology=roce executor=mp vllm=0.25.1 nodes=2 head=192.168.100.11",
+    "For spark-1.",
+]
+TWINS = Entry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "Both halves of the cage.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Format.ENV, "NAME=a,b\n"),
+        (Format.SH, "export NAME='a,b'\n"),
+        (Format.SYSTEMD, 'NAME="a,b"\n'),
+        (Format.DOCKER, "NAME=a,b\n"),
+    ],
+)
+def test_a_variable_stands_below_its_reason(kind, expected):
+    text = render(kind, HEADER, [Entry("NAME", "a,b", "Because.")])
+
+    head, about, empty, reason, line = text.splitlines(keepends=True)
+    assert head.startswith(f"# patchkit env: {HEADER[0]} format={kind} digest=")
+    assert (about, empty, reason, line) == ("# For spark-1.\n", "\n", "# Because.\n", expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "able"),
+    [
+        ("", "env sh systemd docker json"),
+        ("^lo,docker", "env sh systemd docker json"),
+        ("two words", "sh systemd docker json"),
+        ("$HOME", "sh systemd docker json"),
+        ("~/models", "sh systemd docker json"),
+        ("a#b", "sh systemd docker json"),
+        ("é", "sh systemd docker json"),
+        ("two\nlines", "sh systemd json"),
+        ("\ufeff", "sh docker json"),
+        ("\x1b", "sh docker json"),
+        ("\0", ""),
+        ("\ud800", ""),
+    ],
+)
+def test_what_a_format_cannot_hold_names_those_that_can(value, able):
+    for kind in Format:
+        if kind in able.split():
+            assert parse(kind, render(kind, [], [Entry("A", value)]), "x") == {"A": value}
+            continue
+        with pytest.raises(UsageError, match=r"^A: the value holds") as error:
+            render(kind, [], [Entry("A", value)])
+        names = ", ".join(able.split())
+        assert error.value.hint == (f"--format {names} can" if able else "no format can hold it")
+
+
+@settings(deadline=None)
+@given(st.text(max_size=8))
+def test_only_posix_names(name):
+    posix = name.isascii() and name.isidentifier()
+    for kind in (Format.SYSTEMD, Format.DOCKER, Format.JSON):
+        if posix:
+            assert parse(kind, render(kind, [], [Entry(name, "1")]), "x") == {name: "1"}
+        else:
+            with pytest.raises(UsageError, match="is not the name of a variable"):
+                render(kind, [], [Entry(name, "1")])
+
+
+@pytest.mark.parametrize("name", ["IFS", "PWD", "UID", "_", "BASH_ENV", "RANDOM"])
+def test_what_a_shell_sets_itself(name):
+    with pytest.raises(UsageError, match="a shell sets this variable itself"):
+        render(Format.SH, [], [Entry(name, "1")])
+
+
+def test_a_variable_set_twice():
+    with pytest.raises(UsageError, match=r"^A: set twice in one file"):
+        render(Format.ENV, [], [Entry("A", "1"), Entry("A", "2")])
+
+
+@pytest.mark.parametrize("fact", ["two words=1", 'a="x"', "nothing", "a=é"])
+def test_facts_that_cannot_stand_in_a_line(fact):
+    with pytest.raises(UsageError, match="cannot stand in the first line"):
+        render(Format.ENV, [fact], [])
+
+
+@pytest.mark.parametrize("kind", Format)
+@settings(deadline=None)
+@given(reason=st.text() | st.text(st.sampled_from("\n\r\x0b\x0c\x1c\x85\u2028\u2029\\#=A ")))
+def test_a_reason_stays_a_comment(kind, reason):
+    text = render(kind, [*HEADER, reason], [Entry("A", "1", reason), Entry("B", "2")])
+
+    assert parse(kind, text, "x") == {"A": "1", "B": "2"}
+    if kind is not Format.JSON:
+        rows = [row for row in text.splitlines() if row]
+        assert len([row for row in rows if not row.startswith("#")]) == 2
+        assert max(map(len, rows[1:])) <= 101
+        assert not any(row.endswith("\\") for row in rows)
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_the_first_line_tells_what_the_file_is_for_and_whether_it_was_edited(kind):
+    text = render(kind, HEADER, [TWINS])
+
+    assert head_facts(text) == {
+        "role": "head",
+        "topology": "roce",
+        "executor": "mp",
+        "vllm": "0.25.1",
+        "nodes": "2",
+        "head": "192.168.100.11",
+        "format": kind,
+    }
+    assert untouched(text)
+    assert not untouched(text.replace("rocep1s0f0", "rocep1s0f1"))
+    assert not untouched(text.replace("role=head", "role=worker").replace('"head"', '"worker"'))
+    assert not untouched(text + "\n")
+
+
+def test_a_file_of_somebody_else_says_nothing():
+    for text in ("", "A=1\n", "# patchkit env: role=head\n", '{"header": {}}', "{"):
+        assert head_facts(text) == {}
+        assert not untouched(text)
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_a_secret_is_never_written(kind):
+    text = render(kind, HEADER, [Entry("HF_TOKEN", "", "Gated models."), TWINS])
+
+    assert parse(kind, text, "x") == {TWINS.name: TWINS.value}
+    assert "HF_TOKEN_PATH" in text
+    with pytest.raises(
+        UsageError, match=r"^HF_TOKEN: the value of a secret is not written"
+    ) as error:
+        render(kind, HEADER, [Entry("HF_TOKEN", "hf_abcdef")])
+    assert "hf_abcdef" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (Format.ENV, "A=1\nB='2'\n", r"^f:2: is not NAME=value with plain characters only"),
+        (Format.SH, "export A='1\n2'\nexport B=$A\n", r"^f:3: is not one assignment"),
+        (Format.SH, "A=1 vllm serve\n", r"^f:1: is not one assignment"),
+        (Format.SH, "rm\n", r"^f:1: is not one assignment"),
+        (Format.SYSTEMD, "A=1\nexport B=2\n", r"^f:2: is not NAME=value; systemd ignores it"),
+        (Format.SYSTEMD, 'A="1\n\n', r"^f:1: has a quote that is not closed"),
+        (Format.SYSTEMD, "# C:\\\nA=1\n", r"^f:1: swallows the next line before systemd 254"),
+        (Format.DOCKER, "A=1\nexport B=2\n", r"^f:2: has 'export B' in the place of a name"),
+        (Format.JSON, "[]", r"^f: is no env file in JSON"),
+        (Format.JSON, '{"variables": {"A": 1}}', r"^f: `variables` maps names to texts"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_line(kind, text, message):
+    with pytest.raises(SourceError, match=message):
+        parse(kind, text, "f")
+
+
+ONE = render(Format.ENV, HEADER, [Entry("A", "1")])
+TWO = render(Format.ENV, HEADER, [Entry("A", "2")])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "head.env"
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+def test_created_unchanged_replaced(path):
+    assert write(path, ONE, force=False, private=False) is Outcome.CREATED
+    before = path.stat()
+    assert write(path, ONE, force=False, private=False) is Outcome.UNCHANGED
+    assert path.stat() == before
+    assert write(path, TWO, force=False, private=False) is Outcome.REPLACED
+    assert path.read_text() == TWO
+    assert [each.name for each in path.parent.iterdir()] == ["head.env"]
+
+
+@pytest.mark.parametrize("old", [ONE.replace("A=1", "A=3"), "A=3\n"], ids=["edited", "foreign"])
+def test_work_of_somebody_is_shown_and_kept_unless_forced(path, old):
+    path.write_text(old)
+
+    with pytest.raises(UsageError, match="--force") as error:
+        write(path, TWO, force=False, private=False)
+
+    assert "\n-A=3\n" in error.value.what
+    assert "\n+A=2" in error.value.what
+    assert path.read_text() == old
+    assert write(path, TWO, force=True, private=False) is Outcome.REPLACED
+    assert path.read_text() == TWO
+
+
+def test_the_difference_tells_no_secret(path):
+    path.write_text("export HF_TOKEN='hf_abcdef'\nOPENAI_API_KEY: sk-abcdef\nA=3\n")
+
+    with pytest.raises(UsageError) as error:
+        write(path, ONE, force=False, private=False)
+
+    assert "abcdef" not in str(error.value)
+    assert "-export HF_TOKEN=(masked)" in error.value.what
+
+
+def test_modes(path):
+    old = os.umask(0o027)
+    try:
+        write(path, ONE, force=False, private=False)
+    finally:
+        os.umask(old)
+    assert mode(path) == 0o640
+    path.chmod(0o604)
+    write(path, TWO, force=False, private=False)
+    assert mode(path) == 0o604
+    assert write(path, TWO, force=False, private=True) is Outcome.REPLACED
+    assert mode(path) == 0o600
+    path.unlink()
+    write(path, ONE, force=False, private=True)
+    assert mode(path) == 0o600
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_link_is_not_cut(path, force):
+    real = path.with_name("real.env")
+    real.write_text(ONE)
+    path.symlink_to(real)
+
+    with pytest.raises(UsageError, match=r"is a link to .*real\.env"):
+        write(path, TWO, force=force, private=False)
+
+    assert path.is_symlink()
+    assert real.read_text() == ONE
+
+
+@pytest.mark.parametrize("make", ["mkdir", "mkfifo"])
+def test_what_is_no_file_stays(path, make):
+    getattr(os, make)(path)
+
+    with pytest.raises(UsageError, match="is no file"):
+        write(path, ONE, force=True, private=False)
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(StorageError, match="No such file or directory; nothing was changed"):
+        write(tmp_path / "none" / "head.env", ONE, force=False, private=False)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="Not a directory; nothing was changed"):
+        write(tmp_path / "file" / "head.env", ONE, force=False, private=False)
+
+
+def as_nobody():
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+
+
+def test_a_folder_that_only_others_may_write():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "head.env"
+        path.write_text(ONE)
+        folder.chmod(0o555)
+
+        def action():
+            as_nobody()
+            write(path, TWO, force=False, private=False)
+
+        assert in_child(action) == StorageError.exit_code
+        assert path.read_text() == ONE
+        folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 40])
+def test_a_disk_that_gets_full(path, limit):
+    path.write_text(ONE)
+
+    def action():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        write(path, TWO, force=False, private=False)
+
+    assert in_child(action) == StorageError.exit_code
+    assert path.read_text() == ONE
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_killed_at_any_change_the_file_is_the_old_or_the_new_one(path):
+    kills = 0
+    for _number in killed_everywhere(
+        lambda: write(path, TWO, force=False, private=True), lambda: path.write_text(ONE)
+    ):
+        kills += 1
+        assert path.read_text() in {ONE, TWO}
+    assert kills >= 3
+    assert path.read_text() == TWO

@@ -1,0 +1,469 @@
+"""What probe makes of machines: Sparks and a Thor written from documented facts, and this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from patchkit.cli.runtime import probe as verb
+from patchkit.errors import HostError, SourceError
+from patchkit.runtime.host import hardware, netlink
+from patchkit.runtime.host.advice import remarks
+from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json, to_json
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.recording import Copy
+from support import hosts
+
+TWINS = {
+    "enp1s0f0np0": "enP2p1s0f0np0",
+    "enp1s0f1np1": "enP2p1s0f1np1",
+    "enP2p1s0f0np0": "enp1s0f0np0",
+    "enP2p1s0f1np1": "enp1s0f1np1",
+}
+RDMA = {
+    "rocep1s0f0": "roceP2p1s0f0",
+    "rocep1s0f1": "roceP2p1s0f1",
+    "roceP2p1s0f0": "rocep1s0f0",
+    "roceP2p1s0f1": "rocep1s0f1",
+}
+
+
+def seen(root, **options):
+    return probe(root, environment={}, **options)
+
+
+def test_the_system_of_a_spark(machine):
+    spark = machine("cable_port0", 1)
+    assert spark.system == System(
+        hostname="spark-2",
+        vendor="NVIDIA",
+        product="NVIDIA_DGX_Spark",
+        bios="5.36",
+        bios_date="08/06/2025",
+        kernel="6.17.0-1029-nvidia",
+        os="Ubuntu 24.04.5 LTS",
+        machine="aarch64",
+        cpu="10 x Cortex-A725, 10 x Cortex-X925",
+        cores=20,
+    )
+    assert spark.memory == Memory(
+        total=127_600_748, available=121_000_000, swap_total=16_777_212, swap_free=16_777_212
+    )
+    assert spark.gpus == (
+        Gpu(name="NVIDIA GB10", capability="12.1", driver="580.173.02", bus="000f:01:00.0"),
+    )
+    assert spark.software is None
+    assert spark.notes == ()
+
+
+def test_a_cabled_netdev_and_its_rdma_device(machine):
+    spark = machine("cable_port0", 1)
+    netdev = spark.netdev("enP2p1s0f0np0")
+    assert netdev.up
+    assert (netdev.speed, netdev.mtu, netdev.driver, netdev.pci, netdev.port, netdev.lanes) == (
+        200_000,
+        9000,
+        "mlx5_core",
+        "0002:01:00.0",
+        "p0",
+        4,
+    )
+    assert netdev.addresses[0] == Address(address="192.168.101.11", prefix=24, family="inet")
+    assert netdev.addresses[1].link_local
+    rdma = next(each for each in spark.rdma if each.netdev == netdev.name)
+    assert (rdma.name, rdma.active, rdma.link_layer) == ("roceP2p1s0f0", True, "Ethernet")
+    assert rdma.gids[2:] == (
+        Gid(index=2, kind="IB/RoCE v1", address="192.168.101.11"),
+        Gid(index=3, kind="RoCE v2", address="192.168.101.11"),
+    )
+
+
+def test_what_else_a_spark_has(machine):
+    spark = machine("single")
+    kinds = {each.name: (each.kind, each.driver, each.up) for each in spark.netdevs}
+    assert kinds["enP7s7"] == ("ethernet", "r8127", True)
+    assert kinds["wlP9s9"] == ("wifi", "mt7925e", False)
+    assert kinds["docker0"] == ("virtual", "bridge", False)
+    assert kinds["lo"] == ("loopback", "", True)
+    assert spark.netdev("wlP9s9").speed is None
+
+
+@pytest.mark.parametrize("name", sorted(set(hosts.NAMES) - {"thor", "no_rdma", "renamed"}))
+def test_every_device_of_a_spark_has_its_twin(machine, name):
+    spark = machine(name)
+    assert {each.name: each.twin for each in spark.netdevs if each.cage is not None} == TWINS
+    assert {each.name: each.twin for each in spark.rdma} == RDMA
+    assert {each.name: each.cage for each in spark.rdma} == {n: int(n[-1]) for n in RDMA}
+
+
+CABLED = {
+    "single": (),
+    "cable_port0": (0,),
+    "cable_port1": (1,),
+    "both_cables": (0, 1),
+    "ring": (0, 1),
+    "no_rdma": (0,),
+    "renamed": (0,),
+    "thor": (),
+    "link_down": (),
+    "wrong_mtu": (0,),
+    "two_addresses": (0,),
+    "ipv6_only": (0,),
+    "missing_files": (0,),
+    "same_subnet": (0,),
+    "link_local": (0,),
+    "one_twin": (0,),
+}
+REMARKS = {
+    "no_rdma": ["no-rdma", "rate"],
+    "renamed": ["renamed", "rate"],
+    "wrong_mtu": ["twin-mtu", "rate"],
+    "ipv6_only": ["no-address", "rate"],
+    "same_subnet": ["same-subnet", "rate"],
+    "link_local": ["link-local", "rate"],
+    "one_twin": ["one-twin-address", "rate"],
+    "both_cables": ["rate", "rate"],
+    "ring": ["rate", "rate"],
+    "single": [],
+    "link_down": [],
+    "thor": [],
+}
+
+
+@pytest.mark.parametrize("name", hosts.NAMES)
+def test_what_is_cabled_and_what_is_remarked(machine, name):
+    found = machine(name)
+    assert found.cabled == CABLED[name]
+    assert [each.id for each in remarks(found)] == REMARKS.get(name, ["rate"])
+
+
+def test_remarks_name_what_they_are_about(machine):
+    texts = {name: remarks(machine(name))[0].text for name in REMARKS if REMARKS[name]}
+    assert texts["wrong_mtu"] == "enp1s0f0np0 has MTU 9000, its twin enP2p1s0f0np0 1500"
+    assert texts["same_subnet"] == (
+        "enp1s0f0np0 and its twin enP2p1s0f0np0 are both in 192.168.100.0/24"
+    )
+    assert texts["one_twin"] == (
+        "enP2p1s0f0np0 has no IPv4 address, its twin enp1s0f0np0 has 192.168.100.10/24"
+    )
+    assert texts["ipv6_only"] == "enp1s0f0np0, enP2p1s0f0np0: cabled, but no IPv4 address"
+    assert texts["link_local"] == (
+        "link-local addresses change: enp1s0f0np0 169.254.37.80/16, enP2p1s0f0np0 169.254.137.80/16"
+    )
+    assert texts["ring"].startswith("both halves of cage 0 say 200 Gbit/s")
+
+
+def test_a_link_that_trained_with_half_its_lanes(copied):
+    place = copied / "sys/class/net/enP2p1s0f0np0/device/current_link_width"
+    place.write_text("2\n")
+    assert remarks(seen(copied))[0].text == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
+
+
+def test_renamed_devices_are_found_by_their_addresses(machine):
+    spark = machine("renamed", 2)
+    assert {each.name: (each.twin, each.cage, each.netdev) for each in spark.rdma} == {
+        "mlx5_0": ("mlx5_2", 0, "enp1s0f0np0"),
+        "mlx5_1": ("mlx5_3", 1, "enp1s0f1np1"),
+        "mlx5_2": ("mlx5_0", 0, "enP2p1s0f0np0"),
+        "mlx5_3": ("mlx5_1", 1, "enP2p1s0f1np1"),
+    }
+
+
+def test_a_thor_has_no_cage_even_where_a_spark_has_one(machine):
+    thor = machine("thor")
+    assert (thor.system.product, thor.system.cpu) == (
+        "NVIDIA Jetson AGX Thor Developer Kit",
+        "14 x Neoverse-V3AE",
+    )
+    assert thor.gpus[0].capability == "11.0"
+    assert thor.rdma == ()
+    assert thor.netdev("enP2p1s0").pci == "0002:01:00.0"
+    assert thor.netdev("mgbe0_0").pci == ""
+    assert not any(each.cage is not None or each.twin for each in thor.netdevs)
+
+
+def test_every_netdev_of_a_ring_has_a_subnet_of_its_own(machine):
+    nodes = [machine("ring", node) for node in range(3)]
+    own = [[net.ipv4[0].network for net in node.netdevs if net.cage is not None] for node in nodes]
+    assert all(len(set(each)) == 4 for each in own)
+    assert [len(set(own[k]) & set(own[(k + 1) % 3])) for k in range(3)] == [2, 2, 2]
+
+
+def test_two_addresses_have_gids_each(machine):
+    first = next(each for each in machine("two_addresses").rdma if each.name == "rocep1s0f0")
+    taken = [gid.index for gid in first.gids if gid.kind == "RoCE v2" and gid.address]
+    assert taken == [3, 5]
+
+
+def test_missing_files_are_notes(machine):
+    spark = machine("missing_files")
+    assert spark.notes == (
+        "/sys/class/net/enp1s0f0np0/mtu: is not there",
+        "/sys/class/net/enp1s0f1np1/operstate: is not there",
+        "/sys/class/infiniband/rocep1s0f0/ports/1/state: is not there",
+        "/sys/class/infiniband/rocep1s0f1/ports/1/state: is not there",
+        "neither /sys/class/dmi/id nor /proc/device-tree names the product",
+    )
+    assert spark.netdev("enp1s0f0np0").mtu == 0
+    assert spark.netdev("enp1s0f1np1").state == "unknown"
+    assert {each.name: each.state for each in spark.rdma} == {
+        "rocep1s0f0": "",
+        "rocep1s0f1": "",
+        "roceP2p1s0f0": "ACTIVE",
+        "roceP2p1s0f1": "DOWN",
+    }
+
+
+@pytest.mark.parametrize("name", hosts.NAMES)
+def test_json_gives_the_same_facts_back(machine, name):
+    found = machine(name)
+    assert from_json(to_json(found), name) == found
+
+
+# Pairs of functions
+
+
+def test_twins_of_boards_that_are_unknown():
+    pair = {"0004:03:00.1": "p1", "0008:03:00.1": "p1"}
+    assert {pci: (half.cage, half.twin) for pci, half in hardware.halves(pair).items()} == {
+        "0004:03:00.1": (1, "0008:03:00.1"),
+        "0008:03:00.1": (1, "0004:03:00.1"),
+    }
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        {"0000:17:00.0": "p0", "0000:65:00.0": "p0"},  # two cards of a server
+        {"0000:03:00.0": "p0", "0002:03:00.0": "p0", "0010:03:00.0": "p0"},  # three domains
+        {"0004:03:00.0": "p0", "0008:03:00.0": "p1"},  # ports that disagree
+        {"0004:03:00.0": "", "0008:03:00.0": ""},  # ports that are not told
+    ],
+)
+def test_cards_that_share_no_cage(functions):
+    assert hardware.halves(functions) == {}
+
+
+# GPUs
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus"),
+    [
+        (
+            "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0\n",
+            [Gpu(name="NVIDIA GB10", capability="12.1", driver="580.173.02", bus="000f:01:00.0")],
+        ),
+        (
+            "NVIDIA GB10, [N/A], 580.142, Not Supported, [Unknown Error]\n",
+            [Gpu(name="NVIDIA GB10", driver="580.142")],
+        ),
+        (
+            "".join(
+                f"NVIDIA H200, 9.0, 580.95.05, 143771, 00000000:{n}:00.0\n" for n in ("18", "2A")
+            ),
+            [
+                Gpu(
+                    name="NVIDIA H200",
+                    capability="9.0",
+                    driver="580.95.05",
+                    memory=143771,
+                    bus=f"0000:{bus}:00.0",
+                )
+                for bus in ("18", "2a")
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("who", ["nvml.csv", "nvidia-smi.csv"])
+def test_nvml_and_nvidia_smi_say_the_same(copied, who, said, gpus):
+    (copied / "commands/nvidia-smi.csv").unlink()
+    (copied / "commands" / who).write_text(said)
+    assert list(seen(copied).gpus) == gpus
+
+
+def test_nvml_goes_before_nvidia_smi(copied):
+    (copied / "commands/nvml.csv").write_text("NVIDIA Thor, 11.0, 580.00, [N/A], [N/A]\n")
+    assert [each.name for each in seen(copied).gpus] == ["NVIDIA Thor"]
+
+
+def test_the_driver_in_proc_tells_what_nobody_else_does(copied):
+    (copied / "commands/nvidia-smi.csv").write_text("No devices were found\n")
+    proc = copied / "proc/driver/nvidia"
+    (proc / "gpus/000f:01:00.0").mkdir(parents=True)
+    (proc / "gpus/000f:01:00.0/information").write_text("Model: \t\t NVIDIA GB10\nIRQ:   \t\t 1\n")
+    (proc / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.173.02  Release Build\n"
+    )
+    found = seen(copied)
+    assert found.gpus == (
+        Gpu(name="NVIDIA GB10", capability="12.1", driver="580.173.02", bus="000f:01:00.0"),
+    )
+    assert found.notes == ()
+
+
+def test_no_gpu_says_who_was_asked(copied):
+    (copied / "commands/nvidia-smi.csv").write_text("No devices were found\n")
+    (note,) = seen(copied).notes
+    assert note == (
+        "no GPU is found: /commands/nvml.csv: not in this recording; nvidia-smi: what it says is "
+        "not understood: 'No devices were found'; /proc/driver/nvidia/gpus: is not there"
+    )
+
+
+# Broken machines
+
+
+def test_a_driver_that_does_not_know_its_speed(copied):
+    for said in ("-1", "65535", "4294967295", "fast"):
+        (copied / "sys/class/net/enP7s7/speed").write_text(f"{said}\n")
+        assert seen(copied).netdev("enP7s7").speed is None
+    assert seen(copied).notes == ("/sys/class/net/enP7s7/speed: 'fast' is no number",)
+
+
+def test_an_address_of_another_namespace(copied):
+    place = copied / "commands/ip-address.json"
+    place.write_text(place.read_text().replace("enP7s7", "eth7"))
+    assert seen(copied).notes == (
+        "/sys/class/net is of another network namespace: only one has enP7s7, eth7",
+    )
+
+
+def test_what_is_no_machine(tmp_path):
+    with pytest.raises(SourceError, match="neither sys nor proc"):
+        seen(tmp_path)
+
+
+def test_without_permission():
+    """As another user, in a process of its own, since root reads everything."""
+    code = (
+        "import os, sys, pathlib\n"
+        "from patchkit.runtime.host import hardware, host, probe\n"
+        "hardware.facts()\n"
+        "os.geteuid() or os.setuid(65534)\n"
+        "print(host.to_json(probe.probe(pathlib.Path(sys.argv[1]), environment={})))\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others
+        root = hosts.build(Path(folder), "cable_port0")
+        Path(folder).chmod(0o755)
+        for path in ("proc/meminfo", "sys/class/net/enP7s7/mtu", "sys/class/dmi/id/bios_version"):
+            (root / path).chmod(0)
+        command = [sys.executable, "-c", code, root]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found = from_json(said, "nobody's probe")
+    assert found.memory is None
+    assert found.netdev("enP7s7").mtu == 0
+    assert found.notes == (
+        "/sys/class/net/enP7s7/mtu: Permission denied",
+        "/sys/class/dmi/id/bios_version: Permission denied",
+        "/proc/meminfo: Permission denied",
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    root = hosts.build(tmp_path_factory.mktemp("broken"), "cable_port0")
+    return root, sorted(each for each in root.rglob("*") if each.is_file())
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_file_makes_probe_fail(files, data):
+    root, places = files
+    place = data.draw(st.sampled_from(places))
+    right = place.read_bytes()
+    wrong = st.binary(max_size=200) | st.sampled_from([b"[" * 9999, b'[{"ifname":0}]', b"9" * 9999])
+    place.write_bytes(data.draw(wrong))
+    try:
+        found = seen(root)
+        remarks(found)
+        assert list(verb.lines(found))
+        assert from_json(to_json(found), "json") == found
+    finally:
+        place.write_bytes(right)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_missing_file_makes_probe_fail(files, data):
+    """As where a driver is unloaded while its files are read."""
+    root, places = files
+    place = data.draw(st.sampled_from(places))
+    right = place.read_bytes()
+    place.unlink()
+    try:
+        assert list(verb.lines(seen(root)))
+    finally:
+        place.write_bytes(right)
+
+
+def test_a_recording_leads_nowhere_else(copied, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("6000\n")
+    for path, target in (("mtu", secret), ("speed", "/dev/zero")):
+        (copied / "sys/class/net/enP7s7" / path).unlink()
+        (copied / "sys/class/net/enP7s7" / path).symlink_to(target)
+    (copied / "proc/meminfo").unlink()
+    os.mkfifo(copied / "proc/meminfo")
+    found = seen(copied, copy=Copy(copied, tmp_path / "saved"))
+    assert found.netdev("enP7s7").mtu == 0
+    assert found.notes == (
+        "/sys/class/net/enP7s7/mtu: leads out of the recording",
+        "/sys/class/net/enP7s7/speed: leads out of the recording",
+        "/proc/meminfo: is not a regular file",
+    )
+    assert seen(tmp_path / "saved") == found
+
+
+def test_what_a_file_holds_does_not_move_the_cursor(copied):
+    (copied / "proc/sys/kernel/hostname").write_text("spark\x1b[2J\x07-1\n")
+    assert seen(copied).system.hostname == "spark [2J -1"
+
+
+# This machine
+
+
+def test_the_kernel_and_ip_agree():
+    """Both name the loopback's address; where there is no ip the kernel alone is asked."""
+    told = {each["ifname"]: each["addr_info"] for each in json.loads(netlink.addresses())}
+    local = [(each["family"], each["local"], each["prefixlen"]) for each in told["lo"]]
+    assert ("inet", "127.0.0.1", 8) in local
+    live = probe(environment={})
+    found = [(each.family, each.address, each.prefix) for each in live.netdev("lo").addresses]
+    assert found == local
+    assert {name: len(own) for name, own in told.items()} == {
+        each.name: len(each.addresses) for each in live.netdevs
+    }
+
+
+def test_a_python_that_does_not_start(tmp_path):
+    """A note where it was found by chance, an error where it was asked for."""
+    broken = tmp_path / "python3"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    found = probe(environment={"PATH": str(tmp_path)})
+    assert found.software is None
+    assert found.notes[-1].startswith(f"no Python tells what is installed: {broken}: exit code 3")
+    with pytest.raises(HostError, match="exit code 3"):
+        probe(python=str(broken), environment={})
+
+
+def test_software_beside_a_recording_if_a_python_is_named(copied):
+    assert seen(copied, python=sys.executable).software.python == sys.executable
+
+
+def test_the_command(cli, copied, tmp_path):
+    shown = cli("probe", "--root", copied, "--save", tmp_path / "saved")
+    assert "NVIDIA GB10, capability 12.1" in shown.stdout
+    assert "cage 0 (next to the RJ45 port)" in shown.stdout
+    again = cli("probe", "--json", "--root", tmp_path / "saved").stdout
+    assert from_json(again, "stdout") == seen(copied)
+    assert "is no machine" in cli("probe", "--root", tmp_path, rc=3).stderr

@@ -1,0 +1,49 @@
+"""What `probe --save` keeps of a machine, and `--root` gives back."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.recording import Copy
+from support import hosts
+
+
+def seen(root, **options):
+    return probe(root, environment={}, **options)
+
+
+@pytest.mark.parametrize("name", hosts.NAMES)
+def test_a_saved_machine_is_the_same_machine(tmp_path, name):
+    root = hosts.build(tmp_path, name)
+    found = seen(root, copy=Copy(root, tmp_path / "saved"))
+    assert seen(tmp_path / "saved") == found
+
+
+def test_this_machine_saved_packed_and_unpacked(tmp_path):
+    found = probe(environment={}, copy=Copy(Path("/"), tmp_path / "saved"))
+    assert "lo" in [each.name for each in found.netdevs]
+    with tarfile.open(tmp_path / "saved.tar", "w") as archive:
+        archive.add(tmp_path / "saved", "elsewhere")
+    shutil.rmtree(tmp_path / "saved")
+    with tarfile.open(tmp_path / "saved.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert seen(tmp_path / "elsewhere") == replace(found, software=None)
+
+
+def test_a_copy_goes_to_a_new_folder_only(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(UsageError, match="not empty"):
+        Copy(Path("/"), tmp_path)
+
+
+def test_a_damaged_recording_is_refused(copied):
+    (copied / "recording.json").write_text('{"errors": 3}')
+    with pytest.raises(SourceError, match=r"recording\.json"):
+        seen(copied)

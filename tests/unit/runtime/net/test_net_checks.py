@@ -1,0 +1,204 @@
+"""Checks of one end and of both, on probed machines."""
+
+import dataclasses
+
+import pytest
+
+from patchkit.errors import HostError
+from patchkit.runtime.host.host import Nccl, Software
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.net.checks import State, groups, host_checks
+from patchkit.runtime.net.pair import pair_checks
+from support import hosts
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The probed facts of a machine: ``machine("cable_port0", 2)``."""
+    folder = tmp_path_factory.mktemp("machines")
+
+    def probed(name, node=1):
+        root = folder / f"{name}-{node}"
+        if not root.exists():
+            hosts.build(folder, name, node=node)
+        return probe(root, environment={})
+
+    return probed
+
+
+def notable(checks):
+    """What is not ok: ``subject: what: state``."""
+    return {f"{c.subject}: {c.what}: {c.state.value}" for c in checks if c.state is not State.OK}
+
+
+A, B = "enp1s0f0np0", "enP2p1s0f0np0"
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "expected"),
+    [
+        ("cable_port0", 14, set()),
+        ("cable_port1", 14, set()),
+        ("renamed", 14, set()),
+        ("ring", 27, set()),
+        ("no_rdma", 14, {f"{A}: RoCE v2 GID: not checked", f"{B}: RoCE v2 GID: not checked"}),
+        ("wrong_mtu", 14, {f"{B}: MTU: failed"}),
+        ("two_addresses", 14, set()),
+        ("same_subnet", 14, {f"{A}, {B}: different networks: failed"}),
+        (
+            "one_twin",
+            14,
+            {
+                f"{B}: IPv4: failed",
+                f"{B}: RoCE v2 GID: failed",
+                f"{A}, {B}: different networks: failed",
+            },
+        ),
+        (
+            "link_local",
+            14,
+            {
+                f"{A}: IPv4: warning",
+                f"{B}: IPv4: warning",
+                f"{A}, {B}: different networks: failed",
+            },
+        ),
+        (
+            "link_down",
+            14,
+            {f"{each}: {what}" for each in (A, B) for what in (
+                "link: failed", "speed: not checked", "RoCE v2 GID: failed")},
+        ),
+        (
+            "ipv6_only",
+            13,
+            {f"{each}: {what}: failed" for each in (A, B) for what in ("IPv4", "RoCE v2 GID")}
+            | {f"{A}, {B}: different networks: failed"},
+        ),
+    ],
+)  # fmt: skip
+def test_one_end(machine, name, number, expected):
+    host = machine(name)
+    checks = list(host_checks(host, groups(host), 9000))
+    assert (len(checks), notable(checks)) == (number, expected)
+
+
+@pytest.mark.parametrize("name", sorted(set(hosts.NAMES) - {"thor"}))
+def test_every_finding_says_what_to_do(machine, name):
+    host = machine(name)
+    for check in host_checks(host, groups(host), 9000):
+        assert (check.state is State.OK) == (not check.next), check
+
+
+def test_a_machine_without_a_cage(machine):
+    with pytest.raises(HostError, match="no QSFP cage"):
+        groups(machine("thor"))
+    checks = list(host_checks(machine("thor"), groups(machine("thor"), ["mgbe0_0"]), 9000))
+    assert notable(checks) == {
+        "mgbe0_0: speed: warning",
+        "mgbe0_0: RoCE v2 GID: not checked",
+        "mgbe0_0: PCIe lanes: not checked",
+        "mgbe0_0: both twins: not checked",
+    }
+
+
+def test_a_network_that_the_lan_has_too(machine):
+    host = machine("cable_port0")
+    lan = host.netdev("enP7s7")
+    lan = dataclasses.replace(lan, addresses=host.netdev(B).addresses)
+    host = _with(host, lan)
+    checks = list(host_checks(host, groups(host), 9000))
+    assert notable(checks) == {"this host: networks of its own: failed"}
+    assert "192.168.101.0/24 of enP2p1s0f0np0 is also that of enP7s7" in checks[-1].seen
+
+
+def test_half_of_the_pcie_lanes_and_a_slow_cable(machine):
+    host = machine("cable_port0")
+    host = _with(host, dataclasses.replace(host.netdev(B), lanes=2, speed=100000))
+    checks = list(host_checks(host, groups(host), 9000))
+    assert notable(checks) == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
+
+
+def _with(host, netdev):
+    netdevs = tuple(netdev if each.name == netdev.name else each for each in host.netdevs)
+    return dataclasses.replace(host, netdevs=netdevs)
+
+
+# Both ends
+
+
+def compared(ours, theirs):
+    return list(pair_checks(ours, groups(ours), theirs))
+
+
+UNKNOWN = {"both ends: versions: not checked"}  # the recorded machines have no software
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ("cable_port0", "cable_port0", set()),
+        ("cable_port0", "cable_port1", set()),
+        ("renamed", "cable_port1", set()),
+        ("cable_port0", "wrong_mtu", {f"{B} 192.168.101.0/24: equal MTU: failed"}),
+        ("cable_port0", "one_twin", {f"{B} 192.168.101.0/24: peer's end: failed"}),
+        (
+            "cable_port0",
+            "single",
+            {
+                f"{A} 192.168.100.0/24: peer's end: failed",
+                f"{B} 192.168.101.0/24: peer's end: failed",
+            },
+        ),
+        ("single", "cable_port0", {"both ends: networks: failed"}),
+    ],
+)
+def test_both_ends(machine, ours, theirs, expected):
+    assert notable(compared(machine(ours, 1), machine(theirs, 2))) == expected | UNKNOWN
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 2), (2, 0)])
+def test_neighbours_in_a_ring_share_one_link(machine, one, other):
+    checks = compared(machine("ring", one), machine("ring", other))
+    assert notable(checks) == UNKNOWN
+    assert len([check for check in checks if check.what == "peer's end"]) == 2
+
+
+def test_the_same_machine_twice(machine):
+    found = compared(machine("cable_port0"), machine("cable_port1"))
+    assert notable(found) == {"both ends: addresses: failed"} | UNKNOWN
+    assert next(c for c in found if c.what == "addresses").seen.startswith(
+        "192.168.100.11, 192.168.101.11 on both"
+    )
+
+
+def test_twins_crossed(machine):
+    peer = machine("cable_port0", 2)
+    first, second = peer.netdev(A), peer.netdev(B)
+    peer = _with(peer, dataclasses.replace(first, addresses=second.addresses))
+    peer = _with(peer, dataclasses.replace(second, addresses=first.addresses))
+    assert notable(compared(machine("cable_port0"), peer)) == UNKNOWN | {
+        f"{A} and {B}: same twin: warning",
+        f"{B} and {A}: same twin: warning",
+    }
+
+
+def test_versions(machine):
+    """An NCCL that differs is what guides take for missing kernels."""
+
+    def with_software(host, nccl, **versions):
+        found = Nccl(path="/x/libnccl.so.2", version=nccl, why="torch's")
+        software = Software(python="python3", torch_nccl=found, vllm_nccl=found, **versions)
+        return dataclasses.replace(host, software=software)
+
+    ours = with_software(machine("cable_port0"), "2.28.9", vllm="0.25.1", torch="2.11.0")
+    theirs = with_software(machine("cable_port0", 2), "2.29.3", vllm="0.25.1", ray="2.60.0")
+    found = {c.what: (c.state.value, c.seen) for c in compared(ours, theirs)[-6:]}
+    assert found == {
+        "NCCL of vLLM": ("warning", "2.28.9 here, 2.29.3 at the peer"),
+        "NCCL of torch": ("warning", "2.28.9 here, 2.29.3 at the peer"),
+        "vllm": ("ok", "0.25.1"),
+        "torch": ("warning", "2.11.0 here, none at the peer"),
+        "triton": ("not checked", "not installed at either end"),
+        "ray": ("warning", "none here, 2.60.0 at the peer"),
+    }

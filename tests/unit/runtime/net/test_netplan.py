@@ -1,0 +1,325 @@
+"""Plans for the QSFP links, on probed machines; the file is read by PyYAML and by real netplan."""
+
+import dataclasses
+import shutil
+import string
+import subprocess
+from ipaddress import IPv4Network
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.errors import HostError, UsageError
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.net import conflicts as net_conflicts
+from patchkit.runtime.net.conflicts import File
+from patchkit.runtime.net.netplan_file import render
+from patchkit.runtime.net.plan import Wish, facts, make_plan
+from support import hosts
+
+GOLDEN = """\
+# Written by `patchkit net apply`: node 2 of 2, cable. `patchkit net undo` puts back what was here.
+network:
+  version: 2
+  ethernets:
+    enp1s0f1np1: # cage 1, twin A, to node 1
+      optional: true
+      dhcp4: false
+      dhcp6: false
+      link-local: []
+      mtu: 9000
+      addresses:
+        - 192.168.100.12/24
+    enP2p1s0f1np1: # cage 1, twin B, to node 1
+      optional: true
+      dhcp4: false
+      dhcp6: false
+      link-local: []
+      mtu: 9000
+      addresses:
+        - 192.168.101.12/24
+"""
+PORT0 = ("enp1s0f0np0", "enP2p1s0f0np0")
+PORT1 = ("enp1s0f1np1", "enP2p1s0f1np1")
+FIRST = {PORT0[0]: "100.11", PORT0[1]: "101.11"}
+SECOND = {PORT1[0]: "100.11", PORT1[1]: "101.11"}
+FOURTH = {PORT0[0]: "100.14", PORT0[1]: "101.14"}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The probed facts of a machine: ``machine("cable_port0")``."""
+    folder = tmp_path_factory.mktemp("machines")
+
+    def probed(name, node=1) -> Host:
+        root = folder / f"{name}-{node}"
+        if not root.exists():
+            hosts.build(folder, name, node=node)
+        return probe(root, environment={})
+
+    return probed
+
+
+def wish(node=1, **changes):
+    fields = {"network": IPv4Network("192.168.100.0/24"), "mtu": 9000, **changes}
+    return Wish(node=node, **fields)
+
+
+def addresses(plan):
+    """Netdev → address, as PyYAML reads them from the file; everything else is as it has to be."""
+    ethernets = yaml.safe_load(render(plan))["network"]["ethernets"]
+    for settings in ethernets.values():
+        assert {key: value for key, value in settings.items() if key != "addresses"} == {
+            "optional": True,
+            "dhcp4": False,
+            "dhcp6": False,
+            "link-local": [],
+            "mtu": plan.mtu,
+        }
+    return {netdev: settings["addresses"] for netdev, settings in ethernets.items()}
+
+
+def test_the_whole_file(machine):
+    assert render(make_plan(machine("cable_port1"), wish(2))) == GOLDEN
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("cable_port0", {}, FIRST),
+        ("cable_port1", {}, SECOND),
+        ("renamed", {}, FIRST),
+        ("no_rdma", {}, FIRST),
+        ("ipv6_only", {}, FIRST),
+        ("both_cables", {"cage": 1}, SECOND),
+        ("cable_port0", {"node": 4, "nodes": 4}, FOURTH),
+        ("single", {"cage": 0}, FIRST),
+        ("thor", {"netdevs": ("mgbe0_0",)}, {"mgbe0_0": "100.11"}),
+    ],
+)
+def test_one_cable_or_a_switch(machine, name, changes, expected):
+    plan = make_plan(machine(name), wish(**changes))
+    assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
+    assert plan.topology == ("switch" if plan.nodes > 2 else "cable")
+
+
+RING = {
+    1: ("100.11", "101.11", "104.11", "105.11"),
+    2: ("102.12", "103.12", "100.12", "101.12"),
+    3: ("104.13", "105.13", "102.13", "103.13"),
+}
+
+
+@pytest.mark.parametrize("node", RING)
+def test_ring_of_three(machine, node):
+    plan = make_plan(machine("ring"), wish(node, nodes=3))
+    expected = dict(zip((*PORT0, *PORT1), RING[node], strict=True))
+    assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
+
+
+@pytest.mark.parametrize("node", RING)
+def test_ring_with_the_cables_the_other_way_round(machine, node):
+    """The addresses stay with their links, so they change cages."""
+    before = (node - 2) % 3 + 1
+    plan = make_plan(machine("ring"), wish(node, nodes=3, port0_to=before))
+    expected = dict(zip((*PORT1, *PORT0), RING[node], strict=True))
+    assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 7])
+def test_both_ends_of_each_link_of_a_ring_share_its_two_networks_and_nobody_else(machine, nodes):
+    users = {}
+    for node in range(1, nodes + 1):
+        for line in make_plan(machine("ring"), wish(node, nodes=nodes)).lines:
+            users.setdefault(line.address.network, []).append((node, line.peer))
+    assert len(users) == 2 * nodes
+    for (one, to_other), (other, to_one) in users.values():
+        assert (to_other, to_one) == (other, one)
+
+
+def test_another_base_network_and_mtu(machine):
+    plan = make_plan(machine("cable_port0"), wish(mtu=1500, network=IPv4Network("10.9.8.64/27")))
+    assert addresses(plan) == {PORT0[0]: ["10.9.8.75/27"], PORT0[1]: ["10.9.8.107/27"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "says"),
+    [
+        ("single", {}, HostError, "is cabled: cage 0: enp1s0f0np0, enP2p1s0f0np0; cage 1"),
+        ("link_down", {}, HostError, "no QSFP cage is cabled"),
+        ("thor", {}, HostError, "no QSFP cage that patchkit could recognise"),
+        ("both_cables", {}, UsageError, r"two.*enp1s0f0np0.*enp1s0f1np1[^$]*--cage 0 or --cage 1"),
+        ("cable_port0", {"nodes": 3, "topology": "ring", "cage": 0}, UsageError, "a ring is"),
+        ("cable_port0", {"nodes": 3, "topology": "cable"}, UsageError, "two nodes, not 3"),
+        ("ring", {"nodes": 4, "port0_to": 3}, UsageError, "of 4 is between 4 and 2"),
+        ("cable_port0", {"port0_to": 2}, UsageError, "--port0-to is for a ring"),
+        ("cable_port0", {"node": 3}, UsageError, "numbered from 1 to 2"),
+        ("cable_port0", {"node": 0}, UsageError, "numbered from 1 to 2"),
+        ("cable_port0", {"nodes": 1}, UsageError, "one node needs no network"),
+        ("cable_port0", {"mtu": 1279}, UsageError, "enp1s0f0np0 takes 1280 to 9978"),
+        ("cable_port0", {"mtu": 9979}, UsageError, "enp1s0f0np0 takes 1280 to 9978"),
+        ("cable_port0", {"netdevs": ("eth7",)}, UsageError, "'eth7'"),
+        ("cable_port0", {"cage": 2}, UsageError, "there is no cage 2"),
+        ("cable_port0", {"network": IPv4Network("10.0.0.0/28"), "nodes": 5}, UsageError, "small"),
+        ("cable_port0", {"network": IPv4Network("255.255.255.0/24")}, UsageError, "no room for 1"),
+    ],
+)  # fmt: skip
+def test_refused(machine, name, changes, error, says):
+    with pytest.raises(error, match=says):
+        make_plan(machine(name), wish(**changes))
+
+
+def test_the_drivers_own_limit_counts(machine):
+    with pytest.raises(UsageError, match="enP2p1s0f0np0 takes 1280 to 2000"):
+        make_plan(machine("cable_port0"), wish(), {"enp1s0f0np0": 9978, "enP2p1s0f0np0": 2000})
+
+
+# What speaks against a plan
+
+
+def clash(host, *, node=1, applied=None, files=(), **changes):
+    net_conflicts.check(
+        host, make_plan(host, wish(node, **changes)), applied=applied or {}, files=files
+    )
+
+
+@pytest.mark.parametrize("name", ["cable_port0", "link_local", "ipv6_only", "one_twin"])
+def test_the_same_address_or_none_is_no_conflict(machine, name):
+    clash(machine(name))
+
+
+def test_a_foreign_address_is_one_unless_patchkit_gave_it(machine):
+    host = machine("cable_port0")
+    with pytest.raises(HostError, match=r"enp1s0f0np0 has the address 192.168.100.11/24.*100.12"):
+        clash(host, node=2)
+    given = {"enp1s0f0np0": ["192.168.100.11/24"], "enP2p1s0f0np0": ["192.168.101.11/24"]}
+    clash(host, node=2, applied=given)
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ("10.0.0.0/24", r"planned for enp1s0f0np0, is also .* enP7s7 \(10.0.0.11/24\)"),
+        ("172.16.255.0/24", r"172.17.0.0/24, planned for enP2p1s0f0np0, is also .* docker0"),
+    ],
+)  # fmt: skip
+def test_a_network_that_the_lan_or_docker_has(machine, network, says):
+    host = machine("ipv6_only")
+    with pytest.raises(HostError, match=says):
+        clash(host, network=IPv4Network(network))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("network:\n  ethernets:\n    enp1s0f0np0:\n      link-local: [ ipv4 ]\n", 3),
+        ("network:\n  ethernets:\n    'enp1s0f0np0': {dhcp4: true}\n", 3),
+        ('network:\n  ethernets:\n    all:\n      match: {name: "en*"}\n', 4),
+        ("network:\n  ethernets:\n    NM-1:\n      match:\n        name: enP2p1s0f0np0\n", 5),
+    ],
+)
+def test_another_file_that_configures_the_same_interface(machine, text, line):
+    file = File(path="/etc/netplan/50-x.yaml", text=text)
+    with pytest.raises(HostError, match=f"/etc/netplan/50-x.yaml:{line}: configures en"):
+        clash(machine("cable_port0"), files=[file])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "network:\n  version: 2\n  renderer: NetworkManager\n",
+        "network:\n  ethernets:\n    enP7s7:\n      dhcp4: true\n    #enp1s0f0np0:\n",
+        "network:\n  ethernets:\n    enp1s0f0np01:\n      dhcp4: true\n",
+    ],
+)
+def test_files_about_others_are_none_of_ours(machine, text):
+    clash(machine("cable_port0"), files=[File(path="/etc/netplan/01.yaml", text=text)])
+
+
+# The file, as others read it
+
+
+def _with_name(machine, name):
+    """A machine whose cabled twin A is called something else."""
+    host = machine("cable_port0")
+    netdevs = [
+        dataclasses.replace(n, name=name) if n.name == "enp1s0f0np0" else n for n in host.netdevs
+    ]
+    return dataclasses.replace(host, netdevs=tuple(netdevs))
+
+
+@given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15))
+def test_any_name_is_read_back_or_refused(machine, name):
+    try:
+        text = render(make_plan(_with_name(machine, name), wish()))
+    except HostError:
+        assert name[0] == "-" or set(name) - set(f"{string.ascii_letters}{string.digits}_.-")
+        return
+    assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
+
+
+@pytest.mark.parametrize("name", ["on", "NO", "12", "0x1f", "1e3", "y", "null", ".5"])
+def test_names_that_yaml_would_take_for_something_else(machine, name):
+    text = render(make_plan(_with_name(machine, name), wish()))
+    assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
+
+
+@pytest.fixture
+def generate(tmp_path):
+    """Real netplan on a root with the plan and one more file; returns that root."""
+    if not shutil.which("netplan"):
+        pytest.skip("netplan is not installed: its own generator did not read the file")
+
+    def run(plan, renderer):
+        folder = tmp_path / "etc/netplan"
+        folder.mkdir(parents=True)
+        for name, text in {
+            "01-all.yaml": f"network: {{version: 2, renderer: {renderer}}}\n",
+            "40-patchkit.yaml": render(plan),
+        }.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o600)
+        done = subprocess.run(
+            ["netplan", "generate", "--root-dir", str(tmp_path)], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return tmp_path / "run"
+
+    return run
+
+
+def test_real_netplan_makes_of_it_for_networkd(machine, generate):
+    run = generate(make_plan(machine("ring"), wish(3, nodes=3)), "networkd")
+    for netdev, address in zip((*PORT0, *PORT1), RING[3], strict=True):
+        lines = (run / f"systemd/network/10-netplan-{netdev}.network").read_text().splitlines()
+        assert {
+            f"Name={netdev}",
+            f"Address=192.168.{address}/24",
+            "MTUBytes=9000",
+            "RequiredForOnline=no",
+            "LinkLocalAddressing=no",
+        } <= set(lines)
+        assert not any(line.startswith(("DHCP=", "Gateway=")) for line in lines)
+    assert len(list((run / "systemd/network").glob("*.network"))) == 4
+
+
+def test_real_netplan_makes_of_it_for_networkmanager(machine, generate):
+    """The renderer of the machine is the one that is used: the plan names none."""
+    run = generate(make_plan(machine("cable_port0"), wish()), "NetworkManager")
+    folder = run / "NetworkManager/system-connections"
+    lines = (folder / f"netplan-{PORT0[1]}.nmconnection").read_text().splitlines()
+    assert {"mtu=9000", "method=manual", "address1=192.168.101.11/24"} <= set(lines)
+    assert not list((run / "systemd/network").glob("*.network"))
+
+
+def test_what_is_expected_is_data():
+    assert facts()["link"] == {
+        "speed": 200000,
+        "lanes": 4,
+        "twin_gbits": [92, 112],
+        "both_gbits": [185, 200],
+    }

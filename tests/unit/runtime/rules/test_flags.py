@@ -1,0 +1,116 @@
+"""Flags of `vllm serve`: of releases, and of files that are read."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.errors import SourceError
+from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag
+
+ENGINE = """
+class EngineArgs:
+    not_a_flag: int = 1
+
+    @staticmethod
+    def add_cli_args(parser):
+        if not ("--help" in sys.argv):
+            group.add_argument("--model", **model_kwargs["model"])
+        group.add_argument("--tensor-parallel-size", "-tp", help="Not --this-one, nor --that.")
+        for old, kind in [("--guided-decoding-backend", str)]:
+            group.add_argument(old, type=kind, deprecated=True)
+        return parser
+
+    def create(self):
+        print("--not-declared")
+"""
+SERVER = """
+class BaseFrontendArgs:
+    chat_template: str | None = None
+    "The template."
+    limit = 3
+
+class FrontendArgs(BaseFrontendArgs):
+    ssl_keyfile: str | None = None
+
+class OtherArgs:
+    other: str = ""
+
+def make_arg_parser(parser):
+    parser.add_argument("model_tag", nargs="?")
+    parser.add_argument("--headless", action="store_true")
+"""
+DECLARED = {
+    *("--help", "--model", "--tensor-parallel-size", "-tp", "--guided-decoding-backend"),
+    *("--chat-template", "--ssl-keyfile", "--headless"),
+}
+SERVE = "entrypoints/cli/serve.py"
+
+
+@pytest.fixture
+def home(tmp_path):
+    for place, text in {
+        "engine/arg_utils.py": ENGINE,
+        SERVE: "def subparser_init(self, subparsers):\n    p.add_argument('--grpc')\n",
+        "entrypoints/common/cli_args.py": SERVER,
+    }.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", ["openai", "launchers", "common"])
+def test_an_installed_vllm_is_read(folder, home):
+    (home / "entrypoints/common").rename(home / "entrypoints" / folder)
+    assert flags("0.33.0", home) == DECLARED | {"--grpc"}
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "says"),
+    [
+        ("engine/arg_utils.py", None, "no such file"),
+        ("engine/arg_utils.py", "class EngineArgs: pass", "declares no flags"),
+        ("entrypoints/common/cli_args.py", None, "has no cli_args.py"),
+        ("entrypoints/common/cli_args.py", "x = 1", "declares no flags"),
+        (SERVE, "def", "is not Python"),
+    ],
+)
+def test_what_is_no_vllm_is_an_error(place, text, says, home):
+    (home / place).unlink()
+    if text is not None:
+        (home / place).write_text(text)
+    with pytest.raises(SourceError, match=says):
+        has_flag("--model", "0.33.0", home)
+
+
+@pytest.mark.parametrize(
+    ("flag", "version", "there"),
+    [
+        ("--nnodes", "0.11.1", True),
+        ("--attention-backend", "0.12.0", False),
+        ("--attention-backend", "0.13.0", True),
+        ("--swap-space", "0.17.1", True),
+        ("--swap-space", "0.18.0", False),
+        ("--headless", "0.33.1.dev12+g1a2b", True),
+        ("--default-chat-template-kwargs", "0.13.0", False),
+        ("--default-chat-template-kwargs", "0.14.0", True),
+        ("--max_model_len=8", "0.33.0", True),
+        ("--no-enable-prefix-caching", "0.33.0", True),
+        ("--no-such-flag", "0.33.0", False),
+        ("--compilation-config.mode=3", "0.33.0", True),
+        ("-cc.mode", "0.33.0", True),
+        ("-tp", "0.33.0", True),
+        ("-O3", "0.11.1", True),
+        ("-O3", "0.33.0", True),
+        ("-O.mode=3", "0.33.0", True),
+        ("--enable-reasoning", "", False),
+        ("--swap-space", "", True),
+    ],
+)
+def test_flags_by_release(flag, version, there):
+    assert has_flag(flag, version) is there
+
+
+def test_lifetimes():
+    found = flag_lifetime("--swap-space")
+    assert (found.first, found.last) == ("0.11.1", "0.17.1")
+    assert flag_lifetime("--enable-reasoning") is None

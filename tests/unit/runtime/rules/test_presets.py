@@ -1,0 +1,154 @@
+"""Presets and the rules about flags: read strictly, found by name, and consistent."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.errors import UsageError
+from patchkit.runtime.rules import flag_rules, presets
+from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.flag_values import Choices
+from patchkit.runtime.rules.presets import find, load_presets
+
+PRESET = """
+[[preset]]
+id = "a/b"
+quantization = "fp8"
+moe = false
+single = true
+nodes = 1
+gpu_memory_utilization = 0.5
+max_model_len = 10
+min_vllm = "0.20.0"
+source = "x"
+evidence = "read"
+confidence = "high"
+"""
+
+
+def test_there_are_thirty():
+    assert len(load_presets()) == 30
+    assert [each.id for each in load_presets() if each.needs_token] == [
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "google/gemma-2-27b-it",
+    ]
+
+
+@pytest.mark.parametrize("preset", load_presets(), ids=lambda each: each.name)
+def test_a_preset_fits_where_it_says(preset):
+    memory = load_flag_rules().memory
+    room = preset.gpu_memory_utilization * memory.total_gib - memory.margin_gib
+    if preset.weights_gib is not None:
+        assert preset.single == (preset.weights_gib <= room)
+        assert preset.weights_gib / preset.nodes <= room
+    assert preset.gpu_memory_utilization <= 0.85
+
+
+@pytest.mark.parametrize("preset", load_presets(), ids=lambda each: each.name)
+def test_a_preset_sets_nothing_without_a_reason(preset):
+    rules = load_flag_rules()
+    assert {flag for flag, value in preset.flags.items() if value is not False} <= set(rules.preset)
+    always = {rule.flag for rule in rules.leave_out if not rule.when and not rule.values}
+    assert not always & set(preset.flags)
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ("openai/gpt-oss-120b", "openai/gpt-oss-120b"),
+        ("GPT-OSS-120B", "openai/gpt-oss-120b"),
+        ("/models/gpt-oss-120b/", "openai/gpt-oss-120b"),
+        ("./gpt-oss-120b", "openai/gpt-oss-120b"),
+        ("anybody/GLM-5.3-Flash-NVFP4", "GLM-5.3-Flash-NVFP4"),
+        ("somebody/gpt-oss-120b", None),
+        ("gpt-oss", None),
+    ],
+)
+def test_found_by_name(model, found):
+    preset = find(model)
+    assert (preset.id if preset else None) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (PRESET + 'speed = "fast"\n', "a/b: unknown speed"),
+        (
+            PRESET.replace('source = "x"\n', ""),
+            "missing 1 required keyword-only argument: 'source'",
+        ),
+        (PRESET.replace("fp8", "fp7"), "quantization is 'fp7', not one of"),
+        (PRESET.replace('"read"', '"rumour"'), "evidence is 'rumour', not one of"),
+        (PRESET.replace("0.5", "50"), "gpu_memory_utilization is a share below 1"),
+        (PRESET + 'flags = { max_model_len = "1" }\n', "flags are written as --a-flag"),
+        (PRESET.replace("0.20.0", "new"), "'new' is not a version"),
+        (PRESET + PRESET, "there twice: b"),
+        ("[models]\n", "unknown models"),
+    ],
+)
+def test_presets_that_mean_nothing(text, what, tmp_path):
+    place = tmp_path / "presets.toml"
+    place.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        presets.load_presets(place)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('id = "headless"', 'id = "nodes"', "there twice: nodes"),
+        ('topology = "socket", nodes', 'topology = "pigeon", nodes', "'pigeon' means nothing"),
+        ('flag = "--headless"', 'flag = "headless"', "headless: flags are written as --a-flag"),
+        ('confidence = "high"', 'confidence = "total"', "confidence is 'total', not one of"),
+        ("\n[memory]", "\n[menory]", "unknown table menory"),
+        ("margin_gib", "margin", "unexpected keyword argument 'margin'"),
+    ],
+)
+def test_rules_that_mean_nothing(old, new, what, tmp_path):
+    text = flag_rules.PLACE.read_text(encoding="utf-8")
+    assert old in text
+    place = tmp_path / "flags.toml"
+    place.write_text(text.replace(old, new, 1))
+    with pytest.raises(UsageError) as caught:
+        flag_rules.load_flag_rules(place)
+    assert what in str(caught.value)
+
+
+def test_what_rests_on_one_report_is_off():
+    off = {rule.id: rule.default for rule in load_flag_rules().rules if not rule.optional}
+    assert [name for name, default in off.items() if not default] == [
+        "batched-tokens-slow",
+        "batched-tokens-four",
+    ]
+
+
+CODE = {
+    "config/a.py": 'Names = None\nNames = Literal["x", "y"]\nOther = Literal["z"]\n',
+    "config/b.py": 'Names: dict = {}\nNames = {"one": ("a", "A"), **more, "two": ()}\n',
+    "config/c.py": "class Names(Enum):\n    A = 'x'\n    B: str = 'y'\n    def f(self): ...\n",
+    "config/d.py": "Names = str\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "names"), [("a", ("x", "y")), ("b", ("one", "two")), ("c", ("A",))]
+)
+def test_values_are_read_in_the_code(file, names, tmp_path):
+    choices = Choices(flag="--x", files=(f"config/{file}.py",), symbol="Names", values=())
+    write(tmp_path)
+    assert choices.read(tmp_path) == names
+
+
+def test_values_that_are_nowhere(tmp_path):
+    write(tmp_path)
+    files = ("config/d.py", "config/e.py")
+    with pytest.raises(Exception, match=r"Names is in none of config/d\.py, config/e\.py"):
+        Choices(flag="--x", files=files, symbol="Names", values=()).read(tmp_path)
+
+
+def write(folder):
+    (folder / "config").mkdir()
+    for name, text in CODE.items():
+        (folder / name).write_text(text)

@@ -1,0 +1,199 @@
+"""Names of environment variables: of releases, of a file that is read, and misspelt."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.runtime.rules.lifetimes import read_table, render
+from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.variables import (
+    lifetime,
+    nccl_variables,
+    nearest,
+    newest_nccl,
+    other_variables,
+    vllm_variables,
+)
+
+ENVS = """
+from __future__ import annotations
+import os
+other: dict[str, str] = {"NOT_THIS": "one"}
+environment_variables: dict[str, Callable[[], Any]] = {
+    # A comment with "NO_NAME": in it
+    "VLLM_HOST_IP": lambda: os.getenv("VLLM_HOST_IP", ""),
+    "VLLM_PORT": get_vllm_port,
+    "VLLM_TIMEOUT": lambda: int(os.environ.get("VLLM_TIMEOUT", "300")),
+    "VLLM_BYTES": lambda: int(os.getenv("VLLM_BYTES", str(2 * 1024))),
+    "VLLM_BACKEND": env_with_choices("VLLM_BACKEND", None, ["a", "b"]),
+    "VLLM_METHOD": env_with_choices("VLLM_METHOD", "fork", lambda: ["x"], case_sensitive=False),
+    "VLLM_OLD": deprecated_env("VLLM_OLD", "v9", "use that", lambda: os.getenv("VLLM_OLD", "7")),
+    "VLLM_SAMPLER": lambda: bool(int(os.environ["VLLM_SAMPLER"]))
+    if "VLLM_SAMPLER" in os.environ
+    else True,
+    "VLLM_LIST": lambda: []
+    if "VLLM_LIST" not in os.environ
+    else os.environ["VLLM_LIST"].split(","),
+    "VLLM_TRACK": lambda: (os.environ.get("VLLM_TRACK") or os.getenv("TRACK", "5")) == "1",
+    "MAX_JOBS": lambda: os.getenv("MAX_JOBS", None),
+}
+"""
+READ = {
+    "VLLM_HOST_IP": "",
+    "VLLM_PORT": "",
+    "VLLM_TIMEOUT": "300",
+    "VLLM_BYTES": "str(2 * 1024)",
+    "VLLM_BACKEND": "",
+    "VLLM_METHOD": "fork",
+    "VLLM_OLD": "7",
+    "VLLM_SAMPLER": "1",
+    "VLLM_LIST": "",
+    "VLLM_TRACK": "",
+    "MAX_JOBS": "",
+}
+
+
+def test_an_installed_envs_py_is_read(tmp_path):
+    (tmp_path / "envs.py").write_text(ENVS)
+    assert vllm_variables("0.33.0", tmp_path) == READ
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "no such file"),
+        ("x = {'A': 1}", "has no dict environment_variables"),
+        ("environment_variables = make()", "has no dict environment_variables"),
+        ("environment_variables = {", "is not Python"),
+        ("a\0b", "is not Python"),
+    ],
+)
+def test_what_is_no_vllm_is_an_error(text, says, tmp_path):
+    if text is not None:
+        (tmp_path / "envs.py").write_text(text)
+    with pytest.raises(SourceError, match=says) as caught:
+        vllm_variables("0.33.0", tmp_path)
+    assert str(tmp_path / "envs.py") in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("0.10.2", {"VLLM_USE_V1": "", "VLLM_GPT_OSS_USE_CONTAINER_TOOL": ""}),
+        ("0.11.0", {"VLLM_USE_V1": "", "VLLM_DISABLE_PYNCCL": None}),
+        (
+            "0.11.1",
+            {"VLLM_USE_V1": None, "VLLM_ATTENTION_BACKEND": "", "VLLM_RPC_TIMEOUT": "10000"},
+        ),
+        # 0.15 was never supported: what 0.14.1 had.
+        ("0.15.0", {"VLLM_ATTENTION_BACKEND": "", "VLLM_ALLREDUCE_USE_FLASHINFER": None}),
+        ("0.16.0", {"VLLM_ATTENTION_BACKEND": None}),
+        ("0.20.2", {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}),
+        ("v0.21.0rc1+cu130", {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1"}),
+        # A name that went and came back.
+        ("0.30.0", {"VLLM_ROCM_USE_AITER_FP4_ASM_GEMM": None}),
+        ("0.31.0", {"VLLM_ROCM_USE_AITER_FP4_ASM_GEMM": "False"}),
+        ("0.33.1.dev12+g1a2b", {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": None, "VLLM_HOST_IP": ""}),
+        ("", {"VLLM_USE_V1": "", "VLLM_HOST_IP": "", "VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT": "True"}),
+    ],
+)
+def test_vllm_s_names_by_release(version, names):
+    known = vllm_variables(version)
+    assert {name: known.get(name) for name in names} == names
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("2.20.5", {"NCCL_IB_GID_INDEX": "0", "NCCL_CUDA_PATH": "", "NCCL_RAS_ENABLE": None}),
+        ("2.21.5", {"NCCL_IB_GID_INDEX": "-1", "NCCL_CUDA_PATH": None}),
+        # Between two releases that were read.
+        ("2.28.9+cuda13.0", {"NCCL_NET_GDR_C2C": "1", "NCCL_DEBUG": "", "NCCL_DEBUG_FILE": ""}),
+        ("2.29.7", {"NCCL_IB_SUBNET_AWARE_ROUTING": None, "NCCL_SHM_USE_CUDA_MEMCPY": "0"}),
+        ("2.30.7+gb10.1a2b", {"NCCL_IB_SUBNET_AWARE_ROUTING": "0", "NCCL_DEBUG_SUBSYS": ""}),
+        ("", {"NCCL_CUDA_PATH": "", "NCCL_IB_SUBNET_AWARE_ROUTING": "0", "NCCL_USE_CMAKE": None}),
+    ],
+)
+def test_nccl_s_names_by_release(version, names):
+    known = nccl_variables(version)
+    assert {name: known.get(name) for name in names} == names
+
+
+def test_a_release_that_is_newer_than_the_table():
+    assert nccl_variables("9.0") == nccl_variables(newest_nccl())
+    assert within(newest_nccl(), ">=2.30.7")
+    with pytest.raises(UsageError, match="'new' is not a version"):
+        nccl_variables("new")
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last", "default"),
+    [
+        ("VLLM_USE_V1", "0.10.0", "0.11.0", ""),
+        ("VLLM_RPC_TIMEOUT", "0.10.0", "0.22.1", "10000"),
+        ("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0.20.0", "0.32.0", "1"),
+        ("NCCL_CUDA_PATH", "2.18.1", "2.20.5", ""),
+        ("NCCL_IB_TIMEOUT", "2.18.1", newest_nccl(), "20"),
+    ],
+)
+def test_lifetimes(name, first, last, default):
+    found = lifetime(name)
+    assert (found.name, found.first, found.last, found.default) == (name, first, last, default)
+
+
+def test_nobody_s_name_has_no_lifetime():
+    assert lifetime("NCCL_SOCKET_IFACE") is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("NCCL_SOCKET_IFACE", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_IB_GIDINDEX", "NCCL_IB_GID_INDEX"),
+        ("NCLL_DEBUG", "NCCL_DEBUG"),
+        ("nccl_debug", "NCCL_DEBUG"),
+        ("VLLM_HOSTIP", "VLLM_HOST_IP"),
+        ("VLLM_USE_DEEPGEMM", "VLLM_USE_DEEP_GEMM"),
+        ("GLOO_SOCKET_IFACE", "GLOO_SOCKET_IFNAME"),
+        ("RAY_MEMORY_MONITOR_REFRESH_MS", "RAY_memory_monitor_refresh_ms"),
+        ("VLLM_FOO", ""),
+        ("NCCL_IB_FOO", ""),
+        ("PATH", ""),
+    ],
+)
+def test_the_nearest_right_name(wrong, right):
+    names = [*vllm_variables(""), *nccl_variables(""), *other_variables()]
+    assert nearest(wrong, names) == right
+
+
+def test_the_others_say_what_they_mean():
+    others = other_variables()
+    assert all(
+        each.meaning and within("1.0", each.versions) is not None for each in others.values()
+    )
+    assert others["GLOO_SOCKET_IFNAME"].of == "torch"
+    blackwell, plain = others["TRITON_PTXAS_BLACKWELL_PATH"], others["TRITON_PTXAS_PATH"]
+    for version in ("3.5.1", "3.6.0", "3.7.1"):
+        assert within(version, blackwell.versions) is not within(version, plain.versions)
+
+
+def test_a_table_says_what_it_was_made_of(tmp_path):
+    releases = {
+        "0.9.0": {"A": "", "B": "1", "GONE": "x"},
+        "0.10.0": {"A": "", "B": "2"},
+        "0.10.1": {"A": "", "B": "2", "GONE": "x"},
+    }
+    place = tmp_path / "table.tsv"
+    place.write_text(render(releases, ["what it is"]))
+    table = read_table(place)
+    assert {version: table.at(version) for version in releases} == releases
+    assert place.read_text().splitlines()[1] == "A\t0.9.0\t0.10.1\t"
+    assert (table.lifetime("GONE").first, table.lifetime("GONE").last) == ("0.9.0", "0.10.1")
+
+
+def test_a_damaged_table_is_named(tmp_path):
+    (tmp_path / "table.tsv").write_text("A\t0.9.0\n")
+    for name in ("table.tsv", "missing.tsv"):
+        with pytest.raises(SourceError, match=name):
+            read_table(tmp_path / name)

@@ -1,0 +1,314 @@
+"""The command line that goes with an env file: decided, explained, read back by a real shell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.runtime.envfile.header import BLANK, sealed
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.presets import find
+from patchkit.runtime.serve.args import Flag, Known, serve_args
+from patchkit.runtime.serve.render import line, lines
+from patchkit.runtime.serve.request import Request
+from support import hosts
+from tools import serve_lines
+
+EVERYTHING = Known(has=lambda flag: bool(flag), takes=lambda flag, value: bool(flag + value))
+HEAD = {"role": "head", "topology": "roce", "executor": "mp", "nodes": 2, "head": "10.0.0.1"}
+
+
+def ask(model="some/model", vllm="0.33.0", **asked):
+    request = Request(model=model, vllm=vllm, preset=find(model), **asked)
+    return serve_args(request, load_flag_rules(), EVERYTHING)
+
+
+def test_lines_are_the_golden_ones():
+    assert serve_lines.text() == serve_lines.PLACE.read_text(encoding="utf-8")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"model": ""}, "is no model"),
+        ({"model": "--model"}, "is no model"),
+        ({"model": "a\nb"}, "is no model"),
+        ({"nodes": 2}, "--role single and 2 nodes contradict each other"),
+        ({**HEAD, "nodes": 1}, "--role head and 1 nodes contradict each other"),
+        ({**HEAD, "head": ""}, "which address has the head?"),
+        ({**HEAD, "rank": 1}, "rank 1 of 2 nodes cannot be a head's"),
+        ({**HEAD, "role": "worker"}, "rank 0 of 2 nodes cannot be a worker's"),
+        ({**HEAD, "role": "worker", "rank": 2}, "rank 2 of 2 nodes cannot be a worker's"),
+        ({**HEAD, "role": "worker", "rank": 1, "executor": "ray"}, "under Ray serves nothing"),
+        ({"wanted": frozenset({"magic"})}, "no rule is called 'magic'"),
+        ({"wanted": frozenset({"b12x-moe"})}, "--with b12x-moe would change nothing here"),
+        ({"model": "gpt-oss-20b", "quantization": "fp8"}, "gpt-oss-20b is mxfp4, not fp8"),
+        ({"model": "Qwen/Qwen3.6-27B-FP8", "vllm": "0.23.0"}, "takes vLLM 0.24.0 or newer"),
+        ({"model": "GLM-5.3-Flash-NVFP4"}, "whose GLM-5.3-Flash-NVFP4?"),
+    ],
+)
+def test_requests_that_make_no_sense(asked, what):
+    with pytest.raises(UsageError) as caught:
+        ask(**asked)
+    assert what in caught.value.what
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("asked", "what", "hint"),
+    [
+        (
+            {"model": "Qwen/Qwen2.5-72B-Instruct"},
+            "136 GiB of weights per node, and there is room for 98",
+            "take 2 nodes: --role head --nodes 2; or its GPTQ-Int4 or AWQ checkpoint: 39 GiB",
+        ),
+        (
+            {"model": "Qwen/Qwen2.5-72B-Instruct", "memory_gib": 60.0, **HEAD},
+            "68 GiB of weights per node, and there is room for 47",
+            "take 3 nodes: --role head --nodes 3; or",
+        ),
+        (
+            {"model": "/models/x", "weights_gib": 100.0},
+            "100 GiB of weights per node, and there is room for 92",
+            "take 2 nodes: --role head --nodes 2; or a checkpoint in fewer bits",
+        ),
+        (
+            {
+                "model": "/models/x",
+                "weights_gib": 110.0,
+                "unwanted": frozenset({"memory-single"}),
+            },
+            "110 GiB of weights per node, and there is room for 106",
+            "take 2 nodes",
+        ),
+        (
+            {"model": "/models/x", "weights_gib": 9000.0},
+            "9000 GiB of weights per node",
+            "take a checkpoint in fewer bits",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit(asked, what, hint):
+    with pytest.raises(HostError) as caught:
+        ask(**asked)
+    assert what in caught.value.what
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("known", "what"),
+    [
+        (
+            Known(has=lambda flag: flag != "--host", takes=EVERYTHING.takes),
+            "vLLM 0.33.0 has no --host (host)",
+        ),
+        (
+            Known(has=EVERYTHING.has, takes=lambda flag, value: value != "marlin" or not flag),
+            "vLLM 0.33.0 does not take --moe-backend marlin (nvfp4-moe)",
+        ),
+    ],
+)
+def test_what_a_release_does_not_know_is_never_passed_on(known, what):
+    request = Request(model="a/b", vllm="0.33.0", quantization="nvfp4")
+    with pytest.raises(DriftError) as caught:
+        serve_args(request, load_flag_rules(), known)
+    assert caught.value.what == what
+
+
+# What is told
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"model": "some/model"}, "whether it fits was not checked"),
+        ({"host": "0.0.0.0"}, "everybody who reaches 0.0.0.0 can use the model"),
+        ({"host": "::"}, "everybody who reaches :: can use the model"),
+        ({"host": "8.8.8.8"}, "everybody who reaches 8.8.8.8 can use the model"),
+        ({"model": "meta-llama/Llama-3.1-8B-Instruct"}, "and HF_TOKEN"),
+        ({"model": "Qwen/Qwen3.6-27B-FP8"}, "must hold VLLM_USE_DEEP_GEMM=0"),
+        ({"model": "Qwen/Qwen3-Coder-Next-FP8"}, "it fits one Spark, and is meant for 2"),
+        ({"model": "x/Qwen3.5-122B-A10B-NVFP4"}, "rests on one report (conselara)"),
+        ({"model": "x/GLM-5.3-Flash-NVFP4", **HEAD}, "served with forks of 0.27 and later"),
+        (
+            {"model": "Qwen/Qwen3-Coder-Next-FP8", "vllm": "0.19.1"},
+            "--load-format is left out: The package comes with vLLM from 0.20 on",
+        ),
+    ],
+)
+def test_notes(asked, told):
+    assert any(told in note for note in ask(**asked).notes)
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1", "192.168.100.10", "fd00::1", "spark.local"])
+def test_private_addresses_are_no_matter_for_a_note(host):
+    assert ask("openai/gpt-oss-20b", host=host).notes == (find("gpt-oss-20b").note,)
+
+
+def test_a_rule_is_turned_off():
+    served = ask(unwanted=frozenset({"sequences"}))
+    assert "--max-num-seqs" not in served.command
+    assert "sequences" in [rule.id for rule in served.off]
+
+
+def test_every_flag_has_a_reason_and_a_source():
+    for flag in ask("nvidia/Qwen3.6-35B-A3B-NVFP4", **HEAD).flags:
+        assert flag.reason
+        assert flag.source
+        assert flag.evidence
+
+
+# A real shell
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+SHOW = 'vllm() { printf "%s\\0" vllm "$@"; }\n'
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(TEXT.filter(bool), TEXT, TEXT), max_size=4), TEXT)
+def test_sh_reads_back_every_word(flags, model):
+    base = ask("openai/gpt-oss-20b")
+    listed = tuple(
+        Flag(flag=name, value=value, reason=why, source=why, origin="x", evidence="read")
+        for name, value, why in flags
+    )
+    served = replace(base, flags=listed, request=replace(base.request, model=model))
+    for text in (line(served), lines(served)):
+        done = subprocess.run(["sh", "-c", SHOW + text], capture_output=True, check=True)
+        assert done.stdout.decode().split("\0")[:-1] == list(served.command)
+        assert not done.stderr
+
+
+# The command
+
+
+def test_one_line_on_standard_output(cli):
+    done = cli("serve-args", "gpt-oss-20b", "--vllm", "0.25.1")
+    assert done.stdout == (
+        "vllm serve openai/gpt-oss-20b --host 127.0.0.1 --port 8000 --gpu-memory-utilization 0.50 "
+        "--max-num-seqs 8 --max-num-batched-tokens 8192 --max-model-len 131072 "
+        "--reasoning-parser openai_gptoss --tool-call-parser openai --enable-auto-tool-choice\n"
+    )
+    assert done.stderr == "note Small: two Sparks gain nothing.\n"
+
+
+def test_explained(cli):
+    done = cli("serve-args", "a/b", "--vllm", "0.17.1", "--explain", "--quantization", "nvfp4")
+    rows = {row.split()[1]: row for row in done.stdout.splitlines()}
+    assert rows["--moe-backend"].startswith("✓")
+    assert "Marlin reads FP4" in rows["--moe-backend"]
+    assert rows["--swap-space"].startswith("-")
+    assert "there is nowhere to swap to" in rows["--swap-space"]
+    assert rows["--enforce-eager"].startswith("-")
+    assert "14 of 30" in done.stderr
+
+
+def test_json(cli):
+    done = cli("serve-args", "Qwen3.6-27B-FP8", "--vllm", "0.25.1", "--json")
+    found = json.loads(done.stdout)
+    assert found["command"][:3] == ["vllm", "serve", "Qwen/Qwen3.6-27B-FP8"]
+    assert found["variables"] == {"VLLM_USE_DEEP_GEMM": "0"}
+    assert [each["flag"] for each in found["flags"]][:2] == ["--host", "--port"]
+    assert "--enforce-eager" in [each["flag"] for each in found["left_out"]]
+
+
+def test_the_list(cli):
+    rows = cli("serve-args", "--list").stdout.splitlines()
+    assert len(rows) == 31
+    assert rows[1].split()[:5] == ["openai/gpt-oss-120b", "mxfp4", "61", "1", "0.80"]
+
+
+@pytest.fixture
+def head_env(tmp_path):
+    """A head's env file, as `patchkit env` writes its first line."""
+    place = tmp_path / "head.env"
+    facts = "role=head topology=socket executor=mp vllm=0.25.1 nodes=3 head=192.168.100.10"
+    place.write_text(sealed(f"# patchkit env: {facts} digest={BLANK}\n"))
+    return place
+
+
+def test_goes_with_an_env_file(cli, head_env):
+    done = cli("serve-args", "a/b", "--from", head_env)
+    assert done.stdout.startswith(
+        "vllm serve a/b --pipeline-parallel-size 3 --nnodes 3 --node-rank 0 "
+        "--master-addr 192.168.100.10 --master-port 29501 --host 192.168.100.10 --port 8000 "
+    )
+    worker = ("serve-args", "a/b", "--from", head_env, "--role", "worker")
+    assert "which of the 2 workers?" in cli(*worker, rc=2).stderr
+    done = cli(*worker, "--node-rank", "2")
+    assert "--node-rank 2 --master-addr 192.168.100.10" in done.stdout
+    assert "--headless" in done.stdout
+    assert "--host" not in done.stdout
+
+
+def test_another_release_than_the_env_file_is_for(cli, head_env):
+    done = cli("serve-args", "a/b", "--from", head_env, "--vllm", "0.33.0")
+    assert "note the env file is for vLLM 0.25.1, this is 0.33.0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rc", "what"),
+    [
+        ((), 2, "which model?"),
+        (("a/b",), 2, "for which vLLM?"),
+        (("a/b", "--vllm", "0.25.1", "--from", "nowhere.env"), 2, "nowhere.env: no such file"),
+        (
+            ("a/b", "--vllm", "0.25.1", "--from", "own.env"),
+            3,
+            "own.env: is no env file of patchkit",
+        ),
+        (("a/b", "--vllm", "0.25.1", "--preset", "magic"), 2, "no preset is called magic"),
+        (("gpt-oss-20b", "--vllm", "0.10.0"), 2, "takes vLLM 0.10.1 or newer"),
+        (("Qwen2.5-72B-Instruct", "--vllm", "0.25.1"), 9, "does not fit"),
+    ],
+)
+def test_refused(cli, tmp_path, arguments, rc, what):
+    (tmp_path / "own.env").write_text("A=b\n")
+    assert what in cli("serve-args", *arguments, rc=rc).stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "node", "options", "words"),
+    [
+        ("cable_port0", 0, "--role head", "--tensor-parallel-size 2"),
+        ("no_rdma", 0, "--role head --head-ip {address}", "--pipeline-parallel-size 2"),
+        ("thor", 1, "--role worker --head-ip {head}", "--tensor-parallel-size 1 --pipeline"),
+    ],
+)
+def test_the_place_in_the_cluster_is_probed(cli, tmp_path, machine, node, options, words):
+    root = hosts.build(tmp_path, machine, node=node)
+    host = probe(root, environment={})
+    address = next(
+        str(each.ip)
+        for netdev in host.netdevs
+        if netdev.kind == "ethernet" and netdev.up
+        for each in netdev.ipv4
+    )
+    filled = options.format(address=address, head=address.rpartition(".")[0] + ".250")
+    done = cli("serve-args", "a/b", "--vllm", "0.25.1", "--root", root, *filled.split())
+    assert words in done.stdout
+    assert f"--node-rank {node}" in done.stdout
+
+
+def test_no_preset(cli):
+    done = cli("serve-args", "openai/gpt-oss-20b", "--vllm", "0.33.0", "--preset", "none")
+    assert "--max-model-len" not in done.stdout
+
+
+def test_a_folder_is_weighed(cli, tmp_path):
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(200 * 2**30)  # takes no room on the disk
+    said = cli("serve-args", folder, "--vllm", "0.25.1", rc=9).stderr
+    assert "200 GiB of weights per node, and there is room for 92" in said

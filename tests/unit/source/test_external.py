@@ -1,0 +1,258 @@
+"""What CMake files fetch, and that no form of fetching passes unnoticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from patchkit.edit.cmake import Branch
+from patchkit.errors import DriftError, UsageError
+from patchkit.source.external import External, externals, for_cuda
+from patchkit.target import targets
+from patchkit.wheel.vllm.build_recipe import by_option, known_externals, wanted
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+DECLARED = """\
+if(DEFINED ENV{FOO_SRC_DIR})
+  set(FOO_SRC_DIR $ENV{FOO_SRC_DIR})
+endif()
+if(FOO_SRC_DIR)
+  FetchContent_Declare(foo SOURCE_DIR ${FOO_SRC_DIR})
+else()
+  set(FOO_TAG v1.2)
+  FetchContent_Declare(
+    foo
+    GIT_REPOSITORY https://example.org/foo.git # a comment
+    GIT_TAG ${FOO_TAG}
+    GIT_SUBMODULES "third-party/a" b
+    SOURCE_SUBDIR python/foo
+  )
+endif()
+FetchContent_MakeAvailable(foo)
+"""
+FOO = External(
+    name="foo",
+    variable="FOO_SRC_DIR",
+    url="https://example.org/foo",
+    pin="v1.2",
+    submodules=("third-party/a", "b"),
+    subdir="python/foo",
+    path="CMakeLists.txt",
+    line=8,
+)
+
+
+@pytest.fixture
+def found(make_tree):
+    """The sources of a CMakeLists.txt, and of files beside it."""
+
+    def find(text, **files):
+        named = {f"cmake/{name}.cmake": content for name, content in files.items()}
+        return externals(make_tree("0.25.1", {"CMakeLists.txt": text, **named}))
+
+    return find
+
+
+def test_a_declared_source_is_read_whole(found):
+    assert found(DECLARED) == (FOO,)
+
+
+@pytest.mark.parametrize(
+    "include", ["include(cmake/foo.cmake)", "include(${CMAKE_CURRENT_LIST_DIR}/cmake/foo.cmake)"]
+)
+def test_included_files_count(found, include):
+    (only,) = found(f"include(FetchContent)\n{include}\n", foo=DECLARED)
+    assert (only.where, only.variable) == ("cmake/foo.cmake:8", "FOO_SRC_DIR")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        'VLLM_TARGET_DEVICE STREQUAL "cpu"',
+        'VLLM_GPU_LANG STREQUAL "HIP"',
+        'NOT VLLM_TARGET_DEVICE STREQUAL "cuda" AND NOT VLLM_TARGET_DEVICE STREQUAL "rocm"',
+        'FOO AND VLLM_TARGET_DEVICE STREQUAL "xpu"',
+    ],
+)
+def test_branches_for_other_devices_do_not_count(found, condition):
+    assert found(f"if({condition})\n{DECLARED}endif()\n") == ()
+    reverse = f"if({condition})\nelse()\n{DECLARED}endif()\n"
+    assert [each.name for each in found(reverse)] == ["foo"]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        'VLLM_GPU_LANG STREQUAL "CUDA" OR VLLM_GPU_LANG STREQUAL "HIP"',
+        "FOO OR BAR",
+        '( VLLM_GPU_LANG STREQUAL "HIP" OR BAR )',
+        "CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0",
+    ],
+)
+def test_branches_that_may_be_taken_count(found, condition):
+    assert len(found(f"if({condition})\n{DECLARED}endif()\n")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("FetchContent_Declare(x URL https://example.org/x.tgz)", "1: x is not fetched with git"),
+        ("FetchContent_Declare(x)\nFetchContent_Declare(x FIND_PACKAGE_ARGS)", "2: x is not"),
+        ("FetchContent_Populate(x SOURCE_DIR x SVN_REPOSITORY y)", "x is not fetched with git"),
+        (
+            f"FetchContent_Declare(x GIT_REPOSITORY y GIT_TAG {COMMIT})",
+            "no variable names a folder",
+        ),
+        ("ExternalProject_Add(x URL y)", "externalproject_add fetches something in an unknown way"),
+        ("CPMAddPackage(x)", "cpmaddpackage fetches"),
+        ("file(DOWNLOAD https://example.org x)", "file fetches"),
+        ("execute_process(COMMAND git clone https://example.org/x)", "execute_process fetches"),
+        (
+            "execute_process(COMMAND /usr/bin/curl -O https://example.org)",
+            "execute_process fetches",
+        ),
+        ("execute_process(COMMAND ${PYTHON} -m pip install x)", "execute_process fetches"),
+        ("add_custom_command(OUTPUT x COMMAND wget y)", "add_custom_command fetches"),
+        (DECLARED.replace("GIT_TAG ${FOO_TAG}", ""), "8: foo has no GIT_TAG"),
+        (DECLARED.replace("set(FOO_TAG v1.2)", ""), "GIT_TAG is not set to one text"),
+        (DECLARED.replace("set(FOO_TAG v1.2)", "set(FOO_TAG a)\nset(FOO_TAG b)"), "one text"),
+        (DECLARED.replace("$ENV{FOO_SRC_DIR}", "elsewhere"), "no variable names a folder"),
+        (DECLARED + DECLARED, "24: foo is fetched twice"),
+        ("include(${SOMEWHERE}/x.cmake)", "leads to no file"),
+        ("add_subdirectory(csrc)", "add_subdirectory(csrc/CMakeLists.txt) leads to no file"),
+    ],
+)
+def test_what_is_not_understood_is_an_error(found, text, says):
+    with pytest.raises(DriftError) as caught:
+        found(text)
+    assert says in caught.value.what
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "execute_process(COMMAND git rev-parse HEAD)",
+        "FetchContent_Populate(x)",
+        "file(READ x y)",
+        "add_custom_target(fetch-nothing)",
+    ],
+)
+def test_what_fetches_nothing_is_none(found, text):
+    assert found(text) == ()
+
+
+# What is known about them
+
+
+def released(of, **change):
+    """A source as the newest known release fetches it."""
+    known = next(each for each in known_externals() if each.name == of)
+    pin = known.pins[-1]
+    fields = {
+        "name": of,
+        "variable": "X_SRC_DIR",
+        "url": pin.url,
+        "pin": pin.pin,
+        "submodules": None,
+        "subdir": "",
+        "path": "CMakeLists.txt",
+        "line": 1,
+    }
+    return External(**{**fields, **change})
+
+
+def test_a_tag_is_looked_up_and_a_commit_stands_for_itself():
+    tag, commit = wanted(
+        (released("cutlass"), released("qutlass")), Version("0.33.0"), release=True
+    )
+    assert tag.commit == "cb4247394dd82148787aed73e5dc7cef33cbf862"
+    assert commit.commit == commit.external.pin
+
+
+@pytest.mark.parametrize(
+    ("external", "says"),
+    [
+        (released("cutlass", name="newcomer"), "fetches newcomer, which patchkit does not know"),
+        (released("cutlass", pin="v4.7.2"), "at v4.7.2 instead of"),
+        (released("qutlass", pin=COMMIT), f"at {COMMIT} instead of"),
+        (released("qutlass", url="https://example.org/q"), "fetches https://example.org/q at"),
+    ],
+)
+def test_a_release_that_fetches_something_else_is_an_error(external, says):
+    with pytest.raises(DriftError, match=says):
+        wanted((external,), Version("0.33.0"), release=True)
+
+
+def test_a_tree_that_is_no_release_may_pin_another_commit():
+    (one,) = wanted((released("qutlass", pin=COMMIT),), Version("0.34.0"), release=False)
+    assert one.commit == COMMIT
+    (tag,) = wanted((released("cutlass", pin="v9"),), Version("0.34.0"), release=False)
+    assert tag.commit == ""
+
+
+def test_options_are_unique_and_every_cost_has_a_source():
+    options = [each.option for each in known_externals()]
+    assert len(set(options)) == len(options)
+    for each in known_externals():
+        assert bool(each.file) == bool(each.cost) == bool(each.targets) == bool(each.source)
+        assert all(pin.vouched for pin in each.pins if pin.commit)
+        assert list(each.pins) == sorted(each.pins, key=lambda pin: pin.since)
+    with pytest.raises(UsageError, match="no source is called 'cutlas'"):
+        by_option(["cutlas"])
+
+
+@pytest.mark.parametrize(
+    ("option", "target", "says"),
+    [
+        ("flashmla", "gb10", "flashmla: nothing on gb10, for which it has no code"),
+        ("flashmla", "h200", "flashmla: MLA models fall to other backends"),
+        ("flash-attn", "gb10", "flash-attn: attention falls to FlashInfer"),
+    ],
+)
+def test_what_it_costs_depends_on_the_device(option, target, says):
+    (known,) = by_option([option])
+    assert known.cost_on(targets()[target]).startswith(says)
+
+
+# Terms of a condition: CMake's words, and Python's with the unknown ones left open.
+TERMS = [
+    (("VLLM_GPU_LANG", "STREQUAL", "CUDA"), "True"),
+    (("VLLM_TARGET_DEVICE", "STREQUAL", "cpu"), "False"),
+    (("A",), "a"),
+    (("B", "VERSION_LESS", "9"), "b"),
+]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["AND", "OR"]), st.integers(0, 2), st.sampled_from(TERMS)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_branch_is_only_left_aside_if_no_cuda_build_takes_it(parts):
+    words, python = [], []
+    for joint, negations, (cmake, other) in parts:
+        words += [joint, *(["NOT"] * negations), *cmake]
+        python += [joint.lower(), *(["not"] * negations), other]
+    condition = tuple(words[1:])
+    results = {
+        eval(" ".join(python[1:]), {"a": a, "b": b}) for a in (True, False) for b in (True, False)
+    }
+    taken = for_cuda((Branch(condition, (), 0, 0),))
+    passed = for_cuda((Branch((), (condition,), 0, 0),))
+    assert taken or True not in results
+    assert passed or False not in results
+
+
+def test_the_page_tells_every_option_and_its_cost():
+    page = (Path(__file__).parents[3] / "docs/build-vllm.md").read_text("utf-8")
+    for each in known_externals():
+        code = ", ".join(f"{major}.x" for major in each.majors) or "all"
+        what = f"| `{each.option}` | {each.title} | {each.pins[0].since} | {code} |"
+        assert f"{what} {each.cost or 'cannot be left out'} |" in page

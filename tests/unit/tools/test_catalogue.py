@@ -1,0 +1,75 @@
+"""The catalogue in docs/, and the table that it and `patchkit fixes --json` are made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchkit.cli.patch.fixes import command
+from patchkit.patching.catalogue import catalogue, folder, matrix
+from patchkit.patching.markdown import table
+from patchkit.patching.recipe import load_recipe, load_recipes
+from patchkit.patching.support import Level, load_support
+
+RECIPE = load_recipe()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = {
+    name: text
+    for recipe in load_recipes()
+    for name, text in catalogue(recipe, load_support(recipe.project)).items()
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_recipe_says(name):
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name], "run tools/regenerate.py"
+
+
+def test_there_is_no_page_without_a_fix():
+    homes = [folder(recipe.project) for recipe in load_recipes()]
+    there = {f"{home}/{path.name}" for home in homes for path in (DOCS / home).iterdir()}
+    assert there == {name for name in PAGES if "/" in name}
+
+
+@pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
+def test_the_table_agrees_with_what_the_fix_says_it_is_for(fix):
+    """Plans of untouched releases, made by tools/regenerate.py, beside the fix's own ranges."""
+    needed = {Level.REQUIRED, Level.RECOMMENDED, Level.OPTIONAL}
+    for arch, row in load_support()[fix.id].items():
+        assert list(row) == [str(version) for version in RECIPE.supported]
+        for version in RECIPE.supported:
+            need = fix.need(version, arch) if arch in fix.arches else None
+            level = row[str(version)]
+            assert (level in needed) == (need is not None)
+            assert need is None or level.value == need.severity.value
+
+
+def test_fixes_json_has_the_matrix():
+    shown = json.loads(CliRunner().invoke(command, ["--json"]).stdout)
+    by_project = {
+        project: {fix["id"]: fix["releases"] for fix in shown if fix["project"] == project}
+        for project in ("vllm", "nccl")
+    }
+    assert by_project["nccl"] == {fix.id: {} for fix in load_recipe("nccl").fixes}
+    assert by_project["vllm"] == {
+        fix: {mode: {r: level.value for r, level in row.items()} for mode, row in modes.items()}
+        for fix, modes in load_support().items()
+    }
+    (one,) = {
+        tuple(fix["releases"]["native"])
+        for fix in json.loads(CliRunner().invoke(command, ["--version", "0.24.0", "--json"]).stdout)
+    }
+    assert one == ("0.24.0",)
+
+
+def test_neighbours_that_agree_share_a_column():
+    header = next(line for line in matrix(RECIPE, load_support()).splitlines() if "| fix |" in line)
+    assert "| 0.17.0-0.19.1 |" in header
+    assert "| 0.24.0 |" in header
+
+
+def test_a_bar_in_a_cell_does_not_end_it():
+    assert table(["a"], [["x | y"]]) == "| a |\n| --- |\n| x \\| y |\n"

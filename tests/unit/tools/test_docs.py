@@ -1,0 +1,40 @@
+"""What people wrote by hand: links that lead somewhere, and the facts that a recipe may change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from patchkit.source.releases import load_facts
+
+ROOT = Path(__file__).parents[3]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
+HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    titles = HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    for link in LINK.finditer(page.read_text(encoding="utf-8")):
+        place = page.parent / link["path"] if link["path"] else page
+        assert place.exists(), link[0]
+        assert not link["anchor"] or link["anchor"] in anchors(place), link[0]
+
+
+def test_the_pages_about_nccl_say_what_the_recipe_says():
+    facts = load_facts()
+    series = [each for each, version in facts.torch.items() if version == facts.default]
+    for name in ("README.md", "docs/nccl.md"):
+        assert f"nvidia_nccl_cu13-{facts.default}+gb10" in (ROOT / name).read_text("utf-8")
+    text = " ".join((ROOT / "docs/nccl.md").read_text("utf-8").split())
+    assert f"else {facts.default}, which torch {' and '.join(series)} pin" in text
+    (named,) = re.findall(r"`--version ([\d.]+)`, or nothing", text)
+    assert [str(each.version) for each in facts.releases if each.debian] == [named]

@@ -1,0 +1,122 @@
+"""A toolkit out of a compiler and the libraries beside torch."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from patchkit.elf import read_library
+from patchkit.errors import HostError
+from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES, full_toolkit
+from patchkit.wheel.build.toolchain import Toolchain
+from support.needed import need
+
+CUDA_H = """\
+#define cuMemAlloc cuMemAlloc_v2
+CUresult CUDAAPI cuMemAlloc(CUdeviceptr *dptr, size_t bytesize);
+CUresult CUDAAPI cuInit(unsigned int Flags);
+typedef struct CUctx_st *CUcontext; /* cuThing is a word */
+"""
+
+
+@pytest.fixture
+def halves(tmp_path):
+    """A locked compiler, and an environment with torch's libraries, ``without`` some of it."""
+
+    def make(without=(), locked=True):
+        cuda = tmp_path / "locked"
+        files = {"bin/nvcc": "", "nvvm/bin/cicc": "", "lib/libcudart.so.13": "compiler's"}
+        files |= {"include/cuda.h": CUDA_H, "include/cuda_runtime.h": "compiler's"}
+        site = tmp_path / "env/lib/python3.12/site-packages/nvidia/cu13"
+        beside = {f"lib/lib{name}.so.13": "torch's" for name in LIBRARIES}
+        beside |= {f"include/{name}": "torch's" for name in HEADERS}
+        for root, some in ((cuda, files), (site, beside)):
+            for path, text in some.items():
+                if path not in without:
+                    (root / path).parent.mkdir(parents=True, exist_ok=True)
+                    (root / path).write_text(text)
+        toolchain = Toolchain(
+            machine=platform.machine(), nvcc=cuda / "bin/nvcc", cuda="13.0.88",
+            cxx=Path(shutil.which("g++") or "/none"), compiler="g++", include=cuda / "include",
+            lib=cuda / "lib", locked=locked,
+        )  # fmt: skip
+        return toolchain, tmp_path / "env", tmp_path / "work/cuda"
+
+    return make
+
+
+def test_both_halves_are_there_and_the_compilers_half_counts(halves):
+    need("g++")
+    toolchain, environment, dest = halves()
+    made = full_toolkit(toolchain, environment, dest)
+    assert (made.nvcc, made.include, made.lib) == (
+        dest / "bin/nvcc", dest / "include", dest / "lib",
+    )  # fmt: skip
+    assert (dest / "lib64/libcudart.so").read_text() == "compiler's"
+    assert (dest / "lib/libcublas.so").read_text() == "torch's"
+    assert (dest / "include/cuda_runtime.h").read_text() == "compiler's"
+    assert (dest / "nvvm/bin/cicc").is_file()
+    # Again, over what is there.
+    assert full_toolkit(toolchain, environment, dest) == made
+
+
+def test_code_that_calls_the_driver_links(halves, tmp_path):
+    need("g++")
+    toolchain, environment, dest = halves()
+    full_toolkit(toolchain, environment, dest)
+    source = tmp_path / "x.c"
+    source.write_text(
+        "int cuInit(unsigned); int cuMemAlloc_v2(); int f(){return cuInit(0)+cuMemAlloc_v2();}"
+    )
+    out = tmp_path / "x.so"
+    stubs = dest / "lib/stubs"
+    command = [str(toolchain.cxx), "-x", "c", "-shared", "-fPIC", str(source), "-o", str(out)]
+    subprocess.run([*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], check=True)
+    assert "libcuda.so.1" in read_library(out).needed
+    source.write_text("int cuThing(); int f(){return cuThing();}")
+    unknown = subprocess.run(
+        [*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], capture_output=True, text=True
+    )
+    assert "undefined reference to `cuThing'" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("without", "says"),
+    [
+        (["lib/libcusparse.so.13"], "not a whole CUDA toolkit: lib/libcusparse.so missing"),
+        (["include/cusolverDn.h"], "include/cusolverDn.h missing"),
+    ],
+)
+def test_what_is_missing_is_named(halves, without, says):
+    need("g++")
+    with pytest.raises(HostError, match=says):
+        full_toolkit(*halves(without))
+
+
+def test_torch_without_cuda_has_no_such_libraries(halves):
+    toolchain, environment, dest = halves()
+    shutil.rmtree(environment)
+    with pytest.raises(HostError, match="no NVIDIA libraries beside torch"):
+        full_toolkit(toolchain, environment, dest)
+    assert not dest.exists()
+
+
+def test_a_toolkit_of_the_machine_is_completed(halves):
+    need("g++")
+    toolchain, environment, dest = halves(locked=False)
+    assert full_toolkit(toolchain, environment, dest).include == dest / "include"
+    assert (dest / "lib/libcublas.so").read_text() == "torch's"
+    shutil.rmtree(environment)
+    with pytest.raises(HostError, match="not a whole CUDA toolkit"):
+        full_toolkit(toolchain, environment, dest)
+    root = toolchain.nvcc.parents[1]
+    for name in LIBRARIES:
+        (root / f"lib/lib{name}.so").write_text("own")
+    for name in HEADERS:
+        (root / "include" / name).write_text("")
+    full_toolkit(toolchain, environment, dest)
+    assert (dest / "lib/libcublas.so").read_text() == "own"

@@ -1,0 +1,50 @@
+"""As many jobs as cores and memory allow; no network inside a build."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from patchkit.wheel.build import jobs as module
+from patchkit.wheel.build.jobs import jobs_for
+from patchkit.wheel.build.network import can_cut_off, cut_off
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("cores", "free", "number", "decides"),
+    [
+        (20, 110, 20, "one a core"),
+        (20, 43, 10, "memory decides"),
+        (2, 8, 2, "one a core"),
+        (2, 3, 1, "memory decides"),
+        (1, 0, 1, "one a core"),
+    ],
+)
+def test_jobs(monkeypatch, tmp_path, cores, free, number, decides):
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {free * GIB >> 10} kB\n")
+    monkeypatch.setattr(module, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _process: set(range(cores)))
+    found = jobs_for(4 * GIB)
+    assert found.number == number
+    assert found.reason == f"{decides}: {cores} cores, 4 GiB a job, {free} available"
+
+
+def test_this_machine():
+    assert 1 <= jobs_for(GIB).number <= len(module.os.sched_getaffinity(0))
+
+
+def test_a_build_has_no_network():
+    if not can_cut_off():
+        pytest.skip("this machine lets nobody make network namespaces")
+    # Loopback alone is there, and it is down.
+    code = "import socket; print(sorted(name for _, name in socket.if_nameindex()))"
+    command = cut_off([sys.executable, "-c", code])
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['lo']"
+    code = "import socket; socket.create_connection(('127.0.0.1', 9), timeout=5)"
+    done = subprocess.run(cut_off([sys.executable, "-c", code]), capture_output=True, text=True)
+    assert "Network is unreachable" in done.stderr

@@ -1,0 +1,235 @@
+"""The folder where builds happen: private, held by one, gone on with or cleared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import patchkit
+from patchkit.errors import BusyError, StorageError
+from patchkit.wheel.build import work as module
+from patchkit.wheel.build.work import emptied, staging, work_folder
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """Where builds happen in these tests; not made yet."""
+    place = tmp_path / "work"
+    monkeypatch.setattr(module, "WORK", place)
+    return place
+
+
+@pytest.fixture
+def held(work):
+    """Enter the work folder with sources that say ``text``; what is then in it."""
+
+    def enter(text="1", facts="facts", *, fresh=False, free=0, leave=()):
+        with staging() as staged:
+            (staged / "source").mkdir()
+            (staged / "source/text").write_text(text)
+            with work_folder(
+                module.WORK / "nccl", [staged / "source"], facts, fresh=fresh, free=free
+            ) as root:
+                assert root == work / "nccl"
+                names = {
+                    str(path.relative_to(root)): path.read_text()
+                    for path in root.rglob("*")
+                    if path.is_file()
+                }
+                for name in leave:
+                    (root / name).parent.mkdir(exist_ok=True)
+                    (root / name).write_text("left")
+        return names
+
+    return enter
+
+
+NEW = {"source/text": "1", "facts.json": "facts"}
+LEFT = ("build/a.o", "log.txt")
+
+
+def test_a_first_build(held, work):
+    assert held() == NEW
+    assert [path.name for path in work.iterdir()] == ["nccl"]  # nothing staged is left
+
+
+def test_the_same_facts_are_gone_on_with(held):
+    held(leave=LEFT)
+    assert held(text="of the same facts") == {**NEW, **dict.fromkeys(LEFT, "left")}
+
+
+def test_other_facts_clear_it(held, work, tmp_path):
+    held(leave=LEFT)
+    (work / "nccl/link").symlink_to(tmp_path)
+    (tmp_path / "precious").write_text("kept")
+    assert held(text="2", facts="others") == {"source/text": "2", "facts.json": "others"}
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not (work / "nccl/link").is_symlink()
+
+
+def test_fresh_clears_it(held):
+    held(leave=LEFT)
+    assert held(text="2", fresh=True) == {**NEW, "source/text": "2"}
+
+
+def test_killed_while_it_was_cleared(held, work):
+    """Facts go first and come last: what is half cleared or half placed is not gone on with."""
+    held(leave=LEFT)
+    (work / "nccl/facts.json").unlink()
+    assert held(text="2") == {**NEW, "source/text": "2"}
+
+
+def test_two_at_once(held, work):
+    held()
+    with staging() as staged:
+        (staged / "source").mkdir()
+        with work_folder(module.WORK / "nccl", [staged / "source"], "facts", fresh=False, free=0):
+            with pytest.raises(BusyError) as busy:
+                held(fresh=True)
+            with work_folder(
+                module.WORK / "other", [staged / "source"], "facts", fresh=False, free=0
+            ):
+                pass
+    assert busy.value.exit_code == 6
+    assert held() == NEW
+
+
+def test_what_a_build_started_holds_the_folder_too(held, work):
+    """patchkit alone was killed: nobody builds beside what it has started."""
+    with staging() as staged:
+        (staged / "source").mkdir()
+        with work_folder(module.WORK / "nccl", [staged / "source"], "facts", fresh=False, free=0):
+            command = [sys.executable, "-c", "input()"]
+            left = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
+    with pytest.raises(BusyError):
+        held()
+    left.communicate(b"\n")
+    held()
+
+
+def test_a_full_disk(held, work):
+    with pytest.raises(StorageError, match=r"nccl: less than 1048576 GiB free") as full:
+        held(free=1 << 50)
+    assert full.value.hint
+    assert held() == NEW
+
+
+def test_an_error_of_the_disk_is_said_of_this_folder(work, small_disk):
+    disk = small_disk("size=64k,mode=755")
+    module.WORK = disk
+    with (
+        pytest.raises(StorageError, match=rf"{disk}.*: No space left on device; the build is not"),
+        staging() as staged,
+    ):
+        (staged / "file").write_bytes(bytes(1 << 20))
+    assert list(disk.iterdir()) == []
+
+
+def test_what_was_staged_days_ago_goes(work):
+    for name, days in ((".staged-old", 2), (".staged-new", 0), ("nccl", 2)):
+        (work / name / "source").mkdir(parents=True)
+        then = time.time() - days * 86400
+        os.utime(work / name, (then, then))
+    with staging() as staged:
+        there = {path.name for path in work.iterdir()}
+    assert there == {".staged-new", "nccl", staged.name}
+
+
+def test_several_clear_the_stale_at_once(work):
+    """Each runs into what another one has just removed."""
+    for number in range(60):
+        (work / f".staged-{number}").mkdir(parents=True)
+        os.utime(work / f".staged-{number}", (0, 0))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from patchkit.wheel.build import work\n"
+        "work.WORK = Path(sys.argv[1])\n"
+        "input()\n"
+        "with work.staging(): pass\n"
+    )
+    how = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    how["env"] = {**os.environ, "PYTHONPATH": str(Path(patchkit.__file__).parents[1])}
+    running = [subprocess.Popen([sys.executable, "-c", code, work], **how) for _ in range(3)]
+    for process in running:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert [process.communicate()[1] for process in running] == [b""] * 3
+    assert list(work.iterdir()) == []
+
+
+# Others must not be able to put anything there
+
+
+def shared(place, _tmp_path):
+    place.mkdir(mode=0o700)
+    place.chmod(0o775)
+
+
+def open_to_all(place, _tmp_path):
+    place.mkdir()
+    place.chmod(0o1777)
+
+
+def linked(place, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    place.symlink_to(tmp_path / "elsewhere")
+
+
+def dangling(place, tmp_path):
+    place.symlink_to(tmp_path / "nowhere")
+
+
+def file(place, _tmp_path):
+    place.write_text("")
+
+
+def somebodys(place, _tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    place.mkdir()
+    os.chown(place, 12345, 12345)
+
+
+@pytest.mark.parametrize("spoil", [shared, open_to_all, linked, dangling, file, somebodys])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_folder_that_is_not_ours_alone(held, work, tmp_path, spoil, inner):
+    if inner:
+        work.mkdir()
+    place = work / "nccl" if inner else work
+    spoil(place, tmp_path)
+    before = place.lstat().st_mode
+    with pytest.raises(StorageError, match=str(place)):
+        held()
+    assert place.lstat().st_mode == before
+    elsewhere = tmp_path / "elsewhere"
+    assert not elsewhere.exists() or list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
+def test_it_is_private_under_any_umask(held, work, mask):
+    old = os.umask(mask)
+    try:
+        held()
+        held()
+    finally:
+        os.umask(old)
+    assert (work.stat().st_mode | (work / "nccl").stat().st_mode) & 0o022 == 0
+
+
+def test_a_folder_that_cannot_be_made(held, work, tmp_path):
+    work.parent.joinpath("work").write_text("")
+    with pytest.raises(StorageError, match=f"cannot make {work}: File exists"):
+        held()
+
+
+def test_emptied(tmp_path):
+    place = tmp_path / "out"
+    for _ in range(2):
+        assert list(emptied(place).iterdir()) == []
+        (place / "folder").mkdir()
+        (place / "folder/file").write_text("")

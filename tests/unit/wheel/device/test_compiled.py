@@ -1,0 +1,115 @@
+"""A library holds what its sources were compiled to, or the build says what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import BuildError, ProofError
+from patchkit.target import Load, parse_arch, targets
+from patchkit.wheel.device.compiled import compiled_sources, prove_compiled
+from patchkit.wheel.device.inspect import inspect
+
+LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
+GB10 = targets()["gb10"]
+EXACT = "-gencode arch=compute_121a,code=sm_121a"
+BOTH = "-gencode arch=compute_89,code=sm_89 -gencode arch=compute_89,code=compute_89"
+
+
+@pytest.fixture
+def commands(tmp_path):
+    """What CMake would write for sources (file, library, flags); the folder it is in."""
+
+    def write(*sources):
+        entries = [
+            {
+                "file": f"/src/{file}",
+                "command": f"nvcc -O2 {flags} -x cu -c /src/{file} "
+                f"-o CMakeFiles/{library}.dir/{file}.o",
+            }
+            for file, library, flags in sources
+        ]
+        folder = tmp_path / "build" / "temp.linux"
+        folder.mkdir(parents=True)
+        (folder / "compile_commands.json").write_text(json.dumps(entries))
+        return tmp_path / "build"
+
+    return write
+
+
+def read(folder):
+    return compiled_sources(folder, Path("/src"))
+
+
+def test_sources_and_their_archs(commands):
+    found = read(commands(("csrc/a.cu", "_C", EXACT), ("b.cpp", "_C", ""), ("b.cu", "_M", BOTH)))
+    codes = {each.source: {(k, a.gencode) for k, a in each.codes} for each in found}
+    assert codes == {
+        "csrc/a.cu": {("sass", "121a")},
+        "b.cu": {("sass", "89"), ("ptx", "89")},
+    }
+    assert [each.library for each in found] == ["_C", "_M"]
+    assert [each.load(GB10) for each in found] == [Load.EXACT, Load.JIT]
+
+
+@pytest.mark.parametrize(
+    ("flags", "codes"),
+    [
+        ("-gencode=arch=compute_120f,code=[sm_120f,compute_120f]", {"sm_120f"}),
+        ("-gencode arch=compute_90a,code=sm_90a", {"sm_90a"}),
+        ("--generate-code=arch=compute_80,code=sm_80", {"sm_80"}),
+        ("", set()),
+    ],
+)
+def test_ways_to_write_an_arch(commands, flags, codes):
+    (found,) = read(commands(("a.cu", "_C", flags)))
+    assert {f"sm_{arch.gencode}" for kind, arch in found.codes if kind == "sass"} == codes
+
+
+def test_without_compile_commands(tmp_path):
+    with pytest.raises(BuildError, match=r"no compile_commands\.json"):
+        read(tmp_path)
+
+
+# gb10.so: one fat binary with sm_100f and two with sm_121.
+LINKED = [
+    ("always.cu", "gb10", "-gencode arch=compute_100f,code=sm_100f"),
+    ("one.cu", "gb10", "-gencode arch=compute_121,code=sm_121"),
+    ("two.cu", "gb10", "-gencode arch=compute_121,code=sm_121"),
+]
+
+
+def test_what_was_compiled_is_linked(commands):
+    binaries = inspect(LIBRARIES / "gb10.so")
+    (said,) = prove_compiled(read(commands(*LINKED)), binaries, GB10)
+    assert said == "gb10.so: 2 of 3 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
+
+
+def test_machine_code_with_ptx_beside_it(commands):
+    both = "-gencode arch=compute_120,code=[sm_120,compute_120] -gencode arch=compute_90,code=sm_90"
+    folder = commands(("a.cu", "stock", both), ("b.cu", "stock", both))
+    (said,) = prove_compiled(read(folder), inspect(LIBRARIES / "stock.so"), GB10)
+    assert said == "stock.so: 0 of 2 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("three.cu", "gb10", "-gencode arch=compute_121,code=sm_121"), "lacks 1 of 3"),
+        (("new.cu", "gb10", EXACT), "lacks 1 of 1 fat binaries with sm_121a, what new.cu"),
+        (("lost.cu", "other", EXACT), "other was compiled, and is not in the wheel"),
+    ],
+)
+def test_what_is_missing_is_told(commands, more, said):
+    with pytest.raises(ProofError) as failed:
+        prove_compiled(read(commands(*LINKED, more)), inspect(LIBRARIES / "gb10.so"), GB10)
+    assert said in failed.value.what
+
+
+def test_archs_are_compared_with_their_suffix(commands):
+    plain = [(file, library, flags.replace("100f", "100")) for file, library, flags in LINKED]
+    with pytest.raises(ProofError, match="with sm_100, what"):
+        prove_compiled(read(commands(*plain)), inspect(LIBRARIES / "gb10.so"), GB10)
+    assert parse_arch("10.0f") != parse_arch("10.0")

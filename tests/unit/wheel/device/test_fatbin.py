@@ -1,0 +1,177 @@
+"""Fat binaries: what their headers say, and that no bytes make the walker fail or run on."""
+
+from __future__ import annotations
+
+import io
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.elf import Section, parse_library
+from patchkit.errors import SourceError
+from patchkit.target import Arch
+from patchkit.wheel.device.fatbin import Entry, entries
+
+MAGIC = 0xBA55ED50
+PTX, SASS, LTO = 1, 2, 8
+LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
+
+
+def entry(kind=SASS, arch=121, flags=0x11, *, header=64, payload=8, size=None):
+    """An entry as nvcc writes it; ``size`` is what the header claims of the payload."""
+    claimed = payload if size is None else size
+    head = struct.pack("<HHIQ12xI8xQ", kind, 0x101, header, claimed, arch, flags)
+    return head + bytes(max(header, 64) - len(head)) + b"\xff" * payload
+
+
+def container(*parts, magic=MAGIC, version=1, header=16, size=None):
+    body = b"".join(parts)
+    claimed = len(body) if size is None else size
+    return struct.pack("<IHHQ", magic, version, header, claimed) + bytes(max(header - 16, 0)) + body
+
+
+def walk(data: bytes, *, before=24):
+    """The entries of a section that lies ``before`` bytes into a file, with more behind it."""
+    stream = io.BytesIO(b"\x11" * before + data + container(entry()))
+    return entries(stream, [Section(".nv_fatbin", before, len(data))], "lib.so")
+
+
+def test_an_empty_section_holds_nothing():
+    assert walk(b"") == ()
+    assert entries(io.BytesIO(), [], "lib.so") == ()
+
+
+def test_entries_are_read_in_order():
+    first = container(
+        entry(SASS, 121, 0x1100011, header=112, payload=40), entry(PTX, 120, 0x2011, header=80)
+    )
+    second = container(entry(LTO, 90, 0x8011, payload=0), header=24)
+    assert walk(first + bytes(200) + second + bytes(8)) == (
+        Entry("sass", Arch(12, 1, "a", False), "none", 152, 24),
+        Entry("ptx", Arch(12, 0, "", True), "lz4", 88, 24),
+        Entry("lto", Arch(9, 0, "", False), "zstd", 64, 24 + len(first) + 200),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "expected"),
+    [
+        (75, 0x11, Arch(7, 5, "", False)),
+        (90, 0x100011, Arch(9, 0, "a", False)),
+        (100, 0x1208011, Arch(10, 0, "f", False)),
+        (107, 0x1008011, Arch(10, 7, "", False)),
+        (121, 0x1000011, Arch(12, 1, "", False)),
+    ],
+)
+def test_the_arch_and_its_suffix(arch, flags, expected):
+    assert walk(container(entry(arch=arch, flags=flags)))[0].arch == expected
+
+
+def test_a_kind_that_nobody_knows_is_named_by_its_number():
+    assert walk(container(entry(16)))[0].kind == "kind 16"
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\x50", "a header is cut off"),
+        (container(entry())[:15], "a header is cut off"),
+        (container(entry(), magic=0xBA55ED51), "no fat binary"),
+        (container(entry(), version=2), "no fat binary"),
+        (container(entry(), header=15), "no fat binary"),
+        (container(size=8), "ends behind its section"),
+        (container(size=(1 << 64) - 16), "ends behind its section"),
+        (container(entry(), bytes(20)), "a header is cut off"),
+        (container(entry(header=0)), "does not fit"),
+        (container(entry(header=63)), "does not fit"),
+        (container(entry(size=9)), "does not fit"),
+        (container(entry(size=(1 << 64) - 1)), "does not fit"),
+        (container(entry(header=(1 << 32) - 1, payload=0)[:64]), "does not fit"),
+        (container(entry(arch=0)), "for the arch 0"),
+        (container(entry(arch=(1 << 32) - 1)), "for the arch 4294967295"),
+        (container(entry(flags=0x300011)), "for the arch 121af"),
+        (container(entry()) + bytes(4097) + container(entry()), "no fat binary"),
+        (container(entry()) + b"\0\0\0\1" + container(entry()), "no fat binary"),
+    ],
+)
+def test_what_is_no_row_of_fat_binaries_is_refused(data, says):
+    with pytest.raises(SourceError, match=says) as caught:
+        walk(data)
+    assert caught.value.what.startswith("lib.so cannot be read: .nv_fatbin at byte ")
+
+
+def test_more_entries_than_any_library_has_are_refused_soon():
+    data = container(entry(payload=0) * 260_000)
+    start = time.process_time()
+    with pytest.raises(SourceError, match="more than 250,000 pieces"):
+        walk(data)
+    assert time.process_time() - start < 10
+
+
+def test_sections_that_lie_over_each_other_do_not_multiply_the_work():
+    data = container(entry(payload=0) * 1000)
+    sections = [Section(".nv_fatbin", 0, len(data))] * 60_000
+    with pytest.raises(SourceError, match="more than 250,000 pieces"):
+        entries(io.BytesIO(data), sections, "lib.so")
+
+
+@pytest.mark.parametrize("name", ["archs", "gb10", "stock", "modes"])
+def test_every_byte_of_a_real_section_is_accounted_for(name):
+    stream = io.BytesIO((LIBRARIES / f"{name}.so").read_bytes())
+    sections = parse_library(stream, name).sections
+    for section in (s for s in sections if s.name in (".nv_fatbin", "__nv_relfatbin")):
+        found = entries(stream, [section], name)
+        known = sum(each.size for each in found) + 16 * len({each.container for each in found})
+        padding = section.size - known
+        assert 0 <= padding < 256 * len(found), section
+
+
+NUMBERS = st.one_of(st.integers(0, 200), st.sampled_from([1 << 31, (1 << 32) - 1]))
+ENTRIES = st.builds(
+    entry,
+    st.sampled_from([PTX, SASS, LTO, 16, 0]),
+    st.one_of(st.sampled_from([75, 90, 120, 121]), NUMBERS),
+    st.integers(0, (1 << 64) - 1),
+    header=st.sampled_from([0, 16, 63, 64, 80, 120]),
+    payload=st.integers(0, 64),
+    size=st.one_of(st.none(), NUMBERS, st.just((1 << 64) - 1)),
+)
+CONTAINERS = st.builds(
+    container,
+    ENTRIES,
+    ENTRIES,
+    magic=st.sampled_from([MAGIC, MAGIC, 0]),
+    header=st.sampled_from([16, 16, 0, 24]),
+    size=st.one_of(st.none(), st.none(), NUMBERS, st.just((1 << 64) - 1)),
+)
+
+
+@settings(max_examples=500, deadline=2000)
+@given(st.lists(st.one_of(CONTAINERS, st.binary(max_size=100)), max_size=4), st.integers(0, 300))
+def test_any_bytes_are_read_or_refused(parts, cut):
+    data = b"".join(parts)
+    try:
+        found = walk(data[: len(data) - cut])
+    except SourceError:
+        return
+    assert sum(each.size for each in found) <= len(data)
+
+
+REAL = bytes(container(entry(header=112, payload=100), entry(PTX, 120, 0x2011))) * 2
+
+
+@settings(max_examples=500, deadline=2000)
+@given(st.lists(st.tuples(st.integers(0, len(REAL) - 1), st.integers(0, 255)), max_size=6))
+def test_flipped_bytes_are_read_or_refused(changes):
+    data = bytearray(REAL)
+    for place, value in changes:
+        data[place] = value
+    try:
+        found = walk(bytes(data))
+    except SourceError:
+        return
+    assert all(each.size >= 64 for each in found)

@@ -1,0 +1,431 @@
+"""What a library or a wheel holds, how it reaches a device, and when a build is exact.
+
+tests/data/libraries/make.sh says how the libraries were made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.elf import parse_library
+from patchkit.errors import PatchkitError, ProofError, SourceError, UsageError
+from patchkit.target import Arch, Load, load_ptx, parse_arch, targets
+from patchkit.wheel.device.inspect import (
+    LIVE,
+    RELOCATABLE,
+    always_built,
+    inspect,
+    prove_exact,
+    reach,
+)
+
+LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
+GB10, THOR, H200 = (targets()[name] for name in ("gb10", "thor", "h200"))
+WHEEL = "nvidia_nccl_cu13-2.29.7+gb10.1a2b3c-py3-none-manylinux_2_35_aarch64.whl"
+
+
+def only(name: str):
+    (binary,) = inspect(LIBRARIES / f"{name}.so")
+    return binary
+
+
+def codes(name: str, section: str = LIVE) -> dict[str, tuple[int, str]]:
+    found = [code for code in only(name).codes if code.section == section]
+    return {f"{code.name} {code.compression}": (code.count, code.kind) for code in found}
+
+
+def test_archs_and_kinds():
+    assert codes("archs") == {
+        "sm_100f zstd": (1, "sass"),
+        "sm_120 zstd": (1, "sass"),
+        "sm_120f zstd": (1, "sass"),
+        "sm_121 zstd": (1, "sass"),
+        "sm_121a zstd": (1, "sass"),
+        "compute_120 zstd": (1, "ptx"),
+        "compute_120f zstd": (1, "ptx"),
+    }
+    assert codes("archs", RELOCATABLE) == {}
+
+
+def test_live_code_and_what_it_was_linked_from():
+    assert codes("gb10") == {"sm_100f zstd": (1, "sass"), "sm_121 zstd": (2, "sass")}
+    assert codes("gb10", RELOCATABLE) == {"sm_121 zstd": (1, "sass")}
+
+
+def test_compressions_and_code_for_the_linker():
+    assert codes("modes") == {
+        "sm_121 none": (1, "sass"),
+        "sm_121 zstd": (1, "sass"),
+        "lto_121 zstd": (1, "lto"),
+        "compute_90 zstd": (1, "ptx"),
+        "compute_120 lz4": (1, "ptx"),
+    }
+
+
+def test_the_file_itself():
+    binary = only("gb10")
+    assert (binary.name, binary.size) == ("gb10.so", (LIBRARIES / "gb10.so").stat().st_size)
+    assert binary.sha256 == "901ce572ae8286e8de8cb328ee80e60caed3e00fe057428fd3808c1d9481575f"
+    assert binary.library.machine == "aarch64"
+
+
+@pytest.mark.parametrize(
+    ("kind", "arch", "expected"),
+    [
+        ("sass", "12.1", Load.EXACT),
+        ("sass", "12.1a", Load.EXACT),
+        ("sass", "12.1f", Load.EXACT),
+        ("sass", "12.0f", Load.FAMILY),
+        ("sass", "12.0", Load.COMPATIBLE),
+        ("sass", "12.0a", Load.NONE),
+        ("sass", "10.0f", Load.NONE),
+        ("ptx", "12.0+PTX", Load.JIT),
+        ("ptx", "12.1+PTX", Load.JIT),
+        ("ptx", "12.1a+PTX", Load.JIT),
+        ("ptx", "12.0f+PTX", Load.JIT),
+        ("ptx", "9.0+PTX", Load.JIT),
+        ("ptx", "12.0a+PTX", Load.NONE),
+        ("ptx", "10.0f+PTX", Load.NONE),
+        ("ptx", "13.0+PTX", Load.NONE),
+        ("lto", "12.1", Load.NONE),
+        ("kind 16", "12.1", Load.NONE),
+    ],
+)
+def test_how_an_entry_reaches_a_gb10(kind, arch, expected):
+    assert reach(kind, parse_arch(arch), GB10) is expected
+
+
+def test_ptx_for_a_family_stays_in_it():
+    family = parse_arch("10.0f+PTX")
+    assert [load_ptx(family, device) for device in ((10, 0), (10, 3), (11, 0), (9, 0))] == [
+        *(Load.JIT, Load.JIT, Load.NONE, Load.NONE)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "expected", "each"),
+    [
+        ("archs", GB10, Load.EXACT, {Load.EXACT: 2}),
+        ("archs", H200, Load.NONE, {Load.NONE: 2}),
+        ("gb10", GB10, Load.EXACT, {Load.EXACT: 2, Load.NONE: 1}),
+        ("gb10", THOR, Load.NONE, {Load.NONE: 3}),
+        ("stock", GB10, Load.COMPATIBLE, {Load.COMPATIBLE: 2, Load.NONE: 1}),
+        ("stock", H200, Load.EXACT, {Load.EXACT: 2, Load.NONE: 1}),
+        ("modes", GB10, Load.EXACT, {Load.EXACT: 2, Load.JIT: 1, Load.NONE: 1}),
+        ("modes", H200, Load.JIT, {Load.JIT: 1, Load.NONE: 3}),
+    ],
+)
+def test_how_a_library_reaches_a_device(name, target, expected, each):
+    binary = only(name)
+    assert (binary.load(target), binary.loads(target)) == (expected, each)
+
+
+def entry_places(data: bytes, section: str) -> list[int]:
+    """Where the entries of a section are, found without the code that is tested."""
+    found = parse_library(io.BytesIO(data), "gb10.so").sections
+    (place,) = (each for each in found if each.name == section)
+    position, end, places = place.offset, place.offset + place.size, []
+    while position < end:
+        if data[position : position + 4] != b"\x50\xed\x55\xba":
+            position += 8
+            continue
+        stop = position + 16 + struct.unpack_from("<Q", data, position + 8)[0]
+        position += 16
+        while position < stop:
+            places.append(position)
+            position += sum(struct.unpack_from("<IQ", data, position + 4))
+    return places
+
+
+def changed(tmp_path: Path, name: str, changes: dict[int, dict], section: str = LIVE):
+    """A library of which some entries claim to be something else."""
+    data = bytearray((LIBRARIES / f"{name}.so").read_bytes())
+    fields = {"kind": (0, "<H"), "arch": (28, "<I"), "flags": (40, "<Q")}
+    places = entry_places(bytes(data), section)
+    for number, change in changes.items():
+        for field, value in change.items():
+            offset, layout = fields[field]
+            struct.pack_into(layout, data, places[number] + offset, value)
+    path = tmp_path / f"{name}.so"
+    path.write_bytes(data)
+    (binary,) = inspect(path)
+    return binary
+
+
+def test_code_that_was_linked_is_linked_anew_only_from_all_of_its_parts(tmp_path):
+    # Live: sm_90, sm_120 and PTX, twice, and sm_100f; the one part has the same three.
+    old = {number: {"arch": 90, "kind": 2} for number in range(7)}
+    lost = changed(tmp_path, "stock", old)
+    assert lost.loads(GB10) == {Load.NONE: 3}
+    assert lost.linked_anew(GB10)
+    assert lost.load(GB10) is Load.JIT
+    assert not lost.linked_anew(H200)  # there is live code for it
+    part = replace(lost.relocatable[0], container=0)
+    assert part.arch == Arch(9, 0, "", False)
+    assert not replace(lost, relocatable=(*lost.relocatable, part)).linked_anew(GB10)
+    assert not replace(lost, relocatable=()).linked_anew(GB10)
+    assert not changed(tmp_path, "gb10", {n: {"arch": 90} for n in range(3)}).linked_anew(H200)
+
+
+def test_what_nccl_always_adds_is_data():
+    assert always_built() == {Arch(10, 0, "f", False)}
+
+
+def test_an_exact_build_is_proved():
+    prove_exact(only("gb10"), GB10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {0: {"flags": 0x1108011}},
+        {0: {"flags": 0x1208011}},
+        {0: {"flags": 0x1108011}, 1: {"flags": 0x1208011}},
+        {2: {"arch": 121, "flags": 0x1008011}},
+    ],
+    ids=["121a", "121f", "both", "nothing added"],
+)
+def test_each_suffix_of_the_target_is_exact(tmp_path, change):
+    prove_exact(changed(tmp_path, "gb10", change), GB10)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({0: {"arch": 120}}, ["1 live entries are sm_121, 1 are not: 1 sm_120 (the first at byte"]),
+        ({1: {"arch": 120, "flags": 0x1208011}}, ["1 sm_120f"]),
+        ({0: {"arch": 120}, 1: {"arch": 90}}, ["0 live entries", "1 sm_120, 1 sm_90"]),
+        ({2: {"flags": 0x1008011}}, ["1 are not: 1 sm_100 "]),
+        ({2: {"flags": 0x1108011}}, ["1 sm_100a"]),
+        ({2: {"arch": 103}}, ["1 sm_103f"]),
+        ({2: {"kind": 1}}, ["1 compute_100f"]),
+        ({0: {"kind": 1}}, ["1 live entries", "1 compute_121 "]),
+        ({0: {"kind": 8}}, ["1 lto_121"]),
+        ({0: {"kind": 64}}, ["1 kind 64_121"]),
+        ({n: {"arch": 100, "flags": 0x1208011} for n in (0, 1)}, ["0 live entries", "always add"]),
+    ],
+)
+def test_a_build_that_is_not_exact_names_what_offends(tmp_path, change, says):
+    with pytest.raises(ProofError) as caught:
+        prove_exact(changed(tmp_path, "gb10", change), GB10)
+    text = str(caught.value)
+    assert text.startswith("gb10.so is not exact for NVIDIA DGX Spark (GB10)")
+    assert not [words for words in says if words not in text], text
+    assert "NVCC_GENCODE=-gencode=arch=compute_121,code=sm_121" in text
+
+
+def test_a_stock_library_is_not_exact():
+    with pytest.raises(
+        ProofError, match=r"6 are not: 2 sm_90, 2 compute_120, 2 sm_120 \(the first"
+    ):
+        prove_exact(only("stock"), GB10)
+    # For an H200 sm_90 is right; its PTX stands beside it and does no harm, sm_120 does.
+    with pytest.raises(ProofError, match=r"2 live entries are sm_90, 2 are not: 2 sm_120 \("):
+        prove_exact(only("stock"), H200, cpu="aarch64")
+
+
+def test_code_that_nccl_adds_stands_alone(tmp_path):
+    # The whole library built for sm_100f beside sm_121 is not what NCCL's makefiles add.
+    mixed = {number: {"arch": 121, "kind": 2} for number in range(6)}
+    mixed[1] = {"arch": 100, "kind": 2, "flags": 0x1208011}
+    with pytest.raises(ProofError, match="1 are not: 1 sm_100f"):
+        prove_exact(changed(tmp_path, "stock", mixed), GB10)
+
+
+def test_a_build_for_another_cpu():
+    with pytest.raises(ProofError, match=r"gb10\.so is for aarch64, not for x86_64"):
+        prove_exact(only("gb10"), H200)
+    with pytest.raises(ProofError, match=r"archs\.so is for x86_64, not for aarch64"):
+        prove_exact(only("archs"), GB10)
+    with pytest.raises(ProofError, match=r"archs\.so is not exact"):
+        prove_exact(only("archs"), GB10, cpu="x86_64")
+
+
+def wheel(folder: Path, *members: tuple[str, bytes], name: str = WHEEL) -> Path:
+    path = folder / name
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for member, content in members:
+            bundle.writestr(member, content)
+    return path
+
+
+def data(name: str) -> bytes:
+    return (LIBRARIES / f"{name}.so").read_bytes()
+
+
+def test_every_library_of_a_wheel_is_inspected(tmp_path):
+    path = wheel(
+        tmp_path,
+        ("nvidia/nccl/lib/libnccl.so.2", data("gb10")),
+        ("nvidia/nccl/lib/not-named-so", data("stock")),
+        ("nvidia/nccl/lib/libnccl.so", b"INPUT(libnccl.so.2)\n"),
+        ("nvidia/nccl/include/nccl.h", b"\x7fELF is no library\n"),
+        ("nvidia/nccl/lib/device.cubin", data("gb10")[:18] + b"\xbe\0" + data("gb10")[20:]),
+        ("nvidia/nccl/lib/", b""),
+    )
+    binaries = inspect(path)
+    assert [binary.name for binary in binaries] == [
+        *("nvidia/nccl/lib/libnccl.so.2", "nvidia/nccl/lib/not-named-so")
+    ]
+    assert binaries[0].codes == only("gb10").codes
+    assert binaries[0].sha256 == only("gb10").sha256
+    prove_exact(binaries[0], GB10)
+
+
+@pytest.mark.parametrize(
+    ("platform", "fits"),
+    [
+        ("manylinux_2_35_aarch64", True),
+        ("linux_aarch64", True),
+        ("manylinux_2_17_aarch64.manylinux2014_aarch64", True),
+        ("manylinux_2_17_aarch64.manylinux_2_17_x86_64", True),
+        ("any", True),
+        ("manylinux_2_35_x86_64", False),
+        ("linux_x86_64", False),
+    ],
+)
+def test_the_cpu_in_the_name_of_a_wheel(tmp_path, platform, fits):
+    name = f"nvidia_nccl_cu13-2.29.7-py3-none-{platform}.whl"
+    path = wheel(tmp_path, ("nvidia/nccl/lib/libnccl.so.2", data("gb10")), name=name)
+    if fits:
+        assert inspect(path)[0].library.machine == "aarch64"
+    else:
+        with pytest.raises(SourceError, match=r"libnccl\.so\.2 is for aarch64") as caught:
+            inspect(path)
+        assert "name says x86_64" in caught.value.why
+
+
+def renamed(path: Path, old: str, new: str) -> Path:
+    """Names of one length, exchanged in the archive itself: zipfile would refuse to write some."""
+    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
+    return path
+
+
+def refused(path: Path, *words: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        inspect(path)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+def test_wheels_that_are_built_to_harm_are_refused(tmp_path):
+    library = ("a/lib.so", data("gb10"))
+    refused(renamed(wheel(tmp_path, library), "a/lib.so", "../ib.so"), "'../ib.so' leads out")
+    refused(renamed(wheel(tmp_path, library), "a/lib.so", "/alib.so"), "'/alib.so' leads out")
+    refused(renamed(wheel(tmp_path, library), "a/lib.so", "a\\lib.so"[:8]), "leads out")
+    twice = wheel(tmp_path, library, ("b/lib.so", data("stock")))
+    refused(renamed(twice, "b/lib.so", "a/lib.so"), "'a/lib.so' is there twice")
+
+
+def test_a_wheel_that_grows_without_end_is_refused(tmp_path):
+    bomb = data("gb10") + bytes(80 << 20)
+    path = wheel(tmp_path, ("lib.so", bomb))
+    assert path.stat().st_size < 200_000
+    refused(path, "'lib.so' makes it more than 100 times as large")
+
+
+def test_many_names_for_the_same_bytes_do_not_multiply_them(tmp_path):
+    """A zip whose members all lie over each other, as the known bombs do."""
+    content = data("gb10") + bytes(30 << 20)
+    path = wheel(tmp_path, ("lib0.so", content))
+    bundle = path.read_bytes()
+    start = bundle.rindex(b"PK\1\2")
+    end = bundle.rindex(b"PK\5\6")
+    record = bundle[start:end]
+    records = b"".join(record.replace(b"lib0.so", b"lib%d.so" % n) for n in range(9))
+    tail = bytearray(bundle[end:])
+    struct.pack_into("<HHI", tail, 8, 9, 9, len(records))
+    path.write_bytes(bundle[:start] + records + tail)
+    refused(path, "'lib1.so' has the same bytes as another one")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compression_that_no_wheel_has_is_refused(tmp_path, method):
+    path = tmp_path / WHEEL
+    with zipfile.ZipFile(path, "w", method) as bundle:
+        bundle.writestr("lib.so", data("gb10"))
+    refused(path, "'lib.so' is compressed as no wheel is")
+
+
+def test_a_wheel_that_is_none(tmp_path):
+    for content in (b"", b"PK", data("gb10")):
+        path = tmp_path / WHEEL
+        path.write_bytes(content)
+        refused(path, "cannot be read", "cut short or damaged")
+    refused(wheel(tmp_path, ("a.py", b"pass\n")), "holds no library")
+    refused(wheel(tmp_path, ("lib.so", data("gb10")), name="nccl.whl"), "not one of a wheel")
+
+
+def test_a_wheel_with_a_damaged_library(tmp_path):
+    refused(wheel(tmp_path, ("lib.so", data("gb10")[:-100])), f"{WHEEL}: lib.so cannot be read")
+    path = wheel(tmp_path, ("lib.so", data("gb10")))
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 0xFF
+    path.write_bytes(content)
+    refused(path, "cannot be read")
+
+
+def test_files_that_are_no_libraries(tmp_path):
+    for path, words in ((tmp_path / "none.so", "no such file"), (tmp_path, "is a directory")):
+        with pytest.raises(UsageError, match=words):
+            inspect(path)
+    text = tmp_path / "libc.so"
+    text.write_text("GROUP ( /lib/libc.so.6 )\n")
+    refused(text, "not an ELF file")
+    cubin = tmp_path / "k.cubin"
+    cubin.write_bytes(data("gb10")[:18] + b"\xbe\0" + data("gb10")[20:])
+    refused(cubin, "bare device code")
+
+
+LIBRARY = data("gb10")
+INSIDE = st.integers(0, len(LIBRARY) - 1)
+VALUES = st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
+# Headers are where damage tells; the rest is code.
+HEADERS = [
+    *range(64),
+    *range(int.from_bytes(LIBRARY[40:48], "little"), len(LIBRARY)),
+    *(place + byte for place in entry_places(LIBRARY, LIVE) for byte in range(-16, 64)),
+]
+CHANGES = st.lists(st.tuples(st.one_of(INSIDE, st.sampled_from(HEADERS)), VALUES), max_size=12)
+
+
+@settings(max_examples=400, deadline=5000)
+@given(CHANGES, st.one_of(st.just(len(LIBRARY)), INSIDE))
+def test_any_damage_is_read_or_refused(tmp_path_factory, changes, length):
+    content = bytearray(LIBRARY)
+    for place, value in changes:
+        content[place] = value
+    path = tmp_path_factory.getbasetemp() / "fuzzed.so"
+    path.write_bytes(content[:length])
+    with contextlib.suppress(PatchkitError):
+        (binary,) = inspect(path)
+        prove_exact(binary, GB10)
+
+
+PACKED = io.BytesIO()
+with zipfile.ZipFile(PACKED, "w", zipfile.ZIP_DEFLATED) as packed:
+    packed.writestr("a/lib.so", LIBRARY)
+    packed.writestr("a/__init__.py", "")
+ARCHIVE = PACKED.getvalue()
+ENDS = [*range(40), *range(len(ARCHIVE) - 180, len(ARCHIVE))]
+BYTES = st.one_of(st.integers(0, len(ARCHIVE) - 1), st.sampled_from(ENDS))
+
+
+@settings(max_examples=400, deadline=5000)
+@given(st.lists(st.tuples(BYTES, VALUES), max_size=8), st.integers(0, 200))
+def test_any_damage_of_a_wheel_is_read_or_refused(tmp_path_factory, changes, cut):
+    content = bytearray(ARCHIVE)
+    for place, value in changes:
+        content[place] = value
+    path = tmp_path_factory.getbasetemp() / WHEEL
+    path.write_bytes(content[: len(content) - cut] if cut > 100 else content)
+    with contextlib.suppress(PatchkitError):
+        inspect(path)

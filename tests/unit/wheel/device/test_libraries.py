@@ -1,0 +1,136 @@
+"""The table of vLLM's libraries, and what a library is on a device."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from patchkit.errors import ProofError
+from patchkit.patching.recipe import load_recipe
+from patchkit.target import Load, targets
+from patchkit.wheel.device.inspect import inspect
+from patchkit.wheel.device.libraries import (
+    Use,
+    cuda_major,
+    judge,
+    known_libraries,
+    require_loading,
+    torch_without_cuda,
+    ways_around,
+)
+from patchkit.wheel.device.lost_kernels import UNNAMED, lost_kernels
+from support.vllm_wheels import HOPPER, KERNELS, LOST, VERSION, vllm_wheel
+
+GB10, THOR, H200 = (targets()[name] for name in ("gb10", "thor", "h200"))
+
+
+def judged(folder, target, libraries=KERNELS):
+    wheel = vllm_wheel(folder, libraries=libraries)
+    return judge(wheel, inspect(wheel), target, Version(VERSION))
+
+
+def test_every_release_has_one_of_each_library_that_it_needs():
+    for version in load_recipe().supported:
+        names = [k.file for k in known_libraries() if k.covers(version) and k.required]
+        cores = {re.sub(r"_stable_libtorch|\.abi3\.so|vllm/", "", name) for name in names}
+        assert cores == {"_C", "_moe_C"}, version
+
+
+def test_the_table_is_whole():
+    for known in known_libraries():
+        assert known.code in ("embedded", "jit", "host")
+        assert known.gives
+        assert known.cost
+        assert not known.required or known.code == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("target", "use"),
+    [
+        (GB10, {"_C": Use.PARTLY, "_moe_C": Use.LOADS, "_vllm_fa3_C": Use.OTHER}),
+        (H200, {"_C": Use.LOADS, "_moe_C": Use.LOADS, "_vllm_fa3_C": Use.LOADS}),
+        (THOR, {"_C": Use.LOST, "_moe_C": Use.LOST, "_vllm_fa3_C": Use.OTHER}),
+    ],
+)
+def test_what_a_library_is(tmp_path, target, use):
+    found = {Path(each.name).name.partition(".")[0]: each.use for each in judged(tmp_path, target)}
+    assert {name: found[name] for name in use} == use
+
+
+def test_a_library_that_no_table_knows_is_said_to_be_unknown(tmp_path):
+    strange = judged(tmp_path, GB10, {**KERNELS, "vllm/_strange_C.abi3.so": HOPPER})
+    (found,) = (each for each in strange if each.name == "vllm/_strange_C.abi3.so")
+    assert (found.use, found.loads, found.fatal) == (Use.UNKNOWN, Counter({Load.NONE: 1}), False)
+
+
+def test_only_what_cannot_be_done_without_is_fatal(tmp_path):
+    kept = {"vllm/_C.abi3.so": LOST, "vllm/_C_stable_libtorch.abi3.so": HOPPER}
+    with pytest.raises(ProofError) as caught:
+        require_loading(judged(tmp_path, GB10, kept), GB10, Version(VERSION))
+    assert [line.split(":")[0].strip() for line in caught.value.what.splitlines()[1:]] == [
+        "vllm/_C_stable_libtorch.abi3.so",
+        "vllm/_moe_C.abi3.so",
+    ]
+    require_loading(judged(tmp_path, GB10), GB10, Version(VERSION))
+
+
+def test_lost_kernels_are_named_unless_they_are_compressed(tmp_path):
+    wheel = vllm_wheel(tmp_path)
+    groups = [(re.compile("blockwise"), "block")]
+    assert lost_kernels(wheel, ["vllm/_C.abi3.so"], GB10, groups) == {
+        "vllm/_C.abi3.so": {"block": 1, "others": 1}
+    }
+    assert lost_kernels(wheel, [], GB10, groups) == {}
+    hopper = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
+    assert lost_kernels(wheel, [hopper], GB10, groups) == {hopper: {}}
+
+
+def test_compressed_kernels_have_no_names(tmp_path):
+    """The flags of an entry say how it is compressed; those of sm_120a are set to zstd."""
+    data, zstd = bytearray(LOST), 0x8000
+    for position in _entries(data, 120, 0x100000):
+        flags = int.from_bytes(data[position + 40 : position + 48], "little") | zstd
+        data[position + 40 : position + 48] = flags.to_bytes(8, "little")
+    wheel = vllm_wheel(tmp_path, libraries={**KERNELS, "vllm/_C.abi3.so": bytes(data)})
+    found = lost_kernels(wheel, ["vllm/_C.abi3.so"], GB10, [])
+    assert found == {"vllm/_C.abi3.so": {UNNAMED: 1}}
+
+
+def _entries(data, arch, flag):
+    """Where the headers of entries for an arch with that flag are, found by their fields."""
+    for position in range(0, len(data) - 64, 8):
+        kind, version, number, flags = struct.unpack_from("<HH24xI8xQ", data, position)
+        if (kind, version, number) == (2, 0x101, arch) and flags & flag:
+            yield position
+
+
+def test_the_way_around_lost_kernels(tmp_path):
+    assert ways_around(judged(tmp_path, GB10)) == {
+        "fp8_block_triton": "CUTLASS GEMM of block-scaled FP8"
+    }
+    assert ways_around(judged(tmp_path, H200)) == {}
+    fixes = {fix.id for fix in load_recipe().fixes}
+    assert {"fp8_block_triton", "fp8_linear_torch", "nvfp4_linear_marlin"} <= fixes
+
+
+def test_cuda_that_libraries_are_linked_with(tmp_path):
+    assert cuda_major(inspect(vllm_wheel(tmp_path))) == "13"
+
+
+@pytest.mark.parametrize(
+    ("torch", "machine", "known"),
+    [
+        ("2.9.0", "aarch64", True),
+        ("2.10.0", "aarch64", True),
+        ("2.11.0", "aarch64", False),
+        ("2.10.0", "x86_64", False),
+        ("", "aarch64", False),
+    ],
+)
+def test_torch_without_cuda(torch, machine, known):
+    assert (torch_without_cuda(torch, machine) is not None) is known

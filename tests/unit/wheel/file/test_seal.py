@@ -1,0 +1,198 @@
+"""Equal contents are equal bytes, and the result is a wheel that pip takes."""
+
+from __future__ import annotations
+
+import random
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.errors import ProofError
+from patchkit.wheel.file.record import faults
+from patchkit.wheel.file.seal import record, seal
+
+NAME = "nvidia_nccl_cu13-2.29.7+gb10.abc123"
+HOME = f"{NAME}.dist-info"
+TAG = "py3-none-manylinux_2_35_aarch64"
+WHEEL = b"Wheel-Version: 1.0\nGenerator: scikit-build-core 1\nRoot-Is-Purelib: false\n"
+CONTENTS = {
+    f"{HOME}/METADATA": (
+        b"Metadata-Version: 2.4\nName: nvidia-nccl-cu13\nVersion: 2.29.7+gb10.abc123\n"
+    ),
+    f"{HOME}/WHEEL": WHEEL + b"Tag: py3-none-linux_aarch64\n\n",
+    f"{HOME}/RECORD": b"what the front end wrote\n",
+    f"{HOME}/patchkit.json": b"{}\n",
+    "nvidia/nccl/lib/libnccl.so.2": b"\x7fELF" + bytes(range(256)) * 40,
+    "nvidia/nccl/include/nccl.h": b"#define NCCL_MAJOR 2\n",
+    "nvidia/nccl/bin/tool": b"#!/bin/sh\n",
+    "zz/after.txt": b"",
+}
+PROGRAMS = {"nvidia/nccl/bin/tool"}
+
+
+def write_raw(folder, contents=CONTENTS, *, seed=None, folders=True):
+    """A wheel as some front end might write it; with a seed, in another way each time."""
+    rng, raw = random.Random(seed), Path(folder) / f"{NAME}-py3-none-linux_aarch64.whl"
+    names = list(contents)
+    rng.shuffle(names)
+    with zipfile.ZipFile(raw, "w") as bundle:
+        if folders:
+            bundle.mkdir("nvidia")
+        for name in names:
+            info = zipfile.ZipInfo(name, (rng.randint(1980, 2100), rng.randint(1, 12), 1, 0, 0, 2))
+            shared = rng.choice([0o000, 0o022, 0o055, 0o077])
+            mode = (0o700 if name in PROGRAMS else 0o600) | shared & (
+                0o077 if name in PROGRAMS else 0o066
+            )
+            info.external_attr = (stat.S_IFREG | mode) << 16 | rng.choice([0, 0x20])
+            info.create_system = 3
+            info.comment = rng.choice([b"", b"by somebody"])
+            info.compress_type = rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+            bundle.writestr(info, contents[name], compresslevel=rng.randint(0, 9))
+    return raw
+
+
+def sealed(folder, contents=CONTENTS, platform="manylinux_2_35_aarch64", **how):
+    place = Path(folder) / "sealed"
+    place.mkdir(exist_ok=True)
+    return seal(write_raw(folder, contents, **how), place, platform)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return sealed(tmp_path_factory.mktemp("one"), seed=0)
+
+
+@given(seed=st.integers(), folders=st.booleans())
+def test_equal_contents_are_equal_bytes(wheel, seed, folders):
+    with tempfile.TemporaryDirectory() as folder:
+        other = sealed(folder, seed=seed, folders=folders)
+        assert (other.name, other.read_bytes()) == (wheel.name, wheel.read_bytes())
+
+
+members = st.dictionaries(
+    st.text("abcXYZ09._-é ", min_size=1, max_size=6).filter(lambda name: name.strip(". ")),
+    st.binary(max_size=40),
+    max_size=5,
+)
+
+
+@given(members)
+def test_any_contents_make_a_right_record(files):
+    with tempfile.TemporaryDirectory() as folder:
+        own = {f"pkg/{name}": data for name, data in files.items()}
+        contents = {**{name: CONTENTS[name] for name in CONTENTS if HOME in name}, **own}
+        made = sealed(folder, contents)
+        assert list(faults(made)) == []
+        with zipfile.ZipFile(made) as bundle:
+            assert bundle.testzip() is None
+            assert {name: bundle.read(name) for name in own} == own
+
+
+def test_what_is_written(wheel):
+    assert wheel.name == f"{NAME}-{TAG}.whl"
+    assert list(faults(wheel)) == []
+    with zipfile.ZipFile(wheel) as bundle:
+        infos, names = bundle.infolist(), bundle.namelist()
+        said = bundle.read(f"{HOME}/WHEEL").decode().splitlines()
+    home = [name for name in names if name.startswith(HOME)]
+    assert names == sorted(set(names) - set(home)) + sorted(set(home) - {home[-1]}) + home[-1:]
+    assert home[-1] == f"{HOME}/RECORD"
+    assert "nvidia/" not in names
+    assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
+    assert {info.compress_type for info in infos} == {zipfile.ZIP_STORED}
+    modes = {info.filename: info.external_attr >> 16 for info in infos}
+    assert {name for name, mode in modes.items() if mode == stat.S_IFREG | 0o755} == PROGRAMS
+    assert set(modes.values()) == {stat.S_IFREG | 0o755, stat.S_IFREG | 0o644}
+    assert [line for line in said if line.startswith("Tag:")] == [f"Tag: {TAG}"]
+    assert [line.split()[1] for line in said if line.startswith("Generator:")] == ["patchkit"]
+    assert "Root-Is-Purelib: false" in said
+
+
+@pytest.mark.parametrize(
+    "end",
+    [b"", b"\n", b"\n\n", b"\nTag: py2-none-linux_aarch64", b"\nTag:py2-none-linux_aarch64\n"],
+)
+def test_the_tag_takes_the_place_of_every_other(tmp_path, end):
+    old = {**CONTENTS, f"{HOME}/WHEEL": WHEEL + b"Tag: py3-none-linux_aarch64" + end}
+    assert list(faults(sealed(tmp_path, old))) == []
+
+
+def test_sealed_twice(wheel, tmp_path):
+    again = seal(wheel, tmp_path, "manylinux_2_35_aarch64")
+    assert (again.name, again.read_bytes()) == (wheel.name, wheel.read_bytes())
+
+
+def test_another_byte_is_another_wheel(wheel, tmp_path):
+    changed = {**CONTENTS, "nvidia/nccl/include/nccl.h": b"#define NCCL_MAJOR 3\n"}
+    assert sealed(tmp_path, changed).read_bytes() != wheel.read_bytes()
+
+
+@pytest.mark.parametrize("absent", ["WHEEL", None])
+def test_without_wheel_metadata(tmp_path, absent):
+    keep = {name: data for name, data in CONTENTS.items() if name != f"{HOME}/{absent}"}
+    if absent is None:
+        keep = {name: data for name, data in CONTENTS.items() if HOME not in name}
+    with pytest.raises(ProofError, match=r"holds no .*/WHEEL\n  why:  the build did not finish"):
+        sealed(tmp_path, keep)
+    assert list((tmp_path / "sealed").iterdir()) == []
+
+
+def test_record_quotes_what_a_comma_would_part():
+    assert record({"a,b": b""}, "RECORD").decode() == (
+        '"a,b",sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\nRECORD,,\n'
+    )
+
+
+def test_pip_installs_it_and_takes_it_away(tmp_path):
+    made = sealed(tmp_path, platform="any")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    site = tmp_path / "site"
+    install = ["install", "--no-index", "--no-deps", "--target", site, made]
+    subprocess.run(list(map(str, [*pip, *install])), check=True, capture_output=True)
+    installed = {
+        str(path.relative_to(site)): path.read_bytes() for path in site.rglob("*") if path.is_file()
+    }
+    for name in set(CONTENTS) - {f"{HOME}/RECORD", f"{HOME}/WHEEL"}:
+        assert installed[name] == CONTENTS[name]
+    assert (site / "nvidia/nccl/bin/tool").stat().st_mode & 0o111
+    listed = subprocess.run(
+        [sys.executable, "-m", "zipfile", "--test", made], check=True, capture_output=True
+    )
+    assert b"Done testing" in listed.stdout
+
+
+def test_texts_are_added_and_recorded(tmp_path):
+    (tmp_path / "out").mkdir()
+    sealed = seal(write_raw(tmp_path), tmp_path / "out", TAG.rpartition("-")[2], {"sboms/a": "b"})
+    with zipfile.ZipFile(sealed) as bundle:
+        assert bundle.read(f"{HOME}/sboms/a") == b"b"
+    assert list(faults(sealed)) == []
+
+
+def test_licences_that_are_added_are_named(tmp_path):
+    """Where PEP 639 has them; what METADATA says besides stays as it is."""
+    described = {
+        **CONTENTS,
+        f"{HOME}/METADATA": CONTENTS[f"{HOME}/METADATA"] + b"\nText.\n\nMore.\n",
+    }
+    for contents in (CONTENTS, described):
+        added = {"licenses/b/LICENSE": "B", "licenses/a/NOTICE": "A", "x.json": "{}"}
+        raw = write_raw(tmp_path, contents)
+        wheel = seal(raw, tmp_path, "manylinux_2_35_aarch64", added)
+        with zipfile.ZipFile(wheel) as bundle:
+            metadata = bundle.read(f"{HOME}/METADATA").decode()
+            assert bundle.read(f"{HOME}/licenses/b/LICENSE") == b"B"
+        message = HeaderParser().parsestr(metadata)
+        assert message.get_all("License-File") == ["a/NOTICE", "b/LICENSE"]
+        assert message["Version"] == "2.29.7+gb10.abc123"
+        assert message.get_payload() == ("" if contents is CONTENTS else "Text.\n\nMore.\n")
+        assert not list(faults(wheel))

@@ -1,0 +1,198 @@
+"""The build environment: what a file of requirements may say, and what becomes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.errors import BuildError, HostError, SourceError, StorageError
+from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
+from patchkit.wheel.vllm.lock_requirements import relock
+from patchkit.wheel.vllm.needs import requirements_of
+from patchkit.wheel.vllm.requirements import Pinned, environment, read_requirements
+from support.wheels import write_wheel
+
+DIGEST = "0" * 64
+TORCH = "__version__ = '2.11.0+cu130'\nclass version:\n    cuda = {cuda!r}\n"
+
+
+@pytest.fixture
+def torch(tmp_path, monkeypatch):
+    """A file of requirements for a torch that is one module, and the folder it lies in."""
+
+    def make(cuda="13.0", digest=None):
+        files = {"torch/__init__.py": TORCH.format(cuda=cuda).encode()}
+        links = tmp_path / "links"
+        wheel = write_wheel(links, "2.11.0", project="torch", tag="py3-none-any", files=files)
+        found = digest or hashlib.sha256(wheel.read_bytes()).hexdigest()
+        path = tmp_path / "torch.txt"
+        path.write_text(f"# all of it\ntorch==2.11.0 \\\n    --hash=sha256:{found}\n")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+        return path
+
+    return make
+
+
+def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
+    told = []
+    # Neither where pip would put packages nor another torch is the user's to say.
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
+    (tmp_path / "other/torch").mkdir(parents=True)
+    (tmp_path / "other/torch/__init__.py").write_text("raise SystemExit('the wrong torch')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
+    requirements = torch()
+    made = environment(
+        requirements, tmp_path / "e", offline=True, progress=lambda *n: told.append(n)
+    )
+    assert made.packages == {"torch": "2.11.0"}
+    assert told[-1] == (1, 1)
+    assert installed_torch(made.python) == InstalledTorch(
+        python=made.python, version="2.11.0+cu130", cuda="13.0"
+    )
+    module = next(made.python.parents[1].glob("lib/python*/site-packages/torch/__init__.py"))
+    module.write_text(TORCH.format(cuda=None))
+    again = environment(requirements, tmp_path / "e", offline=True)
+    assert again == made
+    # It was not made anew, so the change is still there, and is what the check is for.
+    with pytest.raises(BuildError, match="no CUDA: it is for CPUs alone"):
+        check_torch(installed_torch(again.python), "2.11.0", "13.0", "after the build")
+    # One that was interrupted is made anew.
+    (made.python.parents[1] / "patchkit-environment").unlink()
+    whole = environment(requirements, tmp_path / "e", offline=True)
+    assert installed_torch(whole.python).cuda == "13.0"
+
+
+def test_other_bytes_are_refused(torch, tmp_path):
+    with pytest.raises(BuildError, match="pip could not install") as caught:
+        environment(torch(digest=DIGEST), tmp_path / "e", offline=True)
+    assert caught.value.why == "the index delivers other bytes than those that are locked"
+    assert not list((tmp_path / "e").glob("*/patchkit-environment"))
+
+
+def test_what_is_nowhere_is_said(torch, tmp_path, monkeypatch):
+    requirements = torch()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
+    with pytest.raises(BuildError) as caught:
+        environment(requirements, tmp_path / "e", offline=True)
+    assert "does not have it for this Python" in caught.value.why
+    assert "--offline leaves only PIP_FIND_LINKS" in caught.value.hint
+
+
+def test_torch_that_does_not_import_is_said(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
+    with pytest.raises(BuildError, match=r"torch cannot be imported: .* No module named 'torch'"):
+        installed_torch(tmp_path / "v/bin/python")
+    with pytest.raises(HostError, match="does not run"):
+        environment(requirements_of("2.11.0"), tmp_path, python=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "fine"),
+    [
+        ("2.11.0+cu130", "13.0", True),
+        ("2.11.0", "13.2", True),
+        ("2.11.0+cpu", "", False),
+        ("2.11.0+cu128", "12.8", False),
+        ("2.11.1+cu130", "13.0", False),
+    ],
+)
+def test_torch_must_be_the_release_with_that_cuda(version, cuda, fine):
+    found = InstalledTorch(python=Path("/venv/bin/python"), version=version, cuda=cuda)
+    if fine:
+        return check_torch(found, "2.11.0", "13.0", "before the build")
+    with pytest.raises(BuildError, match=f"before the build, torch is {version[:6]}"):
+        check_torch(found, "2.11.0", "13.0", "before the build")
+    return None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch", "torch>=2", "torch @ file:///x", "-r other.txt", "--index-url x", "torch==1 ; y ;"],
+)
+def test_other_lines_are_refused(tmp_path, line):
+    path = tmp_path / "x.txt"
+    path.write_text(f"{line} --hash=sha256:{DIGEST}\n")
+    with pytest.raises(SourceError, match="is not NAME==VERSION with --hash"):
+        read_requirements(path)
+
+
+def test_a_package_without_a_hash_is_refused(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("torch==2.11.0\n")
+    with pytest.raises(SourceError, match="torch has no --hash"):
+        environment(path, tmp_path / "e")
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_requirements(tmp_path / "none.txt")
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True),
+        st.lists(st.integers(0, 9), min_size=1, max_size=4),
+        max_size=6,
+    )
+)
+def test_what_is_written_is_read(tmp_path_factory, packages):
+    path = tmp_path_factory.mktemp("r") / "r.txt"
+    expected = tuple(
+        Pinned(
+            name=name,
+            version="1.2+cu130",
+            marker='python_version < "3.11"',
+            hashes=tuple(f"{each:064x}" for each in digests),
+        )
+        for name, digests in packages.items()
+    )
+    lines = [
+        " \\\n".join(
+            [
+                f"{each.name}=={each.version} ; {each.marker}",
+                *(f"    --hash=sha256:{h}" for h in each.hashes),
+            ]
+        )
+        for each in expected
+    ]
+    path.write_text("\n".join(["# top", "", *lines, ""]))
+    assert read_requirements(path) == expected
+
+
+@pytest.mark.parametrize("torch", ["2.11.0", "2.13.0", "2.14.0"])
+def test_a_locked_file_is_whole(torch):
+    locked = {each.name: each for each in read_requirements(requirements_of(torch))}
+    assert locked["torch"].version == torch
+    assert {"cmake", "ninja", "setuptools", "setuptools-scm", "setuptools-rust"} <= set(locked)
+    # Five interpreters on two machines.
+    assert len(locked["torch"].hashes) == len(locked["triton"].hashes) == 10
+    assert all(each.hashes for each in locked.values())
+    assert {name for name in locked if name.endswith("cu12")} == set()
+
+
+@pytest.mark.parametrize("torch", ["2.9.0", "2.9.1", "2.10.0"])
+def test_what_the_index_lacks_is_said(torch, tmp_path):
+    with pytest.raises(SourceError, match="nothing is locked for it") as caught:
+        requirements_of(torch)
+    assert caught.value.why == (
+        "the index has it on x86_64 for CUDA 12.8; on aarch64 for CPUs alone"
+    )
+    assert requirements_of(torch, tmp_path / "mine.txt") == tmp_path / "mine.txt"
+
+
+def test_a_lock_is_written_again_as_it_is(tmp_path, monkeypatch):
+    """Needs an index: the one that pip is configured for."""
+    source = Path(requirements_of("2.11.0"))
+    chosen = "ninja==1.13.2"
+    lines = source.read_text().split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith(chosen))
+    path = tmp_path / "one.txt"
+    path.write_text("# top\n\nninja==1.13.2\n")
+    try:
+        text = relock(path)
+    except StorageError as error:
+        pytest.skip(error.what)
+    assert text == "\n".join(["# top", "", *lines[start : start + 3], ""])

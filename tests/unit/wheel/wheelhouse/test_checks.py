@@ -1,0 +1,265 @@
+"""What a wheel says of itself, and what speaks against it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import tempfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from patchkit.errors import PatchkitError, ProofError, SourceError
+from patchkit.wheel.device.inspect import inspect
+from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.metadata import about
+from patchkit.wheel.file.torch import require_cuda, torch_of
+from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc, supported
+from patchkit.wheel.wheelhouse.wheel_checks import check, cuda_majors
+from support.wheels import write_wheel
+
+LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
+TAG = "cp38-abi3-manylinux_2_35_aarch64"
+
+
+def data(name):
+    return (LIBRARIES / f"{name}.so").read_bytes()
+
+
+@pytest.fixture
+def made(tmp_path):
+    def make(files=None, *, project="vllm", tag=TAG, **more):
+        return write_wheel(tmp_path, "0.25.1", project=project, tag=tag, files=files, **more)
+
+    return make
+
+
+def found(wheel, binaries=None):
+    """Name and complaint of each finding."""
+    findings = check(about(wheel), inspect(wheel) if binaries is None else binaries)
+    assert all(each.exit_code == 3 and each.hint for each in findings)
+    return [f"{each.filename}: {each.what}" for each in findings]
+
+
+def test_what_a_wheel_says(made):
+    bom = {"bomFormat": "CycloneDX", "specVersion": "1.6", "components": [{}, {}]}
+    bom["metadata"] = {"component": {"name": "vllm", "version": "0.25.1"}}
+
+    def with_sboms(members, home):
+        members[f"{home}/sboms/vllm.cdx.json"] = json.dumps(bom).encode()
+        members[f"{home}/sboms/other.json"] = b"[]"
+
+    requires = ["torch==2.11.0", "torchvision (==0.26.0)", "numpy", "six>=1,<2", "numba==0.65.*"]
+    requires += ['zentorch==1.0; extra == "zen"', 'Triton==3.6.0; platform_machine == "aarch64"']
+    wheel = made(requires=requires, python=">=3.10", facts={"made": "repack"}, change=with_sboms)
+
+    said = about(wheel)
+
+    pins = {"torch": "2.11.0", "torchvision": "0.26.0", "triton": "3.6.0"}
+    assert (said.pins, said.decisive_pins) == (pins, pins)
+    assert (said.requires_python, said.facts, said.faults) == (">=3.10", {"made": "repack"}, ())
+    other, own = said.sboms
+    assert (own.spec, own.subject, own.components) == ("CycloneDX 1.6", "vllm 0.25.1", 2)
+    assert other.path.endswith("/sboms/other.json")
+    assert other.fault == "'list' object has no attribute 'get'"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda m, h: m.update({f"{h}/patchkit.json": b"{"}), "patchkit.json: is no JSON: Expect"),
+        (lambda m, h: m.update({f"{h}/patchkit.json": b"[]"}), "patchkit.json: is no JSON object"),
+        (lambda m, h: m.pop(f"{h}/METADATA"), "METADATA: is missing"),
+        (
+            lambda m, h: m.update({f"{h}/METADATA": b"Requires-Dist: a==\n"}),
+            "Requires-Dist: Expected",
+        ),
+        (
+            lambda m, h: m.update({f"{h}/METADATA": b"Requires-Python: ten\n"}),
+            "Invalid specifier: 'ten'",
+        ),
+        (lambda m, h: m.update({"b-1.dist-info/METADATA": b""}), "has no .dist-info folder of vll"),
+        (
+            lambda m, h: m.update({f"{h}/sboms/a.json": b"\xff"}),
+            "is no SBOM: 'utf-8' codec can't dec",
+        ),
+        (lambda m, h: m.update({f"{h}/sboms/a.json": b"{}"}), "is no SBOM: it is not of CycloneDX"),
+    ],
+)
+def test_what_cannot_be_read_is_said(change, fault, made):
+    (said,) = found(made(change=change), binaries=())
+    assert fault in said, said
+
+
+def test_folders_of_the_machine_that_built_it(made):
+    assert found(made({"a/gb10.so": data("gb10")}, project="a")) == [
+        "a/gb10.so: RPATH /opt/nccl is a folder of the machine that built it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("project", "member", "owner"),
+    [
+        ("vllm", "vllm.libs/libcudart-1a2b3c4d.so.13.0.96", "NVIDIA's wheels"),
+        ("vllm", "vllm.libs/libcudart.3eda8113.so.13", "NVIDIA's wheels"),
+        ("vllm", "vllm/libcublasLt.so.13", "NVIDIA's wheels"),
+        ("vllm", "vllm/lib/libtorch_cuda.so", "torch"),
+        ("vllm", "vllm/lib/libc10.so", "torch"),
+        ("nvidia-nccl-cu13", "nvidia/nccl/lib/libcuda.so.1", "the driver"),
+        ("nvidia-nccl-cu13", "nvidia/nccl/lib/libnccl.so.2", None),
+        ("torch", "torch/lib/libtorch_cuda.so", None),
+        ("vllm", "vllm/_C_stable_libtorch.abi3.so", None),
+        ("vllm", "vllm.libs/libgomp-d22c30c5.so.1.0.0", None),
+        ("vllm", "vllm/libcudart.py", None),
+    ],
+)
+def test_private_copies(project, member, owner, made):
+    said = found(made({member: b""}, project=project), binaries=())
+    expected = f"{member}: is a private copy of a library of {owner}"
+    assert said == ([expected] if owner else [])
+
+
+def test_cuda_that_libraries_ask_for():
+    (binary,) = inspect(LIBRARIES / "gb10.so")
+
+    def asking(*needed):
+        return replace(binary, library=replace(binary.library, needed=needed))
+
+    assert cuda_majors(asking("libcudart.so.13", "libcuda.so.1", "libcufft.so.12")) == (13,)
+    assert cuda_majors(asking("libcublasLt.so.12", "libnvrtc.so.12")) == (12,)
+    assert cuda_majors(asking("libcudart.so", "libc.so.6")) == ()
+
+
+def test_libraries_for_two_versions_of_cuda(made):
+    wheel = made({"a.so": data("archs")}, project="a")
+    (binary,) = inspect(LIBRARIES / "archs.so")
+
+    def asking(name, needed):
+        return replace(binary, name=name, library=replace(binary.library, needed=(needed,)))
+
+    twelve, thirteen = asking("b.so", "libcudart.so.12"), asking("c.so", "libcudart.so.13")
+    assert found(wheel, [thirteen, thirteen]) == []
+    assert found(wheel, [thirteen, twelve]) == [
+        f"{wheel.name}: its libraries need 2 versions of CUDA"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("platform", "promised", "broken"),
+    [
+        ("manylinux_2_17_aarch64", "2.17", True),
+        ("manylinux2014_aarch64.manylinux_2_28_aarch64", "2.17", True),
+        ("manylinux_2_28_aarch64", "2.28", True),
+        ("manylinux_2_29_aarch64", "2.29", False),
+        ("manylinux_2_35_aarch64", "2.35", False),
+        ("linux_aarch64", "", False),
+    ],
+)
+def test_a_name_that_promises_an_older_system(platform, promised, broken, made):
+    tag = f"py3-none-{platform}"
+    wheel = made({"a.so": data("gb10")}, project="a", tag=tag)
+    assert promised_glibc(tag) == promised
+    assert floor(inspect(wheel)) == {"GLIBC": "GLIBC_2.29"}
+    expected = f"a.so: needs GLIBC_2.29, the name of the wheel promises {promised} to be enough"
+    assert (expected in found(wheel)) is broken
+
+
+def test_what_a_system_with_a_glibc_has():
+    assert rules().allowed("2.28") == {"GLIBC": "2.28", "GLIBCXX": "3.4.24", "CXXABI": "1.3.11"}
+    assert rules().allowed("2.39")["GLIBCXX"] == "3.4.33"
+    assert rules().allowed("2.99")["GLIBCXX"] == "3.4.33"
+    assert rules().allowed("2.4") == {"GLIBC": "2.4"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "python", "minors"),
+    [
+        ("cp38-abi3-linux_aarch64", ">=3.10,<3.14", [10, 11, 12, 13]),
+        ("cp312-abi3-linux_aarch64", "<3.14", [12, 13]),
+        ("cp312-cp312-linux_aarch64", "", [12]),
+        ("cp312-none-any", "", [12]),
+        ("py3-none-any", "<3.2", [0, 1]),
+        ("py2.py3-none-any", ">=3.29", [29, 30]),
+        ("py2-none-any", "", []),
+    ],
+)
+def test_pythons_of_a_wheel(tag, python, minors, made):
+    assert supported(about(made(tag=tag, python=python))) == minors
+
+
+@pytest.mark.parametrize(
+    ("tag", "python", "built", "says"),
+    [
+        (TAG, ">=3.10,<3.15", (10, 11, 12, 13, 14), ""),
+        (
+            TAG,
+            ">=3.10,<3.15",
+            (10, 11, 13, 14),
+            "3.10, 3.11, 3.13, 3.14 alone, .* 3.10 to 3.14 too",
+        ),
+        (TAG, ">=3.10", (10, 11, 12), "3.10 to 3.12 alone, the wheel is for 3.10 and later too"),
+        ("cp312-cp312-linux_aarch64", "", (12,), ""),
+        ("cp312-cp312-linux_aarch64", "", (11,), "3.11 alone, the wheel is for 3.12 too"),
+    ],
+)
+def test_modules_for_one_python_in_a_wheel_for_several(tag, python, built, says, made):
+    files = {f"a/_C.cpython-3{minor}-aarch64-linux-gnu.so": b"" for minor in built}
+    said = found(made({**files, "a/_D.abi3.so": b""}, tag=tag, python=python), binaries=())
+    assert len(said) == bool(says)
+    assert all(re.match(f"a/_C: is built for CPython {says}", each) for each in said), said
+
+
+def test_a_wheel_that_is_built_to_harm_is_no_reading(made):
+    wheel = made()
+    with zipfile.ZipFile(wheel, "a") as bundle:
+        bundle.writestr("../a", "")
+    with pytest.raises(SourceError, match="leads out of the wheel"):
+        about(wheel)
+
+
+def test_a_torch_for_another_cuda():
+    twelve = torch_of(Version("2.10.0"), ["nvidia-cudnn-cu12==9", "numpy"])
+    assert (twelve.cuda, twelve.seen) == (12, "it requires nvidia-cudnn-cu12 …")
+    require_cuda(twelve, "x86_64", {12: "vllm.whl"})
+    with pytest.raises(ProofError, match=r"x86_64 is for CUDA 12; vllm\.whl needs CUDA 13"):
+        require_cuda(twelve, "x86_64", {13: "vllm.whl"})
+
+
+@pytest.mark.parametrize(
+    ("version", "requires", "cuda"),
+    [
+        ("2.11.0", ["cuda-toolkit[x]==13.0.2", "nvidia-nccl-cu13==2.28.9"], 13),
+        ("2.11.0", ["cuda-bindings<14"], 0),
+        ("2.9.0+cu130", ["numpy"], 13),
+        ("2.9.0+cu128", ["nvidia-nccl-cu12"], 12),
+        ("2.9.0+cpu", ["numpy"], None),
+        ("2.10.0", ["numpy", "triton"], None),
+    ],
+)
+def test_which_cuda_a_torch_is_for(version, requires, cuda):
+    assert torch_of(Version(version), requires).cuda == cuda
+
+
+with tempfile.TemporaryDirectory() as folder:
+    SMALL = write_wheel(
+        Path(folder), "1.0", project="a", tag=TAG, requires=["b==1"], facts={"a": 1}
+    ).read_bytes()
+INSIDE = st.integers(0, len(SMALL) - 1)
+
+
+@settings(max_examples=400, deadline=5000)
+@given(st.lists(st.tuples(INSIDE, st.integers(0, 255)), max_size=8))
+def test_any_damage_is_read_or_refused(tmp_path_factory, changes):
+    content = bytearray(SMALL)
+    for place, value in changes:
+        content[place] = value
+    wheel = tmp_path_factory.getbasetemp() / f"a-1.0-{TAG}.whl"
+    wheel.write_bytes(content)
+    with contextlib.suppress(PatchkitError):
+        check(about(wheel), ())

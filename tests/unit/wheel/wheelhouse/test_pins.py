@@ -1,0 +1,232 @@
+"""Wheels of a wheelhouse against each other and against their device."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from patchkit.wheel.file.record import wheel_name
+from patchkit.wheel.wheelhouse.contents import add, entries
+from patchkit.wheel.wheelhouse.manifest import Entry, Kind, documents
+from patchkit.wheel.wheelhouse.verify import verify
+from support.wheels import write_wheel
+
+LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
+ARM, INTEL = "py3-none-manylinux_2_35_aarch64", "py3-none-manylinux_2_35_x86_64"
+NCCL = {"project": "nccl", "target": "gb10", "machine": "aarch64"}
+VLLM = {"project": "vllm", "target": "gb10", "machine": "aarch64"}
+CORE = ("vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C_stable_libtorch.abi3.so")
+PLACE = {"python": "3.12", "machine": "aarch64", "glibc": "2.39"}
+
+
+def library(name, path="nvidia/nccl/lib/libnccl.so.2"):
+    """A real library, without the folder that its RPATH names."""
+    content = (LIBRARIES / f"{name}.so").read_bytes()
+    return {path: content.replace(b"$ORIGIN/../lib:/opt/nccl", b"$ORIGIN/../lib\0/opt/nccl")}
+
+
+@pytest.fixture
+def house(tmp_path):
+    return tmp_path / "wheelhouse"
+
+
+@pytest.fixture
+def built(tmp_path, house):
+    def make(project, version, *, tag=ARM, facts=None, **more):
+        wheel = write_wheel(
+            tmp_path / "made", version, project=project, tag=tag, facts=facts, **more
+        )
+        return add(house, wheel, facts or {})
+
+    return make
+
+
+@pytest.fixture
+def lock(house):
+    """List dependencies as a lock does, beside what is there: ``lock("torch-2.11.0-…whl")``."""
+
+    def make(*filenames, **facts):
+        fresh = [
+            Entry(
+                name=wheel_name(filename),
+                sha256="0" * 64,
+                size=0,
+                facts={**PLACE, **facts},
+                kind=Kind.LOCKED,
+            )
+            for filename in filenames
+        ]
+        for name, text in documents([*entries(house), *fresh]).items():
+            (house / name).write_text(text)
+
+    return make
+
+
+def found(house):
+    findings = verify(house).findings
+    return [(each.filename.partition("-")[0], each.exit_code, each.what) for each in findings]
+
+
+def nccl(built, version="2.28.9+gb10.a1", name="gb10", **more):
+    return built("nvidia-nccl-cu13", version, files=library(name), facts={**NCCL, **more})
+
+
+def vllm(built, torch="2.11.0", version="0.25.1", libraries=CORE, name="gb10", **more):
+    files = {path: content for each in libraries for path, content in library(name, each).items()}
+    options = {"facts": VLLM, "files": files, **more}
+    return built("vllm", version, requires=[f"torch=={torch}", "numpy"], **options)
+
+
+def test_wheels_that_fit(built, house):
+    nccl(built)
+    vllm(built)
+    done = verify(house)
+    assert done.findings == ()
+    assert done.pins == {"nvidia-nccl-cu13": "2.28.9+gb10.a1", "vllm": "0.25.1"}
+
+
+def test_an_nccl_that_the_torch_does_not_pin(built, house):
+    nccl(built, "2.29.7+gb10.a1")
+    vllm(built)
+    ((name, code, what),) = found(house)
+    assert (name, code) == ("vllm", 2)
+    assert what == (
+        "is for torch 2.11.0, which pins NCCL 2.28.9; here is nvidia-nccl-cu13==2.29.7+gb10.a1"
+    )
+    (each,) = verify(house).findings
+    assert each.hint == (
+        f"patchkit wheelhouse prune --dir {house} --drop nvidia-nccl-cu13 && "
+        f"patchkit build nccl --version 2.28.9 --dir {house}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "says"),
+    [
+        ("stock", {}, "nvidia/nccl/lib/libnccl.so.2 is not exact for NVIDIA DGX Spark (GB10)"),
+        ("gb10", {"target": "thor"}, "is not exact for NVIDIA Jetson AGX Thor"),
+        ("gb10", {"machine": "x86_64"}, "is for aarch64, not for x86_64"),
+        ("gb10", {"target": "h100"}, "patchkit.json in it names no known target: 'h100'"),
+        ("archs", {}, "libnccl.so.2 is for x86_64"),
+    ],
+)
+def test_an_nccl_that_is_not_for_its_device(name, facts, says, built, house):
+    nccl(built, name=name, **facts)
+    ((_, code, what),) = found(house)
+    assert says in what
+    assert code == (5 if "exact" in says or "not for" in says else 3)
+
+
+def test_facts_that_were_edited(built, house, tmp_path):
+    wheel = write_wheel(tmp_path, "2.28.9+a", tag=ARM, files=library("gb10"), facts=NCCL)
+    add(house, wheel, {**NCCL, "version": "2.28.9"})
+    ((_, code, what),) = found(house)
+    assert (code, what) == (3, "patchkit.json in it does not say what manifest.json says")
+
+
+@pytest.mark.parametrize(
+    ("target", "libraries", "says"),
+    [
+        (
+            "thor",
+            CORE,
+            [
+                f"{CORE[0]} does not load: vLLM does not start",
+                f"{CORE[1]} does not load: MoE models do not run",
+            ],
+        ),
+        ("gb10", CORE[:1], [f"{CORE[1]} is missing: MoE models do not run"]),
+        ("gb10", CORE, []),
+    ],
+)
+def test_a_vllm_that_lacks_what_it_cannot_do_without(target, libraries, says, built, house):
+    vllm(built, facts={**VLLM, "target": target}, libraries=libraries)
+    assert found(house) == [("vllm", 5, what) for what in says]
+
+
+def test_wheels_for_two_devices(built, house):
+    nccl(built)
+    vllm(built, facts={**VLLM, "target": "h200"}, name="stock")
+    (said,) = [what for _, _, what in found(house)]
+    assert said.startswith("wheels for aarch64 are made for several devices: gb10: nvidia_nccl")
+
+
+def test_cpus_that_do_not_get_the_same(built, house):
+    built("nvidia-nccl-cu13", "2.28.9+a")
+    vllm(built, facts=None, files=None, version="0.25.1")
+    vllm(built, facts=None, files=None, version="0.24.0", tag=INTEL)
+    assert [what for _, _, what in found(house)] == [
+        "there is no nvidia-nccl-cu13 for x86_64, and other wheels for it are here",
+        "vllm is another version on each CPU: 0.24.0, 0.25.1",
+    ]
+
+
+def test_a_lock_that_does_not_fit(built, house, lock):
+    vllm(built)
+    lock("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl")
+    assert [what for _, _, what in found(house)] == [
+        "needs torch==2.11.0; here is torch==2.10.0",
+        "needs numpy, which is not in the lock",
+    ]
+    assert {code for _, code, _ in found(house)} == {2}
+
+
+@pytest.mark.parametrize(
+    ("filename", "says"),
+    [
+        ("numpy-2.0-cp311-cp311-manylinux_2_28_aarch64.whl", "is not for CPython 3.12, for which"),
+        (
+            "numpy-2.0-cp312-cp312-manylinux_2_40_aarch64.whl",
+            "needs glibc 2.40, nodes with aarch64",
+        ),
+        ("numpy-2.0-cp312-abi3-manylinux_2_28_aarch64.whl", ""),
+        ("numpy-2.0-py3-none-any.whl", ""),
+    ],
+)
+def test_a_lock_for_another_python_or_system(filename, says, built, house, lock):
+    vllm(built)
+    lock("torch-2.11.0-cp312-cp312-manylinux_2_28_aarch64.whl", filename)
+    said = [what for _, _, what in found(house)]
+    assert len(said) == bool(says)
+    assert all(says in what for what in said)
+
+
+def test_wheels_for_different_pythons(built, house):
+    built("one", "1.0", tag="cp312-cp312-linux_aarch64")
+    built("two", "1.0", tag="cp311-cp311-linux_aarch64")
+    ((_, code, what),) = found(house)
+    assert (code, what) == (2, "no Python can install it together with what lies beside it")
+
+
+def held(house, version, **more):
+    """Add a dependency that is in the folder."""
+    wheel = write_wheel(house, version, tag=ARM, **more)
+    fresh = Entry(
+        name=wheel_name(wheel.name),
+        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        size=wheel.stat().st_size,
+        facts=PLACE,
+        kind=Kind.DEPENDENCY,
+    )
+    for name, text in documents([*entries(house), fresh]).items():
+        (house / name).write_text(text)
+
+
+def test_a_torch_for_cpus_alone(built, house):
+    built("nvidia-nccl-cu13", "2.28.9+a")
+    held(house, "2.10.0", project="torch", files={"torch/lib/libtorch.so": b""})
+    ((name, code, what),) = found(house)
+    assert (name, code) == ("torch", 5)
+    assert what == "is a torch for CPUs alone: it has no torch/lib/libtorch_cuda.so"
+
+
+def test_the_torch_that_is_there_says_what_it_pins(built, house):
+    nccl(built, "2.29.7+gb10.a1")
+    files = {"torch/lib/libtorch_cuda.so": b""}
+    requires = ["nvidia-nccl-cu13==2.28.9", "triton==3.6.0; platform_machine == 'x86_64'"]
+    held(house, "2.11.0", project="torch", files=files, requires=requires)
+    ((name, code, what),) = found(house)
+    assert (name, code) == ("torch", 2)
+    assert what == "needs nvidia-nccl-cu13==2.28.9; here is nvidia-nccl-cu13==2.29.7+gb10.a1"

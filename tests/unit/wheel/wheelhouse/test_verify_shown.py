@@ -1,0 +1,52 @@
+"""What `patchkit verify` finds, in terminals and in pipes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from patchkit.cli.wheel.verify import _print
+from patchkit.errors import UsageError
+from patchkit.wheel.wheelhouse.finding import finding
+from patchkit.wheel.wheelhouse.verify import Verified
+
+NAME = "nvidia_nccl_cu13-2.30.7+gb10.0123456789-py3-none-manylinux_2_35_aarch64.whl"
+DROP = f"patchkit wheelhouse prune --dir /srv/wheelhouse --drop {NAME}"
+WHAT = f"is for torch 2.13.0, which pins NCCL 2.29.7; here is nvidia-nccl-cu13==2.30.7 [{'x' * 40}]"
+FOUND = (
+    finding(UsageError, NAME, WHAT, DROP, "beside that torch pip takes stock's"),
+    finding(UsageError, "other.whl", "is not in manifest.json", DROP),
+    finding(UsageError, NAME, "needs torch==2.13.0", DROP, "beside that torch pip takes stock's"),
+)
+
+
+def shown(**how):
+    sink = io.StringIO()
+    console = Console(file=sink, highlight=False, color_system=None, **how)
+    _print(console, Path("wheelhouse"), Verified(entries=(), pins={}, findings=FOUND))
+    return sink.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_in_a_terminal_words_names_and_commands_stay_whole(width):
+    lines = shown(force_terminal=True, width=width)
+    assert [line for line in lines if line[:1] != " "] == [f"✗ {NAME}", "✗ other.whl"]
+    assert lines.count(f"  next: {DROP}") == 2
+    prose = [line for line in lines if "--drop" not in line and "✗" not in line]
+    assert all(len(line) <= width and line.startswith("  ") for line in prose)
+    said = " ".join(line.strip() for line in prose)
+    assert said == (
+        f"{WHAT} needs torch==2.13.0 why: beside that torch pip takes stock's "
+        "is not in manifest.json"
+    )
+
+
+def test_in_a_pipe_each_thing_is_a_line():
+    assert shown(width=60) == [
+        *(f"✗ {NAME}", f"  {WHAT}", "  needs torch==2.13.0"),
+        *("  why: beside that torch pip takes stock's", f"  next: {DROP}"),
+        *("✗ other.whl", "  is not in manifest.json", f"  next: {DROP}"),
+    ]

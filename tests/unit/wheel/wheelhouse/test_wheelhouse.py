@@ -1,0 +1,398 @@
+"""The folder of wheels: what it tells, what it refuses, and that every accident leaves it whole."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import subprocess
+
+import pytest
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.wheel.file.record import faults, wheel_name
+from patchkit.wheel.wheelhouse.contents import add, entries, make_room, prune, verify
+from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
+
+FACTS = {"target": "gb10", "archs": ["12.1a"], "toolchain": {"nvcc": "13.0.88"}}
+OURS, NEWER, STOCK = "2.29.7+gb10.abc123", "2.29.7+gb10.def456", "2.29.7"
+FILE = f"nvidia_nccl_cu13-{OURS}-{HERE}.whl"
+
+
+@pytest.fixture
+def house(tmp_path):
+    return tmp_path / "wheelhouse"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A wheel outside of the wheelhouse: ``made("2.29.7")``."""
+    return lambda version, **more: write_wheel(tmp_path / "made", version, **more)
+
+
+def held(house):
+    return [str(entry.name.version) for entry in entries(house)]
+
+
+def sha256(place):
+    return hashlib.sha256(place.read_bytes()).hexdigest()
+
+
+def contents(house):
+    return {place.name: place.read_bytes() for place in house.iterdir() if place.is_file()}
+
+
+def kinds(house):
+    return [(finding.filename, finding.exit_code) for finding in verify(house)]
+
+
+def test_what_it_tells(house, made):
+    wheel = made(OURS)
+
+    place = add(house, wheel, FACTS)
+
+    assert place == house / wheel.name
+    assert place.read_bytes() == wheel.read_bytes()
+    assert json.loads((house / "manifest.json").read_text()) == {
+        "format": 2,
+        "wheels": [
+            {
+                "filename": FILE,
+                "project": "nvidia-nccl-cu13",
+                "version": OURS,
+                "tag": HERE,
+                "sha256": sha256(wheel),
+                "size": wheel.stat().st_size,
+                "kind": "built",
+                "facts": FACTS,
+            }
+        ],
+    }
+    command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    checked = subprocess.run(command, cwd=house, capture_output=True, text=True, check=True)
+    assert checked.stdout == f"{FILE}: OK\n"
+    line = (house / "requirements.txt").read_text().splitlines()[-1]
+    assert line == f"nvidia-nccl-cu13=={OURS} --hash=sha256:{sha256(wheel)}"
+    assert verify(house) == ()
+    assert [entry.facts for entry in entries(house)] == [FACTS]
+    assert sorted(contents(house)) == ["SHA256SUMS", "manifest.json", FILE, "requirements.txt"]
+    assert sorted(path.name for path in house.iterdir()) == sorted(contents(house))
+
+
+def test_the_same_wheels_are_told_of_in_the_same_bytes(tmp_path, made):
+    wheels = [made(OURS), made(OURS, tag=ELSEWHERE), made("0.25.1", project="vllm")]
+    orders = list(itertools.permutations(wheels))
+    for number, order in enumerate(orders):
+        for wheel in order:
+            add(tmp_path / str(number), wheel, dict(reversed(FACTS.items())))
+    told = [contents(tmp_path / str(number)) for number in range(len(orders))]
+    assert all(each == told[0] for each in told)
+    assert len(told[0]) == 6
+
+
+def test_markers_only_where_there_is_a_choice(house, made):
+    for wheel in (
+        made(OURS),
+        made(OURS, tag=ELSEWHERE),
+        made("1.0", project="any", tag="py3-none-any"),
+    ):
+        add(house, wheel, {})
+    lines = (house / "requirements.txt").read_text().splitlines()[1:]
+    assert [line.partition(" --hash")[0] for line in lines] == [
+        "any==1.0",
+        *(
+            f'nvidia-nccl-cu13=={OURS} ; platform_machine == "{cpu}"'
+            for cpu in sorted((CPU, OTHER_CPU))
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "tag"),
+    [(OURS, OURS, HERE), (OURS, NEWER, HERE), (STOCK, STOCK, HERE.replace("2_17", "2_35"))],
+    ids=["built again", "from another state of the recipe", "another tag"],
+)
+def test_an_older_build_gives_way(there, new, tag, house, made):
+    add(house, made(there, files={"a": b"old"}), {"old": True})
+    said = []
+
+    place = add(house, made(new, tag=tag), FACTS, say=said.append)
+
+    assert [path.name for path in house.glob("*.whl")] == [place.name]
+    assert [(entry.filename, entry.facts) for entry in entries(house)] == [(place.name, FACTS)]
+    assert verify(house) == ()
+    old = f"nvidia_nccl_cu13-{there}-{HERE}.whl"
+    expected = [f"{old}: an older build of nvidia-nccl-cu13=={new}, replaced"]
+    assert said == (expected if old != place.name else [])
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "why"),
+    [
+        (STOCK, OURS, "stock and a build of ours are one version"),
+        (OURS, STOCK, "stock and a build of ours are one version"),
+        (OURS, "2.30.7+gb10.abc123", "two versions of one project"),
+        (OURS, OURS.replace("gb10", "thor"), "builds for gb10 and thor"),
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_pip_could_not_resolve_is_refused(there, new, why, listed, house, made):
+    if listed:
+        add(house, made(there), {})
+    else:
+        write_wheel(house, there)
+    before = contents(house)
+    with pytest.raises(UsageError) as refused:
+        add(house, made(new), {})
+    assert refused.value.what.startswith(f"{house} holds nvidia_nccl_cu13-{there}-{HERE}.whl; ")
+    assert why in refused.value.why
+    assert f"--drop nvidia_nccl_cu13-{there}-{HERE}.whl" in refused.value.hint
+    assert contents(house) == before
+    with pytest.raises(UsageError):
+        make_room(house, made(new).name)
+    prune(house, drop=[f"nvidia-nccl-cu13=={there}"])
+    assert make_room(house, made(new).name) == ()
+    add(house, made(new), {})
+    assert held(house) == [new]
+
+
+def test_a_listed_wheel_that_is_gone_still_counts(house, made):
+    add(house, made(OURS), {}).unlink()
+    with pytest.raises(UsageError, match="cannot be added"):
+        add(house, made("2.30.7"), {})
+    add(house, made(NEWER), {})
+    assert held(house) == [NEWER]
+
+
+def test_other_projects_and_the_other_cpu_have_room(house, made):
+    for wheel in (
+        made(STOCK),
+        made("2.30.7+x", tag=ELSEWHERE),
+        made("2.29.7", project="nvidia-nccl-cu12"),
+    ):
+        add(house, wheel, {})
+    assert verify(house) == ()
+    with pytest.raises(UsageError):
+        make_room(house, "nvidia_nccl_cu13-3.0-py3-none-any.whl")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nccl.whl", "is not the name of a wheel"),
+        ("nccl-1.0-py3-none-any.zip", "is not the name of a wheel"),
+        ("nccl-1.0-py3-none-a\nny.whl", "is not the name of a wheel"),
+        ("nccl-one-py3-none-any.whl", "is not the name of a wheel"),
+        ("nccl-1.0-py3-none-win_amd64.whl", "is for win_amd64, not for Linux"),
+    ],
+)
+def test_names_that_are_refused(name, says, house, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(SourceError, match=says):
+        add(house, tmp_path / name, {})
+    assert not house.exists()
+
+
+@pytest.mark.parametrize(
+    ("tag", "cpus"),
+    [
+        ("py3-none-any", {"any"}),
+        ("cp38-abi3-linux_x86_64", {"x86_64"}),
+        ("py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64", {"x86_64"}),
+        ("py3-none-manylinux1_x86_64.musllinux_1_2_aarch64", {"x86_64", "aarch64"}),
+    ],
+)
+def test_cpus_of_a_tag(tag, cpus):
+    name = wheel_name(f"Some_Thing-01.0+GB10.a-{tag}.whl")
+    assert (name.cpus, name.tag, name.pinned) == (cpus, tag, "some-thing==1.0+gb10.a")
+
+
+# Damaged wheels
+
+LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
+
+
+def replaced(path, old, new):
+    def change(members, home):
+        key = path.format(home=home)
+        assert old in members[key]
+        members[key] = members[key].replace(old, new)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda m, _: m.update({LIBRARY: b"x" * len(m[LIBRARY])}), f"{LIBRARY}: its sha256 is not"),
+        (lambda m, _: m.update({LIBRARY: b"x"}), f"{LIBRARY}: has 1 bytes, "),
+        (lambda m, _: m.update({"b": b""}), "b: is not in RECORD"),
+        (lambda m, _: m.pop(LIBRARY), f"{LIBRARY}: is in RECORD only"),
+        (lambda m, home: m.pop(f"{home}/RECORD"), "RECORD: is missing"),
+        (lambda m, home: m.pop(f"{home}/METADATA"), "METADATA: is missing"),
+        (
+            replaced("{home}/METADATA", b"nccl", b"ncc1"),
+            "METADATA is of nvidia-ncc1-cu13 2.29.7, not",
+        ),
+        (replaced("{home}/WHEEL", b"py3", b"py2"), "WHEEL says py2-none-"),
+        (replaced("{home}/RECORD", b"sha256", b"md5"), f"{LIBRARY}: has no sha256 in RECORD"),
+        (replaced("{home}/RECORD", b"sha256=", b"sha256=\0"), f"{LIBRARY}: its sha256 is not"),
+        (replaced("{home}/RECORD", b"l", b"\xff"), "cannot be read to its end: 'utf-8' codec"),
+        (
+            lambda m, home: m.update({"a-1.dist-info/x": b""}),
+            "has no .dist-info folder of nvidia-nccl",
+        ),
+    ],
+)
+def test_a_wheel_that_is_not_as_its_record_says(change, fault, house, made):
+    wheel = made(STOCK, change=change)
+    assert [found for found in faults(wheel) if fault in found]
+    with pytest.raises(SourceError) as refused:
+        add(house, wheel, {})
+    assert refused.value.what.startswith(f"{wheel}: ")
+    assert contents(house) == {}
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9, 0.999])
+def test_a_wheel_that_was_cut_short(part, house, made):
+    wheel = made(STOCK)
+    wheel.write_bytes(wheel.read_bytes()[: int(part * wheel.stat().st_size)])
+    with pytest.raises(SourceError, match="cannot be read to its end: File is not a zip file"):
+        add(house, wheel, {})
+
+
+def test_any_changed_byte_of_a_wheel_is_found_or_harmless(house, made):
+    """The zip format has bytes that nobody reads: dates, attributes, the name before the data."""
+    whole = add(house, made(STOCK), {}).read_bytes()
+    place = next(house.glob("*.whl"))
+    for index in range(0, len(whole), 3):
+        place.write_bytes(whole[:index] + bytes([whole[index] ^ 0x41]) + whole[index + 1 :])
+        codes = {finding.exit_code for finding in verify(house)}
+        assert codes == {8}, index
+    place.write_bytes(whole)
+    assert verify(house) == ()
+
+
+# verify and prune
+
+
+def spoil(house, wheel, what):
+    place = house / wheel.name
+    match what:
+        case "changed":
+            data = bytearray(place.read_bytes())
+            data[40] ^= 1
+            place.write_bytes(data)
+        case "longer":
+            place.write_bytes(place.read_bytes() + b"\0")
+        case "gone":
+            place.unlink()
+        case "unlisted":
+            write_wheel(house, "1.0", project="stray")
+        case "rival":
+            write_wheel(house, STOCK)
+        case "foreign":
+            (house / "a-1.0-py3-none-win_amd64.whl").touch()
+        case "sums" | "requirements":
+            name = "SHA256SUMS" if what == "sums" else "requirements.txt"
+            (house / name).write_text((house / name).read_text().replace("a", "b"))
+        case "no requirements":
+            (house / "requirements.txt").unlink()
+        case "left":
+            (house / ".journal").mkdir()
+
+
+STRAY, RIVAL = f"stray-1.0-{HERE}.whl", f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
+
+
+@pytest.mark.parametrize(
+    ("what", "found", "pruned"),
+    [
+        ("changed", {(FILE, 8)}, None),
+        ("longer", {(FILE, 8)}, None),
+        ("gone", {(FILE, 7)}, [FILE, "manifest.json", "SHA256SUMS", "requirements.txt"]),
+        ("unlisted", {(STRAY, 2)}, [STRAY]),
+        ("rival", {(RIVAL, 2)}, [RIVAL]),
+        ("foreign", {("a-1.0-py3-none-win_amd64.whl", 2)}, ["a-1.0-py3-none-win_amd64.whl"]),
+        ("sums", {("SHA256SUMS", 8)}, ["SHA256SUMS"]),
+        ("requirements", {("requirements.txt", 8)}, ["requirements.txt"]),
+        ("no requirements", {("requirements.txt", 8)}, ["requirements.txt"]),
+        ("left", {(".journal", 7)}, [".journal"]),
+    ],
+)
+def test_verify_finds_and_prune_makes_right(what, found, pruned, house, made):
+    wheel = made(OURS)
+    add(house, wheel, FACTS)
+    spoil(house, wheel, what)
+    before = contents(house)
+
+    assert {*kinds(house)} == found
+    assert all(finding.what and finding.hint for finding in verify(house))
+    planned = prune(house, dry_run=True)
+    assert contents(house) == before
+    assert prune(house) == planned
+    assert [each.filename for each in planned] == (pruned or [])
+
+    # What was damaged stays as evidence, until it is dropped or built again.
+    assert {*kinds(house)} == (set() if pruned else found)
+    add(house, wheel, FACTS)
+    assert verify(house) == ()
+
+
+def test_pruning_a_whole_wheelhouse_changes_nothing(house, made):
+    add(house, made(OURS), FACTS)
+    stamps = {path: path.stat().st_ino for path in house.iterdir()}
+    assert prune(house) == ()
+    assert {path: path.stat().st_ino for path in house.iterdir()} == stamps
+
+
+@pytest.mark.parametrize("name", [FILE, "nvidia-nccl-cu13", f"nvidia-nccl-cu13=={OURS}"])
+def test_a_listed_wheel_can_be_dropped(name, house, made):
+    add(house, made(OURS), FACTS)
+    add(house, made("1.0", project="vllm"), {})
+    assert prune(house, drop=[name])[0].filename == FILE
+    assert held(house) == ["1.0"]
+    assert verify(house) == ()
+    with pytest.raises(UsageError, match="no wheel here is called"):
+        prune(house, drop=[name])
+
+
+def test_without_a_manifest_nothing_is_removed(house, made):
+    add(house, made(OURS), FACTS)
+    (house / "manifest.json").unlink()
+    assert (FILE, 2) in kinds(house)
+    with pytest.raises(SourceError, match="is missing, so nothing tells which wheels belong here"):
+        prune(house)
+    assert (house / FILE).exists()
+
+
+def test_an_empty_folder_and_none(house):
+    with pytest.raises(UsageError, match="no such folder"):
+        verify(house)
+    with pytest.raises(UsageError, match="no such folder"):
+        prune(house)
+    house.mkdir()
+    assert (entries(house), verify(house), prune(house)) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "\udcff", "[" * 100_000, '{"format": 3}', '{"format": 1}'),
+        *('{"format": 1, "wheels": 3}', '{"format": 1, "wheels": [{"filename": "a"}]}'),
+    ],
+)
+def test_a_manifest_that_is_none(text, house, made):
+    add(house, made(OURS), FACTS)
+    (house / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
+    before = contents(house)
+    for action in (entries, verify, prune, lambda house: add(house, made(OURS), {})):
+        with pytest.raises(SourceError, match=r"manifest\.json: cannot be read"):
+            action(house)
+    assert contents(house) == before
+
+
+def test_facts_that_are_no_json_are_a_bug_that_changes_nothing(house, made):
+    with pytest.raises(TypeError):
+        add(house, made(OURS), {"path": object()})
+    assert contents(house) == {}

@@ -1,0 +1,257 @@
+"""Kills, full disks and several at once: a wheelhouse is as it was, or as it should be."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from patchkit.durable.lock import locked
+from patchkit.errors import BusyError, StorageError
+from patchkit.wheel.file.record import wheel_name
+from patchkit.wheel.wheelhouse.contents import (
+    add,
+    entries,
+    make_room,
+    prune,
+    replace_dependencies,
+    settled,
+    verify,
+)
+from patchkit.wheel.wheelhouse.manifest import Entry, Kind
+from support.faults import in_child, kill
+from support.wheels import write_wheel
+
+FACTS = {"target": "gb10"}
+OURS, NEWER = "2.29.7+gb10.abc123", "2.29.7+gb10.def456"
+
+
+@pytest.fixture
+def house(tmp_path):
+    return tmp_path / "wheelhouse"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A wheel outside of the wheelhouse: ``made("2.29.7")``."""
+    return lambda version, **more: write_wheel(tmp_path / "made", version, **more)
+
+
+def held(house):
+    return [str(entry.name.version) for entry in entries(house)]
+
+
+def contents(house):
+    return {place.name: place.read_bytes() for place in house.iterdir() if place.is_file()}
+
+
+def kinds(house):
+    return [(finding.filename, finding.exit_code) for finding in verify(house)]
+
+
+@pytest.fixture
+def ways(tmp_path, made):
+    """Changes of a wheelhouse: (what is there before, the change), by name."""
+    old, new, other = made(OURS, files={"a": b"1"}), made(NEWER), made("1.0", project="vllm")
+    twin = write_wheel(tmp_path / "twin", OURS, files={"a": b"2"})
+    stray = write_wheel(tmp_path / "stray", "1.0", project="stray")
+
+    stock = [write_wheel(tmp_path / "aside", f"{n}.0", project="torch") for n in (1, 2)]
+
+    def filled(house, wheel):
+        built = [entry for entry in settled(house) if entry.kind == "built"]
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        name, size = wheel_name(wheel.name), wheel.stat().st_size
+        fresh = Entry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
+        replace_dependencies(house, built, [fresh], [wheel])
+
+    def filled_before(house):
+        add(house, other, {})
+        filled(house, stock[0])
+
+    def stray_there(house):
+        add(house, old, FACTS)
+        add(house, other, {})
+        shutil.copy(stray, house)
+
+    return {
+        "first": (lambda house: None, lambda house: add(house, old, FACTS)),
+        "second": (lambda house: add(house, other, {}), lambda house: add(house, old, FACTS)),
+        "superseding": (lambda house: add(house, old, {}), lambda house: add(house, new, FACTS)),
+        "same name": (lambda house: add(house, old, {}), lambda house: add(house, twin, FACTS)),
+        "prune": (stray_there, lambda house: prune(house, drop=["vllm"])),
+        "fill": (filled_before, lambda house: filled(house, stock[1])),
+        "empty": (filled_before, lambda house: prune(house, dependencies=True)),
+    }
+
+
+WAYS = ["first", "second", "superseding", "same name", "prune", "fill", "empty"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request, ways, house):
+    """A change, the same with its preparation, and what is there before and after."""
+    prepare, change = ways[request.param]
+
+    def fresh():
+        shutil.rmtree(house, ignore_errors=True)
+        house.mkdir()
+        prepare(house)
+
+    fresh()
+    states = [(contents(house), kinds(house))]
+    change(house)
+    states.append((contents(house), kinds(house)))
+    fresh()
+    return SimpleNamespace(change=change, fresh=fresh, before=states[0], after=states[1])
+
+
+def stop_in_the_middle(way, house):
+    """Make the change, but be killed right after the point of no return."""
+
+    def hook(event, arguments):
+        if event == "os.rename" and str(arguments[1]).endswith("/manifest.json"):
+            kill()
+
+    way.fresh()
+    assert in_child(lambda: way.change(house), hook) == -signal.SIGKILL
+
+
+def test_cut_short_it_is_told_and_finished(way, house):
+    stop_in_the_middle(way, house)
+    for action in (entries, verify, lambda house: prune(house, dry_run=True)):
+        with pytest.raises(StorageError, match="cut short in mid-commit") as caught:
+            action(house)
+    assert caught.value.hint == f"finish it first: patchkit wheelhouse prune --dir {house}"
+    prune(house)
+    assert (contents(house), kinds(house)) == way.after
+
+
+def test_a_damaged_journal_is_set_aside(way, house):
+    stop_in_the_middle(way, house)
+    (house / ".journal/forward.json").write_bytes(b"damaged")
+    with pytest.raises(StorageError, match="cannot be understood") as caught:
+        prune(house)
+    assert caught.value.hint == f"patchkit wheelhouse prune --dir {house} --force"
+    prune(house, force=True)
+    prune(house)
+    assert kinds(house) == []
+    assert {path.name for path in house.iterdir()} == {*contents(house)}
+
+
+@pytest.mark.parametrize("name", ["../precious", "/etc/precious", "a/b.whl", "precious", ".x"])
+def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
+    """A wheelhouse that came with a journal names a file of somebody else's."""
+    house.mkdir()
+    places = (tmp_path / "precious", house / "precious", house / ".x")
+    for place in places:
+        place.write_text("mine")
+    (house / ".journal").mkdir()
+    step = {"path": name, "before": hashlib.sha256(b"mine").hexdigest(), "after": ""}
+    journal = {"format": 1, "steps": [step], "folders": [], "note": {}}
+    (house / ".journal/forward.json").write_text(json.dumps(journal))
+    with pytest.raises(StorageError, match="cannot be understood"):
+        prune(house)
+    assert [place.read_text() for place in places] == ["mine"] * 3
+
+
+@pytest.mark.parametrize("limit", [0, 1, 200, 300])
+def test_a_file_that_cannot_be_written_whole(limit, way, house):
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        way.change(house)
+
+    assert in_child(limited) == StorageError.exit_code
+    assert (contents(house), kinds(house)) == way.before
+
+
+def test_a_disk_that_fills_up_at_any_moment(small_disk, tmp_path, made):
+    """A tmpfs counts inodes: each number allows one more file or folder than the last."""
+    old, new = made(OURS), made(NEWER)
+    for inodes in itertools.count(6):
+        house = small_disk(f"nr_inodes={inodes}") / "house"
+        if not refused(house, old):
+            before = contents(house)
+            if not refused(house, new):
+                break
+            assert contents(house) == before
+            assert verify(house) == ()
+    assert inodes > 9
+    assert held(house) == [NEWER]
+    assert verify(house) == ()
+
+
+def refused(house, wheel):
+    """Whether the disk refused to take the wheel."""
+    try:
+        add(house, wheel, FACTS)
+    except StorageError as error:
+        return "No space left on device; nothing was changed" in error.what
+    return False
+
+
+def test_a_full_disk(small_disk, made):
+    house = small_disk("size=64k") / "house"
+    add(house, made(OURS), {})
+    before = contents(house)
+    large = made(NEWER, files={"a": random.Random(0).randbytes(80_000)})
+    with pytest.raises(StorageError, match="No space left on device; nothing was changed"):
+        add(house, large, {})
+    assert (contents(house), verify(house)) == (before, ())
+
+
+def test_a_read_only_wheelhouse_can_be_read(small_disk, made):
+    disk = small_disk("size=1m")
+    add(disk, made(OURS), {})
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    assert held(disk) == [OURS]
+    assert verify(disk) == ()
+    with pytest.raises(StorageError, match="Read-only file system; nothing was changed"):
+        add(disk, made(NEWER), {})
+
+
+def test_many_at_once(house, made):
+    """None waits in vain, none overwrites what another one listed."""
+    wheels = [made("1.0", project=f"p{number}") for number in range(6)]
+    rivals = [made(f"2.{number}", project="q") for number in range(4)]
+    children = [start(lambda wheel=wheel: add(house, wheel, {})) for wheel in [*wheels, *rivals]]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert codes[:6] == [0] * 6
+    assert sorted(codes[6:]) == [0, 2, 2, 2]
+    assert len(entries(house)) == 7
+    assert verify(house) == ()
+
+
+def start(action):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(in_child(action))
+    return pid
+
+
+def test_whoever_waits_too_long_is_told(house, made):
+    house.mkdir()
+    with locked(house), pytest.raises(BusyError, match="another patchkit is working"):
+        add(house, made(OURS), {}, patience=0.1)
+    add(house, made(OURS), {}, patience=0.1)
+    assert held(house) == [OURS]
+
+
+def test_what_cannot_be_written_is_known_before_a_build(small_disk, tmp_path):
+    disk = small_disk("size=1m")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    (tmp_path / "file").write_text("")
+    for house in (disk, disk / "not/there", tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(StorageError, match=f"{house}: no folder that can be written to"):
+            make_room(house, f"nvidia_nccl_cu13-{OURS}-py3-none-linux_aarch64.whl")
+    assert make_room(tmp_path / "not/there", f"x-{OURS}-py3-none-any.whl") == ()
+    assert not (tmp_path / "not").exists()

@@ -1,0 +1,1 @@
+"""What maintainers run, as `python -m tools.NAME`: tables, pages, locks, proofs, pictures."""

@@ -1,0 +1,219 @@
+"""vLLM configured and in part compiled, as whole as an ordinary machine can do it in minutes.
+
+    nox -s build-proof [-- RELEASE …] [--write]
+
+For each release `patchkit build vllm` builds a wheel of its smallest extensions: real sources,
+torch and CMake, no network. What CMake then means to compile is compared with the arch proof, group
+by group, and with tests/data/objects.csv; two CUDA sources are compiled and inspected; the wheel
+is inspected and installed, its extensions are loaded. A second run, which begins anew, is killed
+while it compiles; a third goes on from there, and has to give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from patchkit.errors import PatchkitError, ProofError, UsageError
+from patchkit.target import Load, targets
+from patchkit.wheel.build.make import clean_environment
+from patchkit.wheel.build.work import WORK
+from patchkit.wheel.device.compiled import Compiled, compiled_sources
+from patchkit.wheel.device.inspect import arch_name, inspect
+from support.building import interrupted, wheels
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+GB10 = targets()["gb10"]
+GOLDEN = Path(__file__).parents[1] / "tests" / "data" / "objects.csv"
+CUTLASS = "cutlass=flashinfer-python==0.6.8.post1"
+# Both take torch 2.11.0 and CUTLASS 4.4.2, so one environment serves; the extensions are small,
+# and the sources take a minute together. What is left out needs sources that no index has.
+RELEASES = {
+    "0.20.2": {
+        "extensions": ["cumem_allocator"],
+        "without": ["flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm"],
+    },
+    "0.25.1": {
+        "extensions": ["cumem_allocator", "fs_io_C", "spinloop"],
+        "without": [
+            *("flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm", "fmha-sm100"),
+        ],
+    },
+}
+LOAD = """
+import importlib.util, sys
+import torch
+spec = importlib.util.spec_from_file_location(*sys.argv[1:])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+SOURCES = ("/quantization/activation_kernels.cu.o", "/nvfp4_quant_kernels.cu.o")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("releases", nargs="*", default=list(RELEASES))
+    parser.add_argument("--write", action="store_true", help="write the golden table anew")
+    args = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory(prefix="patchkit-build-") as folder:
+            rows = [row for name in args.releases for row in prove(name, Path(folder) / name)]
+        compare(rows, args.releases, write=args.write)
+    except PatchkitError as error:
+        CONSOLE.print(f"build-proof: {error}", markup=False)
+        return error.exit_code
+    CONSOLE.print("every check held", style="green")
+    return 0
+
+
+def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
+    """All of it for one release; the rows of the golden table."""
+    folder.mkdir()
+    told = build(release, folder / "one")
+    root = WORK / f"vllm-{release}-gb10-{platform.machine()}-reduced"
+    sources = compiled_sources(root / "source" / "build", root / "source")
+    CONSOLE.print(f"{release}: {len(sources)} CUDA sources would be compiled")
+    CONSOLE.print(f"{release}: {told['proofs'][0]}")
+    check_objects(root, folder)
+    check_wheel(told)
+    kill(release, folder / "two", root / "log.txt")
+    again = build(release, folder / "two")
+    if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
+        raise ProofError(f"{release}: the second wheel has other bytes")
+    CONSOLE.print(f"{release}: killed, gone on with, the same bytes")
+    counts = Counter((each.library, names(each)) for each in sources)
+    return [(release, *key, str(count)) for key, count in sorted(counts.items())]
+
+
+def reduced_options(release: str) -> list[str]:
+    """Of `patchkit build vllm`: the smallest extensions, and sources that an index has.
+
+    Raises UsageError if it is not known which those are.
+    """
+    if release not in RELEASES:
+        raise UsageError(
+            f"nobody said what of vllm {release} is small",
+            hint=f"one of {', '.join(RELEASES)}, or all of it: --whole",
+        )
+    how = RELEASES[release]
+    options = ["--source", CUTLASS, "--extensions", ",".join(how["extensions"])]
+    return options + [word for name in how["without"] for word in ("--without", name)]
+
+
+def kill(release: str, house: Path, log: Path) -> None:
+    """Kill a build that began anew, and all that it started, once ninja has begun."""
+
+    def start() -> subprocess.Popen[str]:
+        command = [*command_of(release, house), "--fresh"]
+        return subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    log.unlink(missing_ok=True)
+    interrupted(start, log, "\n[1/", signal.SIGKILL, everything=True)
+    if wheels(house):
+        raise ProofError(f"{release}: a killed build left a wheel")
+
+
+def command_of(release: str, house: Path) -> list[str]:
+    """`patchkit build vllm --json`, reduced."""
+    command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
+    return [*command, *reduced_options(release), "--dir", str(house)]
+
+
+def build(release: str, house: Path) -> dict[str, Any]:
+    """What it says of the finished wheel."""
+    done = subprocess.run(command_of(release, house), stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise ProofError(f"building vllm {release} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def compiled_object(root: Path, ending: str) -> Path:
+    """The object of one source of a build below ``root``, compiled as the build would."""
+    (build_folder,) = {path.parent for path in root.glob("source/build/temp*/build.ninja")}
+    listed = subprocess.run(
+        ["ninja", "-t", "targets", "all"], cwd=build_folder, capture_output=True, text=True
+    ).stdout.splitlines()
+    names = [line.partition(":")[0] for line in listed]
+    (target,) = [name for name in names if name.endswith(ending)]
+    env = clean_environment(root, "patchkit-proof") | {"CCACHE_DISABLE": "1"}
+    subprocess.run(["ninja", target], cwd=build_folder, env=env, check=True, stdout=2)
+    return build_folder / target
+
+
+def check_objects(root: Path, folder: Path) -> None:
+    """Two CUDA sources, compiled as the build would."""
+    for ending in SOURCES:
+        target = compiled_object(root, ending)
+        library = folder / "object.so"
+        command = ["g++", "-shared", "-o", str(library), str(target)]
+        subprocess.run(command, check=True)
+        (binary,) = inspect(library)
+        if binary.load(GB10) is not Load.EXACT:
+            raise ProofError(f"{target} holds {[code.name for code in binary.codes]}")
+        CONSOLE.print(f"{target.name}: {[code.name for code in binary.codes]}")
+
+
+def check_wheel(told: Mapping[str, Any]) -> None:
+    """What a user would see of a wheel; ``told`` is what its build answered."""
+    wheel = Path(told["wheel"])
+    for binary in inspect(wheel):
+        if binary.library.rpath or binary.library.runpath:
+            raise ProofError(f"{binary.name} has the RPATH {binary.library.rpath}")
+    with tempfile.TemporaryDirectory(prefix="patchkit-install-") as folder:
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+        subprocess.run([*pip, "--target", folder, str(wheel)], check=True)
+        for name in ("spinloop", "fs_io_C"):
+            for library in Path(folder, "vllm").glob(f"{name}*.so"):
+                load(name, library, told["facts"]["environment"]["requirements"])
+        version = Path(folder, "vllm", "_version.py").read_text()
+        if wheel.name.split("-")[1] not in version:
+            raise ProofError("vllm/_version.py tells another version than the wheel's name")
+
+
+def load(name: str, library: Path, requirements: str) -> None:
+    """Import an extension beside torch, of the environment that it was built in."""
+    digest = requirements.removeprefix("sha256:")
+    (home,) = (each for each in WORK.glob("environment-*") if digest.startswith(each.name[12:]))
+    command = [str(home / "bin" / "python"), "-W", "ignore", "-c", LOAD, name, str(library)]
+    if subprocess.run(command).returncode:
+        raise ProofError(f"{library.name} cannot be imported beside the torch it was built with")
+    CONSOLE.print(f"{library.name} is loaded")
+
+
+def names(source: Compiled) -> str:
+    return " ".join(sorted(arch_name(kind, arch) for kind, arch in source.codes)) or "none"
+
+
+def compare(rows: list[tuple[str, ...]], releases: list[str], *, write: bool) -> None:
+    """The rows beside the golden table's."""
+    head = ("release", "library", "codes", "sources")
+    if write:
+        with GOLDEN.open("w", newline="") as sink:
+            csv.writer(sink, lineterminator="\n").writerows([head, *rows])
+        return
+    with GOLDEN.open(newline="") as stream:
+        known = [tuple(row) for row in csv.reader(stream) if row[0] in releases]
+    if rows != known:
+        raise ProofError(
+            f"CMake would compile other objects than {GOLDEN.name} says\n"
+            + "\n".join(f"    {row}" for row in sorted(set(rows) ^ set(known))),
+            hint="--write writes the table anew",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

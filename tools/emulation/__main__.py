@@ -1,0 +1,61 @@
+"""python -m emulation WORK_FOLDER [SCENARIO ...]: what each did; exit status 1 if one failed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from tools.emulation.lab import Lab
+from tools.emulation.nodes import NodeError
+from tools.emulation.scenarios import SCENARIOS, Outcome, UnexpectedError, single
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+HEAD = """\
+| scenario | seconds | LAN, bytes by node | QSFP, bytes by node | outcome |
+|---|--:|--:|--:|---|"""
+
+
+def main(work: Path, names: list[str]) -> int:
+    """Run them one after the other; every one has its turn, even if another failed."""
+    if unknown := set(names) - set(SCENARIOS):
+        CONSOLE.print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+        return 2
+    shutil.rmtree(work / "logs", ignore_errors=True)
+    lab = Lab(work)
+    CONSOLE.print(HEAD)
+    failed = [name for name in ["single", *(names or SCENARIOS)] if not _passes(lab, name)]
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    CONSOLE.print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
+    CONSOLE.print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
+    return 1 if failed else 0
+
+
+def _passes(lab: Lab, name: str) -> bool:
+    begin = time.monotonic()
+    try:
+        outcome = single(lab) if name == "single" else SCENARIOS[name](lab)
+    except (UnexpectedError, NodeError) as error:
+        outcome = Outcome("FAILED, see below")
+        failure = f"{name}: {error}"
+    else:
+        failure = ""
+    seconds = f"{time.monotonic() - begin:.0f}"
+    moved = (", ".join(f"{each:,}" for each in kind) for kind in _columns(outcome))
+    CONSOLE.print(f"| {' | '.join((name, seconds, *moved, outcome.text))} |", markup=False)
+    if failure:
+        CONSOLE.print(failure, markup=False)
+    return not failure
+
+
+def _columns(outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    lan, qsfp = zip(*outcome.traffic, strict=True) if outcome.traffic else ((), ())
+    return lan, qsfp
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,145 @@
+"""A fresh machine: a distribution with Python, pip and git, where README's own command has to pass.
+
+    nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]
+
+mmdebstrap unpacks it from what this machine's apt is configured for; the committed HEAD is cloned
+into it, and README's command runs there as root, in mount and PID namespaces of its own, with
+nothing of this machine but its network, the configuration of pip, its certificates and two caches.
+``python -m tools.fresh --obstacle`` prints what is in the way here, or nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("python3-venv", "python3-pip", "git", "ca-certificates")
+# Debian 12 has Python 3.11.2, without tarfile's filters: pyproject.toml wants 3.11.4 or later.
+TOO_OLD = {"bookworm": "trixie"}
+SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
+CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+INHERITED = re.compile(r"PIP_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE)
+CACHES = ("pip", "patchkit")
+CLONE = Path("/srv/patchkit")  # not in /root: some tests read it as nobody
+PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+SPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+
+
+def obstacle() -> str:
+    """Return why no fresh machine can be made here; empty if nothing is in the way."""
+    if os.geteuid():
+        return "a file system of its own needs root"
+    for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")):
+        if not shutil.which(program):
+            return f"{program} is not installed: sudo apt install {package}"
+    if not _sources():
+        return "apt has no sources of Debian or Ubuntu"
+    trial = [*SPACES, "mount", "-t", "proc", "proc", "/proc"]
+    done = subprocess.run(trial, capture_output=True, text=True, check=False)
+    return f"namespaces are not allowed here: {done.stderr.strip()}" if done.returncode else ""
+
+
+def build(root: Path, extra: list[str]) -> None:
+    """Unpack the distribution. Raises CalledProcessError after mmdebstrap said why."""
+    options = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "options").write_bytes(options.stdout)  # proxies, for one
+        named = [f"--aptopt={scratch}/options", f"--include={','.join([*PACKAGES, *extra])}"]
+        mirrors = []
+        for number, text in enumerate(_sources()):
+            mirrors.append(f"{scratch}/{number}")
+            Path(mirrors[-1]).write_text(text)
+        command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--quiet", *named]
+        subprocess.run([*command, _suite(), str(root), *mirrors], check=True)
+
+
+def _suite() -> str:
+    name = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    return TOO_OLD.get(name, name)
+
+
+def _sources() -> list[str]:
+    """Return the distribution's own sources of apt here; nobody else's."""
+    own = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    files = [Path("/etc/apt") / name for name in SOURCES]
+    texts = [re.sub(rf"\b{own}\b", _suite(), file.read_text()) for file in files if file.is_file()]
+    return [text for text in texts if own and re.search(r"^(deb|Types:) ", text, re.MULTILINE)]
+
+
+def furnish(root: Path) -> None:
+    """Copy what pip needs here in order to reach its index, and clone the repository."""
+    config = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
+    named = ["/etc/ssl/certs/ca-certificates.crt", *map(os.environ.get, CERTIFICATES)]
+    for name in (*config, *filter(None, named)):
+        place = root / name.replace("~", "root").lstrip("/")
+        if Path(name).expanduser().is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path(name).expanduser(), place)
+    clone = ("clone", "--quiet", "--no-hardlinks", str(ROOT), str(root / CLONE.relative_to("/")))
+    subprocess.run(["git", *clone], check=True)
+
+
+def enter(root: Path, command: str) -> int:
+    """Run a command line in the clone, in a virtual environment. Its exit status."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    lines = [
+        "set -eu",
+        f"mount --bind {shlex.quote(str(root))} {shlex.quote(str(root))}",
+        f"cd {shlex.quote(str(root))}",
+        "mount -t proc proc proc",
+        "mount -t sysfs -o ro sysfs sys",
+        "mount -t tmpfs -o mode=1777 tmpfs dev/shm",
+        "mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts",
+        "mount --bind dev/pts/ptmx dev/ptmx",
+    ]
+    for name in CACHES:  # so that releases come over the network once
+        (caches / name).mkdir(parents=True, exist_ok=True)
+        here, there = shlex.quote(str(caches / name)), f"root/.cache/{name}"
+        lines += [f"mkdir -p {there}", f"mount --bind {here} {there}"]
+    inside = f"""\
+umount -l /mnt
+python3 -m venv {CLONE.parent}/venv
+. {CLONE.parent}/venv/bin/activate
+cd {CLONE} && python --version && {command}"""
+    # Not chroot alone: in one, nobody can make further namespaces.
+    lines.append(f"pivot_root . mnt && exec chroot . sh -euc {shlex.quote(inside)}")
+    given = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
+    script = [*SPACES, "sh", "-c", "\n".join(lines)]
+    return subprocess.run(script, env={**given, **PLAIN}, check=False).returncode
+
+
+def readme_command() -> str:
+    """Return the line with which README says that the tests are run."""
+    (line,) = re.findall(r"^pip install nox && .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return line
+
+
+def main() -> int:
+    """Build, furnish and enter; the exit status of README's command."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--obstacle", action="store_true")
+    parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
+    options, arguments = parser.parse_known_args()
+    if options.obstacle:
+        sys.stdout.write(obstacle())
+        return 0
+    command = readme_command() + (f" -- {shlex.join(arguments)}" if arguments else "")
+    with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
+        root = Path(folder) / "root"
+        build(root, [*filter(None, options.packages.split(","))])
+        furnish(root)
+        sys.stderr.write(f"{_suite()}: {command}\n")
+        return enter(root, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Command lines that `patchkit serve-args` prints, for many situations: tests/data/env/serve.txt.
+
+`python -m tools.serve_lines` writes the file anew; read its diff.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from patchkit.cli.runtime.serve_args import known
+from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
+from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.presets import find, load_presets
+from patchkit.runtime.serve.args import Served, serve_args
+from patchkit.runtime.serve.render import line
+from patchkit.runtime.serve.request import Request
+
+PLACE = Path(__file__).parents[1] / "tests" / "data" / "env" / "serve.txt"
+VERSIONS = ("0.11.1", "0.19.1", "0.25.1", "0.33.0")
+HEAD = "192.168.100.10"
+TWO: dict[str, Any] = {
+    "role": "head",
+    "topology": "roce",
+    "executor": "mp",
+    "nodes": 2,
+    "head": HEAD,
+}
+WORKER = {**TWO, "role": "worker", "rank": 1}
+# What somebody asks for; the preset comes by the model's name.
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "one Spark": {"model": "openai/gpt-oss-120b"},
+    "one Spark, open to the LAN": {"model": "openai/gpt-oss-20b", "host": "0.0.0.0", "port": 9000},
+    "head by RoCE": {"model": "openai/gpt-oss-120b", **TWO},
+    "worker by RoCE": {"model": "openai/gpt-oss-120b", **WORKER},
+    "head with Ray": {"model": "openai/gpt-oss-120b", **TWO, "executor": "ray"},
+    "worker with Ray": {"model": "openai/gpt-oss-120b", **WORKER, "executor": "ray"},
+    "ring of three": {"model": "openai/gpt-oss-120b", **TWO, "topology": "ring", "nodes": 3},
+    "ring of four": {"model": "openai/gpt-oss-120b", **TWO, "topology": "ring", "nodes": 4},
+    "head by sockets": {"model": "Qwen/Qwen2.5-72B-Instruct", **TWO, "topology": "socket"},
+    "Spark and Thor": {"model": "openai/gpt-oss-120b", **TWO, "topology": "hetero"},
+    "Thor as a worker": {"model": "openai/gpt-oss-120b", **WORKER, "topology": "hetero"},
+    "too big for one": {"model": "Qwen/Qwen2.5-72B-Instruct"},
+    "drafting": {"model": "nvidia/Qwen3.6-35B-A3B-NVFP4"},
+    "drafting in a pipeline": {
+        "model": "nvidia/Qwen3.6-35B-A3B-NVFP4",
+        **TWO,
+        "topology": "socket",
+    },
+    "files read fast, where that comes with vLLM": {"model": "Qwen/Qwen3-Coder-Next-FP8"},
+    "experts by another kernel": {"model": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"},
+    "a preset for a build": {"model": "deepseek-ai/DeepSeek-V4-Flash-0731", **TWO},
+    "four bits on two": {"model": "Qwen/Qwen3-235B-A22B-GPTQ-Int4", **TWO},
+    "JSON for sh": {"model": "saricles/MiniMax-M2.7-NVFP4-GB10", **TWO},
+    "unknown model": {"model": "some/model"},
+    "unknown model in NVFP4": {"model": "some/model-NVFP4", "quantization": "nvfp4"},
+    "optional rules": {
+        "model": "some/model-NVFP4",
+        "quantization": "nvfp4",
+        "wanted": frozenset({"nvfp4-linear", "b12x-moe"}),
+    },
+    "a folder with a space": {"model": "/my models/x", "weights_gib": 40.0},
+}
+
+
+def served(version: str, asked: dict[str, Any]) -> Served:
+    preset = find(asked["model"])
+    request = Request(vllm=version, preset=preset, **asked)
+    return serve_args(request, load_flag_rules(), known(version, None))
+
+
+def everything(version: str) -> Iterator[Served]:
+    """Every preset that a release serves, and a model without one, in every place of a cluster."""
+    places = [{}, *({**TWO, "topology": each} for each in ("roce", "socket", "hetero"))]
+    places += [WORKER, {**TWO, "executor": "ray"}, {**TWO, "topology": "ring", "nodes": 3}]
+    models = [*(preset.id for preset in load_presets()), "some/model"]
+    for model, place in itertools.product(models, places):
+        asked = {"model": model if "/" in model else f"some/{model}", **place}
+        with contextlib.suppress(UsageError, HostError, DriftError):
+            yield served(version, asked)
+
+
+def text() -> str:
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    for name, asked in SITUATIONS.items():
+        yield f"# {name}"
+        for version in VERSIONS:
+            yield f"{version}: {_outcome(version, asked)}"
+        yield ""
+
+
+def _outcome(version: str, asked: dict[str, Any]) -> str:
+    try:
+        return line(served(version, asked))
+    except PatchkitError as error:
+        return f"{type(error).__name__}: {error.what}"
+
+
+if __name__ == "__main__":
+    PLACE.write_text(text(), encoding="utf-8")
