@@ -49,10 +49,10 @@ _WING_OF = {verb: wing for wing, verbs in _VERBS.items() for verb in verbs}
 _EPILOG = """\
 \b
 Examples:
-  patchkit apply --vllm-src vllm==0.24.0 --dest build/vllm-0.24.0
-  patchkit status --vllm-src build/vllm-0.24.0
-  patchkit apply --nccl-src nccl==2.29.7 --dest build/nccl-2.29.7
-  patchkit archs --vllm-src build/vllm-0.24.0
+  patchkit apply vllm==0.24.0
+  patchkit status vllm==0.24.0
+  patchkit apply nccl==2.29.7 --dest build/nccl-2.29.7
+  patchkit archs vllm==0.24.0
   patchkit explain arch_lists
   patchkit build nccl
   patchkit build vllm --version 0.25.1

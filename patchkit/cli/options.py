@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.quoting import visible
+from patchkit.source.detect import project_of
 from patchkit.source.resolve import Options, Report, resolved
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, targets
@@ -26,6 +27,20 @@ from patchkit.target import Target, targets
 F = TypeVar("F", bound=Callable[..., Any])
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+STDOUT = Path("-")  # what -o takes for standard output
+
+
+class Renamed(click.Option):
+    """An option whose ``former`` spellings go on working for one release; help omits them."""
+
+    def __init__(self, *names: Any, former: Sequence[str], **how: Any) -> None:
+        super().__init__(*names, **how)
+        self.former = former
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        shown, self.opts = self.opts, [*self.opts, *self.former]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,7 @@ class Source:
         return f"--{self.project}-src"
 
 
+_POSITIONAL = click.argument("positional", metavar="[SOURCE]", required=False)
 _VLLM_SRC = click.option(
     "--vllm-src",
     metavar="SOURCE",
@@ -76,18 +92,19 @@ trust_source = click.option(
 
 
 def source_options(command: F) -> F:
-    """--vllm-src or --nccl-src, and how it may be had, handed on as one ``source``."""
-    return _sources(command, (_VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE, trust_source))
+    """Add SOURCE, --vllm-src, --nccl-src and how it may be had; hand them on as one ``source``."""
+    options = (_POSITIONAL, _VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE, trust_source)
+    return _sources(command, options)
 
 
 def vllm_options(command: F) -> F:
-    """The same for what only vLLM has."""
-    return _sources(command, (_VLLM_SRC, _DEST, _OFFLINE, trust_source))
+    """Add the same for what only vLLM has."""
+    return _sources(command, (_POSITIONAL, _VLLM_SRC, _DEST, _OFFLINE, trust_source))
 
 
 def folder_options(command: F) -> F:
-    """--vllm-src or --nccl-src, where only a folder will do."""
-    return _sources(command, (_VLLM_SRC, _NCCL_SRC))
+    """Add the same where only a tree that is there already will do."""
+    return _sources(command, (_POSITIONAL, _VLLM_SRC, _NCCL_SRC))
 
 
 def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
@@ -97,16 +114,18 @@ def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
     def wrapped(
         dest: Path | None = None,
         *,
+        positional: str | None,
         offline: bool = False,
         sha256: str | None = None,
         trusted: bool = False,
         **rest: Any,
     ) -> Any:
         named = {project: rest.pop(f"{project}_src") for project in projects}
-        project = _only(named)
+        project = _only(named, positional)
         if sha256 is not None and project != "nccl":
             raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
-        source = Source(project, named[project], dest, offline, sha256, trusted)
+        spec = positional or named[project]
+        source = Source(project, spec, dest, offline, sha256, trusted)
         return command(source=source, **rest)
 
     for option in reversed(options):
@@ -114,20 +133,24 @@ def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
     return wrapped  # type: ignore[return-value]
 
 
-def _only(named: dict[str, str | None]) -> str:
-    """The one project that was named. Raises UsageError."""
+def _only(named: dict[str, str | None], positional: str | None) -> str:
+    """Return the one project that was named. Raises UsageError."""
     given = [project for project, spec in named.items() if spec is not None]
     options = " or ".join(f"--{project}-src" for project in named)
-    if len(given) != 1:
+    if positional is not None and not given:
+        given = [project_of(positional)]
+        if given[0] not in named:
+            raise UsageError(f"{positional} is {given[0]}; this verb takes {', '.join(named)}")
+    elif len(given) != 1 or positional is not None:
         raise UsageError(
-            f"{'both' if given else 'no'} sources are named",
-            hint=f"name {'one of them' if given else 'them'} with {options}",
+            f"{'two sources are' if given else 'no source is'} named",
+            hint=f"name {'one of them' if given else 'it'}, with {options} where it is ambiguous",
         )
     return given[0]
 
 
 def request_options(command: F) -> F:
-    """--target, --arch, --only, --skip and --with, handed on as one ``selection``."""
+    """Add --target, --arch, --only, --without and --with; hand them on as one ``selection``."""
 
     @functools.wraps(command)
     def wrapped(
@@ -150,7 +173,15 @@ def request_options(command: F) -> F:
                 help="Code for this very device (12.1a) or its family (12.0f).  [default: native]",
             ),
             click.option("--only", multiple=True, metavar="ID", help="Only these fixes."),
-            click.option("--skip", multiple=True, metavar="ID", help="Leave a fix out."),
+            click.option(
+                "--without",
+                "skip",
+                cls=Renamed,
+                former=["--skip"],
+                multiple=True,
+                metavar="ID",
+                help="Leave a fix out; of a build, also an extension such as flash-attn.",
+            ),
             click.option(
                 "--with", "also", multiple=True, metavar="ID", help="An optional fix too."
             ),

@@ -30,6 +30,11 @@ def series(plan: Plan) -> dict[str, str]:
     }
 
 
+def mailbox(plan: Plan) -> str:
+    """Return the series as one mailbox, which ``git am`` takes from standard input."""
+    return "".join(series(plan).values())
+
+
 def write_series(plan: Plan, folder: Path) -> list[Path]:
     """Write the series. Raises UsageError if the folder holds another one."""
     mails = series(plan)

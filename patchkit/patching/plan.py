@@ -120,7 +120,7 @@ def _base(tree: SourceTree, edits: Sequence[Edit]) -> str:
         raise DriftError(
             f"{path}: is there already ({edits[0].note})",
             why="two fixes want to create it, or one does not look before it does",
-            hint="leave one of them out with --skip",
+            hint="leave one of them out with --without",
         )
     return ""
 
@@ -166,7 +166,7 @@ def _before_first_need(needs: list[Need], version: Version) -> bool:
 
 def _switched_off(fix: Fix, severity: Severity, request: Request) -> str:
     if fix.id in request.skip:
-        return "left out with --skip"
+        return "left out with --without"
     if request.only and fix.id not in request.only | request.also:
         return "not named with --only"
     asked = fix.id in request.only | request.also

@@ -70,6 +70,31 @@ def _detected(path: Path, project: str) -> SourceTree:
     return _nccl(root) if project == "nccl" else _vllm(path, root)
 
 
+def project_of(spec: str) -> str:
+    """Return the project that ``spec`` is of: a release, a folder, an archive or a URL.
+
+    Raises UsageError where neither its name nor what lies there tells.
+    """
+    path = Path(spec)
+    release = re.fullmatch(r"([A-Za-z0-9._-]+)==[^/]+", spec)
+    if release and release[1].lower() in _PROJECTS:
+        return release[1].lower()
+    if path.is_dir():
+        root = path.resolve()
+        if root.name == "vllm" and (root / "__init__.py").is_file():
+            return "vllm"
+        for name, project in _PROJECTS.items():
+            if all((root / marker).is_file() for marker in project.markers):
+                return name
+    named = [name for name in _PROJECTS if name in path.name.lower()]
+    if len(named) == 1:
+        return named[0]
+    raise UsageError(
+        f"{spec}: neither its name nor what lies there says whether it is vLLM or NCCL",
+        hint=f"name it with {' or '.join(f'--{name}-src' for name in _PROJECTS)}",
+    )
+
+
 def spelled(project: str) -> str:
     """In words: what may name sources of the project."""
     return _PROJECTS[project].spelled

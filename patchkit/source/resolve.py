@@ -58,8 +58,12 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
     """The folder that ``spec`` names.
 
     An archive or a release is unpacked into ``options.dest`` (default ``build/PROJECT-VERSION``),
-    or into a folder that is removed again if nobody wants to ``keep`` it.
+    or into a folder that is removed again if nobody wants to ``keep`` it. A release that was
+    patched there before is that tree.
     """
+    if options.dest is None and (before := patched_before(spec, options.project)):
+        yield Resolved(before)
+        return
     found = _archive(spec, options)
     if found is None:
         if options.dest is not None:
@@ -69,11 +73,29 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
             )
         yield Resolved(Path(spec))
     elif keep or options.dest is not None:
-        dest = options.dest or Path("build") / f"{options.project}-{found.label}"
+        dest = options.dest or _default_dest(options.project, found.label)
         yield _unpacked(found, dest, options)
     else:
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
             yield Resolved(_unpack(found.path, Path(folder) / "tree", options), found.locked)
+
+
+def patched_before(spec: str, project: str) -> Path | None:
+    """Return the folder below build/ where an earlier run patched this release, if there is one.
+
+    Raises SourceError if another version lies there.
+    """
+    if Path(spec).exists() or (version := _release(spec, project)) is None:
+        return None
+    folder = _default_dest(project, version)
+    if not (folder / ".patchkit").is_dir():
+        return None
+    _check_version(folder, project, version)
+    return folder
+
+
+def _default_dest(project: str, label: str) -> Path:
+    return Path("build") / f"{project}-{label}"
 
 
 def fetch_release(spec: str, options: Options) -> Path:
@@ -154,16 +176,20 @@ def _release(spec: str, project: str) -> str | None:
 def _unpacked(archive: _Archive, dest: Path, options: Options) -> Resolved:
     if dest.is_dir() and any(dest.iterdir()):
         # A second run names the same release: the tree of the first is the one to work on.
-        tree = detect(dest, options.project)
-        if str(tree.version) != archive.version:
-            raise SourceError(
-                f"{dest}: holds {tree.project} {tree.version}, not {archive.path.name}",
-                hint="name another --dest",
-            )
+        _check_version(dest, options.project, archive.version)
         return Resolved(dest)
     root = _unpack(archive.path, dest, options)
     committed(f"{dest} was unpacked")
     return Resolved(root, archive.locked)
+
+
+def _check_version(folder: Path, project: str, version: str) -> None:
+    tree = detect(folder, project)
+    if str(tree.version) != version:
+        raise SourceError(
+            f"{folder}: holds {project} {tree.version}, not {version}",
+            hint="name another --dest",
+        )
 
 
 def _unpack(archive: Path, dest: Path, options: Options) -> Path:

@@ -27,10 +27,10 @@ from patchkit.source.detect import detect, state_folder
 _EPILOG = """\
 \b
 Examples:
-  patchkit apply --vllm-src vllm==0.24.0 --dest build/vllm-0.24.0
-  patchkit apply --vllm-src ~/src/vllm --arch family --dry-run
-  patchkit apply --vllm-src .venv/lib/python3.12/site-packages/vllm
-  patchkit apply --nccl-src nccl==2.29.7 --dest build/nccl-2.29.7
+  patchkit apply vllm==0.24.0
+  patchkit apply ~/src/vllm --arch family --dry-run
+  patchkit apply .venv/lib/python3.12/site-packages/vllm
+  patchkit apply nccl==2.29.7 --dest build/nccl-2.29.7
 """
 
 
@@ -72,7 +72,7 @@ def _kept(path: Path, project: str) -> Ledger | None:
 
 
 def _tell_kept(request: Request) -> None:
-    fixes = (("only", request.only), ("skip", request.skip), ("with", request.also))
+    fixes = (("only", request.only), ("without", request.skip), ("with", request.also))
     chosen = [f"--{option} {fix_id}" for option, ids in fixes for fix_id in sorted(ids)]
     if chosen:
         show.console().print(

@@ -10,6 +10,7 @@ from patchkit.apply import revert, revert_by_force
 from patchkit.cli.options import Source, as_json, folder_options
 from patchkit.cli.out import print_json, say
 from patchkit.patching.rescue import Rescued
+from patchkit.source.resolve import patched_before
 
 
 @click.command()
@@ -24,13 +25,15 @@ from patchkit.patching.rescue import Rescued
 def command(source: Source, *, force: bool, as_json: bool) -> None:
     """Put back what upstream shipped, byte by byte.
 
-    Refuses, and names the file, if a patched file was edited since.
+    SOURCE is the folder, or the release that `apply` unpacked and patched below build/. Refuses,
+    and names the file, if a patched file was edited since.
     """
+    path = patched_before(source.spec, source.project) or Path(source.spec)
     if force:
-        done = revert_by_force(Path(source.spec), source.project)
+        done = revert_by_force(path, source.project)
         _print_rescued(done, as_json=as_json)
         return
-    restored = revert(Path(source.spec), source.project)
+    restored = revert(path, source.project)
     if as_json:
         print_json({"restored": list(restored)})
     elif not restored:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from patchkit.cli.wheel.build_options import (
     reduced,
 )
 from patchkit.errors import UsageError
+from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.source.resolve import Report
 from patchkit.source.tree import SourceTree
@@ -58,7 +60,6 @@ For an H200, to test there:
 @request_options
 @click.option("--host", metavar="aarch64|x86_64", help="The CPU.  [default: this machine's]")
 @jobs_option
-@click.option("--without", multiple=True, metavar="NAME", help="Leave an extension out.")
 @click.option(
     "--source", "given", multiple=True, metavar="NAME=WHAT", help="A source of another project."
 )
@@ -92,7 +93,6 @@ def command(
     selection: Selection,
     host: str | None,
     jobs: int | None,
-    without: tuple[str, ...],
     given: tuple[str, ...],
     mirror: Path | None,
     cuda: str,
@@ -107,9 +107,10 @@ def command(
 ) -> None:
     """vLLM for one device, from its sources; `patchkit repack` takes seconds instead."""
     began = time.monotonic()
-    request = selection.request()
+    fixes = {fix.id for fix in load_recipe().fixes}
+    left_out = frozenset(each.option for each in by_option(sorted(selection.skip - fixes)))
+    request = replace(selection, skip=selection.skip & fixes).request()
     _check_host(request.target, host)
-    left_out = frozenset(each.option for each in by_option(without))
     parts, sources = frozenset(filter(None, extensions.split(","))), parse_given(given)
 
     def check(tree: SourceTree) -> None:

@@ -159,7 +159,7 @@ def _draft(
 def _around(request: Request, judged: Iterable[Judged], version: Version) -> Request:
     """The request, with optional fixes that keep vLLM from kernels that do not load.
 
-    What is named with --only or --skip stays as it is.
+    What is named with --only or --without stays as it is.
     """
     recipe, wanted = load_recipe("vllm"), set()
     for fix_id in ways_around(judged) if not request.only else ():

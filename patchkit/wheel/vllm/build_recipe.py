@@ -118,7 +118,8 @@ def by_option(names: Iterable[str]) -> tuple[Known, ...]:
     for name in names:
         if name not in known:
             raise UsageError(
-                f"no source is called {name!r}", hint=f"there are: {', '.join(sorted(known))}"
+                f"no source or extension is called {name!r}",
+                hint=f"there are: {', '.join(sorted(known))}",
             )
     return tuple(known[name] for name in names)
 

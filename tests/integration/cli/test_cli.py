@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,6 +39,62 @@ def root(tree):
 
 def fixes(done):
     return {fix["id"]: fix["state"] for fix in json.loads(done.stdout)["fixes"]}
+
+
+# One word for one thing
+
+
+@pytest.mark.releases
+def test_a_source_needs_no_option_and_a_release_is_the_tree_that_apply_made(cli, release, tmp_path):
+    """apply, status, diff and revert of ``vllm==X``: one tree, below build/."""
+    spec, made = f"vllm=={RELEASE}", tmp_path / "build" / f"vllm-{RELEASE}"
+    release(RELEASE)  # skips where it cannot be had
+    assert cli("revert", spec, rc=2).stderr.startswith("error: vllm==")
+    cli("apply", spec, "--only", "version_label")
+
+    assert fixes(cli("status", spec, "--json"))["version_label"] == "applied"
+    assert cli("diff", spec).stdout == cli("diff", made).stdout != ""
+    assert "nothing to do" in cli("apply", spec, "--only", "version_label").stdout
+    assert json.loads(cli("revert", spec, "--json").stdout)["restored"]
+    assert "nothing to do" in cli("revert", made).stdout
+
+
+@pytest.mark.releases
+def test_another_version_in_the_place_of_a_release_is_refused(cli, tree, tmp_path):
+    (tmp_path / "build").mkdir()
+    shutil.copytree(tree(RELEASE), tmp_path / "build" / "vllm-0.24.0")
+    cli("apply", "build/vllm-0.24.0", "--only", "version_label")
+
+    for verb in ("status", "revert", "apply"):
+        assert f"holds vllm {RELEASE}, not 0.24.0" in cli(verb, "vllm==0.24.0", rc=3).stderr
+
+
+@pytest.mark.releases
+def test_former_spellings_go_on_working_and_are_not_shown(cli, root):
+    left = ["--dry-run", "--only", "sm120_guard"]
+    assert "left out" in cli("apply", root, *left, "--skip", "sm120_guard", rc=2).stderr
+    assert "--skip" not in cli("apply", "--help").stdout
+
+
+@pytest.mark.releases
+def test_the_series_goes_to_standard_output(cli, root, tmp_path):
+    cli("export", root, "-o", "series")
+    written = [place.read_text() for place in sorted((tmp_path / "series").iterdir())]
+
+    assert cli("export", root, "-o", "-").stdout == "".join(written)
+    assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        (["no-such-thing"], "says whether it is vLLM or NCCL"),
+        (["vllm==0.24.0", "--vllm-src", "vllm==0.24.0"], "two sources are named"),
+        ([], "no source is named"),
+    ],
+)
+def test_a_source_that_cannot_be_told(cli, named, says):
+    assert says in cli("status", *named, rc=2).stderr
 
 
 # Without a tree
@@ -112,7 +169,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         (["explain", "arch_list"], 2, ["'arch_list'", "did you mean arch_lists?"]),
         (["fixes", "--version", "0.11.0"], 3, ["0.11.0 is not supported"]),
         (["fetch", "torch==2.9.0"], 2, ["'torch==2.9.0' names no release"]),
-        (["apply"], 2, ["no sources are named", "--vllm-src or --nccl-src"]),
+        (["apply"], 2, ["no source is named", "--vllm-src or --nccl-src"]),
     ],
 )
 def test_refusals_that_need_no_tree(cli, arguments, rc, says):
@@ -286,11 +343,17 @@ def on_terminal(environment, tmp_path):
 @pytest.mark.releases
 @pytest.mark.parametrize(
     "arguments",
-    [["status"], ["diff"], ["archs"], ["apply", "--dry-run"], ["apply", "--skip", "sm120_guard"]],
+    [
+        ["status"],
+        ["diff"],
+        ["archs"],
+        ["apply", "--dry-run"],
+        ["apply", "--without", "sm120_guard"],
+    ],
 )
 def test_colours_on_a_terminal_only_and_not_if_unwanted(cli, on_terminal, root, arguments):
     command = [*arguments, "--vllm-src", root]
-    plain = cli(*command, rc=2 if "--skip" in command else 0)
+    plain = cli(*command, rc=2 if "--without" in command else 0)
 
     assert "\x1b" not in plain.stdout + plain.stderr
     assert COLOUR.search(on_terminal(*command))
@@ -319,8 +382,11 @@ def test_the_command_that_undoes_an_apply_is_pasted(cli, tree, tmp_path):
     ("arguments", "says"),
     [
         (["apply", "--only", "fp8_grouped_gem"], ["'fp8_grouped_gem'", "fp8_grouped_gemm?"]),
-        (["apply", "--only", "sm120_guard", "--skip", "sm120_guard"], ["sm120_guard", "left out"]),
-        (["apply", "--skip", "sm120_guard"], ["arch_lists without sm120_guard"]),
+        (
+            ["apply", "--only", "sm120_guard", "--without", "sm120_guard"],
+            ["sm120_guard", "left out"],
+        ),
+        (["apply", "--without", "sm120_guard"], ["arch_lists without sm120_guard"]),
         (["archs", "--arch-list", "12.1"], ["bare 12.1", "FP4", "12.1a"]),
         (["archs", "--arch-list", "12.1x"], ["'12.1x' is not an arch"]),
         (["archs", "--cuda", "thirteen"], ["'thirteen'", "13.0"]),
@@ -395,7 +461,7 @@ def test_drift_is_named_and_nothing_is_written(cli, root, rewrite, snapshot, alt
 @pytest.mark.releases
 def test_drift_as_json(cli, root, rewrite):
     rewrite(root / EDITED, (root / EDITED).read_text().replace("def cutlass_g", "def g"))
-    cli("apply", "--vllm-src", root, "--skip", "fp8_grouped_gemm")
+    cli("apply", "--vllm-src", root, "--without", "fp8_grouped_gemm")
 
     error = json.loads(cli("apply", "--vllm-src", root, "--json", rc=4).stdout)["error"]
     states = fixes(cli("status", "--vllm-src", root, "--with", "sm120_guard", "--json", rc=4))

@@ -184,7 +184,7 @@ def test_selection(request_, expected, plan_of):
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        ({"skip": {"c"}}, "left out with --skip"),
+        ({"skip": {"c"}}, "left out with --without"),
         ({"only": {"a"}}, "not named with --only"),
         ({}, "optional; --with c turns it on"),
     ],

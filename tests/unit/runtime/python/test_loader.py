@@ -67,7 +67,9 @@ def test_damaged_libraries_are_none(tmp_path):
         assert exports(str(nothing), "ncclGetVersion") is False
 
 
-@pytest.mark.parametrize("module", ["python.libnccl", "host.software", "rules.variables", "rules.flags"])
+@pytest.mark.parametrize(
+    "module", ["python.libnccl", "host.software", "rules.variables", "rules.flags"]
+)
 def test_it_needs_nothing_but_the_standard_library(module):
     """Somebody who only asks imports no recipes, wheels or command line, and nothing slow."""
     code = f"import sys, patchkit.runtime.{module}; print(*sys.modules)"
