@@ -353,7 +353,7 @@ def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
 @pytest.mark.parametrize(
     ("arguments", "rc", "says"),
     [
-        (["status", "--nccl-src", "x", "--vllm-src", "x"], 2, "both sources are named"),
+        (["status", "--nccl-src", "x", "--vllm-src", "x"], 2, "two sources are named"),
         (["apply", "--nccl-src", "nccl==2.28.3"], 3, "sticky CUDA error"),
         (["apply", "--nccl-src", "nccl==2.29.2"], 3, "cannot be verified"),
         (["apply", "--nccl-src", "git+file:///x@v9"], 2, "'v9' is not a commit"),

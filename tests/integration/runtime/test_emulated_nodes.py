@@ -62,7 +62,7 @@ def test_what_is_sent_is_counted_where_it_went(tmp_path):
 
 def test_nothing_is_left_of_a_killed_run(tmp_path):
     script = (
-        "import os, sys, time; from pathlib import Path; from emulation.lab import Lab\n"
+        "import os, sys, time; from pathlib import Path; from tools.emulation.lab import Lab\n"
         "with Lab(Path(sys.argv[1])).sparks(2, 'killed') as sparks:\n"
         "    started = sparks[1].start('sleep', '1000', log='sleep', seconds=1000)\n"
         "    print(*(each.pid for each in sparks), started.pid, flush=True)\n"

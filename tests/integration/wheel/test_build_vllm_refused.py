@@ -47,9 +47,13 @@ def refused(build, tmp_path):
 REFUSED = [
     (["--host", OTHER_CPU], 2, f"vLLM for {OTHER_CPU} cannot be built on {HERE}"),
     (["--host", OTHER_CPU], 2, f"patchkit repack vllm==X.Y.Z --platform {OTHER_CPU}"),
-    ([*SRC, "--without", "x"], 2, "no source is called 'x'\n  next: there are: cutlass, deepgemm"),
+    (
+        [*SRC, "--without", "x"],
+        2,
+        "no source or extension is called 'x'\n  next: there are: cutlass, deepgemm",
+    ),
     ([*SRC, "--without", "cutlass"], 2, "vLLM cannot be built without it"),
-    ([*SRC, "--source", "x=y"], 2, "no source is called 'x'"),
+    ([*SRC, "--source", "x=y"], 2, "no source or extension is called 'x'"),
     ([*SRC, "--source", "cutlass"], 2, "not OPTION=WHAT"),
     ([*SRC, "--source", "cutlass=y"], 2, f"vLLM {VLLM_VERSION} does not fetch it"),
     ([*SRC, "--extensions", "_C"], 2, "no extension '_C'\n  next: there are other_C, small_C"),

@@ -1,0 +1,147 @@
+"""The picture and the table of rooms in docs/architecture.md, drawn from the imports.
+
+    python -m tools.architecture            writes them anew (`nox -s regenerate` does so, too)
+
+A room is a folder of patchkit/ with modules; the modules that lie beside the folders are the ground
+floor, but for the way in and ``apply``, which stand above. An arrow means: imports from. Arrows that
+follow from others are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import patchkit
+
+HOME = Path(__file__).parents[1]
+PAGE = HOME / "docs" / "architecture.md"
+PACKAGE = Path(patchkit.__file__).parent
+GROUND = "ground"
+_ABOVE = {"apply", "__main__"}  # modules beside the folders that stand on all floors below cli/
+_WINGS = {
+    "patch": ("edit", "source", "patching", "proof", "recipes", "apply"),
+    "wheel": (),
+    "runtime": (),
+}
+Rooms = Mapping[str, frozenset[str]]  # room → rooms that it imports from
+
+
+def modules(package: Path = PACKAGE) -> dict[str, Path]:
+    """Return every module's dotted name below the package, ``wheel.file.record``, and its file."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        words = path.relative_to(package).with_suffix("").parts
+        found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+    return found
+
+
+def room_of(module: str, known: Mapping[str, Path]) -> str:
+    """Return the room of a module; its own name for a package."""
+    if known[module].name == "__init__.py":
+        return module or "__main__"
+    if "." in module:
+        return module.rpartition(".")[0]
+    return module if module in _ABOVE else GROUND
+
+
+def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules of the package that a file imports, within functions as well."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        inside = [name.removeprefix("patchkit.") for name in names if name.startswith("patchkit.")]
+        yield from (name for name in inside if name in known)
+
+
+def rooms() -> dict[str, set[str]]:
+    """Return each room with the rooms that it imports from."""
+    known = modules()
+    found: dict[str, set[str]] = {}
+    for module, path in known.items():
+        room = room_of(module, known)
+        targets = {room_of(name, known) for name in imports(path, known)}
+        found.setdefault(room, set()).update(targets - {room})
+    # A package whose modules are all in rooms of its own is a corridor, not a room.
+    corridors = {room for room in found if any(other.startswith(f"{room}.") for other in found)}
+    kept = {room for room in found if room not in corridors - {"cli"}}
+    return {room: found[room] & kept for room in sorted(kept)}
+
+
+def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
+    """Return each room's floor, counted from the ground. Raises graphlib.CycleError."""
+    number: dict[str, int] = {}
+    for room in TopologicalSorter(graph).static_order():
+        number[room] = max((number[below] + 1 for below in graph[room]), default=0)
+    return number
+
+
+def arrows(graph: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
+    """Yield the imports that do not follow from others."""
+    reach: dict[str, set[str]] = {}
+    for room in TopologicalSorter(graph).static_order():
+        reach[room] = graph[room].union(*(reach[below] for below in graph[room]))
+    for room in sorted(graph):
+        for below in sorted(graph[room]):
+            if not any(below in reach[other] for other in graph[room] - {below}):
+                yield room, below
+
+
+def _sentence(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+
+
+def _wing(room: str) -> str:
+    head = room.partition(".")[0]
+    return next((wing for wing, members in _WINGS.items() if head in (wing, *members)), "")
+
+
+def picture(graph: Mapping[str, set[str]]) -> str:
+    """Return the picture as Mermaid's flowchart."""
+    lines = ["```mermaid", "flowchart TD"]
+    for wing in (*_WINGS, ""):
+        indent = "    " if wing else "  "
+        lines += [f"  subgraph {wing}"] if wing else []
+        for room in graph:
+            if _wing(room) == wing:
+                label = room.removeprefix(f"{wing}.") if wing else room
+                lines.append(f'{indent}{_node(room)}["{label}"]')
+        lines += ["  end"] if wing else []
+    lines += [f"  {_node(room)} --> {_node(below)}" for room, below in arrows(graph)]
+    return "\n".join([*lines, "```"])
+
+
+def _node(room: str) -> str:
+    return room.replace(".", "_").strip("_") + "_"
+
+
+def table(graph: Mapping[str, set[str]]) -> str:
+    """Return the rooms with what each is for, from the ground up."""
+    number = floors(graph)
+    rows = ["| floor | room | what it is for |", "|--:|---|---|"]
+    for room in sorted(graph, key=lambda room: (number[room], room)):
+        path = PACKAGE / room.replace(".", "/")
+        place = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        says = "One of each: see below." if room == GROUND else _sentence(place)
+        rows.append(f"| {number[room]} | `{room.replace('.', '/')}` | {says} |")
+    return "\n".join(rows)
+
+
+def page(text: str) -> str:
+    """Return the page with its picture and its table as they are now."""
+    graph = rooms()
+    for name, made in (("picture", picture(graph)), ("rooms", table(graph))):
+        begin, end = f"<!-- {name}: python -m tools.architecture -->", f"<!-- /{name} -->"
+        between = re.compile(rf"(?s){re.escape(begin)}.*?{re.escape(end)}")
+        text = between.sub(lambda _found, made=f"{begin}\n\n{made}\n\n{end}": made, text)
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
