@@ -3,8 +3,8 @@
     python -m tools.architecture            writes them anew (`nox -s regenerate` does so, too)
 
 A room is a folder of patchkit/ with modules; the modules that lie beside the folders are the ground
-floor, but for the way in and ``apply``, which stand above. An arrow means: imports from. Arrows that
-follow from others are left out.
+floor, but for the way in and ``apply``, which stand above. An arrow means: imports from. Arrows
+that follow from others are left out.
 """
 
 from __future__ import annotations
