@@ -1,0 +1,256 @@
+"""Run programs: words and never a shell, and what goes wrong is one of our errors.
+
+``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer,
+``stream`` for one that takes long and tells how far it is, ``ask`` for a question to another
+Python. Their output is read as UTF-8, with U+FFFD for what is not.
+
+The children of proofs (``proof/child.py``) and the process that measures for `patchkit tune`
+(``bench.py``), which is asked many times, are started where they are used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from patchkit.errors import HostError, PatchkitError
+from patchkit.quoting import quoted
+
+_TAIL = 400  # lines that are kept of a long output
+_PATIENCE = 60.0  # seconds; sitecustomize may do anything
+_ABSENT = "is not installed"
+_MARK = "patchkit:"  # before an answer: a sitecustomize may print, too
+_ANSWER = f"\nimport json, sys\nsys.stdout.write('\\n{_MARK}' + json.dumps(answer) + '\\n')\n"
+
+
+class Options(TypedDict, total=False):
+    """How a program runs: by default with the variables and in the folder of this process.
+
+    ``input`` is what it reads on standard input; ``timeout`` is in seconds, None for ever;
+    ``umask`` is for the files that it makes. With ``terminal`` it shares the terminal of this
+    process, if there is one: it may ask there, and its errors are seen there and not kept.
+    """
+
+    env: Mapping[str, str] | None
+    cwd: Path | None
+    input: bytes
+    timeout: float | None
+    umask: int
+    terminal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """How a program ended.
+
+    ``status`` is its exit status, negative for a signal, None if it did not start or did not end in
+    time. ``trouble`` is what went wrong without the program's name, "" for status 0.
+    """
+
+    command: tuple[str, ...]
+    status: int | None
+    output: str = ""
+    errors: str = ""
+    trouble: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The command as it could be pasted; only its program if a script is among the words."""
+        if any("\n" in word for word in self.command):
+            return self.command[0]
+        return f"`{quoted(*self.command)}`"
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is no such program."""
+        return self.trouble == _ABSENT
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something, of its errors or else of its output; or ""."""
+        said = self.errors.strip() or self.output.strip()
+        return said.rpartition("\n")[2].strip()
+
+    def error(
+        self, kind: type[PatchkitError] = HostError, *, why: str = "", hint: str = ""
+    ) -> PatchkitError:
+        """Return the error that says what went wrong; a program that is missing is a HostError."""
+        if self.missing:
+            what = f"{self.command[0]} {self.trouble}"
+            return HostError(what, hint=hint or "install it, or look at PATH")
+        what = f"{self.shown} failed: {self.trouble}"
+        return kind(what, why=why, hint=hint or "run that command by hand")
+
+
+def run(
+    *words: str | Path,
+    kind: type[PatchkitError] = HostError,
+    why: str = "",
+    hint: str = "",
+    check: bool = True,
+    **options: Unpack[Options],
+) -> Completed:
+    """Run a program that has to work.
+
+    Raises ``kind`` with the program's own last words if it fails or does not end in time, HostError
+    if it is missing. Without ``check`` any exit status but a signal is an answer.
+    """
+    done = attempt(*words, **options)
+    answered = done.status is not None and done.status >= 0
+    if done.trouble and (check or not answered):
+        raise done.error(kind, why=why, hint=hint)
+    return done
+
+
+def attempt(*words: str | Path, **options: Unpack[Options]) -> Completed:
+    """Run a program that may fail; raises nothing."""
+    import subprocess  # a third of a fast probe's imports: only where a program is run
+
+    command = tuple(map(str, words))
+    env, given = options.get("env"), options.get("input", b"")
+    timeout, terminal = options.get("timeout", _PATIENCE), options.get("terminal", False)
+    try:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=options.get("cwd"),
+            umask=options.get("umask", -1),
+            stdin=subprocess.PIPE if given else None if terminal else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if terminal and os.isatty(2) else subprocess.PIPE,
+        )
+    except (OSError, ValueError) as error:
+        return _not_started(command, env, error)
+    with process:
+        try:
+            output, errors = process.communicate(given or None, timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return Completed(
+                command=command, status=None, trouble=f"no answer within {timeout or 0:g} s"
+            )
+        except BaseException:
+            process.kill()
+            raise
+    return _completed(command, process.returncode, _text(output), _text(errors))
+
+
+def stream(
+    *words: str | Path,
+    line: Callable[[str], None],
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    umask: int = -1,
+    inherit: bool = False,
+) -> Completed:
+    """Run a program and hand over each line that it writes, errors among the others.
+
+    The result's output are the last 400 lines. With ``inherit`` it keeps the files that this
+    process has open for it, such as a lock. If ``line`` raises, or an interrupt comes, the program
+    is ended first. Raises nothing of its own.
+    """
+    import subprocess
+
+    command = tuple(map(str, words))
+    try:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=cwd,
+            umask=umask,
+            close_fds=not inherit,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, ValueError) as error:
+        return _not_started(command, env, error)
+    tail: deque[str] = deque(maxlen=_TAIL)
+    with process:
+        assert process.stdout is not None
+        try:
+            for each in process.stdout:
+                tail.append(each)
+                line(each)
+        except BaseException:
+            process.terminate()  # an interrupt must not wait for the end of a build
+            raise
+    return _completed(command, process.returncode, "".join(tail), "")
+
+
+def ask(
+    python: str | Path,
+    code: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    isolated: bool = True,
+    timeout: float = 120.0,
+    hint: str = "",
+) -> Any:
+    """Return what ``code`` leaves in ``answer``, run by another Python and sent back as JSON.
+
+    ``arguments`` are its ``sys.argv[1:]``. ``isolated`` is Python's -I: no variables, no user's
+    packages, no current folder. The answer is as much worth as that Python: check it (``records``).
+    Raises HostError, with its last words, if it does not run or does not answer.
+    """
+    alone = ["-I"] if isolated else []
+    done = attempt(python, *alone, "-c", code + _ANSWER, *arguments, env=env, timeout=timeout)
+    if done.status is None:
+        raise HostError(f"{python} does not run: {done.trouble}", hint=hint)
+    answers = [each for each in done.output.splitlines() if each.startswith(_MARK)]
+    if done.trouble or not answers:
+        trouble = done.trouble or "exit code 0: it printed no answer"
+        raise HostError(
+            f"{python}: {trouble}",
+            why="it is no Python, or a .pth file, sitecustomize or LD_PRELOAD stops it",
+            hint=hint,
+        )
+    try:
+        return json.loads(answers[-1].removeprefix(_MARK))
+    except (ValueError, RecursionError):
+        raise HostError(f"{python}: its answer is not JSON", hint=hint) from None
+
+
+def ending(status: int) -> str:
+    """Return how a process ended: ``exit code 2``, ``killed by SIGKILL``, "" for status 0."""
+    if status >= 0:
+        return f"exit code {status}" if status else ""
+    names = {each.value: each.name for each in signal.Signals}
+    return f"killed by {names.get(-status, f'signal {-status}')}"
+
+
+def _completed(command: tuple[str, ...], status: int, output: str, errors: str) -> Completed:
+    done = Completed(command=command, status=status, output=output, errors=errors)
+    if not (trouble := ending(status)):
+        return done
+    return Completed(
+        command=command,
+        status=status,
+        output=output,
+        errors=errors,
+        trouble=f"{trouble}: {done.last_line or 'it printed nothing'}",
+    )
+
+
+def _not_started(
+    command: tuple[str, ...], env: Mapping[str, str] | None, error: OSError | ValueError
+) -> Completed:
+    """Return why there is no process: no such program, or what the system says (a NUL: Python)."""
+    path = None if env is None else env.get("PATH", os.defpath)
+    absent = isinstance(error, FileNotFoundError) and shutil.which(command[0], path=path) is None
+    words = getattr(error, "strerror", None) or str(error)
+    trouble = (_ABSENT if "/" not in command[0] else "is not there") if absent else words
+    return Completed(command=command, status=None, trouble=trouble)
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode(errors="replace")

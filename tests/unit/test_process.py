@@ -1,0 +1,160 @@
+"""Programs that are run: what they say, and what their failures become."""
+
+import os
+import sys
+
+import pytest
+
+from patchkit.errors import BuildError, HostError, StorageError
+from patchkit.process import ask, attempt, run, stream
+
+PYTHON = sys.executable
+
+
+def python(code, *words, **options):
+    return attempt(PYTHON, "-c", code, *words, **options)
+
+
+def test_what_a_program_says_is_text_whatever_its_bytes_are():
+    said = python("import sys; sys.stdout.buffer.write(b'a\\xff\\n'); sys.stderr.write('b')")
+    assert (said.status, said.output, said.errors, said.trouble) == (0, "a\ufffd\n", "b", "")
+
+
+def test_a_program_has_the_words_and_input_and_variables_and_folder_it_is_given(tmp_path):
+    code = "import os, sys; print(sys.argv[1:], sys.stdin.read(), os.environ['X'], os.getcwd())"
+    done = python(code, "$(id)", "a b", input=b"in", env={"X": "1"}, cwd=tmp_path)
+    assert done.output == f"['$(id)', 'a b'] in 1 {tmp_path}\n"
+
+
+def test_a_program_reads_nothing_unless_it_is_given_something():
+    assert python("import sys; print(repr(sys.stdin.read()))").output == "''\n"
+
+
+def test_the_umask_is_for_the_program_alone(tmp_path):
+    former = os.umask(0o077)
+    try:
+        python("open('made', 'w')", cwd=tmp_path, umask=0o022)
+        (tmp_path / "own").touch()
+    finally:
+        os.umask(former)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "trouble"),
+    [
+        ("raise SystemExit(3)", 3, "exit code 3: it printed nothing"),
+        ("print('a'); raise SystemExit('b\\nc')", 1, "exit code 1: c"),
+        ("print('a\\nb'); raise SystemExit(2)", 2, "exit code 2: b"),
+        ("import os; os.kill(os.getpid(), 9)", -9, "killed by SIGKILL: it printed nothing"),
+    ],
+)
+def test_how_a_program_ended(code, status, trouble):
+    done = python(code)
+    assert (done.status, done.trouble) == (status, trouble)
+    with pytest.raises(BuildError, match=trouble) as caught:
+        run(PYTHON, "-c", code, kind=BuildError, why="so", hint="do that")
+    assert (caught.value.why, caught.value.hint) == ("so", "do that")
+    if status > 0:
+        assert run(PYTHON, "-c", code, check=False).status == status
+
+
+def test_a_signal_is_no_answer():
+    with pytest.raises(HostError, match="killed by SIGSEGV"):
+        run(PYTHON, "-c", "import os; os.kill(os.getpid(), 11)", check=False)
+
+
+def test_a_program_that_is_missing_is_the_machines_fault(tmp_path):
+    for check in (True, False):
+        with pytest.raises(HostError, match=r"^nosuch-program is not installed") as caught:
+            run("nosuch-program", "-x", kind=StorageError, check=check)
+        assert caught.value.hint
+    assert attempt(tmp_path / "nosuch").trouble == "is not there"
+    assert attempt(PYTHON, "-V", env={"PATH": "/"}).status == 0
+    assert attempt("sh", env={"PATH": str(tmp_path)}).missing
+
+
+def test_what_cannot_be_started_says_why(tmp_path):
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "script").write_text("#!/no/interpreter\n")
+    (tmp_path / "script").chmod(0o755)
+    assert attempt(tmp_path / "text").trouble == "Permission denied"
+    assert attempt(tmp_path / "script").trouble == "No such file or directory"
+    assert attempt(tmp_path).trouble == "Permission denied"
+    assert "null" in attempt("true", "a\0b").trouble
+    assert attempt("true", cwd=tmp_path / "none").trouble == "No such file or directory"
+
+
+def test_a_program_that_takes_too_long_is_ended():
+    with pytest.raises(StorageError, match=r"`sleep 60` failed: no answer within 0\.1 s"):
+        run("sleep", "60", timeout=0.1, kind=StorageError, check=False)
+
+
+def test_a_script_is_not_shown_in_full():
+    done = python("import sys\nsys.exit(1)")
+    assert str(done.error()).startswith(f"{PYTHON} failed: exit code 1")
+
+
+def test_lines_come_while_the_program_runs():
+    seen = []
+    code = "import sys; print('a', flush=True); print('b', file=sys.stderr); sys.exit(4)"
+    done = stream(PYTHON, "-c", code, line=seen.append, env=dict(os.environ))
+    assert (seen, done.output) == (["a\n", "b\n"], "a\nb\n")
+    assert (done.status, done.trouble) == (4, "exit code 4: b")
+    assert stream("nosuch-program", line=seen.append, env={}).missing
+
+
+def test_of_a_long_output_the_end_is_kept():
+    code = "for n in range(1000): print(n)"
+    done = stream(PYTHON, "-c", code, line=lambda _: None, env=dict(os.environ))
+    assert done.output.splitlines() == [str(n) for n in range(600, 1000)]
+
+
+def test_a_program_ends_when_nobody_reads_it_any_more(tmp_path):
+    code = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+    pids = []
+
+    def refuse(line):
+        pids.append(int(line))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stream(PYTHON, "-c", code, line=refuse, env=dict(os.environ))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_another_python_answers_in_json():
+    code = (
+        "import sys\nprint('noise')\nanswer = {'argv': sys.argv[1:], 'alone': sys.flags.isolated}"
+    )
+    assert ask(PYTHON, code, "a", "b c") == {"argv": ["a", "b c"], "alone": 1}
+    code = "import os\nanswer = os.environ['X']"
+    assert ask(PYTHON, code, env={"X": "é"}, isolated=False) == "é"
+
+
+@pytest.mark.parametrize(
+    ("python", "code", "what"),
+    [
+        ("/nosuch/python", "", "/nosuch/python does not run: is not there"),
+        ("/bin/true", "", "/bin/true: exit code 0: it printed no answer"),
+        (PYTHON, "import nosuch", "ModuleNotFoundError: No module named 'nosuch'"),
+        (PYTHON, "answer = object()", "TypeError"),
+        (
+            PYTHON,
+            "import os; print('patchkit:{', flush=True); os._exit(0)",
+            "its answer is not JSON",
+        ),
+    ],
+)
+def test_a_python_that_does_not_answer_is_refused(python, code, what):
+    with pytest.raises(HostError) as caught:
+        ask(python, code, hint="name another")
+    assert what in caught.value.what
+    assert caught.value.hint == "name another"
+
+
+def test_a_python_that_never_answers_is_ended():
+    with pytest.raises(HostError, match=r"no answer within 0\.1 s"):
+        ask(PYTHON, "import time; time.sleep(600)", timeout=0.1)
