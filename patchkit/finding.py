@@ -1,0 +1,46 @@
+"""What a check came to: one vocabulary for files, wheels, hosts, networks and builds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from patchkit.errors import PatchkitError, SourceError
+
+
+class Level(StrEnum):
+    """How bad it is; what could not be looked at is unknown, and never counts as passed."""
+
+    ERROR = "error"  # it does not work, or does not do what it says
+    WARNING = "warning"  # it is likely harmful
+    NOTE = "note"  # it has no effect, or is worth knowing
+    UNKNOWN = "unknown"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check came to.
+
+    ``where`` is the file, interface, address or pair, with ``line`` in a file; ``about`` the
+    variable, the rule or the check. ``what`` says how it is, ``why`` why that matters, ``hint``
+    what to do and ``source`` who says so. ``kind`` is the error that a finding of level ERROR
+    amounts to, whose exit code the command ends with.
+    """
+
+    what: str
+    level: Level = Level.ERROR
+    where: str = ""
+    line: int = 0
+    about: str = ""
+    why: str = ""
+    hint: str = ""
+    source: str = ""
+    kind: type[PatchkitError] = SourceError
+
+
+def worst(findings: Iterable[Finding], *levels: Level) -> int:
+    """Return the highest exit code of the findings of these levels (ERROR alone), 0 for none."""
+    counted = levels or (Level.ERROR,)
+    return max((each.kind.exit_code for each in findings if each.level in counted), default=0)

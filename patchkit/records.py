@@ -1,0 +1,331 @@
+"""Records: what TOML and JSON hold as frozen dataclasses, with every key and every type checked.
+
+The class is the description: a field without a default has to be there, a key that is no field is
+refused, and a value is taken only if it is of the field's type. Types are ``str``, ``int``,
+``float``, ``bool``, ``None``, unions of them, ``Literal``, enums by value, other dataclasses,
+``tuple``, ``frozenset`` and ``Mapping`` of these, and classes that are made of a text, such as
+``Version``. ``Annotated[str, check]`` calls the check, which raises ValueError, and so may
+``__post_init__``. ``field(metadata={"key": …})`` is for a field with another name in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from patchkit.errors import PatchkitError, UsageError
+
+T = TypeVar("T")
+_Read = Callable[[Any], Any]
+_SHOWN = 60  # characters of a value that is refused
+_WORDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "a bool"}
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
+_KEY = re.compile(r"""\s*([\w.-]+|"[^"]*"|'[^']*')\s*=""")
+
+
+class RecordError(ValueError):
+    """A value that does not fit; ``keys`` lead to it from the top, names and numbers."""
+
+    def __init__(self, what: str, *keys: str | int) -> None:
+        super().__init__(what)
+        self.what = what
+        self.keys = keys
+
+    def __str__(self) -> str:
+        """``rule[3].when: is 5, not a text``, the first of a list being 1."""
+        shown = "".join(f"[{k + 1}]" if isinstance(k, int) else f".{k[:_SHOWN]}" for k in self.keys)
+        return f"{shown.removeprefix('.')}: {self.what}" if shown else self.what
+
+
+def record(kind: type[T], value: object) -> T:
+    """Return a value, as ``json`` or ``tomllib`` gives it, as what it has to be.
+
+    Raises RecordError. ``kind`` is a dataclass, or another of the types above.
+    """
+    try:
+        found: T = _reader(cast("Any", kind))(value)
+    except RecursionError:
+        raise RecordError("is nested too deeply") from None
+    return found
+
+
+def read_json(kind: type[T], text: str | bytes) -> T:
+    """Return what a text in JSON holds. Raises RecordError, also for what is no JSON."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise RecordError("is nested too deeply") from None
+    except ValueError as error:
+        raise RecordError(f"is not JSON: {error}") from None
+    return record(kind, value)
+
+
+def read_toml(kind: type[T], path: Path, error: type[PatchkitError] = UsageError) -> T:
+    """Return what a TOML file of patchkit's own holds; others' files are read within limits.
+
+    Raises ``error``, naming ``file:line`` and the key.
+    """
+    import tomllib  # a launcher reads none
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        return record(kind, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as wrong:
+        where, what = str(path), f"is not TOML: {wrong}"
+    except RecordError as wrong:
+        where, what = f"{path}:{_line(text, wrong.keys)}", str(wrong)
+    raise error(
+        f"{where}: {what}",
+        why="the file was edited, or it is of another version of patchkit",
+        hint="correct it there; or install patchkit again",
+    )
+
+
+def matching(pattern: str, what: str) -> Callable[[str], None]:
+    """Return a check for ``Annotated``: the whole text has this form, which ``what`` names."""
+    form = re.compile(pattern)
+
+    def check(text: str) -> None:
+        if not form.fullmatch(text):
+            raise RecordError(f"is {_shown(text)}, not {what}")
+
+    return check
+
+
+Sha256 = Annotated[str, matching("[0-9a-f]{64}", "a sha256")]
+
+
+def one_of(*values: str) -> Callable[[str], None]:
+    """Return a check for ``Annotated``: the text is one of these, which are known at run time."""
+
+    def check(text: str) -> None:
+        if text not in values:
+            raise RecordError(f"is {_shown(text)}, not one of {', '.join(values)}")
+
+    return check
+
+
+@cache
+def _reader(kind: Any) -> _Read:
+    """Return the function that checks values of a type; made once, since tables are long."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in (Any, object):
+        return _as_it_is
+    if origin is Annotated:
+        return _checked(_reader(arguments[0]), arguments[1:])
+    if origin in (Union, UnionType):
+        return _any_of(arguments)
+    if origin is Literal:
+        return _member({each: each for each in arguments})
+    if origin in (tuple, frozenset, list):
+        return _list(origin, arguments)
+    if origin in (dict, Mapping):
+        return _table(_reader(arguments[0]), _reader(arguments[1]))
+    if is_dataclass(kind):
+        return _dataclass(kind)
+    if issubclass(kind, Enum):
+        return _member({each.value: each for each in kind})
+    return _scalar(kind) if kind in (*_WORDS, NoneType) else _made_of_text(kind)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _scalar(kind: type) -> _Read:
+    allowed = (int, float) if kind is float else (kind,)
+
+    def read(value: Any) -> Any:
+        if type(value) not in allowed:  # to Python True is a number
+            raise RecordError(f"is {_shown(value)}, not {_WORDS.get(kind, 'null')}")
+        if kind is str and not value.isascii():
+            _require_text(value)
+        return value
+
+    return read
+
+
+def _require_text(value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can name
+        raise RecordError(f"is {_shown(value)}, which is no text") from None
+
+
+def _made_of_text(kind: type) -> _Read:
+    text = _reader(str)
+
+    def read(value: Any) -> Any:
+        try:
+            return kind(text(value))
+        except RecordError:
+            raise
+        except ValueError:
+            raise RecordError(f"is {_shown(value)}, not a {kind.__name__}") from None
+
+    return read
+
+
+def _member(members: Mapping[Any, Any]) -> _Read:
+    def read(value: Any) -> Any:
+        if isinstance(value, str | int) and not isinstance(value, bool) and value in members:
+            return members[value]
+        raise RecordError(f"is {_shown(value)}, not one of {', '.join(map(str, members))}")
+
+    return read
+
+
+def _checked(inner: _Read, checks: tuple[Any, ...]) -> _Read:
+    def read(value: Any) -> Any:
+        found = inner(value)
+        for check in checks:
+            _call(check, found)
+        return found
+
+    return read
+
+
+def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    try:
+        return function(*arguments, **named)
+    except RecordError:
+        raise
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+
+
+def _any_of(kinds: tuple[Any, ...]) -> _Read:
+    readers = [_reader(kind) for kind in kinds if kind is not NoneType]
+    optional = NoneType in kinds
+
+    def read(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        for reader in readers[:-1]:
+            try:
+                return reader(value)
+            except RecordError:
+                continue
+        return readers[-1](value)  # it says what is wrong
+
+    return read
+
+
+def _list(kind: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Read:
+    """``tuple[X, ...]``, ``frozenset[X]`` and ``list[X]`` of any length; ``tuple[X, Y]`` of two."""
+    long = kind is not tuple or arguments[1:] == (...,)
+    readers = [_reader(each) for each in (arguments[:1] if long else arguments)]
+
+    def items(value: list[Any]) -> Iterator[Any]:
+        for number, each in enumerate(value):
+            try:
+                yield readers[0 if long else number](each)
+            except RecordError as error:
+                raise RecordError(error.what, number, *error.keys) from None
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise RecordError(f"is {_shown(value)}, not a list")
+        if not long and len(value) != len(readers):
+            raise RecordError(f"has {len(value)} entries, not {len(readers)}")
+        return kind(items(value))
+
+    return read
+
+
+def _table(key: _Read, inner: _Read) -> _Read:
+    def items(table: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+        for name, value in table.items():
+            try:
+                yield key(name), inner(value)
+            except RecordError as error:
+                raise RecordError(error.what, str(name), *error.keys) from None
+
+    return lambda value: dict(items(_object(value)))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RecordError(f"is {_shown(value)}, not a table")
+    return value
+
+
+def _dataclass(kind: Any) -> _Read:
+    hints = get_type_hints(kind, include_extras=True)
+    known = {each.metadata.get("key", each.name): each for each in fields(kind) if each.init}
+    readers = {key: (each.name, _reader(hints[each.name])) for key, each in known.items()}
+    needed = {
+        key
+        for key, each in known.items()
+        if each.default is MISSING and each.default_factory is MISSING
+    }
+
+    def items(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for key, value in table.items():
+            name, reader = readers[key]
+            try:
+                yield name, reader(value)
+            except RecordError as error:
+                raise RecordError(error.what, key, *error.keys) from None
+
+    def read(value: Any) -> Any:
+        table = _object(value)
+        for key in table:
+            if key not in readers:
+                raise RecordError(f"unknown key; known are {', '.join(readers)}", key)
+        for key in sorted(needed - table.keys()):
+            raise RecordError(f"lacks the key {key!r}")
+        return _call(kind, **dict(items(table)))
+
+    return read
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _line(text: str, keys: tuple[str | int, ...]) -> int:
+    """Return the line of a TOML text where a key stands, or else the table that it belongs to."""
+    table: tuple[str | int, ...] = ()
+    last: dict[tuple[str | int, ...], int] = {}  # array of tables → index of its last one
+    best = (0, 1)
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.fullmatch(line):
+            table = ()
+            for part in header[2].split("."):
+                table += (part.strip().strip("\"'"),)
+                if table in last:
+                    table += (last[table],)
+            if header[1] == "[[":
+                table = table[:-1] if isinstance(table[-1], int) else table
+                last[table] = last.get(table, -1) + 1
+                table += (last[table],)
+            here = table
+        elif match := _KEY.match(line):
+            here = (*table, *(part.strip("\"'") for part in match[1].split(".")))
+        else:
+            continue
+        shared = min(len(here), len(keys))
+        if here[:shared] == keys[:shared] and shared > best[0]:
+            best = (shared, number)
+    return best[1]

@@ -1,0 +1,217 @@
+"""Records: what fits its class becomes one, and what does not is named by file, line and key."""
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.records import RecordError, Sha256, matching, one_of, read_json, read_toml, record
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    number: int
+    since: str = field(default="", metadata={"key": "from"})
+
+    def __post_init__(self):
+        if self.number > 9:
+            raise ValueError("is too large")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    text: str
+    share: float = 0.5
+    on: bool = False
+    maybe: int | None = None
+    either: str | tuple[str, ...] = ""
+    word: Literal["a", "b"] = "a"
+    colour: Colour = Colour.RED
+    version: Version | None = None
+    inner: tuple[Inner, ...] = ()
+    pair: tuple[str, int] = ("", 0)
+    names: frozenset[str] = frozenset()
+    table: dict[str, Inner] = field(default_factory=dict)
+    named: Annotated[str, matching("[a-z]*", "a name")] = ""
+    chosen: Annotated[str, one_of("x", "y")] = "x"
+
+
+WHOLE = {
+    "text": "é", "share": 1, "on": True, "maybe": 3, "either": ["a", "b"], "word": "b",
+    "colour": "red", "version": "1.0rc1", "inner": [{"number": 1, "from": "x"}, {"number": 2}],
+    "pair": ["a", 1], "names": ["a", "a"], "table": {"any key": {"number": 3}}, "named": "abc",
+    "chosen": "y",
+}  # fmt: skip
+
+
+def test_a_whole_record():
+    assert record(Outer, WHOLE) == Outer(
+        text="é", share=1, on=True, maybe=3, either=("a", "b"), word="b", colour=Colour.RED,
+        version=Version("1.0rc1"), inner=(Inner(number=1, since="x"), Inner(number=2)),
+        pair=("a", 1), names=frozenset("a"), table={"any key": Inner(number=3)}, named="abc",
+        chosen="y",
+    )  # fmt: skip
+    assert record(Outer, {"text": "", "maybe": None}) == Outer(text="")
+    assert record(tuple[int, ...], [1, 2]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"text": 5}, "text: is 5, not a text"),
+        ({"text": None}, "text: is null, not a text"),
+        ({"text": "\ud800"}, "text: is '\\ud800', which is no text"),
+        ({"text": ["a"]}, "text: is a list, not a text"),
+        ({"share": True}, "share: is true, not a number"),
+        ({"share": "1"}, "share: is '1', not a number"),
+        ({"on": 1}, "on: is 1, not a bool"),
+        ({"maybe": 1.0}, "maybe: is 1.0, not a whole number"),
+        ({"maybe": True}, "maybe: is true, not a whole number"),
+        ({"either": [1]}, "either[1]: is 1, not a text"),
+        ({"word": "c"}, "word: is 'c', not one of a, b"),
+        ({"word": []}, "word: is a list, not one of a, b"),
+        ({"colour": "RED"}, "colour: is 'RED', not one of red"),
+        ({"version": "one"}, "version: is 'one', not a Version"),
+        ({"version": 1}, "version: is 1, not a text"),
+        ({"inner": {}}, "inner: is a table, not a list"),
+        ({"inner": [{"number": 1}, 7]}, "inner[2]: is 7, not a table"),
+        ({"inner": [{}]}, "inner[1]: lacks the key 'number'"),
+        ({"inner": [{"number": 1, "since": ""}]}, "inner[1].since: unknown key; known are"),
+        ({"inner": [{"number": 10}]}, "inner[1]: is too large"),
+        ({"pair": ["a"]}, "pair: has 1 entries, not 2"),
+        ({"pair": ["a", "b"]}, "pair[2]: is 'b', not a whole number"),
+        ({"names": "a"}, "names: is 'a', not a list"),
+        ({"table": {"k": {"number": ""}}}, "table.k.number: is '', not a whole number"),
+        ({"table": []}, "table: is a list, not a table"),
+        ({"named": "a b"}, "named: is 'a b', not a name"),
+        ({"named": "x" * 99 + "!"}, f"named: is '{'x' * 59}…, not a name"),
+        ({"chosen": "z"}, "chosen: is 'z', not one of x, y"),
+        ({"other": 1}, "other: unknown key; known are text, share"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, says):
+    with pytest.raises(RecordError) as caught:
+        record(Outer, WHOLE | change)
+    assert str(caught.value).startswith(says)
+
+
+def test_a_sha256_is_64_digits():
+    @dataclass(frozen=True)
+    class Sum:
+        sha256: Sha256
+
+    with pytest.raises(RecordError, match="not a sha256"):
+        record(Sum.__annotations__["sha256"], "A" * 64)
+    assert record(Sum, {"sha256": "a" * 64}) == Sum("a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not JSON: Expecting value"),
+        ("[1]", "is a list, not a table"),
+        (b"\xff", "is not JSON: 'utf-8' codec"),
+        ("[" * 99999, "is nested too deeply"),
+        ('{"number": ' + "1" * 5000 + "}", "is not JSON: Exceeds the limit"),
+    ],
+)
+def test_what_is_no_json_is_refused(text, says):
+    with pytest.raises(RecordError, match=says):
+        read_json(Inner, text)
+
+
+TOML = """\
+# a comment
+text = "a"
+inner = [{number = 1}]
+
+[table.first]
+number = 1
+[table."a b"]
+number = 2 # [table.none]
+from = "x"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "key"),
+    [
+        ('"a"\n', "1\n", 2, "text: is 1, not a text"),
+        ("{number = 1}", "{}", 3, "inner[1]: lacks the key 'number'"),
+        ("number = 2 #", "number = 20 #", 7, "table.a b: is too large"),
+        ('"x"', "false", 9, "table.a b.from: is false, not a text"),
+        ("[table.first]", "[table.first.more]", 5, "table.first.more: unknown key"),
+        (
+            "[table.first]\nnumber = 1\n",
+            "[table.first]\n",
+            5,
+            "table.first: lacks the key 'number'",
+        ),
+        ("# a comment", "other = 1", 1, "other: unknown key"),
+    ],
+)
+def test_an_error_in_toml_has_its_line(tmp_path, old, new, line, key):
+    place = tmp_path / "a.toml"
+    place.write_text(TOML)
+    assert read_toml(Outer, place).table["a b"] == Inner(number=2, since="x")
+    place.write_text(TOML.replace(old, new))
+    with pytest.raises(SourceError) as caught:
+        read_toml(Outer, place, SourceError)
+    assert caught.value.what.startswith(f"{place}:{line}: {key}")
+    assert caught.value.hint
+
+
+def test_the_entries_of_an_array_of_tables_are_counted(tmp_path):
+    @dataclass(frozen=True)
+    class File:
+        inner: tuple[Outer, ...]
+
+    place = tmp_path / "a.toml"
+    entry = '[[inner]]\ntext = ""\n[inner.table.a]\nnumber = 1\n[[inner.inner]]\nnumber = 1\n'
+    last = 'text = ""\n[[inner.inner]]\nnumber = 1\n[[inner.inner]]\nnumber = "1"\n'
+    place.write_text(f"{entry}{entry}[[inner]]\n{last}")
+    with pytest.raises(UsageError, match=r"a.toml:18: inner\[3\].inner\[2\].number: is '1'"):
+        read_toml(File, place)
+
+
+def test_what_is_no_toml_is_refused(tmp_path):
+    place = tmp_path / "a.toml"
+    place.write_text("a = \n")
+    with pytest.raises(UsageError, match=r"a.toml: is not TOML: .*line 1"):
+        read_toml(Outer, place)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*WHOLE, "number", "else"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+KEYS = [key for key in WHOLE if key != "text"]
+
+
+@given(st.fixed_dictionaries({"text": st.text()}, optional=dict.fromkeys(KEYS, VALUES)))
+def test_nothing_but_a_record_error_comes_of_any_value(value):
+    with contextlib.suppress(RecordError):
+        assert asdict(record(Outer, value))["text"] == value["text"]
+
+
+@given(st.builds(Inner, number=st.integers(max_value=9), since=st.text()))
+def test_what_is_written_is_read_again(inner):
+    text = json.dumps({"number": inner.number, "from": inner.since})
+    assert read_json(Inner, text) == inner
