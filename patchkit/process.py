@@ -5,7 +5,7 @@
 Python. Their output is read as UTF-8, with U+FFFD for what is not.
 
 The children of proofs (``proof/child.py``) and the process that measures for `patchkit tune`
-(``bench.py``), which is asked many times, are started where they are used.
+(``runtime/tune/process.py``), which is asked many times, are started where they are used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from typing import Any, TypedDict, Unpack
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
-_TAIL = 400  # lines that are kept of a long output
+_TAIL, _SHOWN = 400, 8  # lines of a program's output that are kept, and that an error shows
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
-_ABSENT = "is not installed"
 _MARK = "patchkit:"  # before an answer: a sitecustomize may print, too
-_ANSWER = f"\nimport json, sys\nsys.stdout.write('\\n{_MARK}' + json.dumps(answer) + '\\n')\n"
+_ASK = f"""\
+import sys
+if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # the current folder, whose files are nobody's modules
+names = {{"__name__": "__main__"}}
+exec(compile(sys.argv.pop(1), "<patchkit>", "exec"), names)
+import json
+sys.stdout.write("\\n{_MARK}" + json.dumps(names["answer"]) + "\\n")
+"""
 
 
-class Options(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """How a program runs: by default with the variables and in the folder of this process.
 
     ``input`` is what it reads on standard input; ``timeout`` is in seconds, None for ever;
@@ -51,7 +58,8 @@ class Completed:
     """How a program ended.
 
     ``status`` is its exit status, negative for a signal, None if it did not start or did not end in
-    time. ``trouble`` is what went wrong without the program's name, "" for status 0.
+    time. ``trouble`` is what went wrong, with the program's last words but not its name; "" for
+    status 0.
     """
 
     command: tuple[str, ...]
@@ -59,6 +67,7 @@ class Completed:
     output: str = ""
     errors: str = ""
     trouble: str = ""
+    started: bool = True
 
     @property
     def shown(self) -> str:
@@ -67,26 +76,15 @@ class Completed:
             return self.command[0]
         return f"`{quoted(*self.command)}`"
 
-    @property
-    def missing(self) -> bool:
-        """Whether there is no such program."""
-        return self.trouble == _ABSENT
-
-    @property
-    def last_line(self) -> str:
-        """The last line that says something, of its errors or else of its output; or ""."""
-        said = self.errors.strip() or self.output.strip()
-        return said.rpartition("\n")[2].strip()
-
     def error(
         self, kind: type[PatchkitError] = HostError, *, why: str = "", hint: str = ""
     ) -> PatchkitError:
-        """Return the error that says what went wrong; a program that is missing is a HostError."""
-        if self.missing:
+        """Return the error that says what went wrong; if it did not start, that is a HostError."""
+        if not self.started:
             what = f"{self.command[0]} {self.trouble}"
-            return HostError(what, hint=hint or "install it, or look at PATH")
+            return HostError(what, why=why, hint=hint or "install it, or look at PATH")
         what = f"{self.shown} failed: {self.trouble}"
-        return kind(what, why=why, hint=hint or "run that command by hand")
+        return kind(what, why=why, hint=hint)
 
 
 def run(
@@ -95,7 +93,7 @@ def run(
     why: str = "",
     hint: str = "",
     check: bool = True,
-    **options: Unpack[Options],
+    **options: Unpack[RunOptions],
 ) -> Completed:
     """Run a program that has to work.
 
@@ -109,7 +107,7 @@ def run(
     return done
 
 
-def attempt(*words: str | Path, **options: Unpack[Options]) -> Completed:
+def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
     """Run a program that may fail; raises nothing."""
     import subprocess  # a third of a fast probe's imports: only where a program is run
 
@@ -203,14 +201,15 @@ def ask(
     Raises HostError, with its last words, if it does not run or does not answer.
     """
     alone = ["-I"] if isolated else []
-    done = attempt(python, *alone, "-c", code + _ANSWER, *arguments, env=env, timeout=timeout)
-    if done.status is None:
-        raise HostError(f"{python} does not run: {done.trouble}", hint=hint)
+    done = attempt(python, *alone, "-c", _ASK, code, *arguments, env=env, timeout=timeout)
+    if not done.started:
+        raise done.error(hint=hint)
     answers = [each for each in done.output.splitlines() if each.startswith(_MARK)]
     if done.trouble or not answers:
-        trouble = done.trouble or "exit code 0: it printed no answer"
+        ended, _, words = (done.trouble or "exit code 0: it printed no answer").partition(": ")
+        last = words.rpartition("\n")[2]  # of a traceback: the exception
         raise HostError(
-            f"{python}: {trouble}",
+            f"{python}: {ended}{last and f': {last}'}",
             why="it is no Python, or a .pth file, sitecustomize or LD_PRELOAD stops it",
             hint=hint,
         )
@@ -229,27 +228,22 @@ def ending(status: int) -> str:
 
 
 def _completed(command: tuple[str, ...], status: int, output: str, errors: str) -> Completed:
-    done = Completed(command=command, status=status, output=output, errors=errors)
-    if not (trouble := ending(status)):
-        return done
-    return Completed(
-        command=command,
-        status=status,
-        output=output,
-        errors=errors,
-        trouble=f"{trouble}: {done.last_line or 'it printed nothing'}",
-    )
+    words = (errors.strip() or output.strip() or "it printed nothing").splitlines()[-_SHOWN:]
+    trouble = f"{ending(status)}: {chr(10).join(words)}" if status else ""
+    return Completed(command=command, status=status, output=output, errors=errors, trouble=trouble)
 
 
 def _not_started(
     command: tuple[str, ...], env: Mapping[str, str] | None, error: OSError | ValueError
 ) -> Completed:
-    """Return why there is no process: no such program, or what the system says (a NUL: Python)."""
+    """Return the reason: no such program, or what the system says, Python of a NUL."""
     path = None if env is None else env.get("PATH", os.defpath)
-    absent = isinstance(error, FileNotFoundError) and shutil.which(command[0], path=path) is None
+    absent = "/" not in command[0] and shutil.which(command[0], path=path) is None
     words = getattr(error, "strerror", None) or str(error)
-    trouble = (_ABSENT if "/" not in command[0] else "is not there") if absent else words
-    return Completed(command=command, status=None, trouble=trouble)
+    if isinstance(error, OSError) and error.filename not in (None, command[0]):
+        words = f"{error.filename}: {words}"  # the folder
+    trouble = "is not installed" if absent else f"does not run: {words}"
+    return Completed(command=command, status=None, trouble=trouble, started=False)
 
 
 def _text(data: bytes | None) -> str:

@@ -112,6 +112,15 @@ def matching(pattern: str, what: str) -> Callable[[str], None]:
 Sha256 = Annotated[str, matching("[0-9a-f]{64}", "a sha256")]
 
 
+def _encodable(text: str) -> None:
+    if any("\ud800" <= each <= "\udfff" for each in text):
+        raise RecordError(f"is {_shown(text)}, which holds half a surrogate pair")
+
+
+Utf8 = Annotated[str, _encodable]
+"""A text that can be written: JSON can name half a surrogate pair."""
+
+
 def one_of(*values: str) -> Callable[[str], None]:
     """Return a check for ``Annotated``: the text is one of these, which are known at run time."""
 
@@ -155,18 +164,9 @@ def _scalar(kind: type) -> _Read:
     def read(value: Any) -> Any:
         if type(value) not in allowed:  # to Python True is a number
             raise RecordError(f"is {_shown(value)}, not {_WORDS.get(kind, 'null')}")
-        if kind is str and not value.isascii():
-            _require_text(value)
         return value
 
     return read
-
-
-def _require_text(value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can name
-        raise RecordError(f"is {_shown(value)}, which is no text") from None
 
 
 def _made_of_text(kind: type) -> _Read:

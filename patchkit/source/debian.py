@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import HostError, PatchkitError, SourceError, StorageError
+from patchkit.process import Completed, run
 from patchkit.source.releases import Distribution
 
 _TIMEOUT_S = 600
@@ -132,14 +132,14 @@ class _Apt:
         self._configure()
         # A mirror that lacks other lists is no reason to stop: what counts is asked for next.
         updated = self._call("apt-get", "-qq", "update")
-        shown = self._call("apt-cache", "showsrc", "--only-source", self.package).stdout
+        shown = self._call("apt-cache", "showsrc", "--only-source", self.package).output
         exact = [
             fields["version"]
             for fields in stanzas(shown)
             if fields.get("version", "").rpartition("-")[0].partition("-")[0] == version
         ]
         if not exact:
-            raise self._absent(version, shown, updated.stderr)
+            raise self._absent(version, shown, updated.errors)
         return self._download(max(exact, key=len), dest)
 
     def _configure(self) -> None:
@@ -157,20 +157,20 @@ class _Apt:
         named = self._call(
             "apt-get", "source", "--download-only", "--print-uris", f"{self.package}={exact}"
         )
-        for match in _URI.finditer(named.stdout):
+        for match in _URI.finditer(named.output):
             if re.search(r"\.orig\.tar\.\w+$", match["file"]):
                 path = dest / match["file"]
                 # Only this file: the packaging of it is of no use here, and mirrors may lack it.
                 done = self._call(str(_helper()), "download-file", match["uri"], str(path))
-                if done.returncode == 0 and path.is_file():
+                if done.status == 0 and path.is_file():
                     return path
                 raise StorageError(
-                    f"apt cannot download {match['file']}: {_last(done.stderr)}",
+                    f"apt cannot download {match['file']}: {_last(done.errors)}",
                     why="the network failed, or the mirror lacks the file",
                     hint="try again later",
                 )
         raise SourceError(
-            f"apt names no upstream archive of {self.package} {exact}: {_last(named.stderr)}"
+            f"apt names no upstream archive of {self.package} {exact}: {_last(named.errors)}"
         )
 
     def _absent(self, version: str, shown: str, trouble: str) -> PatchkitError:
@@ -182,7 +182,7 @@ class _Apt:
             why=_last(trouble) if trouble.strip() else "the distribution does not carry it",
         )
 
-    def _call(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def _call(self, program: str, *arguments: str) -> Completed:
         options = {
             "Dir::Etc::sourcelist": self.home / "sources.list",
             "Dir::Etc::sourceparts": self.home / "parts",
@@ -195,19 +195,8 @@ class _Apt:
             "Acquire::Retries::Delay": "false",
         }
         flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-        try:
-            return subprocess.run(
-                [program, *flags, *arguments],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_TIMEOUT_S,
-            )
-        except FileNotFoundError:
-            raise HostError(f"{program} is not installed") from None
-        except subprocess.TimeoutExpired:
-            raise StorageError(f"{program} did not end within {_TIMEOUT_S} s") from None
+        words = (program, *flags, *arguments)
+        return run(*words, kind=StorageError, check=False, timeout=_TIMEOUT_S)
 
 
 def _helper() -> Path:

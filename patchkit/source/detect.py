@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
@@ -217,19 +217,16 @@ def _text(place: Path) -> str:
 
 def _git_version(root: Path) -> Version:
     """As setuptools-scm does it: the tag, or the next version's .devN of its commit."""
-    command = ["git", "-C", str(root), "describe", "--tags", "--long", "--match", "v*"]
-    try:
-        result = subprocess.run(
-            command, env=os.environ | _NO_FETCH, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise SourceError(f"{root}: git is needed to tell the version of a checkout") from None
-    match = _DESCRIBED.fullmatch(result.stdout.strip())
+    command = ("git", "-C", root, "describe", "--tags", "--long", "--match", "v*")
+    result = attempt(*command, env=os.environ | _NO_FETCH)
+    if not result.started:
+        raise SourceError(f"{root}: git is needed to tell the version of a checkout")
+    match = _DESCRIBED.fullmatch(result.output.strip())
     if match is None:
-        foreign = "safe.directory" in result.stderr
+        foreign = "safe.directory" in result.errors
         raise SourceError(
             f"{root}: git describe finds no version tag",
-            why="; ".join(result.stderr.split("\n")[:1]) or "the clone is shallow or has no tags",
+            why="; ".join(result.errors.split("\n")[:1]) or "the clone is shallow or has no tags",
             hint=quoted("git", "config", "--global", "--add", "safe.directory", root)
             if foreign
             else quoted("git", "-C", root, "fetch", "--tags", "--unshallow"),

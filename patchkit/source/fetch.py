@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+from patchkit.process import attempt
 from patchkit.source.lock import LockEntry, is_version, wheel_cpus
 
 if TYPE_CHECKING:
@@ -290,14 +290,8 @@ def _configured_index() -> str | None:
 
 def _pip_config(*arguments: str) -> str:
     """What ``pip config`` prints; nothing if it fails or there is no pip."""
-    command = [sys.executable, "-m", "pip", "config", *arguments]
-    try:
-        result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ""
-    return result.stdout if result.returncode == 0 else ""
+    done = attempt(sys.executable, "-m", "pip", "config", *arguments)
+    return "" if done.trouble else done.output
 
 
 @contextmanager

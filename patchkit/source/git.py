@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
-from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, StorageError
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+from patchkit.process import Completed, attempt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # What git says where a server, or a folder, did answer (LC_ALL=C).
@@ -95,7 +95,7 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     for one whose URL is missing.
     """
     repository = cache / "git" / commit
-    listed = _call(repository, "ls-tree", "-r", "-z", "--full-tree", commit).stdout
+    listed = _call(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
     rows = (line.partition("\t") for line in listed.split("\0") if line.startswith("160000 "))
     links = {path: head.split()[2] for head, _, path in rows}
     urls = _submodule_urls(repository, commit) if links else {}
@@ -108,7 +108,7 @@ def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
     blob = f"--blob={commit}:.gitmodules"
     said = _call(repository, "config", blob, "-z", "--get-regexp", r"^submodule\..*\.(path|url)$")
     named: dict[str, dict[str, str]] = {}
-    for entry in filter(None, said.stdout.split("\0")):
+    for entry in filter(None, said.output.split("\0")):
         key, _, value = entry.partition("\n")
         name, _, what = key.rpartition(".")
         named.setdefault(name, {})[what] = value
@@ -143,9 +143,9 @@ def _fetch(url: str, commit: str, repository: Path) -> None:
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
             done = _call(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
-            if done.returncode:
-                raise _not_fetched(url, commit, done.stderr)
-            if _call(fresh, "cat-file", "-e", f"{commit}^{{commit}}").returncode:
+            if done.status:
+                raise _not_fetched(url, commit, done.errors)
+            if _call(fresh, "cat-file", "-e", f"{commit}^{{commit}}").status:
                 raise SourceError(f"{commit} is no commit in {_shown(url)}")
             try:
                 fresh.rename(repository)
@@ -162,9 +162,9 @@ def _fetch(url: str, commit: str, repository: Path) -> None:
 def _verify(repository: Path, commit: str) -> None:
     """Raise HashMismatchError unless every object still has the id that its commit names."""
     done = _call(repository, "fsck", "--full", "--no-dangling", "--no-progress", commit)
-    if done.returncode:
+    if done.status:
         raise HashMismatchError(
-            f"{repository}: is damaged: {_last(done.stderr)}",
+            f"{repository}: is damaged: {_last(done.errors)}",
             why="a file in the cache was changed, or the disk failed",
             hint=f"remove {repository}, then run again",
         )
@@ -194,31 +194,24 @@ def _shown(url: str) -> str:
 
 def _run(repository: Path | None, *arguments: str) -> None:
     done = _call(repository, *arguments)
-    if done.returncode:
-        raise StorageError(f"git {arguments[0]} failed: {_last(done.stderr)}")
+    if done.status:
+        raise StorageError(f"git {arguments[0]} failed: {_last(done.errors)}")
 
 
-def _call(repository: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _call(repository: Path | None, *arguments: str) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
     where = [] if repository is None else [f"--git-dir={repository}"]
-    command = ["git", *where, *arguments]
     inherited = {key: value for key, value in os.environ.items() if not _redirects(key)}
-    try:
-        return subprocess.run(
-            command,
-            env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-        )
-    except FileNotFoundError:
-        raise HostError("git is not installed", hint="install git, or use an archive") from None
-    except subprocess.TimeoutExpired:
-        raise StorageError(
-            f"git {arguments[0]} did not end within {_TIMEOUT_S} s", hint="check the network"
-        ) from None
+    done = attempt(
+        *("git", *where, *arguments),
+        env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+        timeout=_TIMEOUT_S,
+    )
+    if not done.started:
+        raise done.error(hint="install git, or use an archive")
+    if done.status is None:  # the command is not shown: a URL may hold a password
+        raise StorageError(f"git {arguments[0]}: {done.trouble}", hint="check the network")
+    return done
 
 
 def _redirects(key: str) -> bool:

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from patchkit.errors import SourceError
+from patchkit.process import attempt
 from patchkit.runtime.host.recording import Copy, recorded_errors
 
 _MOST = 1 << 22  # bytes of a file: /proc/cpuinfo of the largest machines has two million
@@ -148,25 +149,10 @@ class Reader:
 
 def run(command: Iterable[str], patience: float) -> str:
     """What a command prints. Raises Silent, also after ``patience`` seconds."""
-    import subprocess  # a third of a fast probe's imports: only where a tool is run
-
-    name, *options = command
-    try:
-        done = subprocess.run(
-            [name, *options],
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=patience,
-        )
-    except OSError as error:
-        raise Silent(f"{name}: {_words(error)}") from None
-    except subprocess.TimeoutExpired:
-        raise Silent(f"{name}: no answer within {patience:.0f} s") from None
-    if done.returncode:
-        words = printable((done.stderr or done.stdout).decode(errors="replace").strip())
-        raise Silent(f"{name}: exit code {done.returncode}: {words[:200] or 'no message'}")
-    return done.stdout.decode(errors="replace")
+    done = attempt(*command, env={**os.environ, "LC_ALL": "C"}, timeout=patience)
+    if done.trouble:
+        raise Silent(f"{done.command[0]}: {printable(done.trouble)[:200]}")
+    return done.output
 
 
 def device(reader: Reader, path: str) -> tuple[str, str]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from patchkit.errors import HostError
-from patchkit.quoting import quoted
+from patchkit.process import run
+from patchkit.records import RecordError, read_json
 from patchkit.runtime.net.conflicts import OURS, others
 
 _NETPLAN_SECONDS = 120  # `netplan apply` waits for systemd
@@ -35,7 +34,7 @@ def check_merge(root: Path, data: bytes) -> bool:
             if file.text is not None:
                 _lay(Path(scratch) / Path(file.path).relative_to(root), file.text.encode())
         _lay(Path(scratch) / OURS, data)
-        _run("netplan", "generate", "--root-dir", scratch)
+        run("netplan", "generate", "--root-dir", scratch)
     return True
 
 
@@ -51,8 +50,8 @@ def activate(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[s
     ``given`` and ``former`` are the addresses that patchkit's file has, and had.
     """
     kept = management({*given, *former})
-    _run("netplan", "generate")
-    _run("netplan", "apply")
+    run("netplan", "generate")
+    run("netplan", "apply", timeout=_NETPLAN_SECONDS)
     _drop(given, former)
     lost = _lost(kept)
     if lost:
@@ -70,7 +69,7 @@ def _drop(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]
     for netdev, addresses in former.items():
         for address in set(addresses) - set(given.get(netdev, ())):
             if (netdev, address) in present:
-                _run("ip", "address", "del", address, "dev", netdev)
+                run("ip", "address", "del", address, "dev", netdev)
 
 
 def management(planned: Collection[str]) -> frozenset[str]:
@@ -141,30 +140,11 @@ def mtu_limits() -> dict[str, int]:
 
 def ip(*arguments: str) -> list[dict[str, Any]]:
     """What ``ip -json`` answers. Raises HostError if it is missing or refuses."""
-    text = _run("ip", "-json", *arguments)
+    done = run("ip", "-json", *arguments)
     try:
-        answer = json.loads(text or "[]")
-    except ValueError:
-        answer = None
-    if not isinstance(answer, list):
-        raise HostError(f"`{quoted('ip', '-json', *arguments)}` printed {text[:80]!r}, not JSON")
-    return answer
-
-
-def _run(*command: str) -> str:
-    """A program's standard output. Raises HostError with its own words if it fails."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_NETPLAN_SECONDS, check=False
-        )
-    except FileNotFoundError:
-        raise HostError(f"`{quoted(command[0])}` is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise HostError(f"`{quoted(*command)}` took more than {_NETPLAN_SECONDS} s") from None
-    if done.returncode:
-        words = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
-        raise HostError(f"`{quoted(*command)}` failed: {words}")
-    return done.stdout
+        return read_json(list[dict[str, Any]], done.output or "[]")
+    except RecordError:
+        raise HostError(f"{done.shown} printed {done.output[:80]!r}, not JSON") from None
 
 
 @contextlib.contextmanager

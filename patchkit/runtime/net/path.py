@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
+from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.net.checks import Check, State, failed, passed, unknown
@@ -105,13 +105,13 @@ def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
         return unknown(str(peer), what, obstacle, "sudo apt install iputils-ping")
     command = ["ping", "-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do"]
     command += ["-s", str(size), "-I", netdev.name, str(peer)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
+    done = attempt(*command)
+    if not done.trouble:
         return passed(str(peer), what, f"{size} bytes there and back")
-    words = next(iter(done.stderr.strip().splitlines()), "")
-    if done.returncode == 1:
+    words = next(iter(done.errors.strip().splitlines()), "")
+    if done.status == 1:
         return _no_answer(netdev, peer, size, what, words)
-    seen = words or f"ping: exit status {done.returncode}"
+    seen = words or f"ping: {done.trouble}"
     return unknown(str(peer), what, seen, quoted("sudo", *command))
 
 
@@ -120,8 +120,11 @@ def _ping_obstacle() -> str:
     """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
     if not (ping := shutil.which("ping")):
         return "ping is not installed"
-    done = subprocess.run([ping, "-V"], capture_output=True, text=True, check=False)
-    return "" if "iputils" in done.stdout else "the ping installed here is not that of iputils"
+    return (
+        ""
+        if "iputils" in attempt(ping, "-V").output
+        else "the ping installed here is not that of iputils"
+    )
 
 
 def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: str) -> Check:

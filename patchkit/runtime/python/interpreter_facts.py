@@ -1,6 +1,4 @@
-"""Run by the Python that is asked about: prints one line of JSON after its argument.
-
-Imports no torch and no vLLM.
+"""Facts of the Python that runs this text, as ``process.ask`` has it; no torch, no vLLM imported.
 
 It starts as vLLM would start: under the same variables, after .pth files and sitecustomize. So what
 is mapped now is what they, and LD_PRELOAD, have mapped. Any Python that vLLM supports can run it.
@@ -10,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
 import os
 import sys
 import sysconfig
@@ -63,10 +60,8 @@ def package(name: str) -> str | None:
     return spec.origin if spec else None
 
 
-def main() -> None:
-    if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # the folder of this very file
-    facts = {
+if __name__ == "__main__":
+    answer = {
         "executable": os.path.realpath(sys.executable),
         "version": ".".join(map(str, sys.version_info[:3])),
         "path": sys.path,
@@ -77,8 +72,3 @@ def main() -> None:
         "mapped": mapped(),
         "provider": provider("ncclGetVersion"),
     }
-    print(sys.argv[1] + json.dumps(facts))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from patchkit.errors import SourceError
+from patchkit.process import attempt
 from patchkit.runtime.python import dynamic_section as dynamic
 
 _CACHED = re.compile(r"\s*(?P<name>\S+) \(.*\) => (?P<path>/.*)")
@@ -152,9 +152,8 @@ class Process:
         command = shutil.which("ldconfig", path=os.defpath + ":/sbin:/usr/sbin")
         if command is None:
             return {}
-        listed = subprocess.run([command, "-p"], capture_output=True, text=True, errors="replace")
         found: dict[str, list[str]] = {}
-        for match in map(_CACHED.fullmatch, listed.stdout.splitlines()):
+        for match in map(_CACHED.fullmatch, attempt(command, "-p").output.splitlines()):
             if match:
                 found.setdefault(match["name"], []).append(match["path"])
         return found

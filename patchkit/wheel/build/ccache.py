@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping
+
+from patchkit.process import attempt
 
 _HITS = ("direct_cache_hit", "preprocessed_cache_hit")
 _MISS = "cache_miss"
@@ -15,10 +16,8 @@ def counted(environment: Mapping[str, str]) -> dict[str, int] | None:
     ccache = shutil.which("ccache", path=environment.get("PATH"))
     if ccache is None or "CCACHE_DISABLE" in environment:
         return None
-    done = subprocess.run(
-        [ccache, "--print-stats"], env=dict(environment), capture_output=True, text=True
-    )
-    rows = (line.split() for line in done.stdout.splitlines())
+    done = attempt(ccache, "--print-stats", env=environment)
+    rows = (line.split() for line in done.output.splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from patchkit.durable.failure import translated
 from patchkit.errors import HostError
+from patchkit.process import run
 from patchkit.wheel.build.toolchain import Toolchain
 
 # Of CUDA 13.0's wheels; a toolkit that an installer made has these and more.
@@ -106,14 +106,8 @@ def _driver(home: Path, toolchain: Toolchain) -> None:
         str(toolchain.cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
         "-Wl,-soname,libcuda.so.1", str(source), "-o", str(stubs / "libcuda.so"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    run(*command, why="it cannot link a shared library", hint="apt install g++", timeout=None)
     source.unlink()
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise HostError(
-            f"{toolchain.cxx} cannot link a shared library: {said[-1] if said else ''}",
-            hint="apt install g++",
-        )
 
 
 def _require(home: Path, include: Path, lib: Path) -> None:

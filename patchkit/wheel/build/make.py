@@ -8,12 +8,11 @@ import os
 import re
 import shutil
 import struct
-import subprocess
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from patchkit.errors import BuildError, HostError
+from patchkit.process import attempt, stream
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.file.seal import EPOCH
 
@@ -117,10 +116,10 @@ def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     command = ["make", "-n", "-C", str(root / "source" / "src"), "lib"]
     command += [f"BUILDDIR={root / 'build'}", f"ONLY_FUNCS={functions}"]
     command += ["CUDA_HOME=/nonexistent", "NVCC_GENCODE="]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, umask=0o022)
-    if done.returncode == 0 and _generated(root / "build"):
+    done = attempt(*command, env=env, umask=0o022, timeout=None)
+    if not done.trouble and _generated(root / "build"):
         planned.touch()
-    return done.stdout.count("Compiling")
+    return done.output.count("Compiling")
 
 
 def _generated(build: Path) -> bool:
@@ -142,34 +141,24 @@ def run(
     Raises BuildError with the lines that tell why, HostError if the command does not start.
     """
     log = root / "log.txt"
-    tail: deque[str] = deque(maxlen=400)
-    steps = (0, 1)
+    total = 1
     with log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink:
-        try:
-            process = subprocess.Popen(
-                command, cwd=folder or root, env=env, umask=0o022, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                # The lock of the work folder goes on to it: if patchkit alone is killed, nobody
-                # builds there until what it started has ended, too.
-                close_fds=False,
-            )  # fmt: skip
-        except OSError as error:
-            raise HostError(f"{command[0]} does not start: {error}") from error
-        with process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    sink.write(line)
-                    tail.append(line.rstrip())
-                    if (told := count(line)) is not None:
-                        steps = told
-                        progress(*steps)
-            except BaseException:
-                process.terminate()  # an interrupt must not wait for the end of the build
-                raise
-    if process.returncode != 0:
-        raise _failed(list(tail), log, process.returncode)
-    progress(steps[1], steps[1])
+
+        def note(line: str) -> None:
+            nonlocal total
+            sink.write(line)
+            if (steps := count(line)) is not None:
+                total = steps[1]
+                progress(*steps)
+
+        # The lock of the work folder goes on to the build: if patchkit alone is killed, nobody
+        # builds there until what it started has ended, too.
+        done = stream(*command, line=note, env=env, cwd=folder or root, umask=0o022, inherit=True)
+    if done.status is None:
+        raise done.error()
+    if done.status:
+        raise _failed(done.output.splitlines(), log, done.status)
+    progress(total, total)
 
 
 def _failed(lines: list[str], log: Path, code: int) -> BuildError:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from functools import cache
+
+from patchkit.process import attempt
 
 
 def cut_off(command: list[str]) -> list[str]:
@@ -39,5 +40,4 @@ def _prefix() -> tuple[str, ...]:
         return ()
     rights = () if os.geteuid() == 0 else ("--map-current-user",)
     prefix = (unshare, "--net", *rights, "--")
-    done = subprocess.run([*prefix, "true"], capture_output=True)
-    return prefix if done.returncode == 0 else ()
+    return () if attempt(*prefix, "true").trouble else prefix

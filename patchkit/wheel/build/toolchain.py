@@ -6,14 +6,15 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import HostError, UsageError
+from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.source.fetch import Progress
 from patchkit.wheel.build.toolkit import CROSS, locked_toolkit
@@ -75,7 +76,7 @@ def find_toolchain(
         nvcc=home / "bin" / "nvcc",
         cuda=_nvcc_version(home / "bin" / "nvcc"),
         cxx=cxx,
-        compiler=_first_line([str(cxx), "--version"]),
+        compiler=run(cxx, "--version", check=False).output.partition("\n")[0].strip(),
         include=half / "include",
         lib=lib,
         locked=root is None,
@@ -97,12 +98,11 @@ def check_toolchain(
         f"-I{toolchain.include}", f"-I{toolchain.include}/cccl", f"-L{toolchain.lib}",
         str(source), "-o", str(folder / "check"),
     ]  # fmt: skip
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
+    done = attempt(*command, env=environment, timeout=None)
+    if done.trouble:
         raise HostError(
             f"nvcc {toolchain.cuda} with {toolchain.compiler} cannot compile for {gencode}\n"
-            + "\n".join(f"    {line}" for line in said[-8:]),
+            + indent(done.trouble, "    "),
             why="this nvcc does not know the device, or does not take this C++ compiler",
             hint="CXX names another g++ (CUDA 13.0 takes 11 to 15); --cuda locked takes the "
             "toolkit that patchkit knows",
@@ -174,13 +174,13 @@ def _fitting(home: Path, cuda: str) -> Path:
 
 def _home_of(nvcc: str) -> Path:
     """The toolkit's root as nvcc itself sees it: what is on PATH may be a script."""
-    said = _run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull]).stderr
+    said = attempt(nvcc, "--dryrun", "-x", "cu", "-c", os.devnull).errors
     top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
     return Path(top[1]).resolve() if top else Path(nvcc).resolve().parents[1]
 
 
 def _nvcc_version(nvcc: Path) -> str:
-    match = _RELEASE.search(_output([str(nvcc), "--version"]))
+    match = _RELEASE.search(run(nvcc, "--version", check=False).output)
     if match is None:
         raise HostError(
             f"{nvcc} does not tell its version", hint="--cuda locked, or another toolkit"
@@ -190,18 +190,3 @@ def _nvcc_version(nvcc: Path) -> str:
     except InvalidVersion:
         raise HostError(f"{nvcc} tells an odd version: {match[0]}") from None
     return match["version"]
-
-
-def _first_line(command: list[str]) -> str:
-    return _output(command).partition("\n")[0].strip()
-
-
-def _output(command: list[str]) -> str:
-    return _run(command).stdout
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise HostError(f"{command[0]} does not run: {error}") from error

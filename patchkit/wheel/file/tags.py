@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import ProofError
+from patchkit.process import run
 
 
 def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
@@ -34,13 +34,9 @@ def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
 
 def _shown(wheel: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise ProofError(
-            f"auditwheel cannot read {wheel.name}: {done.stderr.strip()[-400:]}",
-            why="its library is not for the CPU of its file name, or is no ELF file",
-        )
-    shown: dict[str, Any] = json.loads(done.stdout)
+    why = "its library is not for the CPU of its file name, or is no ELF file"
+    done = run(*command, kind=ProofError, why=why, timeout=None)
+    shown: dict[str, Any] = json.loads(done.output)
     return shown
 
 

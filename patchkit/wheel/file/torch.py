@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from patchkit.errors import BuildError, HostError, ProofError
-from patchkit.wheel.build.ask import ask
+from patchkit.process import ask
 from patchkit.wheel.file.members import opened
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
@@ -23,8 +23,8 @@ _LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # of 2.11.0+cu130
 _NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")
 _CUDA = ("nvidia-", "cuda-")
 _ASK = """\
-import json, torch
-print(json.dumps({"version": str(torch.__version__), "cuda": torch.version.cuda or ""}))
+import torch
+answer = {"version": str(torch.__version__), "cuda": torch.version.cuda or ""}
 """
 
 

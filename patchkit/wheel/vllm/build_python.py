@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.wheel.build.ask import ask
+from patchkit.process import ask
 from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
 
 _ASK = """\
-import importlib.metadata as found, json, sys
+import importlib.metadata as found, sys
 names = sys.argv[1:]
 have = {name: found.version(name) for name in names if any(found.Distribution.discover(name=name))}
-print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "versions": have}))
+answer = {"python": "%d.%d" % sys.version_info[:2], "versions": have}
 """
 # What vLLM's setup.py and CMake run, besides torch.
 TOOLS = ("cmake", "jinja2", "ninja", "packaging", "setuptools", "setuptools-rust", "setuptools-scm")

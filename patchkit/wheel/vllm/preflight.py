@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import HostError
+from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
-from patchkit.wheel.build.ask import ask
 from patchkit.wheel.file.torch import check_torch, installed_torch
 from patchkit.wheel.vllm.build_python import TOOLS
 from patchkit.wheel.vllm.needs import Needs
@@ -27,14 +26,14 @@ _WITHOUT_RUST = (
     "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
 )
 _ASK = """\
-import importlib.metadata as found, importlib.util, json, platform, sys, sysconfig
+import importlib.metadata as found, importlib.util, platform, sys, sysconfig
 from pathlib import Path
-print(json.dumps({
+answer = {
     "version": platform.python_version(),
     "header": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
     "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
     "absent": [name for name in sys.argv[1:] if not any(found.Distribution.discover(name=name))],
-}))
+}
 """
 
 
@@ -148,8 +147,8 @@ def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Missing]:
 
 def gcc_version(cxx: Path) -> Version | None:
     """The version of a GCC; None for another compiler, or one that does not run."""
-    said = _output([str(cxx), "-dM", "-E", "-x", "c++", "/dev/null"]) or ""
-    macros = dict(re.findall(r"^#define (\w+) (.*)$", said, re.MULTILINE))
+    said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
     if "__clang__" in macros or "__GNUC__" not in macros:
         return None
     parts = (macros[f"__GNUC{part}__"] for part in ("", "_MINOR", "_PATCHLEVEL"))
@@ -186,16 +185,8 @@ def _rust(needs: Needs) -> Iterator[Missing]:
 
 
 def _rustc() -> Version | None:
-    words = (_output(["rustc", "--version"]) or "").split()
+    words = attempt("rustc", "--version").output.split()
     try:
         return Version(words[1])
     except (IndexError, InvalidVersion):
         return None
-
-
-def _output(command: list[str]) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout if done.returncode == 0 else None

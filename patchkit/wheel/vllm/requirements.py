@@ -7,12 +7,11 @@ that goes into the environment, so that pip has nothing to resolve.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,8 @@ from pathlib import Path
 from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
-from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
-from patchkit.wheel.build.ask import ask
+from patchkit.errors import BuildError, PatchkitError, SourceError, StorageError
+from patchkit.process import ask, run, stream
 
 Progress = Callable[[int, int], None]
 """Told the packages installed or downloaded, and the packages in all."""
@@ -122,7 +121,7 @@ def environment(
 
 def _for_python(requirements: Path, python: Path) -> tuple[Pinned, ...]:
     """The packages that the interpreter takes. Raises SourceError for one without a hash."""
-    version = ask(python, "import json, platform; print(json.dumps(platform.python_version()))")
+    version = ask(python, "import platform; answer = platform.python_version()")
     short = ".".join(version.split(".")[:2])
     facts = {"python_version": short, "python_full_version": version}
     found = read_requirements(requirements)
@@ -134,7 +133,7 @@ def _for_python(requirements: Path, python: Path) -> tuple[Pinned, ...]:
 
 def _digest(requirements: Path, python: Path) -> str:
     """Of the file and of the interpreter, whose modules the environment shares."""
-    said = ask(python, "import json, sys; print(json.dumps([sys.version, sys.base_prefix]))")
+    said = ask(python, "import sys; answer = [sys.version, sys.base_prefix]")
     return hashlib.sha256(requirements.read_bytes() + " ".join(said).encode()).hexdigest()
 
 
@@ -148,17 +147,12 @@ def _finished(home: Path, digest: str) -> bool:
 
 def _create(home: Path, python: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
-    done = subprocess.run(
-        [str(python), "-m", "venv", str(home)], capture_output=True, text=True, errors="replace"
+    run(
+        *(python, "-m", "venv", home),
+        why="Debian and Ubuntu keep the module for it in a package of its own, or the disk is full",
+        hint="apt install python3-venv; or free some space",
+        timeout=None,
     )
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        raise HostError(
-            f"{python} cannot make a virtual environment in {home}: {said[-1] if said else ''}",
-            why="Debian and Ubuntu keep the module for it in a package of its own, or the disk is "
-            "full",
-            hint="apt install python3-venv; or free some space",
-        )
 
 
 def _install(
@@ -169,20 +163,15 @@ def _install(
         "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off",
         *(["--no-index"] if offline else []), "-r", str(requirements),
     ]  # fmt: skip
-    tail: deque[str] = deque(maxlen=200)
-    done = 0
-    with subprocess.Popen(
-        command, env=_settings(), stdin=subprocess.DEVNULL, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
-            tail.append(line.rstrip())
-            if line.startswith("Collecting "):
-                done += 1
-                progress(min(done, total), total)
-    if process.returncode:
-        raise _not_installed(list(tail), requirements, offline)
+    collected = itertools.count(1)
+
+    def note(line: str) -> None:
+        if line.startswith("Collecting "):
+            progress(min(next(collected), total), total)
+
+    done = stream(*command, line=note, env=_settings())
+    if done.trouble:
+        raise _not_installed(done.output.splitlines(), requirements, offline)
     progress(total, total)
 
 

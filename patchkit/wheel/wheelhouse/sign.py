@@ -9,13 +9,13 @@ import contextlib
 import os
 import secrets
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import BusyError, HashMismatchError, HostError, SourceError, UsageError
+from patchkit.process import Completed, attempt
 from patchkit.wheel.wheelhouse.accepted import Seen, last_seen, remember, require_no_older
 from patchkit.wheel.wheelhouse.own_files import read_own
 from patchkit.wheel.wheelhouse.statement import (
@@ -34,8 +34,6 @@ SIGNATURE = f"{STATEMENT}.sig"
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")  # below ~/.ssh, the first that is there
 _SECONDS = 60.0  # for an answer where nobody can be asked
 _ANEW = f"; to begin anew there, remove {STATEMENT} and {SIGNATURE} first"
-
-_Done = subprocess.CompletedProcess[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +166,13 @@ def _fingerprint(text: bytes, made: bytes) -> str:
     """Return which key made a signature. Raises HashMismatchError if it is none of this text."""
     with _beside(made) as file:
         done = _keygen("check-novalidate", "-n", NAMESPACE, "-s", file, text=text)
-    if done.returncode != 0:
+    if done.trouble:
         raise HashMismatchError(
             f"{SIGNATURE}: is not a signature of {STATEMENT}",
             why=_words(done) or "one of the two was changed",
             hint=f"get both again from where they were signed{_ANEW}",
         )
-    return done.stdout.decode(errors="replace").split()[-1]
+    return done.output.split()[-1]
 
 
 def _signer(text: bytes, made: bytes, key: str, trust: Trust) -> str:
@@ -184,11 +182,11 @@ def _signer(text: bytes, made: bytes, key: str, trust: Trust) -> str:
     with _beside(made) as file:
         done = _keygen("find-principals", *signers, "-s", file)
         words = [_words(done)]
-        found = done.stdout.decode(errors="replace").splitlines() if not done.returncode else []
+        found = done.output.splitlines() if not done.trouble else []
         for principal in found:
             who = ("-I", principal, "-n", NAMESPACE)
             done = _keygen("verify", *signers, *who, *revoked, "-s", file, text=text)
-            if done.returncode == 0:
+            if not done.trouble:
                 return principal
             words.append(_words(done))
     unsaid = f"{trust.revoked} revokes it" if found and revoked else "it is not listed there"
@@ -231,7 +229,7 @@ def _signed(text: str, key: str) -> bytes:
         place.write_text(text, encoding="ascii")
         done = _keygen("sign", "-q", "-f", key, "-n", NAMESPACE, str(place), text=None)
         made = Path(folder, SIGNATURE)
-        if done.returncode == 0 and made.exists():
+        if not done.trouble and made.exists():
             return made.read_bytes()
     raise HostError(
         f"ssh-keygen did not sign with {key}",
@@ -250,36 +248,30 @@ def _beside(made: bytes) -> Iterator[str]:
         yield file.name
 
 
-def _keygen(verb: str, *arguments: str, text: bytes | None = b"") -> _Done:
+def _keygen(verb: str, *arguments: str, text: bytes | None = b"") -> Completed:
     """Run ``ssh-keygen -Y`` with ``text`` on its standard input.
 
     With None it has patchkit's own: on a terminal it asks there, and takes its time. Raises
     HostError if it is not installed or does not answer.
     """
     asks = text is None
-    try:
-        return subprocess.run(
-            ["ssh-keygen", "-Y", verb, *arguments],  # noqa: S607
-            input=text,
-            stdout=subprocess.PIPE,
-            stderr=None if asks and os.isatty(2) else subprocess.PIPE,
-            timeout=None if asks and os.isatty(0) else _SECONDS,
+    done = attempt(
+        *("ssh-keygen", "-Y", verb, *arguments),
+        input=text or b"",
+        terminal=asks,
+        timeout=None if asks and os.isatty(0) else _SECONDS,
+    )
+    if done.status is None:
+        raise done.error(
+            why="it waits for an agent, or for somebody to touch the key"
+            if done.started
+            else "it signs and checks with the keys that users have",
+            hint="run it on a terminal" if done.started else "sudo apt-get install openssh-client",
         )
-    except FileNotFoundError:
-        raise HostError(
-            "ssh-keygen is not installed",
-            why="it signs and checks with the keys that users have",
-            hint="sudo apt-get install openssh-client",
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise HostError(
-            f"ssh-keygen did not answer within {_SECONDS:.0f} s",
-            why="it waits for an agent, or for somebody to touch the key",
-            hint="run it on a terminal",
-        ) from None
+    return done
 
 
-def _words(done: _Done) -> str:
+def _words(done: Completed) -> str:
     """Return what ssh-keygen complains of, in one line."""
-    lines = (done.stderr or b"").decode(errors="replace").splitlines()
+    lines = done.errors.splitlines()
     return "; ".join(line.strip() for line in lines if line.strip() != "No principal matched.")

@@ -349,7 +349,7 @@ def test_live_without_netplan(live):
 
 def test_netplan_fails(live):
     done = live(f"{APPLY} || echo code $?; ls -A /etc/netplan", then="echo no >&2; exit 5")
-    assert "`netplan apply` failed: no; the former network is back" in done.stderr
+    assert "`netplan apply` failed: exit code 5: no; the former network is back" in done.stderr
     assert done.stdout.endswith("code 9\n")
 
 

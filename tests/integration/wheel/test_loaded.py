@@ -410,8 +410,8 @@ def stopped(home):
 @pytest.mark.parametrize(
     ("prepare", "says"),
     [
-        (no_python, "/bin/true: exit code 0: it printed nothing"),
-        (nowhere, "python: No such file or directory"),
+        (no_python, "/bin/true: exit code 0: it printed no answer"),
+        (nowhere, "python does not run: No such file or directory"),
         (without_torch, "python: has no torch"),
         (stopped, "python: exit code 3: it printed nothing"),
     ],

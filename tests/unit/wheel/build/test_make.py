@@ -194,7 +194,7 @@ def test_a_compiler_that_memory_ended(make):
 
 
 def test_a_command_that_is_not_there(tmp_path):
-    with pytest.raises(HostError, match="/no/such/make does not start"):
+    with pytest.raises(HostError, match="/no/such/make does not run"):
         run(["/no/such/make"], tmp_path, {}, compiled(0), lambda *_now: None)
 
 

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.records import RecordError, Sha256, matching, one_of, read_json, read_toml, record
+from patchkit.records import (
+    RecordError,
+    Sha256,
+    Utf8,
+    matching,
+    one_of,
+    read_json,
+    read_toml,
+    record,
+)
 
 
 class Colour(Enum):
@@ -45,6 +54,7 @@ class Outer:
     table: dict[str, Inner] = field(default_factory=dict)
     named: Annotated[str, matching("[a-z]*", "a name")] = ""
     chosen: Annotated[str, one_of("x", "y")] = "x"
+    plain: Utf8 = ""
 
 
 WHOLE = {
@@ -71,7 +81,7 @@ def test_a_whole_record():
     [
         ({"text": 5}, "text: is 5, not a text"),
         ({"text": None}, "text: is null, not a text"),
-        ({"text": "\ud800"}, "text: is '\\ud800', which is no text"),
+        ({"plain": "a\ud800"}, "plain: is 'a\\ud800', which holds half a surrogate pair"),
         ({"text": ["a"]}, "text: is a list, not a text"),
         ({"share": True}, "share: is true, not a number"),
         ({"share": "1"}, "share: is '1', not a number"),

@@ -45,8 +45,8 @@ def test_the_umask_is_for_the_program_alone(tmp_path):
     ("code", "status", "trouble"),
     [
         ("raise SystemExit(3)", 3, "exit code 3: it printed nothing"),
-        ("print('a'); raise SystemExit('b\\nc')", 1, "exit code 1: c"),
-        ("print('a\\nb'); raise SystemExit(2)", 2, "exit code 2: b"),
+        ("print('a'); raise SystemExit('b\\nc')", 1, "exit code 1: b\nc"),
+        ("print('a\\n' * 20 + 'b'); raise SystemExit(2)", 2, "exit code 2: " + "a\n" * 7 + "b"),
         ("import os; os.kill(os.getpid(), 9)", -9, "killed by SIGKILL: it printed nothing"),
     ],
 )
@@ -70,20 +70,20 @@ def test_a_program_that_is_missing_is_the_machines_fault(tmp_path):
         with pytest.raises(HostError, match=r"^nosuch-program is not installed") as caught:
             run("nosuch-program", "-x", kind=StorageError, check=check)
         assert caught.value.hint
-    assert attempt(tmp_path / "nosuch").trouble == "is not there"
+    assert attempt(tmp_path / "nosuch").trouble == "does not run: No such file or directory"
     assert attempt(PYTHON, "-V", env={"PATH": "/"}).status == 0
-    assert attempt("sh", env={"PATH": str(tmp_path)}).missing
+    assert attempt("sh", env={"PATH": str(tmp_path)}).trouble == "is not installed"
 
 
 def test_what_cannot_be_started_says_why(tmp_path):
     (tmp_path / "text").write_text("no program")
     (tmp_path / "script").write_text("#!/no/interpreter\n")
     (tmp_path / "script").chmod(0o755)
-    assert attempt(tmp_path / "text").trouble == "Permission denied"
-    assert attempt(tmp_path / "script").trouble == "No such file or directory"
-    assert attempt(tmp_path).trouble == "Permission denied"
-    assert "null" in attempt("true", "a\0b").trouble
-    assert attempt("true", cwd=tmp_path / "none").trouble == "No such file or directory"
+    assert attempt(tmp_path / "text").trouble == "does not run: Permission denied"
+    assert attempt(tmp_path / "script").trouble == "does not run: No such file or directory"
+    assert attempt(tmp_path).trouble == "does not run: Permission denied"
+    assert attempt("true", "a\0b").trouble == "does not run: embedded null byte"
+    assert str(tmp_path / "none") in attempt("true", cwd=tmp_path / "none").trouble
 
 
 def test_a_program_that_takes_too_long_is_ended():
@@ -101,8 +101,8 @@ def test_lines_come_while_the_program_runs():
     code = "import sys; print('a', flush=True); print('b', file=sys.stderr); sys.exit(4)"
     done = stream(PYTHON, "-c", code, line=seen.append, env=dict(os.environ))
     assert (seen, done.output) == (["a\n", "b\n"], "a\nb\n")
-    assert (done.status, done.trouble) == (4, "exit code 4: b")
-    assert stream("nosuch-program", line=seen.append, env={}).missing
+    assert (done.status, done.trouble) == (4, "exit code 4: a\nb")
+    assert stream("nosuch-program", line=seen.append, env={}).started is False
 
 
 def test_of_a_long_output_the_end_is_kept():
@@ -137,7 +137,7 @@ def test_another_python_answers_in_json():
 @pytest.mark.parametrize(
     ("python", "code", "what"),
     [
-        ("/nosuch/python", "", "/nosuch/python does not run: is not there"),
+        ("/nosuch/python", "", "/nosuch/python does not run: No such file"),
         ("/bin/true", "", "/bin/true: exit code 0: it printed no answer"),
         (PYTHON, "import nosuch", "ModuleNotFoundError: No module named 'nosuch'"),
         (PYTHON, "answer = object()", "TypeError"),
