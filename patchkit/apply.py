@@ -13,7 +13,8 @@ from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
 from patchkit.edit.python import check_syntax
 from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
+from patchkit.patching.fix import Case, Fix, Request, Severity, State, Verdict
+from patchkit.patching.fix_file import mistakes_shown
 from patchkit.patching.ledger import (
     Ledger,
     edited_files,
@@ -142,7 +143,9 @@ def _proved(fix: Fix, stock: SourceTree, plan: Plan) -> _Proved:
     """What a fix's proof established, and what it read."""
     assert fix.prove is not None
     active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
-    return fix.prove(stock, plan.patched, plan.request, active), plan.stock.seen
+    case = Case(stock=stock, patched=plan.patched, request=plan.request, active=active)
+    with mistakes_shown(fix):
+        return fix.prove(case), plan.stock.seen
 
 
 def _is_provable(verdict: Verdict) -> bool:

@@ -82,3 +82,9 @@ class BuildError(PatchkitError):
     """A compiler or a build tool failed; its own words are in the log that is named."""
 
     exit_code = 10
+
+
+class RecipeError(PatchkitError):
+    """A file of patchkit's own recipes is not what patchkit can read: a fix with a typo."""
+
+    exit_code = 11

@@ -1,11 +1,8 @@
-"""Where patchkit's own data lies: inside an installed package, or beside it in a checkout."""
+"""Where patchkit's own data lies."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
-RECIPES = next(
-    (path for path in (_PACKAGE / "recipes", _PACKAGE.parent / "recipes") if path.is_dir()),
-    _PACKAGE / "recipes",
-)
+# In a checkout a link to the folder beside the package; in a wheel the folder itself.
+RECIPES = Path(__file__).resolve().parent / "recipes"

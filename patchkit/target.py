@@ -11,6 +11,7 @@ from functools import cache
 from patchkit.errors import UsageError
 from patchkit.paths import RECIPES
 
+MODES = ("native", "family")  # what a build is for: one device, or all devices of its family
 _ARCH = re.compile(r"(?P<major>\d+)\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?")
 
 

@@ -34,8 +34,8 @@ from patchkit.apply import apply
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
-from patchkit.proof.archs import evaluate
 from patchkit.proof.kernels import Kernels, idle, likeness, read_sass, stubs, total
+from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.fetch import cache_dir, fetch

@@ -30,8 +30,8 @@ from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import load_support, support_of
 from patchkit.paths import RECIPES
-from patchkit.proof.archs import Group, evaluate
-from patchkit.proof.stock import render_stock
+from patchkit.recipes.vllm.archs import Group, evaluate
+from patchkit.recipes.vllm.stock import render_stock
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.flags import read_flags
 from patchkit.runtime.rules.lifetimes import render

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packaging.specifiers import SpecifierSet
@@ -11,7 +11,11 @@ from packaging.version import Version
 
 from patchkit.edit.splice import Edit
 from patchkit.source.tree import SourceTree
-from patchkit.target import Target
+from patchkit.target import MODES, Target
+
+CONFIDENCE = ("measured", "compiled", "read", "reported", "inferred")
+LAYERS = ("python", "build")
+KINDS = ("source", "installed")
 
 
 class State(enum.Enum):
@@ -46,6 +50,11 @@ class Need:
     arch: str = ""
     kind: str = ""
 
+    def __post_init__(self) -> None:
+        SpecifierSet(self.versions)
+        _check("arch", [self.arch], ("", *MODES))
+        _check("kind", [self.kind], ("", *KINDS))
+
     @property
     def limits(self) -> str:
         """What it is limited to, in words: "--arch native", "installed"; "" if to nothing."""
@@ -60,11 +69,14 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A claim, where it comes from, and how sure it is."""
+    """A claim, where it comes from, and one of CONFIDENCE: how sure it is."""
 
     claim: str
     source: str
-    confidence: str  # "measured" | "compiled" | "read" | "reported" | "inferred"
+    confidence: str
+
+    def __post_init__(self) -> None:
+        _check("confidence", [self.confidence], CONFIDENCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +140,22 @@ class Example:
     beside: Mapping[str, str] = field(default_factory=dict)  # other files the fix looks at
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What a proof is given: a tree before and after the fixes, and which of them are in effect.
+
+    ``stock`` is the tree as the fix found it, or as it was in the beginning for a fix with
+    ``prove_from_stock``; ``patched`` is the tree as all fixes leave it.
+    """
+
+    stock: SourceTree
+    patched: SourceTree
+    request: Request
+    active: frozenset[str]
+
+
 Look = Callable[[SourceTree, Request], Finding]
-Proof = Callable[[SourceTree, SourceTree, Request, frozenset[str]], str]
+Proof = Callable[[Case], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +163,8 @@ class Fix:
     """One version-aware change.
 
     ``look`` reads the code and decides; ``needs`` only says which releases are candidates.
-    ``prove`` is given the tree as the fix found it (``prove_from_stock``: as it was in the
-    beginning) and as all fixes leave it, and the ids of those in effect; it returns what it
-    established or raises ProofError. Both run upstream's code through ``proof.asking`` alone.
+    ``prove`` returns what it established or raises ProofError. Both run upstream's code through
+    ``proof.asking`` alone.
     """
 
     id: str
@@ -151,13 +176,17 @@ class Fix:
     evidence: tuple[Evidence, ...]
     look: Look
     layer: str = "python"  # or "build": only trees that are compiled
-    arches: tuple[str, ...] = ("native", "family")
+    arches: tuple[str, ...] = MODES
     majors: tuple[int, ...] = (12,)
     requires: tuple[str, ...] = ()
     prove: Proof | None = None
     prove_upstream: bool = False  # worth a proof even where upstream has it
     prove_from_stock: bool = False  # compared with the tree as it was in the beginning
     examples: tuple[Example, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        _check("layer", [self.layer], LAYERS)
+        _check("arches", self.arches, MODES)
 
     def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:
         """The first need that covers a release in an arch mode, as source or as installed."""
@@ -178,3 +207,11 @@ class Verdict:
     severity: Severity | None = None
     note: str = ""
     done: str = ""
+
+
+def _check(name: str, values: Iterable[str], allowed: Sequence[str]) -> None:
+    """Raise ValueError for a word that is not one of those allowed."""
+    for value in values:
+        if value not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise ValueError(f"{name} is {value!r}, expected {expected}")

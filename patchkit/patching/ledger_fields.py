@@ -14,7 +14,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from patchkit.patching.fix import Severity, State
-from patchkit.target import targets
+from patchkit.target import MODES, targets
 
 _RECIPE = re.compile(r"[0-9a-z]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -118,7 +118,7 @@ def _request(value: object, name: str) -> dict[str, Any]:
     if set(request) != _REQUEST:
         raise ValueError(f"{name} has not exactly {', '.join(sorted(_REQUEST))}")
     target, arch = _text(request["target"], "target"), request["arch"]
-    if target not in targets() or arch not in ("native", "family"):
+    if target not in targets() or arch not in MODES:
         raise ValueError(f"{name} is for no target and arch that patchkit knows")
     return {
         **request,

@@ -13,6 +13,7 @@ from packaging.version import Version
 from patchkit.edit.splice import Edit, git_diff, splice
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.fix import Finding, Fix, Need, Request, Severity, State, Verdict
+from patchkit.patching.fix_file import mistakes_shown
 from patchkit.patching.recipe import Recipe
 from patchkit.source.tree import SourceTree
 
@@ -94,7 +95,7 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
         state = State.UPSTREAM if place else State.OFF
         return Verdict(fix, state, place or reason, severity=severity)
     try:
-        finding = fix.look(tree, request)
+        finding = _looked(fix, tree, request)
     except DriftError as error:
         return Verdict(fix, State.DRIFTED, str(error), severity=severity)
     if known and (conflict := _disagreement(finding, need is not None, tree.version, fix)):
@@ -103,6 +104,11 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     # Where nobody needs the fix, code that looks fixed is upstream's own.
     done = State.UPSTREAM if need is None and finding.state is State.APPLIED else finding.state
     return Verdict(fix, done, finding.reason, finding.edits, severity, note, finding.done)
+
+
+def _looked(fix: Fix, tree: SourceTree, request: Request) -> Finding:
+    with mistakes_shown(fix):
+        return fix.look(tree, request)
 
 
 def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
@@ -178,7 +184,7 @@ def _switched_off(fix: Fix, severity: Severity, request: Request) -> str:
 def _upstream_place(fix: Fix, tree: SourceTree, request: Request) -> str:
     """Where a release has what an optional fix would do; "" if it cannot be seen."""
     try:
-        finding = fix.look(tree, request)
+        finding = _looked(fix, tree, request)
     except DriftError:
         return ""
     return "" if finding.edits else finding.reason
@@ -204,7 +210,7 @@ def _check_requirements(
         for required in sorted(off.intersection(fix.requires) if fix.id in active else ()):
             other = recipe.fix(required)
             assert other is not None
-            if other.look(tree, request).state is State.APPLY:
+            if _looked(other, tree, request).state is State.APPLY:
                 raise UsageError(
                     f"{fix.id} without {required} would build kernels that do not work",
                     why=other.why,

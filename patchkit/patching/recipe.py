@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -17,6 +14,7 @@ from packaging.version import Version
 
 from patchkit.errors import SourceError
 from patchkit.patching.fix import Fix, Request
+from patchkit.patching.fix_file import load_fixes
 from patchkit.paths import RECIPES
 from patchkit.source.releases import Bug
 
@@ -111,7 +109,7 @@ def load_recipe(project: str = "vllm") -> Recipe:
         refused=tuple(
             Refused(versions=r["versions"], reasons=tuple(r["reasons"])) for r in table["refused"]
         ),
-        fixes=tuple(_load_fix(home, name) for name in order),
+        fixes=load_fixes(home, order),
         build=BuildVariable(**table["build"]),
         bugs=tuple(Bug(**each) for each in table.get("bug", ())),
         digest=_digest(home),
@@ -130,26 +128,9 @@ def _releases(table: dict[str, Any]) -> list[str]:
     ]
 
 
-def _load_fix(home: Path, name: str) -> Fix:
-    module = _load_module(f"patchkit_recipe_{home.name}.{name}", home / "fixes" / f"{name}.py")
-    fix = module.FIX
-    assert isinstance(fix, Fix)
-    return fix
-
-
-def _load_module(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _digest(home: Path) -> str:
-    """A digest of everything that decides a plan: facts, fixes and targets."""
-    patterns = ("recipe.toml", "stock_archs.csv", "fixes/*.py", "moe_configs/*")
+    """Return a digest of everything that decides a plan: facts, fixes, what they use, targets."""
+    patterns = ("recipe.toml", "stock_archs.csv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
     files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
-    files.append(home.parent / "targets.toml")
+    files += [home.parent / "kit.py", home.parent / "targets.toml"]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()

@@ -12,7 +12,7 @@ from patchkit.cli import show
 from patchkit.cli.options import Selection, Source, as_json, opened, request_options, vllm_options
 from patchkit.cli.out import print_json
 from patchkit.errors import UsageError
-from patchkit.proof.archs import Group, evaluate
+from patchkit.recipes.vllm.archs import Group, evaluate
 from patchkit.target import Load, Target, best_load
 
 STYLES = {

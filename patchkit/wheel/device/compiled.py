@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from patchkit.errors import BuildError, ProofError
-from patchkit.proof.archs import Group
+from patchkit.recipes.vllm.archs import Group
 from patchkit.target import Arch, Load, Target, parse_arch
 from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries, reach
 

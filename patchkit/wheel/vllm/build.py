@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.errors import ProofError
-from patchkit.proof.archs import evaluate
+from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.wheel.build.ccache import counted, told

@@ -1,23 +1,6 @@
 """What a plain CMake build builds for: the device, where upstream's list is never looked at."""
 
-from __future__ import annotations
-
-from patchkit.edit.cmake import Command, commands
-from patchkit.edit.splice import Edit
-from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.nccl import ROOT_FILE, configured
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.nccl import kit
 
 _VARIABLE = "CMAKE_CUDA_ARCHITECTURES"
 _BLOCK = """\
@@ -30,57 +13,57 @@ endif()
 _USERS = "90-real"
 
 
-def _arch(request: Request) -> str:
+def _arch(request: kit.Request) -> str:
     return f"{request.target.plain(request.arch)}-real"
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Whether anything chooses archs before project(), which otherwise takes nvcc's default."""
-    text = tree.read(ROOT_FILE)
-    calls = commands(text, ROOT_FILE)
+    text = tree.read(kit.ROOT_FILE)
+    calls = kit.commands(text, kit.ROOT_FILE)
     project = _project(calls)
     block = _BLOCK.format(arch=_arch(request))
-    done = f"{ROOT_FILE}: a plain cmake builds {_arch(request)}"
+    done = f"{kit.ROOT_FILE}: a plain cmake builds {_arch(request)}"
     if text[: project.start].endswith(block):
-        return found((), now="", done=done)
+        return kit.found((), now="", done=done)
     if early := [call for call in calls if call.start < project.start and _sets_archs(call)]:
-        return upstream(f"{ROOT_FILE}:{early[0].line}: sets {_VARIABLE} before project()")
-    edit = Edit(ROOT_FILE, project.start, project.start, block, _arch(request))
-    now = f"{ROOT_FILE}:{project.line}: project() takes nvcc's default, before upstream's list"
-    return found([edit], now=now, done=done)
+        return kit.upstream(f"{kit.ROOT_FILE}:{early[0].line}: sets {_VARIABLE} before project()")
+    edit = kit.Edit(kit.ROOT_FILE, project.start, project.start, block, _arch(request))
+    now = f"{kit.ROOT_FILE}:{project.line}: project() takes nvcc's default, before upstream's list"
+    return kit.found([edit], now=now, done=done)
 
 
-def _project(calls: list[Command]) -> Command:
+def _project(calls: list[kit.Command]) -> kit.Command:
     """The one project() that brings CUDA in. Raises DriftError."""
     named = [call for call in calls if call.name == "project"]
     if len(named) != 1 or "CUDA" not in {argument.value for argument in named[0].arguments}:
-        raise DriftError(
-            f"{ROOT_FILE}: {len(named)} calls of project(), expected 1 with the language CUDA",
+        raise kit.DriftError(
+            f"{kit.ROOT_FILE}: {len(named)} calls of project(), expected 1 with the language CUDA",
             why="upstream rewrote it, or the file was edited by hand",
             hint="restore the file from the release, or leave this fix out with --skip",
         )
     return named[0]
 
 
-def _sets_archs(call: Command) -> bool:
+def _sets_archs(call: kit.Command) -> bool:
     return call.name == "set" and [a.value for a in call.arguments[:1]] == [_VARIABLE]
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """CMake runs the build files, with project() as it is: alone, and with the user's archs."""
-    cuda = request.target.cuda
-    before, after = (configured(tree, cuda).archs for tree in (stock, patched))
-    if after != _arch(request):
-        raise ProofError(f"CMake would build {after or 'nothing'}, not {_arch(request)}")
-    users = configured(patched, cuda, [f"-D{_VARIABLE}={_USERS}"]).archs
+    cuda = case.request.target.cuda
+    before, after = (kit.configured(tree, cuda).archs for tree in (case.stock, case.patched))
+    if after != _arch(case.request):
+        raise kit.ProofError(f"CMake would build {after or 'nothing'}, not {_arch(case.request)}")
+    users = kit.configured(case.patched, cuda, [f"-D{_VARIABLE}={_USERS}"]).archs
     if users != _USERS:
-        raise ProofError(f"CMake would build {users}, where the user asks for {_USERS}")
+        raise kit.ProofError(f"CMake would build {users}, where the user asks for {_USERS}")
     return f"CMake builds {after}, where it built {before}"
 
 
 _PROJECT = "project(NCCL VERSION 2.29.7\n        LANGUAGES CUDA CXX C)\n"
 
-FIX = Fix(
+FIX = kit.Fix(
     id="cmake_archs",
     title="A plain CMake build has code for the device",
     symptom="cmake says `Using CUDA_ARCHITECTURES: 75`, and the library has no code for Blackwell, "
@@ -88,17 +71,17 @@ FIX = Fix(
     why="The list of archs stands behind project(), which has defined CMAKE_CUDA_ARCHITECTURES by "
     "then, as nvcc's own default, its oldest arch. -DCMAKE_CUDA_ARCHITECTURES and the variable "
     "CUDAARCHS still decide.",
-    needs=(Need(">=2.28.7", Severity.REQUIRED, "nothing is built for Blackwell"),),
+    needs=(kit.Need(">=2.28.7", kit.Severity.REQUIRED, "nothing is built for Blackwell"),),
     upstream="never up to 2.32.3; before 2.28.7 there is no CMake build",
     evidence=(
-        Evidence("what CMake would build, before and after", "patchkit's proof", "measured"),
-        Evidence(
+        kit.Evidence("what CMake would build, before and after", "patchkit's proof", "measured"),
+        kit.Evidence(
             "2.29.7 with this fix, configured with nvcc 13.0: sm_121 in all 156 commands, and "
             "nothing else",
             "cmake and ninja, tests/integration/patch/test_nccl_cmake.py",
             "measured",
         ),
-        Evidence(
+        kit.Evidence(
             "stock 2.28.9, 2.29.7 and 2.30.7 configured with nvcc 13.0: CUDA_ARCHITECTURES: 75",
             "cmake, real toolkit",
             "measured",
@@ -110,9 +93,9 @@ FIX = Fix(
     layer="build",
     majors=(9, 11, 12),
     examples=(
-        Example(
+        kit.Example(
             version="2.29.7",
-            path=ROOT_FILE,
+            path=kit.ROOT_FILE,
             before=f"cmake_minimum_required(VERSION 3.25)\n\n{_PROJECT}",
             after="cmake_minimum_required(VERSION 3.25)\n\n"
             f"{_BLOCK.format(arch='121-real')}{_PROJECT}",

@@ -1,24 +1,6 @@
 """The CUDA runtime, linked as make links it: statically."""
 
-from __future__ import annotations
-
-from patchkit.edit.cmake import Argument, commands
-from patchkit.edit.splice import Edit
-from patchkit.edit.text import swap_text
-from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.nccl import SOURCE_FILE, configured
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.nccl import kit
 
 _SHARED, _CHOSEN, _STATIC = "CUDA::cudart", "CUDA::${CUDARTLIB}", "CUDA::cudart_static"
 _SHIM = """\
@@ -34,52 +16,56 @@ set(CUDARTLIB "cudart_static" CACHE STRING "CUDA runtime to link: cudart_static 
 """
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Which CUDA runtime the targets name; where they name none, CMake links the static one."""
-    text = tree.read(SOURCE_FILE)
+    text = tree.read(kit.SOURCE_FILE)
     linked = [
         argument
-        for call in commands(text, SOURCE_FILE)
+        for call in kit.commands(text, kit.SOURCE_FILE)
         if call.name == "target_link_libraries"
         for argument in call.arguments[1:]
         if argument.value in (_SHARED, _CHOSEN, _STATIC)
     ]
     shared = [argument for argument in linked if argument.value == _SHARED]
-    done = f"{SOURCE_FILE}: cudart is linked as CUDARTLIB says, by default statically"
+    done = f"{kit.SOURCE_FILE}: cudart is linked as CUDARTLIB says, by default statically"
     if not shared and _DEFAULT in text:
-        return found((), now="", done=done)
+        return kit.found((), now="", done=done)
     if not shared:
-        return upstream(f"{SOURCE_FILE}: cudart is linked statically")
+        return kit.upstream(f"{kit.SOURCE_FILE}: cudart is linked statically")
     if len(shared) != len(linked):
-        raise DriftError(
-            f"{SOURCE_FILE}:{shared[0].line}: some targets link {_SHARED}, and some do not",
+        raise kit.DriftError(
+            f"{kit.SOURCE_FILE}:{shared[0].line}: some targets link {_SHARED}, and some do not",
             why="the file was edited by hand, is half patched, or upstream rewrote it",
             hint="restore the file from the release, or leave this fix out with --skip",
         )
-    edits = swap_text(SOURCE_FILE, text, _SHIM, _DEFAULT + _SHIM, note="CUDARTLIB has a default")
+    edits = kit.swap_text(
+        kit.SOURCE_FILE, text, _SHIM, _DEFAULT + _SHIM, note="CUDARTLIB has a default"
+    )
     edits += [_swap(argument) for argument in shared]
-    now = f"{SOURCE_FILE}:{shared[0].line}: {len(shared)} targets link the shared cudart"
-    return found(edits, now=now, done=done)
+    now = f"{kit.SOURCE_FILE}:{shared[0].line}: {len(shared)} targets link the shared cudart"
+    return kit.found(edits, now=now, done=done)
 
 
-def _swap(argument: Argument) -> Edit:
-    return Edit(SOURCE_FILE, argument.start, argument.stop, _CHOSEN, "cudart as CUDARTLIB says")
+def _swap(argument: kit.Argument) -> kit.Edit:
+    return kit.Edit(
+        kit.SOURCE_FILE, argument.start, argument.stop, _CHOSEN, "cudart as CUDARTLIB says"
+    )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """CMake runs the build files: which cudart both libraries link, and whether the shim is in."""
-    cuda = request.target.cuda
-    built = configured(patched, cuda)
+    cuda = case.request.target.cuda
+    built = kit.configured(case.patched, cuda)
     for target in ("nccl", "nccl_static"):
         if _STATIC not in built.libraries[target] or _SHARED in built.libraries[target]:
-            raise ProofError(f"{target} would link {' '.join(built.libraries[target])}")
+            raise kit.ProofError(f"{target} would link {' '.join(built.libraries[target])}")
         if "enhcompat.cc" not in built.sources[target]:
-            raise ProofError(
+            raise kit.ProofError(
                 f"{target} would be built without enhcompat.cc, the shim for old cudart"
             )
-    users = configured(patched, cuda, ["-DCUDARTLIB=cudart"])
+    users = kit.configured(case.patched, cuda, ["-DCUDARTLIB=cudart"])
     if _SHARED not in users.libraries["nccl"] or "enhcompat.cc" in users.sources["nccl"]:
-        raise ProofError("-DCUDARTLIB=cudart would not link the shared one")
+        raise kit.ProofError("-DCUDARTLIB=cudart would not link the shared one")
     return f"nccl and nccl_static link {_STATIC}; -DCUDARTLIB=cudart still links the shared one"
 
 
@@ -88,17 +74,21 @@ _LINKED = (
     "target_link_libraries(nccl_static\n    PUBLIC\n    ${{CMAKE_DL_LIBS}}\n    {0}\n)\n"
 )
 
-FIX = Fix(
+FIX = kit.Fix(
     id="cmake_cudart_static",
     title="CMake links the CUDA runtime statically, as make does",
     symptom="libnccl.so.2 from CMake needs libcudart.so.13, which the one from make does not.",
     why="src/CMakeLists.txt names CUDA::cudart, beside the static one that CMake links anyway, and "
     "never sets CUDARTLIB, which its own condition for enhcompat.cc asks for.",
-    needs=(Need(">=2.29.3", Severity.RECOMMENDED, "a library that only loads beside a libcudart"),),
+    needs=(
+        kit.Need(
+            ">=2.29.3", kit.Severity.RECOMMENDED, "a library that only loads beside a libcudart"
+        ),
+    ),
     upstream="2.28.7 to 2.29.2 named no cudart, so that CMake's own choice was linked: static",
     evidence=(
-        Evidence("what CMake would link, before and after", "patchkit's proof", "measured"),
-        Evidence(
+        kit.Evidence("what CMake would link, before and after", "patchkit's proof", "measured"),
+        kit.Evidence(
             "2.30.7 from CMake needs libcudart.so.13; 2.28.9 from CMake does not, nor do both from "
             "make",
             "libraries built with nvcc 13.0",
@@ -111,9 +101,9 @@ FIX = Fix(
     layer="build",
     majors=(9, 11, 12),
     examples=(
-        Example(
+        kit.Example(
             version="2.29.7",
-            path=SOURCE_FILE,
+            path=kit.SOURCE_FILE,
             before=_SHIM + "\n" + _LINKED.format(_SHARED),
             after=_DEFAULT + _SHIM + "\n" + _LINKED.format(_CHOSEN),
         ),

@@ -1,23 +1,6 @@
 """nccl.pc with a prefix and a version instead of their placeholders."""
 
-from __future__ import annotations
-
-from patchkit.edit.cmake import Command, commands
-from patchkit.edit.splice import Edit
-from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.nccl import SOURCE_FILE, configured
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.nccl import kit
 
 _TEMPLATE = "src/nccl.pc.in"
 _PLACEHOLDER = "${nccl:"
@@ -31,31 +14,33 @@ _MARK = "# The template has make's placeholders, which configure_file leaves as 
 _USERS = "/opt/nccl"
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Whether configure_file is given a template with make's placeholders, which it ignores."""
-    text = tree.read(SOURCE_FILE)
-    done = f"{SOURCE_FILE}: nccl.pc gets its prefix and its version"
+    text = tree.read(kit.SOURCE_FILE)
+    done = f"{kit.SOURCE_FILE}: nccl.pc gets its prefix and its version"
     if _MARK in text:
-        return found((), now="", done=done)
+        return kit.found((), now="", done=done)
     if _PLACEHOLDER not in tree.read(_TEMPLATE):
-        return upstream(f"{_TEMPLATE}: has CMake's placeholders")
+        return kit.upstream(f"{_TEMPLATE}: has CMake's placeholders")
     call = _configures(text)
     template, output = (argument.text for argument in call.arguments[:2])
-    edit = Edit(SOURCE_FILE, call.start, call.stop, _after(template, output), "fill nccl.pc in")
-    now = f"{SOURCE_FILE}:{call.line}: nccl.pc keeps {_PLACEHOLDER}Prefix}}"
-    return found([edit], now=now, done=done)
+    edit = kit.Edit(
+        kit.SOURCE_FILE, call.start, call.stop, _after(template, output), "fill nccl.pc in"
+    )
+    now = f"{kit.SOURCE_FILE}:{call.line}: nccl.pc keeps {_PLACEHOLDER}Prefix}}"
+    return kit.found([edit], now=now, done=done)
 
 
-def _configures(text: str) -> Command:
+def _configures(text: str) -> kit.Command:
     """The one configure_file of nccl.pc.in. Raises DriftError."""
     calls = [
         call
-        for call in commands(text, SOURCE_FILE)
+        for call in kit.commands(text, kit.SOURCE_FILE)
         if call.name == "configure_file" and call.arguments[0].value.endswith("/nccl.pc.in")
     ]
     if len(calls) != 1 or [a.value for a in calls[0].arguments[2:]] != ["@ONLY"]:
-        raise DriftError(
-            f"{SOURCE_FILE}: {len(calls)} calls configure nccl.pc.in, expected 1 with @ONLY",
+        raise kit.DriftError(
+            f"{kit.SOURCE_FILE}: {len(calls)} calls configure nccl.pc.in, expected 1 with @ONLY",
             why="upstream rewrote it, or the file was edited by hand",
             hint="restore the file from the release, or leave this fix out with --skip",
         )
@@ -74,13 +59,15 @@ def _after(template: str, output: str) -> str:
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """CMake runs the build files: nccl.pc must have the user's prefix and the release's version."""
-    built = configured(patched, request.target.cuda, [f"-DCMAKE_INSTALL_PREFIX={_USERS}"])
-    version = patched.version.base_version
+    built = kit.configured(
+        case.patched, case.request.target.cuda, [f"-DCMAKE_INSTALL_PREFIX={_USERS}"]
+    )
+    version = case.patched.version.base_version
     said = built.pkgconfig.splitlines()
     if f"prefix={_USERS}" not in said or f"Version: {version}" not in said:
-        raise ProofError(f"nccl.pc would say:\n{built.pkgconfig}")
+        raise kit.ProofError(f"nccl.pc would say:\n{built.pkgconfig}")
     return f"nccl.pc says prefix={_USERS} and Version: {version}"
 
 
@@ -90,19 +77,21 @@ _ARGUMENTS = (
     "    @ONLY\n"
 )
 
-FIX = Fix(
+FIX = kit.Fix(
     id="cmake_pkgconfig_prefix",
     title="nccl.pc from CMake has a prefix and a version",
     symptom="pkg-config --cflags nccl prints -I${nccl:Prefix}/include, or fails, after a CMake "
     "build.",
     why="nccl.pc.in has placeholders for the sed of the makefile. configure_file with @ONLY leaves "
     "${nccl:Prefix} and the version as they are.",
-    needs=(Need(">=2.28.7", Severity.RECOMMENDED, "the file is of no use to pkg-config"),),
+    needs=(kit.Need(">=2.28.7", kit.Severity.RECOMMENDED, "the file is of no use to pkg-config"),),
     upstream="fixed in upstream's repository after 2.30.7, with @NCCL_PREFIX@",
     evidence=(
-        Evidence("nccl.pc as CMake would write it", "patchkit's proof", "measured"),
-        Evidence("2.28.9 and 2.30.7 configured: prefix=${nccl:Prefix}", "cmake", "measured"),
-        Evidence("src/nccl.pc.in with @NCCL_PREFIX@", "upstream's repository, 804c1f5a", "read"),
+        kit.Evidence("nccl.pc as CMake would write it", "patchkit's proof", "measured"),
+        kit.Evidence("2.28.9 and 2.30.7 configured: prefix=${nccl:Prefix}", "cmake", "measured"),
+        kit.Evidence(
+            "src/nccl.pc.in with @NCCL_PREFIX@", "upstream's repository, 804c1f5a", "read"
+        ),
     ),
     look=look,
     prove=prove,
@@ -110,9 +99,9 @@ FIX = Fix(
     layer="build",
     majors=(9, 11, 12),
     examples=(
-        Example(
+        kit.Example(
             version="2.29.7",
-            path=SOURCE_FILE,
+            path=kit.SOURCE_FILE,
             before=f"configure_file(\n{_ARGUMENTS})\n",
             after=_after(
                 "${CMAKE_CURRENT_SOURCE_DIR}/nccl.pc.in",

@@ -1,22 +1,6 @@
 """The C++ standard and the headers that CUDA 13 needs, in the makefiles of before it."""
 
-from __future__ import annotations
-
-from patchkit.edit.text import swap_text
-from patchkit.errors import ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.nccl import COMMON_MK, make_flags
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.nccl import kit
 
 _STANDARD = """\
 # CUDA 13.0 requires c++17
@@ -40,36 +24,36 @@ _SWAPS = (
 )
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Whether the C++ standard follows CUDA's version, or is C++11 in any case."""
-    text = tree.read(COMMON_MK)
+    text = tree.read(kit.COMMON_MK)
     if "CXXSTD ?= -std=c++17" in text and _STANDARD not in text:
-        return upstream(f"{COMMON_MK}: C++17 from CUDA 13 on")
+        return kit.upstream(f"{kit.COMMON_MK}: C++17 from CUDA 13 on")
     if all(after in text for _before, after in _SWAPS):
         # Upstream took over this very text, so it is the same whoever wrote it.
-        return found(
-            (), now="", done=f"{COMMON_MK}: C++17 and the headers of cccl, from CUDA 13 on"
+        return kit.found(
+            (), now="", done=f"{kit.COMMON_MK}: C++17 and the headers of cccl, from CUDA 13 on"
         )
     edits = [
         edit
         for before, after in _SWAPS
-        for edit in swap_text(COMMON_MK, text, before, after, note="C++17 for CUDA 13")
+        for edit in kit.swap_text(kit.COMMON_MK, text, before, after, note="C++17 for CUDA 13")
     ]
-    return found(
+    return kit.found(
         edits,
-        now=f"{COMMON_MK}: C++11, and no headers of cccl",
-        done=f"{COMMON_MK}: C++17 and the headers of cccl, from CUDA 13 on",
+        now=f"{kit.COMMON_MK}: C++11, and no headers of cccl",
+        done=f"{kit.COMMON_MK}: C++17 and the headers of cccl, from CUDA 13 on",
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """GNU make, asked which standard it would give nvcc 13, and which an older one."""
     standards = [
-        [flag for flag in make_flags(patched, cuda) if flag.startswith("-std=")]
-        for cuda in (request.target.cuda, "12.8")
+        [flag for flag in kit.make_flags(case.patched, cuda) if flag.startswith("-std=")]
+        for cuda in (case.request.target.cuda, "12.8")
     ]
     if standards != [["-std=c++17"], ["-std=c++11"]]:
-        raise ProofError(f"{COMMON_MK}: nvcc would be given {standards}")
+        raise kit.ProofError(f"{kit.COMMON_MK}: nvcc would be given {standards}")
     return "make gives nvcc 13 -std=c++17, and nvcc 12 -std=c++11 as before"
 
 
@@ -88,27 +72,27 @@ _AFTER = (
     f"{_DEVICE.format('$(CXXSTD)')}\n"
 )
 
-FIX = Fix(
+FIX = kit.Fix(
     id="make_cuda13",
     title="C++17 and the cccl headers with CUDA 13",
     symptom="2.26 with CUDA 13: errors out of CUDA's own headers, which are C++17 now.",
     why="The makefiles say -std=c++11 in any case, and CUDA 13 keeps libcu++ in include/cccl, "
     "where the host compiler does not look.",
-    needs=(Need(">=2.26,<2.27", Severity.REQUIRED, "CUDA 13 needs C++17"),),
+    needs=(kit.Need(">=2.26,<2.27", kit.Severity.REQUIRED, "CUDA 13 needs C++17"),),
     upstream="2.27 chooses C++17 for CUDA 13, and looks in cccl",
     evidence=(
-        Evidence("what make would give nvcc, before and after", "patchkit's proof", "measured"),
-        Evidence(
+        kit.Evidence("what make would give nvcc, before and after", "patchkit's proof", "measured"),
+        kit.Evidence(
             "the makefiles of 2.26.2 and 2.27.5; a comment of the latter: CUDA 13.0 requires c++17",
             "upstream's repository",
             "read",
         ),
-        Evidence("2.26 compiles as C++17 with nvcc 13", "not compiled", "inferred"),
+        kit.Evidence("2.26 compiles as C++17 with nvcc 13", "not compiled", "inferred"),
     ),
     look=look,
     prove=prove,
     prove_from_stock=True,
     layer="build",
     majors=(9, 11, 12),
-    examples=(Example(version="2.26.2", path=COMMON_MK, before=_BEFORE, after=_AFTER),),
+    examples=(kit.Example(version="2.26.2", path=kit.COMMON_MK, before=_BEFORE, after=_AFTER),),
 )

@@ -1,23 +1,6 @@
 """torch's answer for a GB10, compute_20 and sm_121, taken for what it is."""
 
-from __future__ import annotations
-
-from patchkit.edit.text import region, swap_text
-from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.archs import evaluate
-from patchkit.source.tree import SourceTree
-from patchkit.target import Load, best_load
+from patchkit.recipes.vllm import kit
 
 _PATH = "cmake/utils.cmake"
 _FUNCTION = "function(extract_unique_cuda_archs_ascending "
@@ -32,21 +15,21 @@ _AFTER = """\
 """
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """How the requested archs are read out of the -gencode flags."""
     text = tree.read(_PATH)
-    start, stop = region(_PATH, text, _FUNCTION, "endfunction()")
+    start, stop = kit.region(_PATH, text, _FUNCTION, "endfunction()")
     body = text[start:stop]
     regex = next((regex for regex in _REGEXES if regex in body), None)
     if regex is None:
-        raise DriftError(
+        raise kit.DriftError(
             f"{_PATH}: extract_unique_cuda_archs_ascending matches no arch=compute_ as expected",
             why="upstream rewrote it, or the file was edited by hand",
             hint="restore the file from the release, or leave this fix out with --skip",
         )
     if r'"code=sm_\(' in body:
-        return upstream(f"{_PATH}: reads code=sm_ first")
-    edits = swap_text(
+        return kit.upstream(f"{_PATH}: reads code=sm_ first")
+    edits = kit.swap_text(
         _PATH,
         text,
         _BEFORE.format(regex),
@@ -54,18 +37,18 @@ def look(tree: SourceTree, request: Request) -> Finding:
         note="read code=sm_ first",
         within=(start, stop),
     )
-    return found(
+    return kit.found(
         edits, now=f"{_PATH}: reads arch=compute_ only", done=f"{_PATH}: reads code=sm_ first"
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """Without TORCH_CUDA_ARCH_LIST, on the device itself, the base kernels must load."""
-    target = request.target
-    groups = evaluate(patched, target, "Auto", target.cuda)
+    target = case.request.target
+    groups = kit.evaluate(case.patched, target, "Auto", target.cuda)
     archs = next(group.archs for group in groups if group.variable == "CUDA_ARCHS")
-    if best_load(archs, target.capability) < Load.COMPATIBLE:
-        raise ProofError(
+    if kit.best_load(archs, target.capability) < kit.Load.COMPATIBLE:
+        raise kit.ProofError(
             f"auto-detection leads to {';'.join(archs) or 'an empty arch list'}",
             why="the flags of torch's CMake are read wrongly",
             hint="set TORCH_CUDA_ARCH_LIST and please report this",
@@ -73,26 +56,28 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
     return f"auto-detection leads to {';'.join(archs)}"
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="arch_autodetect",
     title="Arch auto-detection on a GB10",
     symptom="Built on a Spark without TORCH_CUDA_ARCH_LIST: no error, and no CUDA kernels either.",
     why='torch\'s CMake rewrites "2.1" inside "12.1" and answers arch=compute_20,code=sm_121. vLLM '
     "reads compute_20, which no list supports, and ends with an empty arch list.",
-    needs=(Need(">=0.11.1,<0.27", Severity.REQUIRED, "the detected arch list is empty"),),
+    needs=(kit.Need(">=0.11.1,<0.27", kit.Severity.REQUIRED, "the detected arch list is empty"),),
     upstream="0.27.0 reads code=sm_ first, and stops on an empty list",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "evaluated with the flags torch emits", "patchkit archs --arch-list Auto", "measured"
         ),
-        Evidence('string(REPLACE "2.1" "2.1(2.0)")', "torch's select_compute_arch.cmake", "read"),
+        kit.Evidence(
+            'string(REPLACE "2.1" "2.1(2.0)")', "torch's select_compute_arch.cmake", "read"
+        ),
     ),
     look=look,
     prove=prove,
     prove_from_stock=True,
     layer="build",
     examples=(
-        Example(
+        kit.Example(
             version="0.19.1",
             path=_PATH,
             before=f"{_FUNCTION}OUT FLAGS)\n{_BEFORE.format(_REGEXES[1])}endfunction()\n",

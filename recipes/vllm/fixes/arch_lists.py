@@ -1,34 +1,12 @@
 """Arch lists: every kernel group that stock builds for 12.0 gets the device's own arch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from packaging.version import Version
 
-from patchkit.edit.cmake import Argument, Branch, Command, add_list_item, list_items
-from patchkit.edit.splice import Edit
-from patchkit.edit.text import region, swap_text
-from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    places,
-)
-from patchkit.patching.recipe import load_recipe
-from patchkit.proof.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
-from patchkit.proof.jobs import side_by_side
-from patchkit.proof.stock import check_stock
-from patchkit.source.tree import SourceTree
-from patchkit.target import parse_arch
+from patchkit.recipes.vllm import kit
 
 _ROOT = "CMakeLists.txt"
 _UTILS = "cmake/utils.cmake"
@@ -52,38 +30,40 @@ _QUTLASS_CHOICE = r'elseif(QUTLASS_ARCHS MATCHES "12\\.0a")'
 _QUTLASS_WIDER = r'elseif(QUTLASS_ARCHS MATCHES "12\\.[01][af]")'
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Every list that has to name the arch: all of them do, none does, or somebody edited them."""
-    texts = cmake_texts(tree)
+    texts = kit.cmake_texts(tree)
     units = [*_list_units(texts, request), *_condition_units(texts, request)]
     done = [place for place, edits in units if not edits]
     todo = [place for place, edits in units if edits]
     if request.arch == "native" and not any(place.startswith(_ROOT) for place, _ in units):
-        raise DriftError(
+        raise kit.DriftError(
             f"{_ROOT}: no {_SUPPORTED} of a CUDA 13 build names {request.target.stock}",
             why="upstream dropped the device's family, or the file was edited by hand",
             hint="restore the file from the release",
         )
     if done and todo and request.arch == "native":
-        raise DriftError(
+        raise kit.DriftError(
             f"{todo[0]}: does not lead to {request.arch_list}, but {done[0]} does",
             why="the tree is half patched, or was edited by hand",
             hint="restore the CMake files from the release",
         )
     edits = [edit for _, of_unit in units for edit in of_unit]
-    where = places(todo or done) or _ROOT
-    return found(
+    where = kit.places(todo or done) or _ROOT
+    return kit.found(
         edits,
         now=f"{where}: no way to {request.arch_list}",
         done=f"{where}: lists lead to {request.arch_list}",
     )
 
 
-def _list_units(texts: dict[str, str], request: Request) -> Iterator[tuple[str, list[Edit]]]:
+def _list_units(
+    texts: dict[str, str], request: kit.Request
+) -> Iterator[tuple[str, list[kit.Edit]]]:
     carries = _carries_families(texts[_UTILS])
     wanted, stock = request.arch_list, request.target.stock
     for path, argument in _cuda13_lists(texts):
-        items = list_items(argument)
+        items = kit.list_items(argument)
         members = [item for item in items if item.rstrip("af") == stock]
         place = f"{path}:{argument.line}"
         if request.arch == "family":
@@ -92,16 +72,18 @@ def _list_units(texts: dict[str, str], request: Request) -> Iterator[tuple[str, 
         elif wanted in items and members:
             yield place, []
         elif members and not (carries and any(item.endswith("f") for item in members)):
-            yield place, [add_list_item(argument, wanted, path=path, note=f"name {wanted}")]
+            yield place, [kit.add_list_item(argument, wanted, path=path, note=f"name {wanted}")]
 
 
-def _condition_units(texts: dict[str, str], request: Request) -> Iterator[tuple[str, list[Edit]]]:
+def _condition_units(
+    texts: dict[str, str], request: kit.Request
+) -> Iterator[tuple[str, list[kit.Edit]]]:
     utils = texts[_UTILS]
     if _carries_families(utils):
         return
     if request.arch == "native":
-        span = region(_UTILS, utils, f"function({INTERSECTION} ", "endfunction()")
-        edits = swap_text(
+        span = kit.region(_UTILS, utils, f"function({kit.INTERSECTION} ", "endfunction()")
+        edits = kit.swap_text(
             _UTILS,
             utils,
             f"{_MATCH}      endif()\n",
@@ -111,7 +93,7 @@ def _condition_units(texts: dict[str, str], request: Request) -> Iterator[tuple[
         )
         yield _UTILS, edits
     if request.target.major == 12 and _QUTLASS in texts:
-        edits = swap_text(
+        edits = kit.swap_text(
             _QUTLASS, texts[_QUTLASS], _QUTLASS_CHOICE, _QUTLASS_WIDER, note="recognise the arch"
         )
         yield _QUTLASS, edits
@@ -119,27 +101,27 @@ def _condition_units(texts: dict[str, str], request: Request) -> Iterator[tuple[
 
 def _carries_families(utils: str) -> bool:
     """Whether a list that names the family hands on the arch as it was requested (0.19)."""
-    tests = (call for call in parsed(_UTILS, utils) if call.name == "elseif")
+    tests = (call for call in kit.parsed(_UTILS, utils) if call.name == "elseif")
     return any([a.value for a in test.arguments] == ["_arch", "MATCHES", "f$"] for test in tests)
 
 
-def _cuda13_lists(texts: dict[str, str]) -> Iterator[tuple[str, Argument]]:
+def _cuda13_lists(texts: dict[str, str]) -> Iterator[tuple[str, kit.Argument]]:
     for path, text in texts.items():
-        for call in parsed(path, text):
+        for call in kit.parsed(path, text):
             argument = _list_of(call)
             if argument is not None and not any(map(_before_cuda13, call.block)):
                 yield path, argument
 
 
-def _list_of(call: Command) -> Argument | None:
-    if call.name == INTERSECTION and len(call.arguments) == 3:
+def _list_of(call: kit.Command) -> kit.Argument | None:
+    if call.name == kit.INTERSECTION and len(call.arguments) == 3:
         return call.arguments[1]
     if call.name == "set" and len(call.arguments) == 2 and call.arguments[0].value == _SUPPORTED:
         return call.arguments[1]
     return None
 
 
-def _before_cuda13(branch: Branch) -> bool:
+def _before_cuda13(branch: kit.Branch) -> bool:
     """Whether a branch is only taken by older compilers: the else of ``>= 13.0``."""
     return any(_at_least(condition) for condition in branch.excluded)
 
@@ -150,39 +132,45 @@ def _at_least(condition: tuple[str, ...]) -> bool:
     return len(rest) == 2 and rest[0] == "VERSION_GREATER_EQUAL" and Version(rest[1]) <= _CUDA
 
 
-def _replace(path: str, argument: Argument, old: str, new: str) -> Edit:
-    return Edit(
+def _replace(path: str, argument: kit.Argument, old: str, new: str) -> kit.Edit:
+    return kit.Edit(
         path, argument.start, argument.stop, argument.text.replace(old, new), f"{old} to {new}"
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """Evaluate both trees with the release's own CMake and compare group by group."""
-    target = request.target
-    lists = ((stock, target.stock), (patched, request.arch_list))
-    before, after = side_by_side([partial(evaluate, t, target, a, target.cuda) for t, a in lists])
-    if load_recipe().knows(stock.version) and target.major == 12:
-        version = Version(stock.version.public)
-        check_stock(before, _STOCK_ARCHS, version, lambda g: _expected(g, request, active))
+    target = case.request.target
+    lists = ((case.stock, target.stock), (case.patched, case.request.arch_list))
+    before, after = kit.side_by_side(
+        [partial(kit.evaluate, t, target, a, target.cuda) for t, a in lists]
+    )
+    if kit.load_recipe().knows(case.stock.version) and target.major == 12:
+        version = Version(case.stock.version.public)
+        kit.check_stock(
+            before, _STOCK_ARCHS, version, lambda g: _expected(g, case.request, case.active)
+        )
     wrong = [
         f"{new.where}: {new.name} is built for {';'.join(new.archs) or 'nothing'}, "
         f"expected {' or '.join(';'.join(sorted(e)) or 'nothing' for e in expected)}"
         for old, new in zip(before, after, strict=True)
-        if frozenset(new.archs) not in (expected := _expected(old, request, active))
+        if frozenset(new.archs) not in (expected := _expected(old, case.request, case.active))
     ]
     if wrong:
-        raise ProofError(
+        raise kit.ProofError(
             "\n    ".join([f"{len(wrong)} kernel groups get the wrong archs:", *wrong]),
             why="the CMake files were edited by hand, or upstream changed how lists are combined",
             hint="`patchkit archs` shows every group, stock beside patched",
         )
-    built = sum(1 for group in after if request.arch_list in group.archs)
-    return f"{built} of {len(after)} kernel groups are built for {request.arch_list}"
+    built = sum(1 for group in after if case.request.arch_list in group.archs)
+    return f"{built} of {len(after)} kernel groups are built for {case.request.arch_list}"
 
 
-def _expected(group: Group, request: Request, active: frozenset[str]) -> set[frozenset[str]]:
+def _expected(
+    group: kit.Group, request: kit.Request, active: frozenset[str]
+) -> set[frozenset[str]]:
     """The arch sets a group may get, given what stock builds for the family's first member."""
-    members = {a for a in group.archs if parse_arch(a).major == request.target.major}
+    members = {a for a in group.archs if kit.parse_arch(a).major == request.target.major}
     others = frozenset(group.archs) - members
     wanted = frozenset({request.arch_list})
     if "sm100_lists" in active and any(d.endswith("_SM100=1") for d in group.defines):
@@ -199,7 +187,7 @@ def _expected(group: Group, request: Request, active: frozenset[str]) -> set[fro
     return {frozenset(group.archs)}
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="arch_lists",
     title="Arch lists that lead to the device's own code (12.1a), or its family's (12.0f)",
     symptom="A build with TORCH_CUDA_ARCH_LIST=12.1a silently falls back to 12.0 code; adding 12.1 "
@@ -207,33 +195,35 @@ FIX = Fix(
     why="CUDA_SUPPORTED_ARCHS ends at 12.0 for CUDA 13, and before 0.19 an arch with a suffix "
     "matches no list at all. The lists only work together: all that name 12.0 must lead to 12.1a.",
     needs=(
-        Need(">=0.11.1", Severity.REQUIRED, "no list leads to 12.1a", arch="native"),
-        Need(
+        kit.Need(">=0.11.1", kit.Severity.REQUIRED, "no list leads to 12.1a", arch="native"),
+        kit.Need(
             ">=0.11.1,<0.19",
-            Severity.RECOMMENDED,
+            kit.Severity.RECOMMENDED,
             "QuTLASS is built for 12.0a, which does not load on 12.1",
             arch="family",
         ),
     ),
     upstream="never; from 0.11.1 on upstream builds 12.0f for the whole family",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "ten files of 0.19.1 and 0.33.0 have the same instructions for 12.1a and 12.0f",
             "nvcc 13.0.88: docs/kernel-proof.md",
             "compiled",
         ),
-        Evidence(
+        kit.Evidence(
             "each release's own CMake, run before and after, gives 12.1a for every group",
             "patchkit archs; tests/integration",
             "measured",
         ),
-        Evidence(
+        kit.Evidence(
             "the FP4 conversions and block-scaled MMA assemble for 121a and 120f, not for plain "
             "121 or 120",
             "nvcc 13.0.88",
             "compiled",
         ),
-        Evidence("12.1a code runs on a GB10", "NVIDIA's binary compatibility rules", "inferred"),
+        kit.Evidence(
+            "12.1a code runs on a GB10", "NVIDIA's binary compatibility rules", "inferred"
+        ),
     ),
     look=look,
     prove=prove,
@@ -243,7 +233,7 @@ FIX = Fix(
     majors=(11, 12),
     requires=("sm100_lists", "marlin_sass", "sm120_guard", "marlin_fp8_generator"),
     examples=(
-        Example(
+        kit.Example(
             version="0.33.0",
             path=_ROOT,
             beside={

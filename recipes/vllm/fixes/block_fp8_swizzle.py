@@ -1,21 +1,6 @@
 """The order in which the dense block-FP8 GEMM visits its tiles."""
 
-from __future__ import annotations
-
-from patchkit.edit.text import region, swap_text
-from patchkit.errors import DriftError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.source.tree import SourceTree, first_existing
+from patchkit.recipes.vllm import kit
 
 _FOLDER = "quantization/w8a8/cutlass/c3x/scaled_mm_blockwise_sm120_fp8_dispatch.cuh"
 _PATHS = (f"csrc/libtorch_stable/{_FOLDER}", f"csrc/{_FOLDER}")
@@ -40,51 +25,53 @@ _AFTER = """\
 """
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The launch of the block-FP8 kernel."""
-    path = first_existing(tree, _PATHS)
+    path = kit.first_existing(tree, _PATHS)
     if path is None:
-        raise DriftError(f"{_PATHS[0]}: not found, nor {_PATHS[1]}", why="upstream moved the file")
+        raise kit.DriftError(
+            f"{_PATHS[0]}: not found, nor {_PATHS[1]}", why="upstream moved the file"
+        )
     text = tree.read(path)
     if _UPSTREAM in text:
-        return upstream(f"{path}: the order depends on the L2")
-    edits = swap_text(
+        return kit.upstream(f"{path}: the order depends on the L2")
+    edits = kit.swap_text(
         path,
         text,
         _BEFORE,
         _AFTER,
         note="swizzle if the L2 is too small",
-        within=region(path, text, _FUNCTION, "\n}\n"),
+        within=kit.region(path, text, _FUNCTION, "\n}\n"),
     )
-    return found(
+    return kit.found(
         edits,
         now=f"{path}: tiles are visited in the default order",
         done=f"{path}: tiles are grouped if the weight exceeds the L2",
     )
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="block_fp8_swizzle",
     title="Dense block-FP8 GEMM visits its tiles in an order that suits a small L2",
     symptom="Prefill of block-FP8 models loses speed on a GB10 as prompts exceed 4096 tokens.",
     why="In the default order a weight above 24 MiB is read from memory once per row of tiles. "
     "Grouping the tiles reads it from the L2, with the same results bit by bit. It only matters "
     "where CUTLASS does these layers: from 0.25 on DeepGEMM comes first unless it is switched off.",
-    needs=(Need(">=0.20,<0.30", Severity.OPTIONAL, "speed of long prompts"),),
+    needs=(kit.Need(">=0.20,<0.30", kit.Severity.OPTIONAL, "speed of long prompts"),),
     upstream="0.30.0 chooses the order by the size of the L2 (#55180)",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "52 instead of 150 to 174 TFLOPS for a 16384x2560 weight at 16384 tokens; around 4096 "
             "tokens the default order is up to 9 % quicker",
             "vllm#55180, on a GB10",
             "reported",
         ),
-        Evidence(
+        kit.Evidence(
             "the device code of the patched file is that of the stock one",
             "nvcc 13.0.88, 121a: 0.20.0 with CUTLASS 4.2.0, 0.29.0 with 4.5.0",
             "compiled",
         ),
-        Evidence(
+        kit.Evidence(
             "the scheduler that takes the swizzle is the same in CUTLASS 4.2.0 and 4.5.0; these "
             "releases pin 4.4.2",
             "CUTLASS tile_scheduler_params.h",
@@ -94,7 +81,7 @@ FIX = Fix(
     look=look,
     layer="build",
     examples=(
-        Example(
+        kit.Example(
             version="0.29.0",
             path=_PATHS[0],
             before=f"{_FUNCTION}) {{\n{_BEFORE}}}\n",

@@ -1,26 +1,10 @@
 """DeepGEMM, switched on for SM12x one release before it can run there."""
 
-from __future__ import annotations
-
 from textwrap import indent
 
 from packaging.version import Version
 
-from patchkit.edit.python import swap
-from patchkit.errors import DriftError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-)
-from patchkit.proof.decisions import on_device
-from patchkit.proof.routing import GB10, SM12X, prove_decision
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _PATH = "vllm/platforms/cuda.py"
 _SCOPE = "CudaPlatformBase.support_deep_gemm"
@@ -55,38 +39,38 @@ if cls.is_device_capability((12, 1)) and not envs.is_set("VLLM_USE_DEEP_GEMM"):
 {_BEFORE}"""
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The pinned DeepGEMM decides: one without SM12x code must not be offered to any of them."""
     after = _AFTER_OLD_PIN if _lacks_sm12x(tree) else _AFTER
-    edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, after, note="not on SM12x")
+    edits = kit.swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, after, note="not on SM12x")
     which = "SM12x" if after is _AFTER_OLD_PIN else "12.1"
-    return found(
+    return kit.found(
         edits,
         now=f"{_PATH}: DeepGEMM is on for {which}",
         done=f"{_PATH}: DeepGEMM is off for {which}",
     )
 
 
-def _lacks_sm12x(tree: SourceTree) -> bool:
+def _lacks_sm12x(tree: kit.SourceTree) -> bool:
     if tree.kind == "installed":
         return Version(tree.version.public) == _PINNED_IN
     text = tree.read(_PIN_FILE)
     if "GIT_TAG" not in text:
-        raise DriftError(f"{_PIN_FILE}: pins no DeepGEMM", why="upstream moved the pin")
+        raise kit.DriftError(f"{_PIN_FILE}: pins no DeepGEMM", why="upstream moved the pin")
     return _PIN_WITHOUT_SM12X in text
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """12.1 (12.x while there is no kernel) must get no; everybody else what they got before."""
-    return prove_decision(
+    return kit.prove_decision(
         "DeepGEMM",
         lambda tree, capability: (
-            on_device(tree, capability).name("current_platform").support_deep_gemm()
+            kit.on_device(tree, capability).name("current_platform").support_deep_gemm()
         ),
-        stock,
-        patched,
+        case.stock,
+        case.patched,
         wanted=False,
-        changed=SM12X if _lacks_sm12x(stock) else GB10,
+        changed=kit.SM12X if _lacks_sm12x(case.stock) else kit.GB10,
     )
 
 
@@ -96,7 +80,7 @@ def _method(body: str) -> str:
     )
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="deepgemm_sm12x",
     title="DeepGEMM off on 12.1, and on SM12x while its pin has no kernels for them",
     symptom='"Unsupported architecture or scaling factor types" with a block-FP8 model in 0.24.0; '
@@ -105,28 +89,30 @@ FIX = Fix(
     "only branches on SM90 and SM100. Later pins have SM120 kernels; upstream's own recipes for "
     "the GB10 turn DeepGEMM off all the same. VLLM_USE_DEEP_GEMM=1 turns it on again from 0.25.",
     needs=(
-        Need("==0.24.0", Severity.REQUIRED, "block-FP8 models stop in DeepGEMM"),
-        Need(">=0.25", Severity.RECOMMENDED, "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0"),
+        kit.Need("==0.24.0", kit.Severity.REQUIRED, "block-FP8 models stop in DeepGEMM"),
+        kit.Need(
+            ">=0.25", kit.Severity.RECOMMENDED, "upstream's GB10 recipes set VLLM_USE_DEEP_GEMM=0"
+        ),
     ),
     upstream="0.25.0 pins a DeepGEMM with SM120 kernels; the default stays on",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "unpatched, block-FP8 layers and MoE go to DeepGEMM; patched, to others",
             "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
             "measured",
         ),
-        Evidence("arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"),
-        Evidence(
+        kit.Evidence("arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"),
+        kit.Evidence(
             "a device that reports 12.1 is routed to DeepGEMM",
             "0.25.1 with the capability reported as 12.1",
             "measured",
         ),
-        Evidence(
+        kit.Evidence(
             "VLLM_USE_DEEP_GEMM=0 for block-FP8 models on dgx_spark_gb10",
             "vLLM 0.33.0 recipes/",
             "read",
         ),
-        Evidence(
+        kit.Evidence(
             "against it: the pins from 0.25 on carry an SM120 port, and upstream's CI has a GB10",
             "DeepGEMM a6b593d2, vLLM 0.24.0 .buildkite",
             "read",
@@ -135,14 +121,14 @@ FIX = Fix(
     look=look,
     prove=prove,
     examples=(
-        Example(
+        kit.Example(
             version="0.24.0",
             path=_PATH,
             beside={_PIN_FILE: f"GIT_TAG {_PIN_WITHOUT_SM12X}\n"},
             before=_method(_BEFORE),
             after=_method(_AFTER_OLD_PIN),
         ),
-        Example(
+        kit.Example(
             version="0.25.1",
             path=_PATH,
             beside={_PIN_FILE: "GIT_TAG a6b593d2826719dcf4892609af7b84ee23aaf32a\n"},

@@ -1,26 +1,9 @@
 """The fastsafetensors loader, on nodes that have one device each."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 
-from patchkit.edit.python import swap
-from patchkit.errors import ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.asking import ask
-from patchkit.proof.running import Anything, Code
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _PATH = "vllm/model_executor/model_loader/weight_utils.py"
 _SCOPE = "fastsafetensors_weights_iterator"
@@ -38,43 +21,43 @@ hf_weights_files = sorted(hf_weights_files, key=os.path.basename)
 _FILES = ["/a/2", "/a/1", "/a/3"]
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Which device the loader copies to, and whether it sorts the files."""
     text = tree.read(_PATH)
     if _UPSTREAM in text:
-        return upstream(f"{_PATH}: {_SCOPE} copies to the current device")
-    edits = swap(_PATH, text, _SCOPE, _BEFORE, _AFTER, note="the node's own device")
-    return found(
+        return kit.upstream(f"{_PATH}: {_SCOPE} copies to the current device")
+    edits = kit.swap(_PATH, text, _SCOPE, _BEFORE, _AFTER, note="the node's own device")
+    return kit.found(
         edits,
         now=f"{_PATH}: {_SCOPE} copies to the device that has the rank's number",
         done=f"{_PATH}: {_SCOPE} copies to the current device",
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """Two nodes with one device each, whose folders list the files in different orders."""
     # rank, its device, what the folder lists: two nodes, and the second rank of one host
     ranks = [(0, 0, _FILES), (1, 0, sorted(_FILES)), (1, 1, _FILES)]
-    runs = ask(patched, [partial(_loaded, patched, *rank) for rank in ranks])
+    runs = kit.ask(case.patched, [partial(_loaded, case.patched, *rank) for rank in ranks])
     expected = [["/a/1", "/a/2"], ["/a/3"]]
     for (_rank, device, _files), got in zip(ranks, runs, strict=True):
         if got != [[f"cuda:{device}", files] for files in expected]:
-            raise ProofError(
+            raise kit.ProofError(
                 f"{_SCOPE} loads {got}, expected {expected} on cuda:{device}",
                 why="the function was edited by hand, or upstream rewrote it",
             )
     return f"{_SCOPE}: two nodes load the same files, each to its own cuda:0"
 
 
-def _loaded(tree: SourceTree, rank: int, device: int, files: list[str]) -> list[object]:
+def _loaded(tree: kit.SourceTree, rank: int, device: int, files: list[str]) -> list[object]:
     """What a rank of two hands to its loader: (device, files) for each round."""
     rounds: list[object] = []
     group = SimpleNamespace(rank=lambda: rank, size=lambda: 2)
 
     def loader(_group: object, device: str, files: list[str], *, nogds: bool) -> object:
         rounds.append((device, tuple(files)))
-        buffer = SimpleNamespace(key_to_rank_lidx={}, close=Anything())
-        return SimpleNamespace(copy_files_to_device=lambda: buffer, close=Anything())
+        buffer = SimpleNamespace(key_to_rank_lidx={}, close=kit.Anything())
+        return SimpleNamespace(copy_files_to_device=lambda: buffer, close=kit.Anything())
 
     names = {
         "torch": SimpleNamespace(
@@ -90,14 +73,14 @@ def _loaded(tree: SourceTree, rank: int, device: int, files: list[str]) -> list[
         "_BAR_FORMAT": "",
         "_init_loader": loader,
     }
-    code = Code(tree, {"logger": Anything("logger")})
+    code = kit.Code(tree, {"logger": kit.Anything("logger")})
     for name, value in names.items():
         code.put(_PATH, name, value)
     assert list(code.get(_PATH, _SCOPE)(files, False)) == []
     return rounds
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="fastsafetensors_rank",
     title="fastsafetensors loads to the node's own device, in one order on all nodes",
     symptom='"invalid device ordinal" on the second node with --load-format fastsafetensors.',
@@ -105,29 +88,29 @@ FIX = Fix(
     "It also deals the files out in the order in which a node's folder lists them, and every rank "
     "has to deal alike.",
     needs=(
-        Need(
+        kit.Need(
             ">=0.11.1,<0.17",
-            Severity.RECOMMENDED,
+            kit.Severity.RECOMMENDED,
             "--load-format fastsafetensors fails on every node but the first",
         ),
     ),
     upstream="0.17.0 takes the current device and sorts the files",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "the function is one and the same from 0.11.1 to 0.16.0", "weight_utils.py", "read"
         ),
-        Evidence(
+        kit.Evidence(
             "rank 1 of two nodes asks for cuda:1 before, for cuda:0 after",
             "the function, run with stand-ins",
             "measured",
         ),
-        Evidence("0.17.0 made both changes", "vLLM 0.17.0 weight_utils.py", "read"),
+        kit.Evidence("0.17.0 made both changes", "vLLM 0.17.0 weight_utils.py", "read"),
     ),
     look=look,
     prove=prove,
     majors=(11, 12),  # any node with one device, a Jetson Thor too
     examples=(
-        Example(
+        kit.Example(
             version="0.16.0",
             path=_PATH,
             before=f"def {_SCOPE}(hf_weights_files):\n    {_BEFORE}\n    return device\n",

@@ -1,23 +1,8 @@
 """Block-scaled FP8 linear layers on Triton."""
 
-from __future__ import annotations
-
 from textwrap import indent
 
-from patchkit.edit.python import wrap
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-)
-from patchkit.proof.decisions import REGISTRIES, fp8_linear, on_device
-from patchkit.proof.routing import prove_decision
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _OLD = "vllm/model_executor/layers/quantization/utils/fp8_utils.py"
 _OLD_CLASS = "W8A8BlockFp8LinearOp"
@@ -43,7 +28,7 @@ def _triton_on_gb10() -> bool:
     return True
 '''
 
-_PATH = REGISTRIES[0]
+_PATH = kit.REGISTRIES[0]
 _SCOPE = "init_fp8_linear_kernel"
 _BEFORE = "_POSSIBLE_FP8_BLOCK_KERNELS"
 _AFTER = "_triton_first_on_gb10(_POSSIBLE_FP8_BLOCK_KERNELS)"
@@ -66,7 +51,7 @@ def _triton_first_on_gb10(kernels):
 '''
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """A list of kernels in order of preference; before 0.20, one choice in an operator."""
     old = _OLD_CLASS in tree.read(_OLD)
     path = _OLD if old else _PATH
@@ -75,58 +60,64 @@ def look(tree: SourceTree, request: Request) -> Finding:
         if old
         else (_SCOPE, _BEFORE, _AFTER, _HELPER)
     )
-    return found(
-        wrap(path, tree.read(path), *form, note="Triton on 12.1"),
+    return kit.found(
+        kit.wrap(path, tree.read(path), *form, note="Triton on 12.1"),
         now=f"{path}: block-scaled FP8 linear layers prefer CUTLASS or DeepGEMM on 12.1",
         done=f"{path}: block-scaled FP8 linear layers prefer Triton on 12.1",
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """12.1 must take Triton; everybody else what they took before."""
-    return prove_decision(
+    return kit.prove_decision(
         "FP8 linear, one scale per block",
-        lambda tree, capability: fp8_linear(on_device(tree, capability), "block"),
-        stock,
-        patched,
-        wanted="_run_triton" if _OLD_CLASS in stock.read(_OLD) else "TritonFp8BlockScaledMMKernel",
+        lambda tree, capability: kit.fp8_linear(kit.on_device(tree, capability), "block"),
+        case.stock,
+        case.patched,
+        wanted="_run_triton"
+        if _OLD_CLASS in case.stock.read(_OLD)
+        else "TritonFp8BlockScaledMMKernel",
     )
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="fp8_block_triton",
     title="Block-scaled FP8 linear layers take Triton on 12.1",
     symptom="A CUTLASS or DeepGEMM error, or wrong numbers, in the linear layers of a block-FP8 "
     "model (Qwen3 FP8, DeepSeek).",
     why="CUTLASS's block kernels, and from 0.24 DeepGEMM's, come before Triton's. On a complete "
     "build they are meant to work on 12.1, so this is a way around, not a cure.",
-    needs=(Need(">=0.11.1", Severity.OPTIONAL, "a way around CUTLASS's and DeepGEMM's kernels"),),
+    needs=(
+        kit.Need(
+            ">=0.11.1", kit.Severity.OPTIONAL, "a way around CUTLASS's and DeepGEMM's kernels"
+        ),
+    ),
     upstream="never the default; from 0.22.0 --linear-backend triton does the same",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "Triton runs, and answers within FP8's tolerance of DeepGEMM",
             "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
             "measured",
         ),
-        Evidence(
+        kit.Evidence(
             "CUTLASS's block kernel is guarded for 12.0 alone up to 0.14, for the family from "
             "0.16 on; patchkit's builds open the old guard",
             "vLLM csrc",
             "read",
         ),
-        Evidence("no torch._scaled_mm takes block scales on 12.x", "vLLM pytorch.py", "read"),
+        kit.Evidence("no torch._scaled_mm takes block scales on 12.x", "vLLM pytorch.py", "read"),
     ),
     look=look,
     prove=prove,
     examples=(
-        Example(
+        kit.Example(
             version="0.19.1",
             path=_OLD,
             before=f"class {_OLD_CLASS}:\n    def __init__(self):\n        {_OLD_BEFORE}",
             after=f"{_OLD_HELPER}\n\nclass {_OLD_CLASS}:\n    def __init__(self):\n"
             f"{indent(_OLD_AFTER, ' ' * 8)}",
         ),
-        Example(
+        kit.Example(
             version="0.25.1",
             path=_PATH,
             beside={_OLD: "# the operator is gone\n"},

@@ -1,26 +1,10 @@
 """The gate that promises an FP8 grouped GEMM that no SM12x build contains."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from packaging.version import Version
 
-from patchkit.edit.python import swap
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.decisions import on_device
-from patchkit.proof.routing import SM12X, Capability, prove_decision
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _PATH = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
 _SCOPE = "cutlass_group_gemm_supported"
@@ -60,19 +44,19 @@ def cutlass_group_gemm_supported() -> bool:
 """
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The compiled gate decides whether the Python one needs help."""
     if place := _fixed_upstream(tree):
-        return upstream(f"{place} says no to SM12x")
-    edits = swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="no SM12x grouped GEMM")
-    return found(
+        return kit.upstream(f"{place} says no to SM12x")
+    edits = kit.swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="no SM12x grouped GEMM")
+    return kit.found(
         edits,
         now=f"{_PATH}: {_SCOPE} says yes to SM12x",
         done=f"{_PATH}: {_SCOPE} says no to SM12x",
     )
 
 
-def _fixed_upstream(tree: SourceTree) -> str:
+def _fixed_upstream(tree: kit.SourceTree) -> str:
     if tree.kind == "installed":
         return "the compiled gate" if tree.version >= _FIXED_IN else ""
     for path in tree.containing(_COMPILED, _COMPILED_GATE):
@@ -83,22 +67,27 @@ def _fixed_upstream(tree: SourceTree) -> str:
     return ""
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """12.x must get no; everybody else what they got before."""
-    return prove_decision(
-        "CUTLASS FP8 grouped GEMM", _decide, stock, patched, wanted=False, changed=SM12X
+    return kit.prove_decision(
+        "CUTLASS FP8 grouped GEMM",
+        _decide,
+        case.stock,
+        case.patched,
+        wanted=False,
+        changed=kit.SM12X,
     )
 
 
-def _decide(tree: SourceTree, capability: Capability) -> object:
-    code = on_device(tree, capability)
+def _decide(tree: kit.SourceTree, capability: kit.Capability) -> object:
+    code = kit.on_device(tree, capability)
     # What the compiled gate of these releases says.
     gate = SimpleNamespace(cutlass_group_gemm_supported=lambda cc: cc >= 90)
     code.put(_PATH, "ops", gate)
     return code.get(_PATH, _SCOPE)()
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="fp8_grouped_gemm",
     title="No CUTLASS FP8 grouped GEMM on SM12x",
     symptom="A compressed-tensors FP8 MoE model stops at the first request with a CUTLASS error: "
@@ -106,18 +95,20 @@ FIX = Fix(
     why="cutlass_group_gemm_supported answers yes for every capability from 10.0 on, so the FP8 "
     "MoE oracle picks VLLM_CUTLASS; the sources have grouped GEMMs for SM90 and SM100 only.",
     needs=(
-        Need(
-            ">=0.14,<0.24", Severity.REQUIRED, "compressed-tensors FP8 MoE picks a missing kernel"
+        kit.Need(
+            ">=0.14,<0.24",
+            kit.Severity.REQUIRED,
+            "compressed-tensors FP8 MoE picks a missing kernel",
         ),
     ),
     upstream="0.24.0: the compiled gate answers per compiled arch",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "grouped_mm_c3x is built for no 12.x in any release", "patchkit archs", "measured"
         ),
-        Evidence("the gate and its callers", "vLLM w8a8_utils.py, scaled_mm_entry.cu", "read"),
+        kit.Evidence("the gate and its callers", "vLLM w8a8_utils.py, scaled_mm_entry.cu", "read"),
     ),
     look=look,
     prove=prove,
-    examples=(Example(version="0.19.1", path=_PATH, before=_BEFORE, after=_AFTER),),
+    examples=(kit.Example(version="0.19.1", path=_PATH, before=_BEFORE, after=_AFTER),),
 )

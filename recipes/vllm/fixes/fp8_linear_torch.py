@@ -1,21 +1,6 @@
 """FP8 linear layers without FlashInfer's and vLLM's CUTLASS kernels."""
 
-from __future__ import annotations
-
-from patchkit.edit.python import wrap
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-)
-from patchkit.proof.decisions import REGISTRIES, fp8_linear, on_device
-from patchkit.proof.routing import prove_decision
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _OLD = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
 _OLD_BEFORE = "current_platform.is_cuda() and cutlass_fp8_supported()"
@@ -59,32 +44,32 @@ def _torch_first_on_gb10(kernels):
 '''
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """A list of kernels in order of preference; before 0.16, one choice in Fp8LinearOp."""
-    path = next((p for p in REGISTRIES if tree.exists(p) and _SCOPE in tree.read(p)), _OLD)
+    path = next((p for p in kit.REGISTRIES if tree.exists(p) and _SCOPE in tree.read(p)), _OLD)
     form = (
         (_OLD, tree.read(_OLD), "Fp8LinearOp.__init__", _OLD_BEFORE, _OLD_AFTER, _OLD_HELPER)
         if path == _OLD
         else (path, tree.read(path), _SCOPE, _BEFORE, _AFTER, _HELPER)
     )
-    return found(
-        wrap(*form, note="torch._scaled_mm on 12.1"),
+    return kit.found(
+        kit.wrap(*form, note="torch._scaled_mm on 12.1"),
         now=f"{path}: FP8 linear layers prefer CUTLASS on 12.1",
         done=f"{path}: FP8 linear layers prefer torch._scaled_mm on 12.1",
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """12.1 must take torch for every kind of scale; everybody else what they took before."""
-    old = not any(stock.exists(p) and _SCOPE in stock.read(p) for p in REGISTRIES)
+    old = not any(case.stock.exists(p) and _SCOPE in case.stock.read(p) for p in kit.REGISTRIES)
     return "; ".join(
-        prove_decision(
+        kit.prove_decision(
             f"FP8 linear, one scale per {scales}",
-            lambda tree, capability, scales=scales: fp8_linear(  # type: ignore[misc]
-                on_device(tree, capability), scales
+            lambda tree, capability, scales=scales: kit.fp8_linear(  # type: ignore[misc]
+                kit.on_device(tree, capability), scales
             ),
-            stock,
-            patched,
+            case.stock,
+            case.patched,
             wanted="torch" if old else kernel,
         )
         for scales, kernel in (
@@ -94,7 +79,7 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
     )
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="fp8_linear_torch",
     title="FP8 linear layers take torch._scaled_mm on 12.1",
     symptom='"This kernel only supports sm120." and a trap in an FP8 model, or a CUTLASS error in '
@@ -103,31 +88,31 @@ FIX = Fix(
     "its FP8 kernels to traps, and a build made with CUDA 12 holds 12.0a code that does not load "
     "on 12.1. torch._scaled_mm works in both. Builds that patchkit made need none of this.",
     needs=(
-        Need(
+        kit.Need(
             ">=0.19,<0.20",
-            Severity.RECOMMENDED,
+            kit.Severity.RECOMMENDED,
             "a wheel built for 12.1 has traps for FP8 kernels",
             kind="installed",
         ),
-        Need(">=0.11.1", Severity.OPTIONAL, "a way around CUTLASS's FP8 kernels"),
+        kit.Need(">=0.11.1", kit.Severity.OPTIONAL, "a way around CUTLASS's FP8 kernels"),
     ),
     upstream="never the default; from 0.22.0 --linear-backend torch does the same",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "torch._scaled_mm runs, and answers within FP8's tolerance of CUTLASS",
             "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
             "measured",
         ),
-        Evidence(
+        kit.Evidence(
             "enable_sm120_only compiles to a trap for 12.1 (0.16-0.21)", "vLLM csrc", "compiled"
         ),
-        Evidence(
+        kit.Evidence(
             "12.0f kernels, which other releases build, are meant for 12.1; upstream times them "
             "on a GB10 from 0.30 on",
             "vLLM 0.30.0 csrc",
             "read",
         ),
-        Evidence(
+        kit.Evidence(
             "decode is bound by memory, so torch and CUTLASS should be equally fast",
             "arithmetic on 273 GB/s",
             "inferred",
@@ -136,7 +121,7 @@ FIX = Fix(
     look=look,
     prove=prove,
     examples=(
-        Example(
+        kit.Example(
             version="0.14.1",
             path=_OLD,
             before="class Fp8LinearOp:\n    def __init__(self):\n        "
@@ -144,9 +129,9 @@ FIX = Fix(
             after=f"{_OLD_HELPER}\n\nclass Fp8LinearOp:\n    def __init__(self):\n        "
             f"self.cutlass = {_OLD_AFTER}\n",
         ),
-        Example(
+        kit.Example(
             version="0.25.1",
-            path=REGISTRIES[0],
+            path=kit.REGISTRIES[0],
             before=f"def {_SCOPE}():\n    return {_BEFORE}\n",
             after=f"{_HELPER}\n\ndef {_SCOPE}():\n    return {_AFTER}\n",
         ),

@@ -1,23 +1,8 @@
 """FP8 mixture-of-experts layers on Triton."""
 
-from __future__ import annotations
-
 from textwrap import indent
 
-from patchkit.edit.python import swap
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-)
-from patchkit.proof.decisions import FP8_MOE, SCALES, fp8_moe, on_device
-from patchkit.proof.routing import prove_decision
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _ORACLE = "select_fp8_moe_backend"
 
@@ -54,36 +39,36 @@ if current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
 {_FORMAT}"""
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """A list of backends in order of preference; before there was one, Triton was the only one."""
-    text = tree.read(FP8_MOE)
+    text = tree.read(kit.FP8_MOE)
     listed = f"def {_SCOPE}(" in text
     form = (_SCOPE, _BEFORE, _AFTER) if listed else (_ORACLE, _FORMAT, _FORMAT_AFTER)
-    return found(
-        swap(FP8_MOE, text, *form, note="Triton on 12.1"),
-        now=f"{FP8_MOE}: per-tensor FP8 MoE prefers FlashInfer on 12.1",
-        done=f"{FP8_MOE}: FP8 MoE prefers Triton on 12.1",
+    return kit.found(
+        kit.swap(kit.FP8_MOE, text, *form, note="Triton on 12.1"),
+        now=f"{kit.FP8_MOE}: per-tensor FP8 MoE prefers FlashInfer on 12.1",
+        done=f"{kit.FP8_MOE}: FP8 MoE prefers Triton on 12.1",
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """12.1 must take Triton for every kind of scale; everybody else what they took before."""
     said = {
-        prove_decision(
-            f"FP8 MoE, one scale per {', '.join(SCALES)}",
-            lambda tree, capability, scales=scales: fp8_moe(  # type: ignore[misc]
-                on_device(tree, capability), scales
+        kit.prove_decision(
+            f"FP8 MoE, one scale per {', '.join(kit.SCALES)}",
+            lambda tree, capability, scales=scales: kit.fp8_moe(  # type: ignore[misc]
+                kit.on_device(tree, capability), scales
             ),
-            stock,
-            patched,
+            case.stock,
+            case.patched,
             wanted="TRITON",
         )
-        for scales in SCALES
+        for scales in kit.SCALES
     }
     return said.pop()
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="fp8_moe_triton",
     title="FP8 MoE layers take Triton on 12.1",
     symptom="An FP8 MoE model with one scale per tensor stops in FlashInfer's fused MoE, or a "
@@ -91,29 +76,29 @@ FIX = Fix(
     why="From 0.16 on a list decides, and FlashInfer's CUTLASS MoE, which accepts 12.x for static "
     "per-tensor scales, stands before Triton. Tuned configurations only speak to Triton.",
     needs=(
-        Need(
+        kit.Need(
             ">=0.16",
-            Severity.OPTIONAL,
+            kit.Severity.OPTIONAL,
             "FlashInfer comes first for static per-tensor scales; block scales take Triton anyway",
         ),
     ),
     upstream="Triton was the only choice up to 0.14; from 0.17.0 --moe-backend triton asks for it",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "Triton runs, and answers within FP8's tolerance of what stock takes",
             "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
             "measured",
         ),
-        Evidence(
+        kit.Evidence(
             "what each release takes on 12.1, by its own code with the capability given",
             "patchkit's proof of this fix",
             "measured",
         ),
-        Evidence("Triton by default on SM12x", "vllm#43507", "reported"),
-        Evidence(
+        kit.Evidence("Triton by default on SM12x", "vllm#43507", "reported"),
+        kit.Evidence(
             "a tuned configuration is worth 65.7 %", "one Spark user, for 512 experts", "reported"
         ),
-        Evidence(
+        kit.Evidence(
             "a tuned configuration is worth 3.5 % in the kernel and nothing end to end",
             "vllm#52192, another model",
             "reported",
@@ -122,15 +107,15 @@ FIX = Fix(
     look=look,
     prove=prove,
     examples=(
-        Example(
+        kit.Example(
             version="0.25.1",
-            path=FP8_MOE,
+            path=kit.FP8_MOE,
             before=f"def {_SCOPE}():\n    {_BEFORE}",
             after=f"def {_SCOPE}():\n{indent(_AFTER, '    ')}",
         ),
-        Example(
+        kit.Example(
             version="0.16.0",
-            path=FP8_MOE,
+            path=kit.FP8_MOE,
             before=f"AVAILABLE_BACKENDS = []\n\n\ndef {_ORACLE}():\n{indent(_FORMAT, '    ')}",
             after=f"AVAILABLE_BACKENDS = []\n\n\ndef {_ORACLE}():\n{indent(_FORMAT_AFTER, '    ')}",
         ),

@@ -1,19 +1,10 @@
 """The default of VLLM_MARLIN_USE_ATOMIC_ADD, which is no cure for anything."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
 
-from patchkit.edit.text import swap_text
-from patchkit.errors import ProofError
-from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
-from patchkit.proof.asking import ask
-from patchkit.proof.decisions import on_device
-from patchkit.proof.routing import GB10, Capability, prove_decision
-from patchkit.proof.running import Anything
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _ENVS = "vllm/envs.py"
 _NAME = "VLLM_MARLIN_USE_ATOMIC_ADD"
@@ -51,60 +42,63 @@ _STOCK = (
 )
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The entry of the variable, and the function that takes its place."""
     text = tree.read(_ENVS)
     stock = next((form for form in _STOCK if _ENTRY + form in text), _STOCK[-1])
     edits = [
-        *swap_text(_ENVS, text, _TABLE, _DEFAULT + _TABLE, note="on by default on 12.1"),
-        *swap_text(
+        *kit.swap_text(_ENVS, text, _TABLE, _DEFAULT + _TABLE, note="on by default on 12.1"),
+        *kit.swap_text(
             _ENVS, text, _ENTRY + stock, f"{_ENTRY}{_FUNCTION},\n", note="on by default on 12.1"
         ),
     ]
-    return found(
+    return kit.found(
         edits,
         now=f"{_ENVS}: {_NAME} is off unless set",
         done=f"{_ENVS}: {_NAME} is on for 12.1 unless set",
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """Only an unset variable on 12.1 changes; what the user sets counts, and dense Marlin obeys."""
     said = [
-        prove_decision(
+        kit.prove_decision(
             f"{_NAME} ({value or 'unset'})",
             lambda tree, capability, value=value: _value(  # type: ignore[misc]
                 tree, capability, {_NAME: value} if value else {}
             ),
-            stock,
-            patched,
+            case.stock,
+            case.patched,
             wanted=value != "0",
         )
         for value in ("", "0", "1")
     ]
-    if ask(patched, [partial(_dense_marlin, patched, value) for value in "01"]) != [False, True]:
-        raise ProofError(
+    if kit.ask(case.patched, [partial(_dense_marlin, case.patched, value) for value in "01"]) != [
+        False,
+        True,
+    ]:
+        raise kit.ProofError(
             f"{_READER}: {_READS} does not follow {_NAME}",
             why="the function was edited by hand, or decides by something else as well",
         )
     return f"{said[0]}; a value that the user sets is kept"
 
 
-def _value(tree: SourceTree, capability: Capability, environ: Mapping[str, str]) -> object:
-    return getattr(on_device(tree, capability, environ).name("envs"), _NAME)
+def _value(tree: kit.SourceTree, capability: kit.Capability, environ: Mapping[str, str]) -> object:
+    return getattr(kit.on_device(tree, capability, environ).name("envs"), _NAME)
 
 
-def _dense_marlin(tree: SourceTree, value: str) -> object:
+def _dense_marlin(tree: kit.SourceTree, value: str) -> object:
     """Whether a small dense layer on 12.1 reduces with atomic adds."""
-    code = on_device(tree, GB10[0], {_NAME: value})
-    cuda = SimpleNamespace(get_device_capability=lambda _device: GB10[0])
+    code = kit.on_device(tree, kit.GB10[0], {_NAME: value})
+    cuda = SimpleNamespace(get_device_capability=lambda _device: kit.GB10[0])
     code.put(_READER, "torch", SimpleNamespace(bfloat16="bfloat16", cuda=cuda))
-    code.put(_READER, "maybe_warn_marlin_atomic_add_env", Anything())
+    code.put(_READER, "maybe_warn_marlin_atomic_add_env", kit.Anything())
     device = SimpleNamespace(type="cuda")
     return code.get(_READER, _READS)(1, 1024, 4096, device, "bfloat16")
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="marlin_atomic_add",
     title="Atomic adds in dense Marlin by default on 12.1 (asked for, but no cure)",
     symptom='Guides say that "VLLM_MARLIN_USE_ATOMIC_ADD=1 is required for Marlin on SM121".',
@@ -114,22 +108,26 @@ FIX = Fix(
     "adds are a matter of speed, and they add in no fixed order: equal requests may differ. This "
     "fix only makes the guides' setting the default, for those who want it; VLLM_MARLIN_USE_ATOMIC"
     "_ADD=0 still turns it off.",
-    needs=(Need(">=0.11.1", Severity.OPTIONAL, "speed of small dense layers; costs determinism"),),
+    needs=(
+        kit.Need(
+            ">=0.11.1", kit.Severity.OPTIONAL, "speed of small dense layers; costs determinism"
+        ),
+    ),
     upstream="never; the default is 0 in every release",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "the function that decides is one and the same in all releases; its callers are dense "
             "layers",
             "vLLM marlin_utils*.py",
             "read",
         ),
-        Evidence(
+        kit.Evidence(
             "fused Marlin MoE passes use_atomic_add=False from 0.12.0 on",
             "fused_marlin_moe.py, experts/marlin_moe.py",
             "read",
         ),
-        Evidence("12 of 12 outputs differ with atomic adds", "sglang#39455", "reported"),
-        Evidence(
+        kit.Evidence("12 of 12 outputs differ with atomic adds", "sglang#39455", "reported"),
+        kit.Evidence(
             "corrupted Marlin MoE output went from 14 of 30 to 0 of 30 with SM12x code",
             "vllm#40923",
             "reported",
@@ -138,7 +136,7 @@ FIX = Fix(
     look=look,
     prove=prove,
     examples=tuple(
-        Example(
+        kit.Example(
             version=version,
             path=_ENVS,
             before=f"{_TABLE}{_ENTRY}{stock}}}\n",

@@ -1,27 +1,10 @@
 """The Marlin generators, which only write FP8-input kernels for arch 8.9 and 12.0."""
 
-from __future__ import annotations
-
 import ast
 from functools import partial
 from types import SimpleNamespace
 
-from patchkit.edit.text import swap_text
-from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    places,
-)
-from patchkit.proof.asking import ask
-from patchkit.proof.running import execute
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _GENERATORS = "csrc/**/generate_kernels.py"
 _FLAG = "SUPPORT_FP8"
@@ -29,33 +12,37 @@ _BEFORE = "if arch in [89, 120]:"
 _AFTER = "if arch == 89 or arch // 10 == 12:"
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The gate in each generator."""
     paths = tree.containing(_GENERATORS, _FLAG)
     if not paths:
-        raise DriftError(f"{_GENERATORS}: no generator mentions {_FLAG}", why="upstream moved it")
+        raise kit.DriftError(
+            f"{_GENERATORS}: no generator mentions {_FLAG}", why="upstream moved it"
+        )
     edits = [
         edit
         for path in paths
-        for edit in swap_text(path, tree.read(path), _BEFORE, _AFTER, note="any SM12x")
+        for edit in kit.swap_text(path, tree.read(path), _BEFORE, _AFTER, note="any SM12x")
     ]
-    return found(
+    return kit.found(
         edits,
-        now=f"{places(paths)}: FP8-input kernels for 8.9 and 12.0 only",
-        done=f"{places(paths)}: FP8-input kernels for every SM12x",
+        now=f"{kit.places(paths)}: FP8-input kernels for 8.9 and 12.0 only",
+        done=f"{kit.places(paths)}: FP8-input kernels for every SM12x",
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """Run each generator's own loop over the arch list that CMake hands it."""
-    wanted = {request.arch_list: True, "8.0": False, "9.0a": False}
-    for path in patched.containing(_GENERATORS, _FLAG):
-        text = patched.read(path)
-        answers = ask(patched, [partial(_supports_fp8, path, text, archs) for archs in wanted])
+    wanted = {case.request.arch_list: True, "8.0": False, "9.0a": False}
+    for path in case.patched.containing(_GENERATORS, _FLAG):
+        text = case.patched.read(path)
+        answers = kit.ask(
+            case.patched, [partial(_supports_fp8, path, text, archs) for archs in wanted]
+        )
         for (archs, expected), got in zip(wanted.items(), answers, strict=True):
             if got is not expected:
-                raise ProofError(f"{path}: {_FLAG} is {got} for {archs}")
-    return f"the generators write FP8-input kernels for {request.arch_list}"
+                raise kit.ProofError(f"{path}: {_FLAG} is {got} for {archs}")
+    return f"the generators write FP8-input kernels for {case.request.arch_list}"
 
 
 def _supports_fp8(path: str, text: str, archs: str) -> bool:
@@ -67,34 +54,38 @@ def _supports_fp8(path: str, text: str, archs: str) -> bool:
         elif isinstance(statement, ast.For):
             break
     else:
-        raise DriftError(f"{path}: no loop over the requested archs")
+        raise kit.DriftError(f"{path}: no loop over the requested archs")
     names: dict[str, object] = {"sys": SimpleNamespace(argv=[path, archs])}
-    execute(compile(ast.Module([*body, statement], []), path, "exec"), names)
+    kit.execute(compile(ast.Module([*body, statement], []), path, "exec"), names)
     return bool(names[_FLAG])
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="marlin_fp8_generator",
     title="Marlin FP8-input kernels for every SM12x",
     symptom='"marlin kernel with fp8 activation is not built." on a build for 12.1a.',
     why="The generators compare the arch with 89 and 120; for 12.1a they see 121 and leave the "
     "FP8-input kernels out.",
-    needs=(Need(">=0.12,<0.22", Severity.REQUIRED, "a 12.1a build lacks kernels that 12.0 has"),),
+    needs=(
+        kit.Need(
+            ">=0.12,<0.22", kit.Severity.REQUIRED, "a 12.1a build lacks kernels that 12.0 has"
+        ),
+    ),
     upstream="0.22.0 asks for arch // 10 == 12",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "untouched 0.19.1 for 12.1a: 12 of 12 kernels are missing; patched: none",
             "nvcc 13.0.88: docs/kernel-proof.md",
             "compiled",
         ),
-        Evidence("the generators' own loops, run", "patchkit's proof", "measured"),
+        kit.Evidence("the generators' own loops, run", "patchkit's proof", "measured"),
     ),
     look=look,
     prove=prove,
     layer="build",
     arches=("native",),
     examples=(
-        Example(
+        kit.Example(
             version="0.19.1",
             path="csrc/quantization/marlin/generate_kernels.py",
             before=f"{_FLAG} = False\nfor arch in archs:\n    {_BEFORE}\n        {_FLAG} = True\n",

@@ -1,83 +1,77 @@
 """Marlin kernels as machine code for the device instead of PTX that it compiles at first use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from patchkit.edit.cmake import Argument, add_list_item, list_items
-from patchkit.errors import DriftError
-from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
-from patchkit.proof.archs import INTERSECTION, parsed
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _PATH = "CMakeLists.txt"
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Marlin lists that reach the device only through PTX."""
     lists = list(_marlin_lists(tree, request))
     if not lists:
-        raise DriftError(
+        raise kit.DriftError(
             f"{_PATH}: no Marlin arch list with PTX",
             why="upstream renamed the lists, or the file was edited by hand",
             hint="restore the file from the release, or leave this fix out with --skip",
         )
     todo = [argument for argument in lists if not _reaches(argument, request)]
     edits = [
-        add_list_item(
+        kit.add_list_item(
             argument, request.arch_list, path=_PATH, note=f"build for {request.arch_list}"
         )
         for argument in todo
     ]
     where = ",".join(str(argument.line) for argument in todo or lists)
-    return found(
+    return kit.found(
         edits,
         now=f"{_PATH}:{where}: Marlin lists end in PTX",
         done=f"{_PATH}:{where}: Marlin lists lead to {request.arch_list}",
     )
 
 
-def _marlin_lists(tree: SourceTree, request: Request) -> Iterator[Argument]:
-    for call in parsed(_PATH, tree.read(_PATH)):
-        if call.name != INTERSECTION or len(call.arguments) != 3:
+def _marlin_lists(tree: kit.SourceTree, request: kit.Request) -> Iterator[kit.Argument]:
+    for call in kit.parsed(_PATH, tree.read(_PATH)):
+        if call.name != kit.INTERSECTION or len(call.arguments) != 3:
             continue
-        variable, items = call.arguments[0].value, list_items(call.arguments[1])
+        variable, items = call.arguments[0].value, kit.list_items(call.arguments[1])
         # Repacking and the like run once, at load time: a family build leaves them to PTX.
         wanted = request.arch == "native" or "OTHER" not in variable
         if wanted and "MARLIN" in variable and any(item.endswith("+PTX") for item in items):
             yield call.arguments[1]
 
 
-def _reaches(argument: Argument, request: Request) -> bool:
+def _reaches(argument: kit.Argument, request: kit.Request) -> bool:
     major = f"{request.target.major}."
-    return any(item.startswith(major) for item in list_items(argument))
+    return any(item.startswith(major) for item in kit.list_items(argument))
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="marlin_sass",
     title="Marlin kernels as SASS for the device",
     symptom="Garbled output from Marlin MoE models; minutes of PTX compilation at the first start.",
     why="The lists end in 8.0+PTX, so a GB10 compiles compute_80 PTX by itself. Before 0.23 that "
     "was reported to give wrong results in Marlin MoE; real machine code does not.",
     needs=(
-        Need(">=0.11.1,<0.23", Severity.REQUIRED, "Marlin MoE from PTX was reported wrong"),
-        Need(
+        kit.Need(">=0.11.1,<0.23", kit.Severity.REQUIRED, "Marlin MoE from PTX was reported wrong"),
+        kit.Need(
             ">=0.23",
-            Severity.RECOMMENDED,
+            kit.Severity.RECOMMENDED,
             "repacking kernels still come from PTX",
             arch="native",
         ),
     ),
     upstream="0.23.0 added 12.0f to the kernel lists (#40923); repacking is PTX in every release",
     evidence=(
-        Evidence("PTX from 8.0 gave gibberish on 12.x", "vllm#40923", "reported"),
-        Evidence("evaluated lists, every release", "patchkit archs", "measured"),
-        Evidence("0.33.0's repacking files compile for 121a", "nvcc 13.0.88", "compiled"),
+        kit.Evidence("PTX from 8.0 gave gibberish on 12.x", "vllm#40923", "reported"),
+        kit.Evidence("evaluated lists, every release", "patchkit archs", "measured"),
+        kit.Evidence("0.33.0's repacking files compile for 121a", "nvcc 13.0.88", "compiled"),
     ),
     look=look,
     layer="build",
     examples=(
-        Example(
+        kit.Example(
             version="0.19.1",
             path=_PATH,
             before='cuda_archs_loose_intersection(MARLIN_ARCHS "8.0+PTX" "${CUDA_ARCHS}")\n',

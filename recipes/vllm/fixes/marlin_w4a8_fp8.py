@@ -1,22 +1,6 @@
 """The run-time checks that refuse Marlin W4A8-FP8 on capability 12.1."""
 
-from __future__ import annotations
-
-from patchkit.edit.python import swap
-from patchkit.edit.splice import Edit
-from patchkit.edit.text import swap_text
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    places,
-)
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _PYTHON = "vllm/model_executor/layers/quantization/utils/marlin_utils.py"
 _SCOPE = "get_marlin_input_dtype"
@@ -31,37 +15,41 @@ _DEVICE = "            major_capability * 10 + minor_capability == 120,\n"
 _DEVICES = "            major_capability == 12,\n"
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The check in Python, and one in each C++ file that carries the message."""
-    edits: list[Edit] = []
+    edits: list[kit.Edit] = []
     text = tree.read(_PYTHON)
     if _FAMILY not in text:
-        edits += swap(_PYTHON, text, _SCOPE, _CAPABILITY, _CAPABILITIES, note="12.1 as well")
+        edits += kit.swap(_PYTHON, text, _SCOPE, _CAPABILITY, _CAPABILITIES, note="12.1 as well")
     sources = [] if tree.kind == "installed" else tree.containing(_SOURCES, _MESSAGE)
     for path in sources:
-        edits += swap_text(path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
-    checked = places([*sources, _PYTHON])
-    return found(
+        edits += kit.swap_text(path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
+    checked = kit.places([*sources, _PYTHON])
+    return kit.found(
         edits,
         now=f"{checked}: W4A8-FP8 is refused on 12.1",
         done=f"{checked}: W4A8-FP8 is allowed on 12.1",
     )
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="marlin_w4a8_fp8",
     title="Marlin W4A8-FP8 allowed on 12.1",
     symptom='"Marlin W4A8-FP8 only support SM89 or SM120 device" with VLLM_MARLIN_INPUT_DTYPE=fp8.',
     why="The checks compare the capability with exactly 120; the kernels are the same on 12.1.",
-    needs=(Need(">=0.12,<0.23", Severity.RECOMMENDED, "VLLM_MARLIN_INPUT_DTYPE=fp8 is refused"),),
+    needs=(
+        kit.Need(
+            ">=0.12,<0.23", kit.Severity.RECOMMENDED, "VLLM_MARLIN_INPUT_DTYPE=fp8 is refused"
+        ),
+    ),
     upstream="0.22.0 (Python and MoE) and 0.23.0 (dense) accept SM12x",
     evidence=(
-        Evidence("the checks of every release", "vLLM csrc and marlin_utils.py", "read"),
-        Evidence("upstream widened the same checks", "vLLM 0.22.0, 0.23.0", "read"),
+        kit.Evidence("the checks of every release", "vLLM csrc and marlin_utils.py", "read"),
+        kit.Evidence("upstream widened the same checks", "vLLM 0.22.0, 0.23.0", "read"),
     ),
     look=look,
     examples=(
-        Example(
+        kit.Example(
             version="0.19.1",
             path=_PYTHON,
             before=f"def {_SCOPE}(prefix):\n    return {_CAPABILITY}\n",

@@ -1,7 +1,5 @@
 """Tuned configs of the fused MoE kernel for the GB10, where a release looks for them."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import io
@@ -20,23 +18,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from patchkit.edit.splice import Edit
-from patchkit.edit.text import HINT, new_file
-from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.asking import ask
-from patchkit.proof.running import Anything, Code
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _HOME = Path(__file__).parents[1] / "moe_configs"
 _INDEX = tomllib.loads((_HOME / "index.toml").read_text(encoding="utf-8"))
@@ -80,7 +62,7 @@ class Config:
     def shipped(self) -> str:
         return (_HOME / self.file).read_text(encoding="utf-8")
 
-    def text(self, tree: SourceTree) -> str:
+    def text(self, tree: kit.SourceTree) -> str:
         """What to install; ``triton_version`` only where the release does not take it for a row."""
         text = self.shipped
         if _TOLERANT in tree.read(_PATH):
@@ -91,51 +73,54 @@ class Config:
 _CONFIGS = [Config(**entry) for entry in _INDEX["config"]]
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Which of the files are there, under the names that the release itself makes of the keys."""
-    edits: list[Edit] = []
+    edits: list[kit.Edit] = []
     theirs = 0
     for config, path in zip(_CONFIGS, _paths(tree), strict=True):
         if tree.exists(path) and path not in tree.overlay and _may_be_upstreams(config, tree):
             theirs += 1
         else:
-            edits += new_file(path, tree.find(path), config.text(tree), note=config.claim)
+            edits += kit.new_file(path, tree.find(path), config.text(tree), note=config.claim)
     if theirs == len(_CONFIGS):
-        return upstream(f"{_FOLDER}: upstream has all {theirs} GB10 configs")
+        return kit.upstream(f"{_FOLDER}: upstream has all {theirs} GB10 configs")
     more = f" ({theirs} of them upstream's)" if theirs else ""
-    return found(
+    return kit.found(
         edits,
         now=f"{_FOLDER}: {len(edits)} GB10 configs are missing",
         done=f"{_FOLDER}: {len(_CONFIGS)} GB10 configs{more}",
     )
 
 
-def _may_be_upstreams(config: Config, tree: SourceTree) -> bool:
+def _may_be_upstreams(config: Config, tree: kit.SourceTree) -> bool:
     return tree.version in SpecifierSet(config.upstream, prereleases=True)
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """The release finds each file, its rows fit the GB10, and nothing changes for other devices."""
     others = _INDEX["others"]
-    asked = [(patched, _DEVICE), *((tree, each) for each in others for tree in (stock, patched))]
-    ours, *theirs = ask(stock, [partial(_rows_found, *each) for each in asked])
-    for config, path, got in zip(_CONFIGS, _paths(patched), _each(ours), strict=True):
-        text = patched.read(path)
+    asked = [
+        (case.patched, _DEVICE),
+        *((tree, each) for each in others for tree in (case.stock, case.patched)),
+    ]
+    ours, *theirs = kit.ask(case.stock, [partial(_rows_found, *each) for each in asked])
+    for config, path, got in zip(_CONFIGS, _paths(case.patched), _each(ours), strict=True):
+        text = case.patched.read(path)
         _check_found(path, text, got)
-        if text == config.text(patched):
+        if text == config.text(case.patched):
             _check_rows(path, _rows(text), _BYTES[config.key[2]])
-        if not (fnmatchcase(path, f"vllm/{_PACKAGED}") and _packages(patched)):
-            raise ProofError(f"{path}: setup.py does not package it, so a wheel would lack it")
+        if not (fnmatchcase(path, f"vllm/{_PACKAGED}") and _packages(case.patched)):
+            raise kit.ProofError(f"{path}: setup.py does not package it, so a wheel would lack it")
     for device, before, after in zip(others, theirs[::2], theirs[1::2], strict=True):
         if before != after:
-            raise ProofError(f"{_PATH}: {device} gets another config than before")
+            raise kit.ProofError(f"{_PATH}: {device} gets another config than before")
     return (
         f"get_moe_configs finds {len(_CONFIGS)} configs for {_DEVICE}, and for "
         f"{', '.join(others)} what it found before"
     )
 
 
-def _packages(tree: SourceTree) -> bool:
+def _packages(tree: kit.SourceTree) -> bool:
     return tree.kind == "installed" or f'"{_PACKAGED}"' in tree.read("setup.py")
 
 
@@ -151,7 +136,9 @@ def _pairs(rows: Mapping[int, object]) -> list[list[object]]:
 
 def _check_found(path: str, text: str, got: object) -> None:
     if got != _pairs(_rows(text)):
-        raise ProofError(f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file")
+        raise kit.ProofError(
+            f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file"
+        )
 
 
 def _check_rows(path: str, rows: dict[int, dict[str, int]], width: int) -> None:
@@ -159,12 +146,12 @@ def _check_rows(path: str, rows: dict[int, dict[str, int]], width: int) -> None:
         tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row["BLOCK_SIZE_K"]
         needed = (row["num_stages"] - 1) * tiles * width
         if needed > _INDEX["shared_memory"]:
-            raise ProofError(f"{path}: {size} tokens need {needed} bytes of shared memory")
+            raise kit.ProofError(f"{path}: {size} tokens need {needed} bytes of shared memory")
     if max(rows) < _PREFILL:
-        raise ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
+        raise kit.ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
 
 
-def _paths(tree: SourceTree) -> list[str]:
+def _paths(tree: kit.SourceTree) -> list[str]:
     """Return the place of each config, by the name that the release makes of its key.
 
     Raises DriftError.
@@ -174,13 +161,13 @@ def _paths(tree: SourceTree) -> list[str]:
         name = _file_names(tree, _DEVICE)
         return [name(config.key) for config in _CONFIGS]
 
-    (found,) = ask(tree, [names])
+    (found,) = kit.ask(tree, [names])
     named = [name for name in _each(found) if isinstance(name, str) and _NAME.fullmatch(name)]
     if len(set(named)) < len(_CONFIGS):
-        raise DriftError(
+        raise kit.DriftError(
             f"{_PATH}: get_config_file_name does not give {len(_CONFIGS)} names of files",
             why="upstream rewrote it, or the file was edited by hand",
-            hint=HINT,
+            hint=kit.HINT,
         )
     return [f"{_FOLDER}/{name}" for name in named]
 
@@ -188,21 +175,21 @@ def _paths(tree: SourceTree) -> list[str]:
 def _each(answer: object) -> list[Any]:
     """Return an answer that has something for each config. Raises ProofError."""
     if not isinstance(answer, list) or len(answer) != len(_CONFIGS):
-        raise ProofError(f"{_PATH}: answers for {len(_CONFIGS)} configs with {answer!r:.200}")
+        raise kit.ProofError(f"{_PATH}: answers for {len(_CONFIGS)} configs with {answer!r:.200}")
     return answer
 
 
 # Within `ask`
 
 
-def _rows_found(tree: SourceTree, device: str) -> list[object]:
+def _rows_found(tree: kit.SourceTree, device: str) -> list[object]:
     """The rows that the release finds for each config, on a device of that name."""
     find = _lookup(tree, device)
     found = (find(config.key) for config in _CONFIGS)
     return [_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
 
 
-def _lookup(tree: SourceTree, device: str) -> Callable[[Key], object]:
+def _lookup(tree: kit.SourceTree, device: str) -> Callable[[Key], object]:
     """The release's get_moe_configs on a device of that name, reading from the tree."""
     name = _file_names(tree, device)
     path = SimpleNamespace(
@@ -213,7 +200,7 @@ def _lookup(tree: SourceTree, device: str) -> Callable[[Key], object]:
         "envs": SimpleNamespace(VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False),
         "get_config_file_name": lambda *key: name((*key[:3], key[3] or ())),
         "json": json,
-        "logger": Anything(),
+        "logger": kit.Anything(),
         "open": lambda place: io.StringIO(tree.read(place)),
         "os": SimpleNamespace(path=path),
         "vllm_is_batch_invariant": lambda: False,
@@ -222,7 +209,7 @@ def _lookup(tree: SourceTree, device: str) -> Callable[[Key], object]:
     return lambda key: find(*key[:3], *key[3])
 
 
-def _file_names(tree: SourceTree, device: str) -> Callable[[Key], str]:
+def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:
     """The release's get_config_file_name on a device of that name."""
     platform = SimpleNamespace(get_device_name=lambda *_arguments: device)
     imported = SimpleNamespace(current_platform=platform, annotations=None)
@@ -241,11 +228,11 @@ def _file_names(tree: SourceTree, device: str) -> Callable[[Key], str]:
 
 
 def _released(
-    tree: SourceTree, path: str, scope: str, names: dict[str, object]
+    tree: kit.SourceTree, path: str, scope: str, names: dict[str, object]
 ) -> Callable[..., Any]:
     """A function of the release; whatever it stumbles over is drift."""
     with _as_drift(path, scope):
-        code = Code(tree, {})
+        code = kit.Code(tree, {})
         for name, value in names.items():
             code.put(path, name, value)
         run = code.get(path, scope)
@@ -261,11 +248,11 @@ def _released(
 def _as_drift(path: str, scope: str) -> Iterator[None]:
     try:
         yield
-    except (ProofError, SyntaxError, AttributeError, NameError, TypeError, ValueError) as error:
-        raise DriftError(
+    except (kit.ProofError, SyntaxError, AttributeError, NameError, TypeError, ValueError) as error:
+        raise kit.DriftError(
             f"{path}: {scope} cannot be run as it was known: {error}",
             why="upstream rewrote it, or the file was edited by hand",
-            hint=HINT,
+            hint=kit.HINT,
         ) from None
 
 
@@ -283,7 +270,7 @@ def get_moe_configs(tuned_config):
 """
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="moe_configs",
     title="Tuned MoE kernel configs for the GB10",
     symptom='"Using default MoE config. Performance might be sub-optimal!" on a GB10.',
@@ -297,12 +284,16 @@ FIX = Fix(
     "one (E=512,N=512, no block shape) serves FP8 with scales per tensor or channel alone. "
     "VLLM_TUNED_CONFIG_FOLDER names a folder of your own, which is searched first.",
     needs=(
-        Need(">=0.11.1", Severity.OPTIONAL, "the kernel runs without them, on upstream's defaults"),
+        kit.Need(
+            ">=0.11.1",
+            kit.Severity.OPTIONAL,
+            "the kernel runs without them, on upstream's defaults",
+        ),
     ),
     upstream="0.28.0 ships two of them; for the others, never up to 0.33.0",
     evidence=(
-        *(Evidence(f"{c.file}: {c.claim}", c.source, c.confidence) for c in _CONFIGS),
-        Evidence(
+        *(kit.Evidence(f"{c.file}: {c.claim}", c.source, c.confidence) for c in _CONFIGS),
+        kit.Evidence(
             "get_moe_configs takes the nearest row, tolerates triton_version, and asks for the "
             "block shape in the name",
             "fused_moe.py of 0.11.1 to 0.33.0",
@@ -312,7 +303,7 @@ FIX = Fix(
     look=look,
     prove=prove,
     examples=(
-        Example(
+        kit.Example(
             version="0.25.1",
             path=f"{_FOLDER}/{_EXAMPLE.file}",
             before=None,

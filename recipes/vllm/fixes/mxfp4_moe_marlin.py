@@ -1,22 +1,6 @@
 """MXFP4 MoE (gpt-oss) on SM12x before upstream chose Marlin there."""
 
-from __future__ import annotations
-
-from patchkit.edit.python import wrap
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.decisions import on_device
-from patchkit.proof.routing import SM12X, Capability, prove_decision
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _PATH = "vllm/model_executor/layers/quantization/mxfp4.py"
 _SCOPE = "get_mxfp4_backend"
@@ -37,45 +21,49 @@ def _marlin_on_sm12x() -> bool:
 '''
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The range of capabilities that Triton's MXFP4 kernels are trusted with."""
     if not tree.exists(_PATH) or _UPSTREAM in (text := tree.read(_PATH)) or _SCOPE not in text:
-        return upstream(f"{_PATH}: Triton is limited to 9.0 and 10.x")
-    edits = wrap(_PATH, text, _SCOPE, _BEFORE, _AFTER, _HELPER, note="Marlin on SM12x")
-    return found(edits, now=f"{_PATH}: SM12x takes Triton", done=f"{_PATH}: SM12x takes Marlin")
+        return kit.upstream(f"{_PATH}: Triton is limited to 9.0 and 10.x")
+    edits = kit.wrap(_PATH, text, _SCOPE, _BEFORE, _AFTER, _HELPER, note="Marlin on SM12x")
+    return kit.found(edits, now=f"{_PATH}: SM12x takes Triton", done=f"{_PATH}: SM12x takes Marlin")
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """12.x must take Marlin; everybody else what they took before."""
-    return prove_decision("MXFP4 MoE", _decide, stock, patched, wanted="MARLIN", changed=SM12X)
+    return kit.prove_decision(
+        "MXFP4 MoE", _decide, case.stock, case.patched, wanted="MARLIN", changed=kit.SM12X
+    )
 
 
-def _decide(tree: SourceTree, capability: Capability) -> object:
-    code = on_device(tree, capability)
+def _decide(tree: kit.SourceTree, capability: kit.Capability) -> object:
+    code = kit.on_device(tree, capability)
     code.put(_PATH, "has_triton_kernels", lambda: True)
     code.put(_PATH, "is_torch_equal_or_newer", lambda _version: True)
     return code.get(_PATH, _SCOPE)(False).name
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="mxfp4_moe_marlin",
     title="MXFP4 MoE (gpt-oss) takes Marlin on SM12x",
     symptom="gpt-oss fails inside triton_kernels on vLLM 0.11.1 or 0.11.2.",
     why="Every capability from 9.0 on takes triton_kernels if they are installed; on SM12x they "
     "lacked what they need.",
     needs=(
-        Need(">=0.11.1,<0.12", Severity.REQUIRED, "Triton's MXFP4 kernels do not run on SM12x"),
+        kit.Need(
+            ">=0.11.1,<0.12", kit.Severity.REQUIRED, "Triton's MXFP4 kernels do not run on SM12x"
+        ),
     ),
     upstream="0.12.0 limits Triton to 9.0 and 10.x",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "upstream's comment names the SM120 fix Triton lacked", "vLLM 0.12.0 mxfp4.py", "read"
         ),
     ),
     look=look,
     prove=prove,
     examples=(
-        Example(
+        kit.Example(
             version="0.11.2",
             path=_PATH,
             before=f"def {_SCOPE}(with_lora_support):\n    return {_BEFORE}\n",

@@ -1,25 +1,8 @@
 """NVFP4 linear layers on Marlin: 4-bit weights, 16-bit activations."""
 
-from __future__ import annotations
-
 from textwrap import indent
 
-from patchkit.edit.python import wrap
-from patchkit.edit.splice import Edit
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    places,
-)
-from patchkit.proof.decisions import REGISTRIES, nvfp4_linear, nvfp4_scheme, on_device
-from patchkit.proof.routing import prove_decision
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _QUANTIZATION = "vllm/model_executor/layers/quantization"
 _NOTE = "Marlin on 12.1"
@@ -118,61 +101,61 @@ _COMPRESSED = (
 
 # What it is called where the choice is made.
 _MARLIN = {
-    REGISTRIES[0]: "MarlinNvFp4LinearKernel",
+    kit.REGISTRIES[0]: "MarlinNvFp4LinearKernel",
     _SELECT[0]: "MARLIN",
     _MODELOPT[0]: "marlin",
 }
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """A list of kernels; up to 0.19 a chain of conditions, up to 0.14 one per checkpoint format."""
     edits = _edits(tree)
-    paths = places(sorted({edit.path for edit in edits})) or _forms(tree)[0][0]
-    return found(
+    paths = kit.places(sorted({edit.path for edit in edits})) or _forms(tree)[0][0]
+    return kit.found(
         edits,
         now=f"{paths}: NVFP4 linear layers prefer CUTLASS on 12.1",
         done=f"{paths}: NVFP4 linear layers prefer Marlin on 12.1",
     )
 
 
-def _edits(tree: SourceTree) -> list[Edit]:
+def _edits(tree: kit.SourceTree) -> list[kit.Edit]:
     return [
         edit
         for path, *form in _forms(tree)
-        for edit in wrap(path, tree.read(path), *form, note=_NOTE)
+        for edit in kit.wrap(path, tree.read(path), *form, note=_NOTE)
     ]
 
 
-def _forms(tree: SourceTree) -> list[tuple[str, str, str, str, str]]:
-    if tree.exists(REGISTRIES[0]) and _INIT in tree.read(REGISTRIES[0]):
-        return [(REGISTRIES[0], _INIT, _BEFORE, _AFTER, _FIRST)]
+def _forms(tree: kit.SourceTree) -> list[tuple[str, str, str, str, str]]:
+    if tree.exists(kit.REGISTRIES[0]) and _INIT in tree.read(kit.REGISTRIES[0]):
+        return [(kit.REGISTRIES[0], _INIT, _BEFORE, _AFTER, _FIRST)]
     if tree.exists(_SELECT[0]):
         return [(*_SELECT, _ASKED)]
     return [(*_MODELOPT, _ASKED), (*_COMPRESSED, _ASKED)]
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """12.1 must take Marlin; everybody else what they took before."""
-    place = _forms(stock)[0][0]
-    said = prove_decision(
+    place = _forms(case.stock)[0][0]
+    said = kit.prove_decision(
         "NVFP4 linear",
-        lambda tree, capability: nvfp4_linear(on_device(tree, capability)),
-        stock,
-        patched,
+        lambda tree, capability: kit.nvfp4_linear(kit.on_device(tree, capability)),
+        case.stock,
+        case.patched,
         wanted=_MARLIN[place],
     )
     if place != _MODELOPT[0]:
         return said
-    return f"{said}; " + prove_decision(
+    return f"{said}; " + kit.prove_decision(
         "NVFP4 linear of compressed-tensors",
-        lambda tree, capability: nvfp4_scheme(on_device(tree, capability)),
-        stock,
-        patched,
+        lambda tree, capability: kit.nvfp4_scheme(kit.on_device(tree, capability)),
+        case.stock,
+        case.patched,
         wanted="CompressedTensorsW4A16Fp4",
     )
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="nvfp4_linear_marlin",
     title="NVFP4 linear layers take Marlin on 12.1",
     symptom="Garbage, an illegal instruction or a CUTLASS error from an NVFP4 model.",
@@ -181,27 +164,31 @@ FIX = Fix(
     "Marlin keeps the 4-bit weights and computes in 16 bits; decoding is bound by memory, so it "
     "costs little there and some speed in prefill.",
     needs=(
-        Need(">=0.11.1,<0.28", Severity.RECOMMENDED, "the FP4 GEMMs were reported wrong on 12.x"),
-        Need(">=0.28", Severity.OPTIONAL, "upstream's GB10 recipes use the native FP4 GEMMs"),
+        kit.Need(
+            ">=0.11.1,<0.28", kit.Severity.RECOMMENDED, "the FP4 GEMMs were reported wrong on 12.x"
+        ),
+        kit.Need(
+            ">=0.28", kit.Severity.OPTIONAL, "upstream's GB10 recipes use the native FP4 GEMMs"
+        ),
     ),
     upstream="never the default; VLLM_NVFP4_GEMM_BACKEND=marlin in 0.16-0.23, --linear-backend "
     "marlin from 0.22.0",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "unpatched, CUTLASS; patched, Marlin, with the answers of a device that has no FP4",
             "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
             "measured",
         ),
-        Evidence("NVFP4 dense does not work on a GB10", "vllm#30163 (0.11-0.12)", "reported"),
-        Evidence(
+        kit.Evidence("NVFP4 dense does not work on a GB10", "vllm#30163 (0.11-0.12)", "reported"),
+        kit.Evidence(
             "wrong results without a message, for some models",
             "cutlass#3096, cutlass#3227, vllm#48898, vllm#48965",
             "reported",
         ),
-        Evidence(
+        kit.Evidence(
             "against it: Nemotron models verified with native FP4", "upstream's blog", "reported"
         ),
-        Evidence(
+        kit.Evidence(
             "what each release takes on 12.1, by its own code with the capability given",
             "patchkit's proof of this fix",
             "measured",
@@ -210,13 +197,13 @@ FIX = Fix(
     look=look,
     prove=prove,
     examples=(
-        Example(
+        kit.Example(
             version="0.25.1",
-            path=REGISTRIES[0],
+            path=kit.REGISTRIES[0],
             before=f"def {_INIT}():\n    return {_BEFORE}\n",
             after=f"{_FIRST}\n\ndef {_INIT}():\n    return {_AFTER}\n",
         ),
-        Example(
+        kit.Example(
             version="0.19.1",
             path=_SELECT[0],
             before=f"def {_SELECT[1]}():\n{indent(_SELECT[2], '    ')}",

@@ -1,24 +1,8 @@
 """NVFP4 mixture-of-experts layers on Marlin: 4-bit weights, 16-bit activations."""
 
-from __future__ import annotations
-
 from textwrap import indent
 
-from patchkit.edit.python import swap, wrap
-from patchkit.edit.splice import Edit
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-)
-from patchkit.proof.decisions import NVFP4_MOE, nvfp4_moe, on_device
-from patchkit.proof.routing import GB10, SM12X, prove_decision
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _ORACLE = "select_nvfp4_moe_backend"
 _NOTE = "Marlin on 12.1"
@@ -108,39 +92,39 @@ if current_platform.is_cuda() and {condition}:
 """
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """A list of backends; in 0.14 a chain of conditions, before that what the platform supports."""
-    path = NVFP4_MOE if tree.exists(NVFP4_MOE) else _OLD
-    return found(
+    path = kit.NVFP4_MOE if tree.exists(kit.NVFP4_MOE) else _OLD
+    return kit.found(
         _edits(path, tree.read(path)),
         now=f"{path}: NVFP4 MoE prefers CUTLASS on 12.1",
         done=f"{path}: NVFP4 MoE prefers Marlin on 12.1",
     )
 
 
-def _edits(path: str, text: str) -> list[Edit]:
+def _edits(path: str, text: str) -> list[kit.Edit]:
     if path == _OLD:
         before = next(reversed(_DETECTED) if "cutedsl" in text else iter(_DETECTED))
-        return swap(path, text, _OLD_SCOPE, before, _detected(before), note=_NOTE)
+        return kit.swap(path, text, _OLD_SCOPE, before, _detected(before), note=_NOTE)
     listed = "AVAILABLE_BACKENDS" in text
     form = (_FORMAT, _FORMAT_AFTER, _FIRST) if listed else (_FORCED, _FORCED_AFTER, _ASKED)
-    return wrap(path, text, _ORACLE, *form, note=_NOTE)
+    return kit.wrap(path, text, _ORACLE, *form, note=_NOTE)
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """12.1 (12.x where none has a kernel) must take Marlin; everybody else what they took."""
-    everybody = not stock.exists(NVFP4_MOE) and "cutedsl" not in stock.read(_OLD)
-    return prove_decision(
+    everybody = not case.stock.exists(kit.NVFP4_MOE) and "cutedsl" not in case.stock.read(_OLD)
+    return kit.prove_decision(
         "NVFP4 MoE",
-        lambda tree, capability: nvfp4_moe(on_device(tree, capability)),
-        stock,
-        patched,
+        lambda tree, capability: kit.nvfp4_moe(kit.on_device(tree, capability)),
+        case.stock,
+        case.patched,
         wanted="MARLIN",
-        changed=SM12X if everybody else GB10,
+        changed=kit.SM12X if everybody else kit.GB10,
     )
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="nvfp4_moe_marlin",
     title="NVFP4 MoE layers take Marlin on 12.1",
     symptom="An NVFP4 MoE model stops in cutlass_fp4_moe_mm on vLLM 0.11; later, garbage or a "
@@ -149,46 +133,48 @@ FIX = Fix(
     "prefer FlashInfer's and vLLM's CUTLASS kernels, which were reported to give wrong numbers on "
     "12.x for some models. --moe-backend and VLLM_USE_FLASHINFER_MOE_FP4 still decide if set.",
     needs=(
-        Need(">=0.11.1,<0.12", Severity.REQUIRED, "the chosen MoE kernel is not built"),
-        Need(
+        kit.Need(">=0.11.1,<0.12", kit.Severity.REQUIRED, "the chosen MoE kernel is not built"),
+        kit.Need(
             ">=0.12,<0.23",
-            Severity.RECOMMENDED,
+            kit.Severity.RECOMMENDED,
             "native FP4 was reported wrong on 12.x; Marlin is built as machine code",
             kind="source",
         ),
-        Need(
+        kit.Need(
             ">=0.12,<0.23",
-            Severity.OPTIONAL,
+            kit.Severity.OPTIONAL,
             "upstream's wheels carry Marlin MoE as PTX, which was reported wrong on 12.x too",
             kind="installed",
         ),
-        Need(">=0.23,<0.28", Severity.RECOMMENDED, "native FP4 was reported wrong on 12.x"),
-        Need(
+        kit.Need(">=0.23,<0.28", kit.Severity.RECOMMENDED, "native FP4 was reported wrong on 12.x"),
+        kit.Need(
             ">=0.28",
-            Severity.OPTIONAL,
+            kit.Severity.OPTIONAL,
             "upstream's GB10 recipes take Marlin for some models, native FP4 for others",
         ),
     ),
     upstream="0.12.0 has an SM120 NVFP4 MoE kernel; from 0.17.0 --moe-backend marlin",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "unpatched, CUTLASS; patched, Marlin, with the answers of a device that has no FP4",
             "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
             "measured",
         ),
-        Evidence("no SM120 variant in nvfp4_blockwise_moe_kernel.cu", "vLLM 0.11.2 csrc", "read"),
-        Evidence(
+        kit.Evidence(
+            "no SM120 variant in nvfp4_blockwise_moe_kernel.cu", "vLLM 0.11.2 csrc", "read"
+        ),
+        kit.Evidence(
             "Marlin MoE from PTX corrupts 14 of 30 answers on 12.x, from machine code none",
             "vllm#40923",
             "reported",
         ),
-        Evidence(
+        kit.Evidence(
             "--moe-backend marlin for Qwen3.6-35B-A3B-NVFP4, none for Nemotron-3-Super",
             "vLLM 0.33.0 recipes/, recipes#632",
             "read",
         ),
-        Evidence("FlashInfer CUTLASS gives garbage with GLM-5.3", "a Spark user", "reported"),
-        Evidence(
+        kit.Evidence("FlashInfer CUTLASS gives garbage with GLM-5.3", "a Spark user", "reported"),
+        kit.Evidence(
             "what each release takes on 12.1, by its own code with the capability given",
             "patchkit's proof of this fix",
             "measured",
@@ -198,15 +184,15 @@ FIX = Fix(
     prove=prove,
     requires=("marlin_sass",),
     examples=(
-        Example(
+        kit.Example(
             version="0.11.2",
             path=_OLD,
             before=f"def {_OLD_SCOPE}():\n{indent(next(iter(_DETECTED)), '    ')}",
             after=f"def {_OLD_SCOPE}():\n{indent(_detected(next(iter(_DETECTED))), '    ')}",
         ),
-        Example(
+        kit.Example(
             version="0.25.1",
-            path=NVFP4_MOE,
+            path=kit.NVFP4_MOE,
             before=f"AVAILABLE_BACKENDS = []\n\n\ndef {_ORACLE}():\n{indent(_FORMAT, '    ')}",
             after=f"AVAILABLE_BACKENDS = []\n\n\n{_FIRST}\n\ndef {_ORACLE}():\n"
             f"{indent(_FORMAT_AFTER, '    ')}",

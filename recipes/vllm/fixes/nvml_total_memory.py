@@ -1,28 +1,10 @@
 """Total memory on a device that does not tell NVML, and the defaults that depend on it."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from patchkit.edit.python import swap
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    upstream,
-)
-from patchkit.proof.asking import ask
-from patchkit.proof.decisions import on_device
-from patchkit.proof.routing import GB10, Capability, prove_decision
-from patchkit.proof.running import Anything
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _CUDA = "vllm/platforms/cuda.py"
 _MEMORY = "NvmlCudaPlatform.get_device_total_memory"
@@ -56,27 +38,29 @@ if (
 """
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The query, and the tier of default batch sizes that a GB10 would reach with its answer."""
     cuda, args = tree.read(_CUDA), tree.read(_ARGS)
     if _UPSTREAM in args:
-        return upstream(f"{_ARGS}: a GB10 keeps the small defaults")
+        return kit.upstream(f"{_ARGS}: a GB10 keeps the small defaults")
     edits = [
-        *swap(_CUDA, cuda, _MEMORY, _ASK_NVML, _ASK_CUDA_TOO, note="CUDA if NVML cannot tell"),
-        *swap(_ARGS, args, _DEFAULTS, _ASK_PLATFORM, _FORGET_GB10, note="keep the small defaults"),
+        *kit.swap(_CUDA, cuda, _MEMORY, _ASK_NVML, _ASK_CUDA_TOO, note="CUDA if NVML cannot tell"),
+        *kit.swap(
+            _ARGS, args, _DEFAULTS, _ASK_PLATFORM, _FORGET_GB10, note="keep the small defaults"
+        ),
     ]
-    return found(
+    return kit.found(
         edits,
         now=f"{_CUDA}: the total memory comes from NVML alone",
         done=f"{_CUDA}: CUDA answers where NVML cannot",
     )
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """The query answers on 12.1, and a GB10 that knows its memory gets the defaults of today."""
-    (today,) = ask(stock, [lambda: _defaults(stock, GB10[0], memory=_unknown)])
-    prove_decision(_MEMORY, _memory, stock, patched, wanted=_GB10_MEMORY)
-    prove_decision(_DEFAULTS, _defaults, stock, patched, wanted=today)
+    (today,) = kit.ask(case.stock, [lambda: _defaults(case.stock, kit.GB10[0], memory=_unknown)])
+    kit.prove_decision(_MEMORY, _memory, case.stock, case.patched, wanted=_GB10_MEMORY)
+    kit.prove_decision(_DEFAULTS, _defaults, case.stock, case.patched, wanted=today)
     return "the total memory is known on 12.1, default batch sizes stay as they are everywhere"
 
 
@@ -92,32 +76,34 @@ def _unknown() -> int:
     raise _NVMLError
 
 
-def _memory(tree: SourceTree, capability: Capability) -> object:
+def _memory(tree: kit.SourceTree, capability: kit.Capability) -> object:
     def ask_nvml(_handle: object) -> object:
-        return SimpleNamespace(total=80 * _GIB if capability not in GB10 else _unknown())
+        return SimpleNamespace(total=80 * _GIB if capability not in kit.GB10 else _unknown())
 
-    code = on_device(tree, capability)
+    code = kit.on_device(tree, capability)
     nvml = SimpleNamespace(
         NVMLError=_NVMLError,
-        nvmlDeviceGetHandleByIndex=Anything(),
+        nvmlDeviceGetHandleByIndex=kit.Anything(),
         nvmlDeviceGetMemoryInfo=ask_nvml,
     )
     code.put(_CUDA, "pynvml", nvml)
     code.put(_UTILS, "cuda_get_device_properties", lambda *_args: (_GB10_MEMORY,))
-    return code.method(_CUDA, _MEMORY)(Anything())
+    return code.method(_CUDA, _MEMORY)(kit.Anything())
 
 
 def _defaults(
-    tree: SourceTree, capability: Capability, memory: Callable[[], int] = lambda: _GB10_MEMORY
+    tree: kit.SourceTree,
+    capability: kit.Capability,
+    memory: Callable[[], int] = lambda: _GB10_MEMORY,
 ) -> object:
-    code = on_device(tree, capability)
+    code = kit.on_device(tree, capability)
     platform = code.name("current_platform")
     platform.get_device_total_memory = memory
     platform.get_device_name = lambda: "NVIDIA"
     return [{str(k): v for k, v in each.items()} for each in code.method(_ARGS, _DEFAULTS)(None, 1)]
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="nvml_total_memory",
     title="Total memory from CUDA where NVML has none, with the batch defaults as they are",
     symptom="NVMLError_NotSupported stops a worker with VLLM_ENABLE_STARTUP_PLAN=1.",
@@ -126,16 +112,18 @@ FIX = Fix(
     "would count as a large device and batch 8192 tokens instead of 2048, so that tier is closed "
     "to it in the same fix.",
     needs=(
-        Need(">=0.11.1,<0.26", Severity.OPTIONAL, "the only caller swallows the error"),
-        Need(">=0.26,<0.33", Severity.RECOMMENDED, "VLLM_ENABLE_STARTUP_PLAN=1 stops the worker"),
+        kit.Need(">=0.11.1,<0.26", kit.Severity.OPTIONAL, "the only caller swallows the error"),
+        kit.Need(
+            ">=0.26,<0.33", kit.Severity.RECOMMENDED, "VLLM_ENABLE_STARTUP_PLAN=1 stops the worker"
+        ),
     ),
     upstream="0.33.0 asks CUDA as well, and keeps the small defaults on 12.1",
     evidence=(
-        Evidence("the query and all its callers, every release", "vLLM sources", "read"),
-        Evidence(
+        kit.Evidence("the query and all its callers, every release", "vLLM sources", "read"),
+        kit.Evidence(
             "nvidia-smi shows [N/A] for the memory of a GB10", "NVIDIA's known issues", "read"
         ),
-        Evidence(
+        kit.Evidence(
             "the defaults of 12.1 before and after, with and without an answer",
             "the functions, run with stand-ins",
             "measured",
@@ -144,7 +132,7 @@ FIX = Fix(
     look=look,
     prove=prove,
     examples=(
-        Example(
+        kit.Example(
             version="0.32.0",
             path=_CUDA,
             beside={

@@ -1,22 +1,6 @@
 """The CUTLASS wrapper that only lets __CUDA_ARCH__ 1200 through."""
 
-from __future__ import annotations
-
-from patchkit.edit.text import region, swap_text
-from patchkit.errors import DriftError
-from patchkit.patching.fix import (
-    Evidence,
-    Example,
-    Finding,
-    Fix,
-    Need,
-    Request,
-    Severity,
-    found,
-    places,
-    upstream,
-)
-from patchkit.source.tree import SourceTree, first_existing
+from patchkit.recipes.vllm import kit
 
 _PATHS = (
     "csrc/cutlass_extensions/common.hpp",
@@ -28,46 +12,56 @@ _BEFORE = "__CUDA_ARCH__ == 1200"
 _AFTER = "__CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300"
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The guard, if any kernel is wrapped in it."""
-    path = first_existing(tree, _PATHS)
+    path = kit.first_existing(tree, _PATHS)
     if path is None:
-        raise DriftError(f"{_PATHS[0]}: not found, nor {_PATHS[1]}", why="upstream moved the file")
+        raise kit.DriftError(
+            f"{_PATHS[0]}: not found, nor {_PATHS[1]}", why="upstream moved the file"
+        )
     users = tree.containing(_USERS, "enable_sm120_only<")
     if not users:
-        return upstream(f"{path}: no kernel is wrapped in enable_sm120_only")
+        return kit.upstream(f"{path}: no kernel is wrapped in enable_sm120_only")
     text = tree.read(path)
-    span = region(path, text, _STRUCT, "\n};")
-    edits = swap_text(path, text, _BEFORE, _AFTER, note="let the whole family through", within=span)
-    return found(
+    span = kit.region(path, text, _STRUCT, "\n};")
+    edits = kit.swap_text(
+        path, text, _BEFORE, _AFTER, note="let the whole family through", within=span
+    )
+    return kit.found(
         edits,
-        now=f"{path}: stops {places(users)} on 12.1",
-        done=f"{path}: lets {places(users)} run on any SM12x",
+        now=f"{path}: stops {kit.places(users)} on 12.1",
+        done=f"{path}: lets {kit.places(users)} run on any SM12x",
     )
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="sm120_guard",
     title="enable_sm120_only lets the whole SM12x family through",
     symptom='"This kernel only supports sm120." and a trap, or FP8 results that are never written.',
     why="Built for 12.1a, __CUDA_ARCH__ is 1210, and the wrapper around the FP8 GEMMs compiles to "
     "an empty kernel (to 0.14) or a trap (0.16 to 0.21).",
-    needs=(Need(">=0.11.1,<0.22", Severity.REQUIRED, "12.1a code is an empty kernel or a trap"),),
+    needs=(
+        kit.Need(
+            ">=0.11.1,<0.22", kit.Severity.REQUIRED, "12.1a code is an empty kernel or a trap"
+        ),
+    ),
     upstream="0.16.0 (block scales) and 0.22.0 (per tensor, #35568) use enable_sm120_family",
     evidence=(
-        Evidence(
+        kit.Evidence(
             "untouched 0.19.1 for 12.1a: 16 of 16 FP8 GEMM kernels are traps; patched: none",
             "nvcc 13.0.88: docs/kernel-proof.md",
             "compiled",
         ),
-        Evidence("the guards of every release", "vLLM csrc", "read"),
-        Evidence("__CUDA_ARCH__ is 1210 for 121a and 1200 for 120f", "nvcc 13.0.88", "compiled"),
+        kit.Evidence("the guards of every release", "vLLM csrc", "read"),
+        kit.Evidence(
+            "__CUDA_ARCH__ is 1210 for 121a and 1200 for 120f", "nvcc 13.0.88", "compiled"
+        ),
     ),
     look=look,
     layer="build",
     arches=("native",),
     examples=(
-        Example(
+        kit.Example(
             version="0.19.1",
             path=_PATHS[0],
             beside={"csrc/x/c3x/scaled_mm.cuh": "using GemmKernel = enable_sm120_only<Kernel>;\n"},

@@ -1,19 +1,12 @@
 """A local version, so that a patched build never looks like upstream's."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from types import SimpleNamespace
 
 from packaging.version import InvalidVersion, Version
 
-from patchkit.edit.python import swap
-from patchkit.errors import ProofError
-from patchkit.patching.fix import Evidence, Example, Finding, Fix, Need, Request, Severity, found
-from patchkit.proof.asking import ask
-from patchkit.proof.running import Code
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm import kit
 
 _PATH = "setup.py"
 _SCOPE = "get_vllm_version"
@@ -22,24 +15,24 @@ _BEFORE = f'os.getenv("{_VARIABLE}")'
 _LABELLED = re.compile(rf'os\.getenv\(\s*"{_VARIABLE}",\s*"([^"]+)"\s*\)')
 
 
-def look(tree: SourceTree, request: Request) -> Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The default of VLLM_VERSION_OVERRIDE, which setup.py hands to setuptools-scm as well."""
     text = tree.read(_PATH)
     present = _LABELLED.search(text)
     if present and _is_own(present[1], request) and not set(tree.overlay) - {_PATH}:
-        return found((), now="", done=f"{_PATH}: the build is called {present[1]}")
+        return kit.found((), now="", done=f"{_PATH}: the build is called {present[1]}")
     label = _prefix(tree, request) + _digest(tree.with_texts({_PATH: _LABELLED.sub(_BEFORE, text)}))
     before = present[0] if present and _is_own(present[1], request) else _BEFORE
     after = f'os.getenv("{_VARIABLE}", "{label}")'
-    edits = [] if before == after else swap(_PATH, text, _SCOPE, before, after, note=label)
-    return found(
+    edits = [] if before == after else kit.swap(_PATH, text, _SCOPE, before, after, note=label)
+    return kit.found(
         edits,
         now=f"{_PATH}: the build is called {tree.version}, as upstream's",
         done=f"{_PATH}: the build is called {label}",
     )
 
 
-def _is_own(label: str, request: Request) -> bool:
+def _is_own(label: str, request: kit.Request) -> bool:
     """A label of this target; of any version, since committing a patch changes git's."""
     return re.search(rf"[+.]{_tags(request)}p[0-9a-f]{{8}}$", label) is not None
 
@@ -51,16 +44,16 @@ def _is_version(label: str) -> bool:
         return False
 
 
-def _tags(request: Request) -> str:
+def _tags(request: kit.Request) -> str:
     return f"{request.target.cuda_tag}.{request.target.name}."
 
 
-def _prefix(tree: SourceTree, request: Request) -> str:
+def _prefix(tree: kit.SourceTree, request: kit.Request) -> str:
     separator = "." if tree.version.local else "+"
     return f"{tree.version}{separator}{_tags(request)}"
 
 
-def _digest(tree: SourceTree) -> str:
+def _digest(tree: kit.SourceTree) -> str:
     """A digest of all pending texts: the same fixes on the same release give the same one.
 
     The p keeps a digest of digits alone from being read as a number, which would drop its zeros.
@@ -69,7 +62,7 @@ def _digest(tree: SourceTree) -> str:
     return "p" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
-def prove(stock: SourceTree, patched: SourceTree, request: Request, active: frozenset[str]) -> str:
+def prove(case: kit.Case) -> str:
     """Run get_vllm_version without the variable: the label must come out, as a valid version."""
     environ: dict[str, str] = {}
     names: dict[str, object] = {
@@ -78,27 +71,31 @@ def prove(stock: SourceTree, patched: SourceTree, request: Request, active: froz
         "print": lambda _text: None,
         "VLLM_GIT_DESCRIBE_COMMAND": None,
     }
-    (label,) = ask(patched, [lambda: Code(patched, names).get(_PATH, _SCOPE)()])
-    if not isinstance(label, str) or not _is_version(label) or not _is_own(label, request):
-        raise ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
+    (label,) = kit.ask(case.patched, [lambda: kit.Code(case.patched, names).get(_PATH, _SCOPE)()])
+    if not isinstance(label, str) or not _is_version(label) or not _is_own(label, case.request):
+        raise kit.ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
     return f"the build is called {label}"
 
 
-FIX = Fix(
+FIX = kit.Fix(
     id="version_label",
     title="A version of its own for a patched build",
     symptom="pip and `vllm --version` cannot tell a patched build from upstream's.",
     why="From 0.20 on CUDA 13.0 is upstream's main CUDA, so a build gets no local version at all. "
     "VLLM_VERSION_OVERRIDE still wins when it is set.",
-    needs=(Need(">=0.11.1", Severity.RECOMMENDED, "a patched build looks like upstream's"),),
+    needs=(
+        kit.Need(">=0.11.1", kit.Severity.RECOMMENDED, "a patched build looks like upstream's"),
+    ),
     upstream="never: the label is patchkit's own",
-    evidence=(Evidence("get_vllm_version, run with the label", "patchkit's proof", "measured"),),
+    evidence=(
+        kit.Evidence("get_vllm_version, run with the label", "patchkit's proof", "measured"),
+    ),
     look=look,
     prove=prove,
     layer="build",
     majors=(11, 12),
     examples=(
-        Example(
+        kit.Example(
             version="0.33.0",
             path=_PATH,
             before=f"def {_SCOPE}():\n    return {_BEFORE}\n",

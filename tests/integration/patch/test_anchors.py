@@ -17,7 +17,7 @@ import pytest
 
 from patchkit.apply import apply, open_workspace, plan_for, prove
 from patchkit.errors import DriftError, ProofError, SourceError, UsageError
-from patchkit.proof.archs import evaluate
+from patchkit.recipes.vllm.archs import evaluate
 
 pytestmark = pytest.mark.releases
 REFUSED = (DriftError, ProofError, SourceError, UsageError)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from patchkit.proof.archs import evaluate
+from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.target import Load, best_load, parse_arch, targets
 

@@ -13,9 +13,9 @@ import pytest
 from patchkit.apply import apply
 from patchkit.cli.options import Source, located
 from patchkit.errors import PatchkitError, ProofError
-from patchkit.proof.archs import evaluate
-from patchkit.proof.nccl import COMMON_MK, gencodes, make_flags
 from patchkit.proof.sandbox import missing
+from patchkit.recipes.nccl.build_files import COMMON_MK, gencodes, make_flags
+from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.target import targets
@@ -144,7 +144,7 @@ FORGED = {
     "an end": "import sys; sys.exit(0)",
     "too much": "import os; [os.write(1, bytes(1 << 20)) for _ in range(1000)]",
     "our functions": "import sys, os; sys.modules['patchkit.proof.asking']._answer = None; "
-    "sys.modules['patchkit.proof.routing'].ask = lambda *_: ['proved']; raise SystemExit",
+    "sys.modules['patchkit.recipes.vllm.routing'].ask = lambda *_: ['proved']; raise SystemExit",
     "our process": "import os; os.kill(os.getppid(), 9)",
     "our errors": "import sys; raise sys.modules['patchkit.errors'].UsageError('x')",
 }

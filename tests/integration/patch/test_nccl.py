@@ -13,7 +13,13 @@ from patchkit.apply import apply, open_workspace, plan_for, prove, revert
 from patchkit.errors import DriftError, PatchkitError
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
-from patchkit.proof.nccl import COMMON_MK, ROOT_FILE, SOURCE_FILE, gencodes, make_flags
+from patchkit.recipes.nccl.build_files import (
+    COMMON_MK,
+    ROOT_FILE,
+    SOURCE_FILE,
+    gencodes,
+    make_flags,
+)
 from patchkit.source.detect import detect
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import load_facts

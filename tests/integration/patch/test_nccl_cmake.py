@@ -12,8 +12,8 @@ import pytest
 from patchkit.apply import apply
 from patchkit.edit.splice import splice
 from patchkit.patching.recipe import load_recipe
-from patchkit.proof.archs import cmake_program
-from patchkit.proof.nccl import PC_FILE, SOURCE_FILE
+from patchkit.proof.cmake import cmake_program
+from patchkit.recipes.nccl.build_files import PC_FILE, SOURCE_FILE
 from patchkit.source.detect import detect
 
 RECIPE = load_recipe("nccl")

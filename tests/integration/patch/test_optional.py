@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from packaging.version import Version
 
 from patchkit.apply import apply, open_workspace, plan_for, prove
 from patchkit.errors import ProofError
-from patchkit.patching.fix import Severity, State
+from patchkit.patching.fix import Case, Severity, State
 from patchkit.patching.plan import make_plan
-from patchkit.proof.archs import evaluate
+from patchkit.recipes.vllm.archs import evaluate
 
 pytestmark = pytest.mark.releases
 
@@ -124,6 +125,9 @@ def test_proofs_notice_what_was_promised_and_is_not_there(
     assert text.count(promised) == 1
     other = plan.patched.with_texts({path: text.replace(promised, broken)})
 
-    assert fix.prove(plan.stock, plan.patched, plan.request, frozenset({fix_id}))
+    case = Case(
+        stock=plan.stock, patched=plan.patched, request=plan.request, active=frozenset({fix_id})
+    )
+    assert fix.prove(case)
     with pytest.raises(ProofError):
-        fix.prove(plan.stock, other, plan.request, frozenset({fix_id}))
+        fix.prove(replace(case, patched=other))

@@ -1,7 +1,7 @@
 """What releases take for quantised layers, by their own code, before and after every routing fix.
 
 Nothing is asked of a GPU: the release's platform class is told a capability, see
-``patchkit.proof.decisions``.
+``patchkit.recipes.vllm.decisions``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 
 from patchkit.apply import open_workspace, plan_for
 from patchkit.proof import running
-from patchkit.proof.decisions import (
+from patchkit.proof.running import Anything
+from patchkit.recipes.vllm.decisions import (
     FP8_MOE,
     NVFP4_MOE,
     REGISTRIES,
@@ -22,8 +23,7 @@ from patchkit.proof.decisions import (
     nvfp4_moe,
     on_device,
 )
-from patchkit.proof.routing import OTHERS, SM12X, Capability, outcome
-from patchkit.proof.running import Anything
+from patchkit.recipes.vllm.routing import OTHERS, SM12X, Capability, outcome
 
 pytestmark = pytest.mark.releases
 

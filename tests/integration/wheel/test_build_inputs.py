@@ -14,7 +14,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, UsageError
-from patchkit.proof.archs import cmake_program, evaluate
+from patchkit.proof.cmake import cmake_program
+from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.source.external import externals
 from patchkit.target import targets

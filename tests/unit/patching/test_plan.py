@@ -365,7 +365,7 @@ def test_somebody_elses_file_is_never_overwritten(sdist, ask):
 
 @pytest.mark.parametrize("path", [NEW, PATH])
 def test_what_changes_during_the_proof_is_never_overwritten(path, sdist, ask):
-    def prove(*_arguments):
+    def prove(_case):
         (sdist / path).write_text("mine\n")
         return "somebody was quicker"
 

@@ -8,8 +8,8 @@ import pytest
 
 from patchkit.errors import ProofError
 from patchkit.proof import running
-from patchkit.proof.routing import GB10, SM12X, outcome, prove_decision
 from patchkit.proof.running import Anything, Code
+from patchkit.recipes.vllm.routing import GB10, SM12X, outcome, prove_decision
 
 FILES = {
     "vllm/a.py": """\

@@ -267,7 +267,8 @@ def test_a_child_changes_nothing_here(tree):
     """It may turn patchkit's own functions into what it likes, and its answer is still data."""
 
     def take_over():
-        from patchkit.proof import asking, routing
+        from patchkit.proof import asking
+        from patchkit.recipes.vllm import routing
 
         routing.prove_decision = lambda *_args, **_named: "proved"
         asking.ask = None
@@ -275,7 +276,8 @@ def test_a_child_changes_nothing_here(tree):
         return "proved"
 
     assert ask(tree, [take_over]) == ["proved"]
-    from patchkit.proof import asking, routing
+    from patchkit.proof import asking
+    from patchkit.recipes.vllm import routing
 
     assert asking.ask is ask
     assert routing.prove_decision is not None

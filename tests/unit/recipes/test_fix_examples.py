@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from patchkit.edit.python import check_syntax
 from patchkit.edit.splice import splice
-from patchkit.patching.fix import Severity, State
+from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipes
 
 RECIPES = load_recipes()
@@ -21,14 +21,6 @@ EXAMPLES = [
     for fix in recipe.fixes
     for number, example in enumerate(fix.examples)
 ]
-CONFIDENCE = {"measured", "compiled", "read", "reported", "inferred"}
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.project)
-def test_every_file_in_fixes_is_one_fix_of_the_recipe(recipe):
-    names = [fix.id for fix in recipe.fixes]
-    files = sorted(path.stem for path in (recipe.home / "fixes").glob("*.py"))
-    assert sorted(names) == files
 
 
 def test_an_id_is_one_fix_in_all_recipes():
@@ -53,9 +45,6 @@ def test_metadata_is_complete(_recipe, fix):
     for evidence in fix.evidence:
         assert evidence.claim
         assert evidence.source
-        assert evidence.confidence in CONFIDENCE
-    assert fix.layer in {"python", "build"}
-    assert set(fix.arches) <= {"native", "family"}
     assert fix.majors
     assert fix.look.__doc__, "the docs print it"
     assert fix.prove is None or fix.prove.__doc__
@@ -67,7 +56,6 @@ def test_needs_select_known_releases(recipe, fix):
         covered = [v for v in recipe.supported if need.covers(v)]
         assert covered, f"{need.versions} covers no release"
         assert need.reason
-        assert isinstance(need.severity, Severity)
         assert need.arch in ("", *fix.arches)
     for arch in fix.arches:
         lower = [

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import State
+from patchkit.patching.fix import Case, State
 from patchkit.patching.recipe import load_recipe
 
 HOME = load_recipe().home / "moe_configs"
@@ -63,6 +63,10 @@ def patched(tree, ask):
     return tree.with_texts({edit.path: edit.replacement for edit in edits})
 
 
+def case(stock, patched, ask):
+    return Case(stock=stock, patched=patched, request=ask(), active=frozenset())
+
+
 def names(finding):
     return {edit.path.removeprefix(f"{FOLDER}/") for edit in finding.edits}
 
@@ -105,7 +109,7 @@ def test_a_tree_without_configs_gets_all_of_them(version, tree_of, ask):
         assert edit.replacement == (HOME / edit.path.rpartition("/")[2]).read_text()
     again = FIX.look(patched(tree, ask), ask())
     assert (again.state, again.edits, again.reason) == (State.APPLIED, (), finding.done)
-    assert "7 configs" in FIX.prove(tree, patched(tree, ask), ask(), frozenset())
+    assert "7 configs" in FIX.prove(case(tree, patched(tree, ask), ask))
 
 
 def test_a_file_of_upstreams_is_left_alone(tree_of, ask):
@@ -114,7 +118,7 @@ def test_a_file_of_upstreams_is_left_alone(tree_of, ask):
     assert names(finding) == {place.name for place in FILES} - {BLOCK}
     assert "(1 of them upstream's)" in finding.done
     assert FIX.look(patched(tree, ask), ask()).reason == finding.done
-    assert FIX.prove(tree, patched(tree, ask), ask(), frozenset())
+    assert FIX.prove(case(tree, patched(tree, ask), ask))
 
 
 @pytest.mark.parametrize("version", ["0.33.1.dev5+g123abc", "0.34.0"])
@@ -138,7 +142,7 @@ def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
         shipped = json.loads((HOME / path.rpartition("/")[2]).read_text())
         shipped.pop("triton_version", None)
         assert table == shipped
-    assert FIX.prove(tree, patched(tree, ask), ask(), frozenset())
+    assert FIX.prove(case(tree, patched(tree, ask), ask))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_a_lookup_that_upstream_rewrote_is_drift(before, after, message, tree_of
 def test_files_that_a_release_would_not_find_are_not_installed(alter, message, tree_of, ask):
     tree = tree_of(**alter)
     with pytest.raises(ProofError, match=message):
-        FIX.prove(tree, patched(tree, ask), ask(), frozenset())
+        FIX.prove(case(tree, patched(tree, ask), ask))
 
 
 @pytest.mark.parametrize("device", INDEX["others"])
@@ -179,7 +183,7 @@ def test_another_device_must_not_notice(device, tree_of, ask):
     name = BLOCK.replace("NVIDIA_GB10", device.replace(" ", "_"))
     result = patched(tree, ask).with_texts({f"{FOLDER}/{name}": '{"1": {}}\n'})
     with pytest.raises(ProofError, match=f"{device} gets another config"):
-        FIX.prove(tree, result, ask(), frozenset())
+        FIX.prove(case(tree, result, ask))
 
 
 def test_it_is_optional_and_says_why():

@@ -1,6 +1,6 @@
 # Runs NCCL's CMakeLists.txt and src/CMakeLists.txt in script mode. Nothing is compiled; commands
 # that make targets or write files are stubs, and the trace tells what they were given. As in
-# arch_trace.cmake the stubs prevent nothing; the sandbox does that (sandbox.py).
+# vllm/arch_trace.cmake the stubs prevent nothing; the sandbox does that (proof/sandbox.py).
 #
 #   PATCHKIT_TREE     the sources
 #   PATCHKIT_CUDA     version that the CUDA toolkit is said to have

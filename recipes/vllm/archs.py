@@ -1,25 +1,22 @@
-"""Which kernel group is built for which archs, said by the release's own CMake.
+"""Which kernel group is built for which archs, as the release's own CMake says.
 
 The CMake files are read to find every group; then the release's CMakeLists.txt runs in script mode
 (no compiler, no torch, no GPU) and its trace says what each group gets. A group that was read but
 not reached is not built; a call that was reached but not read is an error.
-
-CMake runs in a sandbox: it can read the tree, and write nothing but its trace.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from patchkit.edit.cmake import Command, commands
-from patchkit.errors import DriftError, ProofError, StorageError
-from patchkit.proof.child import Ended, run
-from patchkit.proof.sandbox import box_for, program_box
+from patchkit.errors import DriftError, ProofError
+from patchkit.proof.child import Ended
+from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 
@@ -28,7 +25,7 @@ EXTERNAL_FILES = "cmake/external_projects/*.cmake"
 HELPER_FILES = "cmake/*.cmake"
 GENCODE = "set_gencode_flags_for_srcs"
 INTERSECTION = "cuda_archs_loose_intersection"
-_DRIVER = Path(__file__).with_name("arch_trace.cmake")
+_SCRIPT = Path(__file__).with_name("arch_trace.cmake")
 _RECORD = "patchkit_archs"
 
 Place = tuple[str, int]  # file, ordinal of the call in that file: lines may move, ordinals do not
@@ -185,15 +182,6 @@ def _group(site: _Site, archs: tuple[str, ...]) -> Group:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """One line of CMake's trace, arguments expanded."""
-
-    command: str
-    where: tuple[str, int]
-    arguments: tuple[str, ...]
-
-
 def _archs(
     calls: Iterable[Traced], known: set[tuple[str, int]]
 ) -> Iterator[tuple[tuple[str, int], tuple[str, ...]]]:
@@ -232,20 +220,19 @@ def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> li
     """The calls that CMake made in the build files, from a run in a throw-away folder."""
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
-        _mirror(tree, texts, root)
+        mirror(tree, texts, root)
         (scratch / "include/cutlass").mkdir(parents=True)
         (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
         build_files = [path for path in texts if _is_build_file(path)]
-        traced = [f"--trace-source={path}" for path in [*build_files, _DRIVER.name]]
-        ended = run_cmake(
+        traced = [f"--trace-source={path}" for path in [*build_files, _SCRIPT.name]]
+        ended = run_script(
             tree,
+            _SCRIPT,
             [
                 *traced,
                 f"-DPATCHKIT_GENCODE={gencode}",
                 f"-DPATCHKIT_CUDA={cuda}",
                 f"-DPATCHKIT_SCRATCH={scratch}",
-                "-P",
-                str(_DRIVER),
             ],
             folder=root,
             beside=Path(folder),
@@ -254,67 +241,6 @@ def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> li
         if ended.trouble:
             raise _stopped(ended, root)
         return list(read_trace(log, root))
-
-
-def run_cmake(
-    tree: SourceTree, arguments: Sequence[str], *, folder: Path, beside: Path, log: Path
-) -> Ended:
-    """Run CMake in ``folder``, its trace in ``log``; it may read the tree and what is ``beside``.
-
-    Raises HostError if there is no sandbox.
-    """
-    log.touch()
-    program = Path(cmake_program())
-    trace = ("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={log}")
-    needed = program_box(program)
-    needed = replace(needed, read=(beside, program.parents[1], _DRIVER.parent), write=(log,))
-    return run(
-        [str(program), *trace, *arguments],
-        box_for(tree, needed),
-        folder=folder,
-        environment={},  # a *_SRC_DIR of the user's would send the script into other trees
-    )
-
-
-def read_trace(log: Path, root: Path) -> Iterator[Traced]:
-    """Yield the calls of a trace, files relative to ``root``. Raises ProofError."""
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
-        try:
-            entry = json.loads(line)
-            path, arguments = entry["file"].removeprefix(f"{root}/"), tuple(entry["args"])
-            place = path, int(entry["line"])
-            if not all(isinstance(each, str) for each in arguments):
-                raise TypeError
-            call = Traced(entry["cmd"].lower(), place, arguments)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise ProofError(
-                f"CMake's trace has a line that is none of its own: {line[:200]}",
-                why="the build files write into it, or they fill it up",
-                hint="restore the files from the release",
-            ) from None
-        yield call
-
-
-def _mirror(tree: SourceTree, texts: dict[str, str], root: Path) -> None:
-    """The CMake files with pending edits, beside links to everything else at the top."""
-    for path, text in texts.items():
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
-    for entry in tree.root.iterdir():
-        if not (root / entry.name).exists():
-            (root / entry.name).symlink_to(entry)
-
-
-def cmake_program() -> str:
-    # The script that pip puts on PATH starts a Python first; the binary beside it does not.
-    try:
-        from cmake import CMAKE_BIN_DIR
-    except ImportError:
-        raise StorageError(
-            "cmake is not installed: patchkit proves arch lists with it", hint="pip install cmake"
-        ) from None
-    return str(Path(CMAKE_BIN_DIR) / "cmake")
 
 
 def _stopped(ended: Ended, root: Path) -> ProofError:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.errors import HostError, ProofError
-from patchkit.proof.archs import Traced, read_trace, run_cmake
 from patchkit.proof.child import run
+from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
 
@@ -30,7 +30,7 @@ SOURCE_FILE = "src/CMakeLists.txt"
 PC_FILE = "lib/pkgconfig/nccl.pc"
 # What CMake takes from nvcc 13.0 itself when nobody says anything: the oldest arch that it has.
 COMPILER_DEFAULT = "75"
-_DRIVER = Path(__file__).with_name("nccl_trace.cmake")
+_SCRIPT = Path(__file__).with_name("build_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
 _Calls = Sequence[Traced]
 _PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
@@ -102,7 +102,7 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         root, build = Path(folder, "tree"), Path(folder, "build")
         build.mkdir()
-        _mirror(tree, root)
+        mirror(tree, {path: tree.read(path) for path in (ROOT_FILE, SOURCE_FILE)}, root)
         log = build / "trace"
         said = [
             f"-DPATCHKIT_TREE={root}",
@@ -110,9 +110,7 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
             f"-DPATCHKIT_DEFAULT={COMPILER_DEFAULT}",
             *definitions,
         ]
-        ended = run_cmake(
-            tree, [*said, "-P", str(_DRIVER)], folder=build, beside=Path(folder), log=log
-        )
+        ended = run_script(tree, _SCRIPT, said, folder=build, beside=Path(folder), log=log)
         if ended.trouble:
             words = ended.error_text.replace(f"{root}/", "")
             raise ProofError(
@@ -176,15 +174,3 @@ def _outputs(calls: _Calls, build: str) -> Iterator[str]:
                 keyword = argument
             elif keyword in ("OUTPUT", "BYPRODUCTS"):
                 yield argument.removeprefix(build)
-
-
-def _mirror(tree: SourceTree, root: Path) -> None:
-    """The two build files with pending edits, beside links to everything else."""
-    for path in (ROOT_FILE, SOURCE_FILE):
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(tree.read(path), encoding="utf-8")
-    for folder in ("", "src"):
-        for entry in (tree.root / folder).iterdir():
-            if not (root / folder / entry.name).exists():
-                (root / folder / entry.name).symlink_to(entry)

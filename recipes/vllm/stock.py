@@ -12,7 +12,7 @@ from typing import TypeVar
 from packaging.version import Version
 
 from patchkit.errors import DriftError
-from patchkit.proof.archs import Group
+from patchkit.recipes.vllm.archs import Group
 
 COLUMNS = ("since", "until", "group", "switches", "variable", "archs")
 T = TypeVar("T")

@@ -4,7 +4,7 @@
 #
 # The stubs are a convenience: they let a release's files run to their end. They prevent nothing,
 # since CMake keeps what they replace under names with an underscore (_execute_process, _file).
-# What prevents is the sandbox that CMake is started in (sandbox.py): Landlock, by which it can open
+# What prevents is the sandbox that CMake is started in (proof/sandbox.py): Landlock, by which it can open
 # the tree, its own modules and shared libraries, and write its trace; and seccomp, by which it can
 # start no process, open no socket and signal nobody. With --trust-source there is no sandbox, and
 # the files can do what the user can.

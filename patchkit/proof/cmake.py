@@ -1,0 +1,95 @@
+"""CMake scripts that run a tree's own build files: no compiler, no GPU, and a trace of every call.
+
+CMake runs in a sandbox: it can read the tree, and write nothing but its trace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from patchkit.errors import ProofError, StorageError
+from patchkit.proof.child import Ended, run
+from patchkit.proof.sandbox import box_for, program_box
+from patchkit.source.tree import SourceTree
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One line of CMake's trace, arguments expanded."""
+
+    command: str
+    where: tuple[str, int]
+    arguments: tuple[str, ...]
+
+
+def run_script(
+    tree: SourceTree,
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    beside: Path,
+    log: Path,
+) -> Ended:
+    """Run a script in ``folder``, its trace in ``log``; it may read the tree and ``beside``.
+
+    Raises StorageError if CMake is not installed, HostError if there is no sandbox.
+    """
+    log.touch()
+    program = Path(cmake_program())
+    trace = ("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={log}")
+    needed = replace(
+        program_box(program), read=(beside, program.parents[1], script.parent), write=(log,)
+    )
+    return run(
+        [str(program), *trace, *arguments, "-P", str(script)],
+        box_for(tree, needed),
+        folder=folder,
+        environment={},  # a *_SRC_DIR of the user's would send the script into other trees
+    )
+
+
+def read_trace(log: Path, root: Path) -> Iterator[Traced]:
+    """Yield the calls of a trace, files relative to ``root``. Raises ProofError."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+        try:
+            entry = json.loads(line)
+            path, arguments = entry["file"].removeprefix(f"{root}/"), tuple(entry["args"])
+            place = path, int(entry["line"])
+            if not all(isinstance(each, str) for each in arguments):
+                raise TypeError
+            call = Traced(entry["cmd"].lower(), place, arguments)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ProofError(
+                f"CMake's trace has a line that is none of its own: {line[:200]}",
+                why="the build files write into it, or they fill it up",
+                hint="restore the files from the release",
+            ) from None
+        yield call
+
+
+def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
+    """Write build files, with pending edits, into ``root``; link what else is in their folders."""
+    for path, text in texts.items():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    for folder in {PurePosixPath(path).parent for path in texts}:
+        for entry in (tree.root / folder).iterdir():
+            if not (root / folder / entry.name).exists():
+                (root / folder / entry.name).symlink_to(entry)
+
+
+def cmake_program() -> str:
+    """Return the path of CMake's binary. Raises StorageError if it is not installed."""
+    # The script that pip puts on PATH starts a Python first; the binary beside it does not.
+    try:
+        from cmake import CMAKE_BIN_DIR
+    except ImportError:
+        raise StorageError(
+            "cmake is not installed: patchkit proves arch lists with it", hint="pip install cmake"
+        ) from None
+    return str(Path(CMAKE_BIN_DIR) / "cmake")

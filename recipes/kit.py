@@ -1,0 +1,79 @@
+"""What a fix of any project is written with."""
+
+from __future__ import annotations
+
+from patchkit.edit.cmake import (
+    Argument,
+    Branch,
+    Command,
+    add_list_item,
+    commands,
+    list_items,
+    remove_list_items,
+)
+from patchkit.edit.python import swap, wrap
+from patchkit.edit.splice import Edit
+from patchkit.edit.text import HINT, drift, new_file, occurrences, region, swap_text
+from patchkit.errors import DriftError, ProofError
+from patchkit.patching.fix import (
+    Case,
+    Evidence,
+    Example,
+    Finding,
+    Fix,
+    Need,
+    Request,
+    Severity,
+    found,
+    places,
+    upstream,
+)
+from patchkit.patching.recipe import load_recipe
+from patchkit.proof.asking import ask
+from patchkit.proof.jobs import side_by_side
+from patchkit.proof.running import Anything, Code, execute
+from patchkit.source.tree import SourceTree, first_existing
+from patchkit.target import Load, best_load, parse_arch
+
+__all__ = [
+    "HINT",
+    "Anything",
+    "Argument",
+    "Branch",
+    "Case",
+    "Code",
+    "Command",
+    "DriftError",
+    "Edit",
+    "Evidence",
+    "Example",
+    "Finding",
+    "Fix",
+    "Load",
+    "Need",
+    "ProofError",
+    "Request",
+    "Severity",
+    "SourceTree",
+    "add_list_item",
+    "ask",
+    "best_load",
+    "commands",
+    "drift",
+    "execute",
+    "first_existing",
+    "found",
+    "list_items",
+    "load_recipe",
+    "new_file",
+    "occurrences",
+    "parse_arch",
+    "places",
+    "region",
+    "remove_list_items",
+    "side_by_side",
+    "swap",
+    "swap_text",
+    "upstream",
+    "wrap",
+]

@@ -1,0 +1,1 @@
+"""NCCL: its releases, its fixes in the order of ``recipe.toml``, and what only they need."""

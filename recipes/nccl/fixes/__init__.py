@@ -1,0 +1,1 @@
+"""The fixes of NCCL, one a file, each with one FIX."""

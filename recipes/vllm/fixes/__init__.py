@@ -1,0 +1,1 @@
+"""The fixes of vLLM, one a file, each with one FIX."""

@@ -1,0 +1,45 @@
+"""What a fix of vLLM is written with."""
+
+from __future__ import annotations
+
+from patchkit.recipes import kit
+from patchkit.recipes.kit import *
+from patchkit.recipes.vllm.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
+from patchkit.recipes.vllm.decisions import (
+    FP8_MOE,
+    NVFP4_MOE,
+    REGISTRIES,
+    SCALES,
+    fp8_linear,
+    fp8_moe,
+    nvfp4_linear,
+    nvfp4_moe,
+    nvfp4_scheme,
+    on_device,
+)
+from patchkit.recipes.vllm.routing import GB10, SM12X, Capability, prove_decision
+from patchkit.recipes.vllm.stock import check_stock
+
+__all__ = [
+    "FP8_MOE",
+    "GB10",
+    "INTERSECTION",
+    "NVFP4_MOE",
+    "REGISTRIES",
+    "SCALES",
+    "SM12X",
+    "Capability",
+    "Group",
+    "check_stock",
+    "cmake_texts",
+    "evaluate",
+    "fp8_linear",
+    "fp8_moe",
+    "nvfp4_linear",
+    "nvfp4_moe",
+    "nvfp4_scheme",
+    "on_device",
+    "parsed",
+    "prove_decision",
+]
+__all__ += kit.__all__

@@ -1,0 +1,76 @@
+"""Files of fixes with mistakes in them, read by the command line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import patchkit
+from patchkit.errors import RecipeError
+
+FILE = "recipes/vllm/fixes/marlin_sass.py"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A patchkit of its own, recipes and all."""
+    return shutil.copytree(
+        Path(patchkit.__file__).parent, tmp_path_factory.mktemp("a") / "patchkit"
+    )
+
+
+@pytest.fixture
+def refused(copy, cli):
+    """What patchkit says of a file of its own, and how that was changed."""
+
+    def run(path, before, after, *arguments):
+        place = copy / path
+        former = place.read_text() if place.exists() else None
+        assert before == "" or former.count(before) == 1
+        changed = former.replace(before, after) if former else after
+        place.write_text(changed)
+        try:
+            done = cli(*arguments, rc=RecipeError.exit_code, env={"PYTHONPATH": str(copy.parent)})
+            return SimpleNamespace(stderr=done.stderr, changed=changed)
+        finally:
+            place.unlink() if former is None else place.write_text(former)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "at", "says"),
+    [
+        (FILE, "FIX =", "FIXX =", "FIXX", "the fix is called FIXX, expected FIX = kit.Fix(…)"),
+        (FILE, "FIX = kit.Fix", "FIX = dict", "FIX", "holds no fix, expected FIX = kit.Fix(…)"),
+        (FILE, 'id="', 'id="x', "id=", "the id is 'xmarlin_sass', not 'marlin_sass'"),
+        (FILE, "title=", "titel=", "titel", "Fix has no field 'titel'; did you mean title?"),
+        (FILE, "REQUIRED", "REQIRED", "REQIRED", "AttributeError: REQIRED"),
+        (FILE, '"reported"', '"rumor"', "rumor", "ValueError: confidence is 'rumor', expected"),
+        (FILE, 'layer="build"', 'layer="x"', "FIX =", "ValueError: layer is 'x', expected 'python"),
+        (FILE, '">=0.11', '">>=0.11', ">>=", "InvalidSpecifier: Invalid specifier: '>>=0.11.1"),
+        (FILE, '"marlin_sass",', '"marlin_sass"', "id=", "invalid syntax. Perhaps you forgot a c"),
+        (FILE, "import kit", "import kid", "kid", "ImportError: cannot import name 'kid'"),
+        ("recipes/vllm/fixes/x.py", "", "# soon", "# soon", "the fix is not in the list of "),
+        ("recipes/vllm/recipe.toml", 'mla_archs",', 'mla",', '"mla"', "no fixes/mla.py is there"),
+    ],
+)
+def test_a_mistake_is_shown_with_its_place(path, before, after, at, says, copy, refused):
+    said = refused(path, before, after, "fixes")
+    place = f"{copy / path}:{line_of(said.changed, at)}"
+    assert f"error: {place}: {says}" in said.stderr
+    assert "next: correct it, or install patchkit again" in said.stderr
+
+
+def test_a_mistake_in_a_function_is_shown_when_it_is_called(refused, release, copy):
+    apply = ("apply", "--vllm-src", release("0.33.0"), "--dry-run")
+    said = refused(FILE, "list(_marlin_lists", "list(marlin_lists", *apply)
+    place = f"{copy / FILE}:{line_of(said.changed, 'list(marlin_lists')}"
+    assert f"error: {place}: NameError: name 'marlin_lists' is not defined" in said.stderr
+
+
+def line_of(text, part):
+    return text[: text.index(part)].count("\n") + 1
