@@ -3,15 +3,18 @@
     python -m tools.architecture            writes them anew (`nox -s regenerate` does so, too)
 
 A room is a folder of patchkit/ with modules; the modules that lie beside the folders are the ground
-floor, but for the way in and ``apply``, which stand above. An arrow means: imports from. Arrows
-that follow from others are left out.
+floor, but for ``apply``, which stands above them. An arrow means: imports from. Arrows that follow
+from others are left out.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -21,31 +24,29 @@ HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "architecture.md"
 PACKAGE = Path(patchkit.__file__).parent
 GROUND = "ground"
-_ABOVE = {"apply", "__main__"}  # modules beside the folders that stand on all floors below cli/
 _WINGS = {
     "patch": ("edit", "source", "patching", "proof", "recipes", "apply"),
-    "wheel": (),
-    "runtime": (),
+    "wheel": ("wheel",),
+    "runtime": ("runtime",),
 }
-Rooms = Mapping[str, frozenset[str]]  # room → rooms that it imports from
+_Graph = Mapping[str, set[str]]  # room → the rooms that it imports from
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
     """Return every module's dotted name below the package, ``wheel.file.record``, and its file."""
     found = {}
-    for path in sorted(package.rglob("*.py")):
-        words = path.relative_to(package).with_suffix("").parts
-        found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
-    return found
+    for folder, _, names in os.walk(package, followlinks=True):  # recipes/ is a link
+        for path in (Path(folder, name) for name in names if name.endswith(".py")):
+            words = path.relative_to(package).with_suffix("").parts
+            found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+    return dict(sorted(found.items()))
 
 
 def room_of(module: str, known: Mapping[str, Path]) -> str:
-    """Return the room of a module; its own name for a package."""
-    if known[module].name == "__init__.py":
-        return module or "__main__"
-    if "." in module:
-        return module.rpartition(".")[0]
-    return module if module in _ABOVE else GROUND
+    """Return the room of a module; a package is in its own."""
+    if known[module].name == "__init__.py" or module == "apply":
+        return module
+    return module.rpartition(".")[0] or GROUND
 
 
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
@@ -60,21 +61,21 @@ def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
         yield from (name for name in inside if name in known)
 
 
+@cache
 def rooms() -> dict[str, set[str]]:
-    """Return each room with the rooms that it imports from."""
+    """Return each room with the rooms that it imports from. Folders of folders are none."""
     known = modules()
-    found: dict[str, set[str]] = {}
+    known.pop("__main__", None)
+    sizes = Counter(room_of(module, known) for module in known)
+    kept = {room for room, size in sizes.items() if size > 1 or room == "apply"}
+    found: dict[str, set[str]] = {room: set() for room in sorted(kept)}
     for module, path in known.items():
-        room = room_of(module, known)
-        targets = {room_of(name, known) for name in imports(path, known)}
-        found.setdefault(room, set()).update(targets - {room})
-    # A package whose modules are all in rooms of its own is a corridor, not a room.
-    corridors = {room for room in found if any(other.startswith(f"{room}.") for other in found)}
-    kept = {room for room in found if room not in corridors - {"cli"}}
-    return {room: found[room] & kept for room in sorted(kept)}
+        if (room := room_of(module, known)) in kept:
+            found[room] |= {room_of(name, known) for name in imports(path, known)}
+    return {room: targets & kept - {room} for room, targets in found.items()}
 
 
-def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
+def floors(graph: _Graph) -> dict[str, int]:
     """Return each room's floor, counted from the ground. Raises graphlib.CycleError."""
     number: dict[str, int] = {}
     for room in TopologicalSorter(graph).static_order():
@@ -82,7 +83,7 @@ def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
     return number
 
 
-def arrows(graph: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
+def arrows(graph: _Graph) -> Iterator[tuple[str, str]]:
     """Yield the imports that do not follow from others."""
     reach: dict[str, set[str]] = {}
     for room in TopologicalSorter(graph).static_order():
@@ -99,10 +100,10 @@ def _sentence(path: Path) -> str:
 
 def _wing(room: str) -> str:
     head = room.partition(".")[0]
-    return next((wing for wing, members in _WINGS.items() if head in (wing, *members)), "")
+    return next((wing for wing, members in _WINGS.items() if head in members), "")
 
 
-def picture(graph: Mapping[str, set[str]]) -> str:
+def picture(graph: _Graph) -> str:
     """Return the picture as Mermaid's flowchart."""
     lines = ["```mermaid", "flowchart TD"]
     for wing in (*_WINGS, ""):
@@ -118,10 +119,10 @@ def picture(graph: Mapping[str, set[str]]) -> str:
 
 
 def _node(room: str) -> str:
-    return room.replace(".", "_").strip("_") + "_"
+    return room.replace(".", "_") + "_"  # "end" alone would be a word of Mermaid's
 
 
-def table(graph: Mapping[str, set[str]]) -> str:
+def table(graph: _Graph) -> str:
     """Return the rooms with what each is for, from the ground up."""
     number = floors(graph)
     rows = ["| floor | room | what it is for |", "|--:|---|---|"]

@@ -1,0 +1,1 @@
+"""Make edits: pure text in, edits out, for Python, CMake and anchored text."""

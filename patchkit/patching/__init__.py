@@ -1,0 +1,1 @@
+"""Plan and record patches: Fix, Verdict, Plan, Ledger."""

@@ -1,0 +1,1 @@
+"""Turn what SOURCE names into a tree: locked fetch, git, safe unpacking, version."""
