@@ -40,6 +40,11 @@ class Finding:
     kind: type[PatchkitError] = SourceError
 
 
+def finding(kind: type[PatchkitError], where: str, what: str, hint: str, why: str = "") -> Finding:
+    """Return an error: a file, what is wrong with it, what to do, and why it matters."""
+    return Finding(kind=kind, where=where, what=what, hint=hint, why=why)
+
+
 def worst(findings: Iterable[Finding], *levels: Level) -> int:
     """Return the highest exit code of the findings of these levels (ERROR alone), 0 for none."""
     counted = levels or (Level.ERROR,)

@@ -13,23 +13,23 @@ import click
 
 from patchkit.cli.out import echo, print_json, style
 from patchkit.errors import SourceError
+from patchkit.finding import Finding, Level, worst
 from patchkit.reading import read_stdin, read_text
 from patchkit.runtime.env.cluster import target_of
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import head_facts
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.lint.finding import Finding, Severity
 from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.variables import vllm_variables
 from patchkit.target import targets
 
 _MOST_LINES = 250_000
 _FACTS = ("role", "topology", "executor", "vllm", "nccl", "nodes", "quantization")
-_STYLES: Mapping[Severity, Mapping[str, Any]] = {
-    Severity.ERROR: {"fg": "red", "bold": True},
-    Severity.WARNING: {"fg": "yellow"},
-    Severity.NOTE: {"dim": True},
+_STYLES: Mapping[Level, Mapping[str, Any]] = {
+    Level.ERROR: {"fg": "red", "bold": True},
+    Level.WARNING: {"fg": "yellow"},
+    Level.NOTE: {"dim": True},
 }
 
 
@@ -79,13 +79,12 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
         mode=mode,
     )
     if as_json:
-        fields = [each.fields() for each in findings]
-        shown = {"file": str(file), "situation": situation, "findings": fields}
-        print_json(shown)
+        fields = [_fields(each) for each in findings]
+        print_json({"file": str(file), "situation": situation, "findings": fields})
     else:
         echo(_lines(file, situation, findings, host))
-    if any(each.severity is not Severity.NOTE for each in findings):
-        raise SystemExit(SourceError.exit_code)
+    if code := worst(findings, Level.ERROR, Level.WARNING):
+        raise SystemExit(code)
 
 
 def _read(file: Path) -> tuple[str, int | None]:
@@ -144,21 +143,33 @@ def _lines(
     file: Path, situation: Mapping[str, str], findings: Sequence[Finding], host: Host | None
 ) -> Iterator[str]:
     for each in findings:
-        word = style(each.severity, **_STYLES[each.severity])
+        word = style(each.level, **_STYLES[each.level])
         yield style(f"{file}:{each.line}", bold=True) + "  " + word + f"  {each.what}"
         if each.why:
             source = f" ({each.source})" if each.source else ""
             yield f"  why:  {each.why}{source}"
-        if each.next:
-            yield style(f"  next: {each.next}", dim=True)
-    counts = Counter(each.severity for each in findings)
-    told = ", ".join(_counted(kind, counts[kind]) for kind in Severity if counts[kind])
-    wrong = set(counts) - {Severity.NOTE}
+        if each.hint:
+            yield style(f"  next: {each.hint}", dim=True)
+    counts = Counter(each.level for each in findings)
+    told = ", ".join(_counted(kind, counts[kind]) for kind in Level if counts[kind])
+    wrong = set(counts) - {Level.NOTE}
     mark = style("✗", fg="red") if wrong else style("✓", fg="green")
     yield mark + f" {file}: {told or 'nothing speaks against it'}; {_against(situation, host)}"
 
 
-def _counted(kind: Severity, count: int) -> str:
+def _fields(found: Finding) -> dict[str, str | int]:
+    return {
+        "line": found.line,
+        "name": found.about,
+        "severity": found.level,
+        "what": found.what,
+        "why": found.why,
+        "next": found.hint,
+        "source": found.source,
+    }
+
+
+def _counted(kind: Level, count: int) -> str:
     return f"{count} {kind}{'' if count == 1 else 's'}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,28 @@ import click
 
 from patchkit.cli.out import echo, print_json, style, table
 from patchkit.cli.runtime.net_options import CAGE, JSON, MTU, NETDEV, ROOT, AddressType, sudo
-from patchkit.errors import HostError, UsageError
+from patchkit.errors import UsageError
+from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
-from patchkit.runtime.net.checks import Check, State, groups, warned
+from patchkit.runtime.net.checks import groups, warned
 from patchkit.runtime.net.peer import from_file, from_ssh
 from patchkit.runtime.net.state import Place
 from patchkit.runtime.net.verify import Peer, bandwidth, expected
 from patchkit.runtime.net.verify import verify as checked
 
+_STATES = {  # as --json has them
+    Level.OK: "ok",
+    Level.ERROR: "failed",
+    Level.WARNING: "warning",
+    Level.UNKNOWN: "not checked",
+}
 _MARKS = {
-    State.OK: style("✓", fg="green"),
-    State.FAILED: style("✗", fg="red", bold=True),
-    State.WARNING: style("!", fg="yellow"),
-    State.UNKNOWN: style("?", fg="yellow"),
+    Level.OK: style("✓", fg="green"),
+    Level.ERROR: style("✗", fg="red", bold=True),
+    Level.WARNING: style("!", fg="yellow"),
+    Level.UNKNOWN: style("?", fg="yellow"),
 }
 
 
@@ -75,8 +81,8 @@ def verify(*, as_json: bool, **options: Any) -> None:
         print_json(_fields(checks, commands))
     else:
         _show(checks, commands)
-    if any(check.state is State.FAILED for check in checks):
-        raise SystemExit(HostError.exit_code)
+    if code := worst(checks):
+        raise SystemExit(code)
 
 
 def _peer_host(options: Mapping[str, Any]) -> Host | None:
@@ -88,26 +94,35 @@ def _peer_host(options: Mapping[str, Any]) -> Host | None:
     return from_file(file) if file else None
 
 
-def _show(checks: Sequence[Check], commands: Sequence[str]) -> None:
-    rows = table((_MARKS[c.state], c.subject, c.what, _seen(c)) for c in checks)
+def _show(checks: Sequence[Finding], commands: Sequence[str]) -> None:
+    rows = table((_MARKS[c.level], c.where, c.about, _seen(c)) for c in checks)
     for row, check in zip(rows, checks, strict=True):
-        echo([row, *([style(f"   next: {check.next}", dim=True)] if check.next else [])])
-    counts = Counter(check.state for check in checks)
-    echo(["", ", ".join(f"{counts[state]} {state.value}" for state in State)])
+        echo([row, *([style(f"   next: {check.hint}", dim=True)] if check.hint else [])])
+    counts = Counter(check.level for check in checks)
+    echo(["", ", ".join(f"{counts[level]} {word}" for level, word in _STATES.items())])
     echo(["", f"RDMA bandwidth is not measured; expect {expected()} of"])
     echo(
         [f"  {line}" for line in commands] or ["  ib_write_bw; with a peer, its commands are here"]
     )
 
 
-def _seen(check: Check) -> str:
-    return f"not checked: {check.seen}" if check.state is State.UNKNOWN else check.seen
+def _seen(check: Finding) -> str:
+    return f"not checked: {check.what}" if check.level is Level.UNKNOWN else check.what
 
 
-def _fields(checks: Sequence[Check], commands: Sequence[str]) -> dict[str, Any]:
-    counts = Counter(check.state for check in checks)
+def _fields(checks: Sequence[Finding], commands: Sequence[str]) -> dict[str, Any]:
+    counts = Counter(check.level for check in checks)
     return {
-        "checks": [{**asdict(check), "state": check.state.value} for check in checks],
-        "counts": {state.value: counts[state] for state in State},
+        "checks": [
+            {
+                "subject": check.where,
+                "what": check.about,
+                "state": _STATES[check.level],
+                "seen": check.what,
+                "next": check.hint,
+            }
+            for check in checks
+        ],
+        "counts": {word: counts[level] for level, word in _STATES.items()},
         "bandwidth": {"commands": list(commands), "expected": expected()},
     }

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from patchkit.cli.out import echo, print_json, say, shown, style, table
+from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host import hardware
-from patchkit.runtime.host.advice import Remark, remarks
+from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System
 from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.host.recording import Copy
@@ -180,8 +181,8 @@ def _nccl(taken: Nccl) -> str:
     return f"{found} ({taken.why})" if taken.why else found
 
 
-def _remark(remark: Remark) -> Iterator[str]:
-    warns = remark.severity == "warning"
-    yield "  " + style("! " if warns else "- ", fg="yellow" if warns else None) + remark.text
+def _remark(remark: Finding) -> Iterator[str]:
+    warns = remark.level is Level.WARNING
+    yield "  " + style("! " if warns else "- ", fg="yellow" if warns else None) + remark.what
     why = click.wrap_text(f"{remark.why} [{remark.source}]", _WIDTH, " " * 4, " " * 4)
     yield from (style(line, dim=True) for line in why.splitlines())

@@ -15,10 +15,10 @@ from rich.text import Text
 from patchkit.cli.patch.archs import STYLES
 from patchkit.cli.show import text
 from patchkit.cli.wheel.library_view import binary_fields, parts
+from patchkit.finding import Finding
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import LIVE, Binary, Code
 from patchkit.wheel.file.metadata import About
-from patchkit.wheel.wheelhouse.finding import Finding
 from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
@@ -44,7 +44,7 @@ def print_wheel(
         console.print(_library_table(binaries, uses, target, wide=console.width >= _WIDE))
         console.print(_summary(binaries, target), soft_wrap=True)
     for each in found:
-        console.print(text(("! ", "yellow"), (each.filename, "bold"), f": {each.what}"))
+        console.print(text(("! ", "yellow"), (each.where, "bold"), f": {each.what}"))
         for label, words in (("why", each.why), ("next", each.hint)):
             if words:
                 console.print(text(f"    {label}: {words}", style="dim"), soft_wrap=True)
@@ -65,7 +65,18 @@ def json_fields(
         "binaries": [
             {**binary_fields(binary, target), "use": uses.get(binary.name)} for binary in binaries
         ],
-        "findings": [each.fields() for each in found],
+        "findings": [finding_fields(each) for each in found],
+    }
+
+
+def finding_fields(found: Finding) -> dict[str, Any]:
+    """Return a finding about a wheel as `verify` and `inspect` print it."""
+    return {
+        "filename": found.where,
+        "what": found.what,
+        "why": found.why or None,
+        "next": found.hint,
+        "exit_code": found.kind.exit_code,
     }
 
 

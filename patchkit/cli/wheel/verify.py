@@ -14,7 +14,9 @@ from rich.padding import Padding
 from patchkit.cli import show
 from patchkit.cli.options import as_json
 from patchkit.cli.out import print_json
+from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.errors import UsageError
+from patchkit.finding import worst
 from patchkit.quoting import quoted
 from patchkit.wheel.wheelhouse.accepted import remember
 from patchkit.wheel.wheelhouse.manifest import Kind
@@ -92,13 +94,13 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
                 "wheels": len(done.entries),
                 "pins": dict(done.pins),
                 "signature": signed.fields() if signed else None,
-                "findings": [each.fields() for each in done.findings],
+                "findings": [finding_fields(each) for each in done.findings],
             }
         )
     else:
         _print(show.console(), house, done, signed)
-    if done.findings:
-        raise SystemExit(max(each.exit_code for each in done.findings))
+    if code := worst(done.findings):
+        raise SystemExit(code)
 
 
 def _print(console: Console, house: Path, done: Verified, signed: Signed | None = None) -> None:
@@ -115,7 +117,7 @@ def _print(console: Console, house: Path, done: Verified, signed: Signed | None 
         console.print(show.text(("note ", "yellow"), said), soft_wrap=True)
     groups: dict[tuple[str, str, str], list[str]] = {}
     for each in done.findings:
-        groups.setdefault((each.filename, each.why, each.hint), []).append(each.what)
+        groups.setdefault((each.where, each.why, each.hint), []).append(each.what)
     for (filename, why, hint), whats in groups.items():
         _print_group(console, filename, [*whats, f"why: {why}" if why else ""], hint)
 

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from ipaddress import ip_network
 
 from patchkit.errors import SourceError
+from patchkit.finding import Level
 from patchkit.runtime.env.head_file import HeadFile
-from patchkit.runtime.lint.finding import Severity
 from patchkit.runtime.lint.scan import Found
 from patchkit.runtime.lint.values import check_value, is_open
 from patchkit.runtime.rules.code_names import runs_code
@@ -83,7 +83,7 @@ def _unfit(head: HeadFile, name: str, value: str) -> str:
     if "/" in value and not _is_network(value):
         return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
     findings = check_value(Found(head.line(name), name, value), {"role": "worker"})
-    errors = (each.what.partition(": ")[2] for each in findings if each.severity is Severity.ERROR)
+    errors = (each.what.partition(": ")[2] for each in findings if each.level is Level.ERROR)
     return "; ".join(f"is {value[:_SHOWN]}: {what}" for what in errors)
 
 

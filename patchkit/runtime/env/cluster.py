@@ -175,7 +175,7 @@ def _situation(
 def _links(host: Host, request: Request) -> Iterator[str]:
     """What slows a cable that works; what stops it, the seat knows."""
     told = remarks(host) if request.role != "single" else ()
-    return (each.text for each in told if each.id in _SLOW)
+    return (each.what for each in told if each.about in _SLOW)
 
 
 def _unknown(situation: Situation) -> Iterator[str]:

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from patchkit.finding import Finding, Level
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Netdev
 
 Found = Iterator[dict[str, object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """``severity`` is ``warning`` or ``note``; ``source`` who says so."""
-
-    id: str
-    severity: str
-    text: str
-    why: str
-    source: str
-
-
-def remarks(host: Host) -> tuple[Remark, ...]:
+def remarks(host: Host) -> tuple[Finding, ...]:
     """In the order of hardware.toml: what stops RoCE first."""
     return tuple(
-        Remark(
-            id=each["id"],
-            severity=each["severity"],
-            text=each["says"].format_map(fields),
+        Finding(
+            about=each["id"],
+            level=Level(each["severity"]),
+            what=each["says"].format_map(fields),
             why=each["why"],
             source=each["source"],
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from patchkit.finding import Finding
 from patchkit.runtime.envfile.header import head_facts
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.lint.contradictions import check_pairs
-from patchkit.runtime.lint.finding import Finding, Severity
 from patchkit.runtime.lint.flags import check_flags
 from patchkit.runtime.lint.header import check_header
 from patchkit.runtime.lint.host import check_host
@@ -18,8 +18,6 @@ from patchkit.runtime.lint.scan import scan
 from patchkit.runtime.lint.values import check_products, check_value
 from patchkit.runtime.rules.variable_rules import Situation, load_rules
 from patchkit.runtime.rules.variables import Guesses, nccl_variables, vllm_variables
-
-__all__ = ["Finding", "Severity", "check"]
 
 
 def check(

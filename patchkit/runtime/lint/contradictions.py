@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from patchkit.finding import Finding, Level
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.lint.finding import Finding, Severity
 from patchkit.runtime.lint.scan import Found
 from patchkit.runtime.lint.values import bounds
 
@@ -37,11 +37,11 @@ def _twice(together: Sequence[Found]) -> Iterator[Finding]:
         if before.value != each.value and _matters(each.name):
             yield Finding(
                 line=each.line,
-                name=each.name,
-                severity=Severity.WARNING,
+                about=each.name,
+                level=Level.WARNING,
                 what=f"{each.shown}, and line {before.line} says {before.shown}",
                 why="The later one counts; with docker run -e and in YAML a reader cannot tell.",
-                next="keep one",
+                hint="keep one",
             )
 
 
@@ -60,11 +60,11 @@ def _unused(together: Sequence[Found]) -> Iterator[Finding]:
         if _RDMA_ONLY.fullmatch(each.name):
             yield Finding(
                 line=each.line,
-                name=each.name,
-                severity=Severity.WARNING,
+                about=each.name,
+                level=Level.WARNING,
                 what=f"{each.shown}, and line {switch.line} says {switch.shown}",
                 why="NCCL then uses no RDMA device, and reads nothing else about them.",
-                next="leave NCCL_IB_DISABLE out if every node has RDMA, else this one",
+                hint="leave NCCL_IB_DISABLE out if every node has RDMA, else this one",
                 source="NCCL net_ib.cc",
             )
 
@@ -79,11 +79,11 @@ def _netdevs(together: Sequence[Found]) -> Iterator[Finding]:
         if each and each.value and not _takes(nccl.value, each.value):
             yield Finding(
                 line=each.line,
-                name=name,
-                severity=Severity.WARNING,
+                about=name,
+                level=Level.WARNING,
                 what=f"{each.shown}, and line {nccl.line} says {nccl.shown}",
                 why="Both name the way to the other nodes: one cable, so one interface.",
-                next="name the interface that is cabled in both; `patchkit probe` shows it",
+                hint="name the interface that is cabled in both; `patchkit probe` shows it",
             )
 
 
@@ -101,11 +101,11 @@ def _half_cages(found: Found, host: Host | None) -> Iterator[Finding]:
         if twin and twin not in names:
             yield Finding(
                 line=found.line,
-                name=found.name,
-                severity=Severity.WARNING,
+                about=found.name,
+                level=Level.WARNING,
                 what=f"{found.shown}: without {twin}, the other half of the cage",
                 why=row["why"],
-                next=f"write {name},{twin}",
+                hint=f"write {name},{twin}",
                 source=row["source"],
             )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from patchkit.runtime.lint.finding import Finding, Severity
+from patchkit.finding import Finding, Level
 from patchkit.runtime.lint.scan import Commands, short
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag
@@ -39,11 +39,11 @@ def _unknown(line: int, flag: str, version: str, guess: Guesses) -> Finding:
         what = f"vLLM {version} does not take {flag}: {life.first} to {life.last} do"
     return Finding(
         line=line,
-        name="",
-        severity=Severity.ERROR,
+        about="",
+        level=Level.ERROR,
         what=what,
         why=_reason(flag) or 'vllm serve ends with "unrecognized arguments".',
-        next=f"did you mean {close}?" if close else "leave it out",
+        hint=f"did you mean {close}?" if close else "leave it out",
         source="vLLM arg_utils.py",
     )
 
@@ -58,10 +58,10 @@ def _advised(line: int, flag: str, value: str, situation: Situation) -> Iterator
         if rule.matches(flag, value) and holds(rule.when, situation):
             yield Finding(
                 line=line,
-                name="",
-                severity=Severity.NOTE,
+                about="",
+                level=Level.NOTE,
                 what=f"{flag} {value}".strip() + " is better left out",
                 why=rule.reason,
-                next="`patchkit serve-args` prints what goes with this node",
+                hint="`patchkit serve-args` prints what goes with this node",
                 source=rule.source,
             )

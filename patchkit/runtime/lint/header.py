@@ -7,9 +7,9 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
+from patchkit.finding import Finding, Level
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import bears_mark, head_facts, untouched
-from patchkit.runtime.lint.finding import Finding, Severity
 from patchkit.runtime.lint.scan import Found
 from patchkit.runtime.rules.code_names import runs_code
 from patchkit.runtime.rules.variable_rules import load_rules
@@ -29,22 +29,22 @@ def check_header(text: str, all_found: Sequence[Found]) -> Iterator[Finding]:
     for name, problem in fact_problems(facts).items():
         yield Finding(
             line=1,
-            name="",
-            severity=Severity.ERROR,
+            about="",
+            level=Level.ERROR,
             what=f"{name}={facts[name][:60]}: {name} {problem}",
             why="The other nodes are told this fact.",
-            next=_AGAIN,
+            hint=_AGAIN,
         )
     for found in all_found:
         reason = runs_code(found.name)
         if reason and not _by_rule(found):
             yield Finding(
                 line=found.line,
-                name=found.name,
-                severity=Severity.ERROR,
+                about=found.name,
+                level=Level.ERROR,
                 what=f"{found.shown} runs code, and no rule of patchkit sets it",
                 why=f"Through it, {reason}.",
-                next="take it out; set it where vLLM is started on this node, if it is yours",
+                hint="take it out; set it where vLLM is started on this node, if it is yours",
                 source="recipes/env/code.toml",
             )
 
@@ -52,13 +52,13 @@ def check_header(text: str, all_found: Sequence[Found]) -> Iterator[Finding]:
 def _edited(facts: Mapping[str, str]) -> Finding:
     return Finding(
         line=1,
-        name="",
-        severity=Severity.WARNING,
+        about="",
+        level=Level.WARNING,
         what="edited after patchkit wrote it: its digest is not that of the text",
         why="What was changed cannot be told, only that something was."
         if facts
         else "The first line has no digest, or is not as patchkit writes it.",
-        next=_AGAIN,
+        hint=_AGAIN,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from patchkit.finding import Finding, Level
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.lint.finding import Finding, Severity
 from patchkit.runtime.lint.scan import Found
 from patchkit.runtime.lint.values import is_open
 
@@ -80,11 +80,11 @@ def _address(found: Found, host: Host) -> Iterator[Finding]:
 def _missing(found: Found, what: str, has: str) -> Finding:
     return Finding(
         line=found.line,
-        name=found.name,
-        severity=Severity.ERROR,
+        about=found.name,
+        level=Level.ERROR,
         what=f"{found.shown}: this host has {what}",
         why=f"It has {has or 'none at all'}.",
-        next="`patchkit env` writes what fits; for a file of another node: --no-host",
+        hint="`patchkit env` writes what fits; for a file of another node: --no-host",
         source="patchkit probe",
     )
 
@@ -92,10 +92,10 @@ def _missing(found: Found, what: str, has: str) -> Finding:
 def _down(found: Found, what: str) -> Finding:
     return Finding(
         line=found.line,
-        name=found.name,
-        severity=Severity.WARNING,
+        about=found.name,
+        level=Level.WARNING,
         what=f"{found.shown}: {what}",
         why="No cable, or the other end is off, or it is the other port that is cabled.",
-        next="`patchkit probe` shows what is cabled",
+        hint="`patchkit probe` shows what is cabled",
         source="patchkit probe",
     )

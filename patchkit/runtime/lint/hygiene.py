@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from patchkit.runtime.lint.finding import Finding, Severity
+from patchkit.finding import Finding, Level
 from patchkit.runtime.lint.scan import Commands, Found, is_env_file, without_comment
 from patchkit.runtime.lint.values import is_open
 from patchkit.runtime.rules.secret_names import is_secret, secret_file
@@ -26,12 +26,12 @@ def check_secret(found: Found, mode: int | None) -> Iterator[Finding]:
     file = secret_file(found.name)
     yield Finding(
         line=found.line,
-        name=found.name,
-        severity=Severity.ERROR if open_to else Severity.WARNING,
+        about=found.name,
+        level=Level.ERROR if open_to else Level.WARNING,
         what=f"the value of {found.name} is in the file"
         + (f", which others may read ({mode:04o})" if open_to else ""),
         why="Files are copied to other nodes, shown and committed.",
-        next=f"keep it in a file of mode 0600 that {file} names"
+        hint=f"keep it in a file of mode 0600 that {file} names"
         if file
         else "hand it over apart: in a file of mode 0600, or from the caller's environment",
     )
@@ -44,11 +44,11 @@ def check_doors(text: str) -> Iterator[Finding]:
     for match in _DASHBOARD.finditer(joined):
         yield Finding(
             line=commands.line(match.start()),
-            name="",
-            severity=Severity.WARNING,
+            about="",
+            level=Level.WARNING,
             what=f"{match[0]}: Ray's dashboard on every interface",
             why="Whoever reaches it runs programs here: it asks for no password.",
-            next="leave it out, which is 127.0.0.1, or name the address between the nodes",
+            hint="leave it out, which is 127.0.0.1, or name the address between the nodes",
             source="Ray's documentation on security",
         )
     locked = "--api-key" in joined or "VLLM_API_KEY" in joined
@@ -56,11 +56,11 @@ def check_doors(text: str) -> Iterator[Finding]:
         if _OPEN_HOST.search(joined, *match.span()):
             yield Finding(
                 line=commands.line(match.start()),
-                name="",
-                severity=Severity.NOTE,
+                about="",
+                level=Level.NOTE,
                 what="vllm serve on every interface, and without a key",
                 why="Whoever reaches the port may use the model.",
-                next="name an address with --host, or set VLLM_API_KEY",
+                hint="name an address with --host, or set VLLM_API_KEY",
             )
 
 
@@ -88,7 +88,7 @@ def check_reading(text: str, where: str, kind: str) -> Iterator[Finding]:
 class _Difference:
     what: str
     why: str
-    severity: Severity = Severity.WARNING
+    level: Level = Level.WARNING
 
 
 _CRLF = _Difference("lines end with CR LF", "For sh and docker compose, CR is part of the values.")
@@ -97,7 +97,7 @@ _COMMENT = _Difference(
     "a comment behind the value", "To systemd and docker it is part of the value."
 )
 _QUOTES = _Difference(
-    "quotes", "docker run --env-file keeps them as part of the value.", Severity.NOTE
+    "quotes", "docker run --env-file keeps them as part of the value.", Level.NOTE
 )
 _BLANKS = _Difference("blanks in the value", "sh runs what follows the blank as a command.")
 _DOLLAR = _Difference(
@@ -125,10 +125,10 @@ def _differently(difference: _Difference, places: Sequence[tuple[int, str]]) -> 
     more = f" and {len(places) - 1} more" if len(places) > 1 else ""
     return Finding(
         line=number,
-        name=name if name.isidentifier() else "",
-        severity=difference.severity,
+        about=name if name.isidentifier() else "",
+        level=difference.level,
         what=f"{name}{more}: {difference.what}, which not every tool reads alike",
         why=difference.why,
-        next="write NAME=value alone, as `patchkit env` does",
+        hint="write NAME=value alone, as `patchkit env` does",
         source="docs/env-files.md",
     )

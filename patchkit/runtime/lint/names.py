@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-from patchkit.runtime.lint.finding import Finding, Severity
+from patchkit.finding import Finding, Level
 from patchkit.runtime.lint.scan import Found, short
 from patchkit.runtime.lint.values import bounds
 from patchkit.runtime.rules.releases import release, within
@@ -57,11 +57,11 @@ def _avoided(
         if matches and holds(avoid.when, situation):
             yield Finding(
                 line=found.line,
-                name=found.name,
-                severity=Severity(avoid.severity),
+                about=found.name,
+                level=Level(avoid.severity),
                 what=f"{found.shown} is advised against",
                 why=avoid.reason,
-                next=avoid.instead,
+                hint=avoid.instead,
                 source=avoid.source,
             )
 
@@ -74,11 +74,11 @@ def _unread(found: Found, reader: str, version: str, guess: Guesses) -> Finding:
         what = f"{reader} {version} does not read {found.name}{_span(life, version)}"
     return Finding(
         line=found.line,
-        name=found.name,
-        severity=Severity.ERROR if close else Severity.WARNING,
+        about=found.name,
+        level=Level.ERROR if close else Level.WARNING,
         what=what,
         why=_SILENT[reader],
-        next=f"did you mean {close}?" if close else _instead(found.name),
+        hint=f"did you mean {close}?" if close else _instead(found.name),
         source="vLLM envs.py" if reader == "vLLM" else "NCCL's sources",
     )
 
@@ -110,19 +110,19 @@ def _other(found: Found, situation: Situation) -> Iterator[Finding]:
     if other and other.versions and version and not within(version, other.versions):
         yield Finding(
             line=found.line,
-            name=found.name,
-            severity=Severity.WARNING,
+            about=found.name,
+            level=Level.WARNING,
             what=f"{other.of} {version} does not read {found.name}: {other.versions} does",
             why=other.meaning,
-            next="leave it out",
+            hint="leave it out",
         )
     alike = "" if other else _in_capitals().get(found.name.upper(), "")
     if alike:
         yield Finding(
             line=found.line,
-            name=found.name,
-            severity=Severity.ERROR,
+            about=found.name,
+            level=Level.ERROR,
             what=f"nobody reads {found.name}",
             why="Capitals and small letters differ in names of variables.",
-            next=f"write {alike}",
+            hint=f"write {alike}",
         )

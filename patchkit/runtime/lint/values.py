@@ -9,8 +9,8 @@ from functools import cache
 from ipaddress import ip_address
 from typing import Any
 
+from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
-from patchkit.runtime.lint.finding import Finding, Severity
 from patchkit.runtime.lint.scan import Found
 from patchkit.runtime.rules.variable_rules import Situation
 from patchkit.runtime.rules.variables import lifetime
@@ -67,11 +67,11 @@ def check_products(all_found: Sequence[Found]) -> Iterator[Finding]:
         if len(parts) > 1 and product > row["to"]:
             yield Finding(
                 line=max(each.line for each in parts),
-                name=parts[-1].name,
-                severity=Severity.WARNING,
+                about=parts[-1].name,
+                level=Level.WARNING,
                 what=f"{' * '.join(each.shown for each in parts)} is {product}",
                 why=row["why"],
-                next=f"take a product of {row['to']} at most, for example 4 and 4",
+                hint=f"take a product of {row['to']} at most, for example 4 and 4",
                 source=row["source"],
             )
 
@@ -99,11 +99,11 @@ def _outside(found: Found, kind: str, row: Mapping[str, Any]) -> Finding:
     may = f"{row['from']} to {row['to']}" if kind == "number" else ", ".join(row["words"])
     return Finding(
         line=found.line,
-        name=found.name,
-        severity=Severity.ERROR,
+        about=found.name,
+        level=Level.ERROR,
         what=f"{found.shown}: it takes {may}",
         why=row["why"],
-        next=f"write one of these, or leave {found.name} out",
+        hint=f"write one of these, or leave {found.name} out",
         source=row["source"],
     )
 
@@ -113,11 +113,11 @@ def _address(found: Found, situation: Situation) -> Iterator[Finding]:
     if trouble:
         yield Finding(
             line=found.line,
-            name=found.name,
-            severity=Severity.ERROR,
+            about=found.name,
+            level=Level.ERROR,
             what=f"{found.shown}: {trouble}",
             why="The other nodes are told this address, and connect to it.",
-            next="write the address that this node has on the network between the nodes",
+            hint="write the address that this node has on the network between the nodes",
             source="vLLM network_utils.get_ip" if found.name == "VLLM_HOST_IP" else "",
         )
 

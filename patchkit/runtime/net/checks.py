@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from ipaddress import IPv4Interface
 
 from patchkit.errors import HostError
+from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev, Rdma
 from patchkit.runtime.net.plan import Cages, cabled, cages, facts, named
@@ -15,40 +14,25 @@ from patchkit.runtime.net.plan import Cages, cabled, cages, facts, named
 REPLAN = "`patchkit net plan`, then apply, on both nodes"
 
 
-class State(Enum):
-    """What a check came to. What could not be looked at never counts as passed."""
-
-    OK = "ok"
-    FAILED = "failed"
-    WARNING = "warning"
-    UNKNOWN = "not checked"
+def passed(where: str, about: str, what: str) -> Finding:
+    return _finding(Level.OK, where, about, what)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """``subject`` is an interface, an address or a pair; ``seen`` what was found there."""
-
-    subject: str
-    what: str
-    state: State
-    seen: str
-    next: str = ""
+def failed(where: str, about: str, what: str, hint: str) -> Finding:
+    return _finding(Level.ERROR, where, about, what, hint)
 
 
-def passed(subject: str, what: str, seen: str) -> Check:
-    return Check(subject=subject, what=what, state=State.OK, seen=seen)
+def warned(where: str, about: str, what: str, hint: str) -> Finding:
+    return _finding(Level.WARNING, where, about, what, hint)
 
 
-def failed(subject: str, what: str, seen: str, next_: str) -> Check:
-    return Check(subject=subject, what=what, state=State.FAILED, seen=seen, next=next_)
+def unknown(where: str, about: str, what: str, hint: str = "") -> Finding:
+    return _finding(Level.UNKNOWN, where, about, what, hint)
 
 
-def warned(subject: str, what: str, seen: str, next_: str) -> Check:
-    return Check(subject=subject, what=what, state=State.WARNING, seen=seen, next=next_)
-
-
-def unknown(subject: str, what: str, seen: str, next_: str = "") -> Check:
-    return Check(subject=subject, what=what, state=State.UNKNOWN, seen=seen, next=next_)
+def _finding(level: Level, where: str, about: str, what: str, hint: str = "") -> Finding:
+    """``where`` is an interface, an address or a pair; ``about`` names what was looked at."""
+    return Finding(level=level, where=where, about=about, what=what, hint=hint, kind=HostError)
 
 
 def groups(host: Host, netdevs: Sequence[str] = (), cage: int | None = None) -> Cages:
@@ -72,7 +56,7 @@ def groups(host: Host, netdevs: Sequence[str] = (), cage: int | None = None) -> 
     return addressed or cabled(host) or known
 
 
-def host_checks(host: Host, chosen: Cages, mtu: int) -> Iterator[Check]:
+def host_checks(host: Host, chosen: Cages, mtu: int) -> Iterator[Finding]:
     """Everything that can be seen from one end."""
     for cage, twins in chosen.items():
         for netdev in twins:
@@ -91,7 +75,7 @@ def lasting(netdev: Netdev) -> tuple[IPv4Interface, ...]:
     return tuple(each for each in netdev.ipv4 if not each.is_link_local)
 
 
-def _link(netdev: Netdev) -> Check:
+def _link(netdev: Netdev) -> Finding:
     seen = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
     if netdev.up and netdev.carrier:
         return passed(netdev.name, "link", seen)
@@ -103,7 +87,7 @@ def _link(netdev: Netdev) -> Check:
     )
 
 
-def _speed(netdev: Netdev) -> Check:
+def _speed(netdev: Netdev) -> Finding:
     """Of the cage: a twin shows it, too, although its PCIe half carries only part of that."""
     wanted, (low, high) = facts()["link"]["speed"], facts()["link"]["twin_gbits"]
     if netdev.speed is None:
@@ -118,7 +102,7 @@ def _speed(netdev: Netdev) -> Check:
     )
 
 
-def _lanes(netdev: Netdev) -> Check:
+def _lanes(netdev: Netdev) -> Finding:
     """Some firmware trained the second half of the card with half of its PCIe lanes."""
     wanted = facts()["link"]["lanes"]
     if netdev.lanes is None:
@@ -129,7 +113,7 @@ def _lanes(netdev: Netdev) -> Check:
     return warned(netdev.name, "PCIe lanes", seen, "update the firmware: fwupdmgr")
 
 
-def _mtu(netdev: Netdev, mtu: int) -> Check:
+def _mtu(netdev: Netdev, mtu: int) -> Finding:
     if netdev.mtu == mtu:
         return passed(netdev.name, "MTU", str(netdev.mtu))
     return failed(
@@ -141,7 +125,7 @@ def _mtu(netdev: Netdev, mtu: int) -> Check:
     )
 
 
-def _address(netdev: Netdev) -> Check:
+def _address(netdev: Netdev) -> Finding:
     seen = ", ".join(map(str, netdev.ipv4))
     if lasting(netdev):
         return passed(netdev.name, "IPv4", seen)
@@ -150,7 +134,7 @@ def _address(netdev: Netdev) -> Check:
     return failed(netdev.name, "IPv4", "no address", REPLAN)
 
 
-def _gid(host: Host, netdev: Netdev) -> Check:
+def _gid(host: Host, netdev: Netdev) -> Finding:
     """A RoCE v2 GID for the interface's IPv4 address."""
     device = next((each for each in host.rdma if each.netdev == netdev.name), None)
     if device is None:
@@ -164,7 +148,7 @@ def _gid(host: Host, netdev: Netdev) -> Check:
     return _gid_of(device, netdev)
 
 
-def _gid_of(device: Rdma, netdev: Netdev) -> Check:
+def _gid_of(device: Rdma, netdev: Netdev) -> Finding:
     wanted = {str(each.ip) for each in netdev.ipv4}
     found = [gid for gid in device.gids if gid.kind == "RoCE v2" and gid.address in wanted]
     if found:
@@ -174,7 +158,7 @@ def _gid_of(device: Rdma, netdev: Netdev) -> Check:
     return failed(netdev.name, "RoCE v2 GID", seen, f"give {netdev.name} its IPv4 address first")
 
 
-def _both(cage: int | None, twins: Sequence[Netdev]) -> Check:
+def _both(cage: int | None, twins: Sequence[Netdev]) -> Finding:
     """Both halves of a cage, in different networks."""
     subject = ", ".join(each.name for each in twins)
     networks = [each.network for twin in twins for each in lasting(twin)]
@@ -194,7 +178,7 @@ def _both(cage: int | None, twins: Sequence[Netdev]) -> Check:
     return passed(subject, "different networks", seen)
 
 
-def _apart(host: Host, chosen: Cages) -> Iterator[Check]:
+def _apart(host: Host, chosen: Cages) -> Iterator[Finding]:
     """No other interface of this host is in one of the networks."""
     ours = [
         (each.name, a.network) for twins in chosen.values() for each in twins for a in each.ipv4

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Network
 
+from patchkit.finding import Finding
 from patchkit.runtime.host.host import Host, Netdev, Software
-from patchkit.runtime.net.checks import REPLAN, Check, failed, lasting, passed, unknown, warned
+from patchkit.runtime.net.checks import REPLAN, failed, lasting, passed, unknown, warned
 from patchkit.runtime.net.plan import Cages, cages, letter
 
 _PACKAGES = ("vllm", "torch", "triton", "ray")
 
 
-def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Check]:
+def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
     """Both ends compared: networks, MTU, addresses, twins, versions."""
     pairs = list(_pairs(chosen, peer))
     for netdev, network, others in pairs:
@@ -46,7 +47,7 @@ def _in(netdev: Netdev, network: IPv4Network) -> bool:
     return any(each.network == network for each in netdev.ipv4)
 
 
-def _same_mtu(subject: str, netdev: Netdev, other: Netdev) -> Check:
+def _same_mtu(subject: str, netdev: Netdev, other: Netdev) -> Finding:
     if netdev.mtu == other.mtu:
         return passed(subject, "equal MTU", str(netdev.mtu))
     return failed(
@@ -61,7 +62,7 @@ def _pairing(
     chosen: Cages,
     peer: Host,
     pairs: Sequence[tuple[Netdev, IPv4Network, tuple[Netdev, ...]]],
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     """Twin A of one end and twin A of the other are in one network."""
     ours = {twin.name: n for twins in chosen.values() for n, twin in enumerate(twins)}
     theirs = {twin.name: n for twins in cages(peer).values() for n, twin in enumerate(twins)}
@@ -77,7 +78,7 @@ def _pairing(
                 yield warned(subject, "same twin", seen, REPLAN)
 
 
-def _duplicates(host: Host, chosen: Cages, peer: Host) -> Check:
+def _duplicates(host: Host, chosen: Cages, peer: Host) -> Finding:
     """No address of a QSFP interface is also an address of the other host."""
     names = {each.name for twins in chosen.values() for each in twins}
     networks = {each.network for twins in chosen.values() for n in twins for each in n.ipv4}
@@ -90,7 +91,7 @@ def _duplicates(host: Host, chosen: Cages, peer: Host) -> Check:
     return passed("both ends", "addresses", "none is on both hosts")
 
 
-def _versions(ours: Software | None, theirs: Software | None) -> Iterator[Check]:
+def _versions(ours: Software | None, theirs: Software | None) -> Iterator[Finding]:
     """What must be equal on all nodes. NCCL first: releases that differ talk past each other."""
     if ours is None or theirs is None:
         seen = f"unknown {'here' if ours is None else 'at the peer'}"
@@ -108,7 +109,7 @@ def _nccl(software: Software) -> str:
     return software.vllm_nccl.version if software.vllm_nccl else ""
 
 
-def _equal(name: str, here: str, there: str) -> Check:
+def _equal(name: str, here: str, there: str) -> Finding:
     if here and here == there:
         return passed("both ends", name, here)
     seen = f"{here or 'none'} here, {there or 'none'} at the peer"

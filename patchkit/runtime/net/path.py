@@ -8,10 +8,11 @@ from functools import cache
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
+from patchkit.finding import Finding, Level
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.net.checks import Check, State, failed, passed, unknown
+from patchkit.runtime.net.checks import failed, passed, unknown
 from patchkit.runtime.net.live import ip
 from patchkit.runtime.net.plan import Cages
 
@@ -20,7 +21,7 @@ _PLAIN = 56
 _KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
 
 
-def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Iterator[Check]:
+def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Iterator[Finding]:
     """Everything about the way to one address of a peer."""
     netdev = _towards(chosen, peer)
     if any(peer == each.ip for n in host.netdevs for each in n.ipv4):
@@ -29,9 +30,9 @@ def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Itera
     yield _same_network(chosen, peer, netdev)
     route = _route(peer, netdev)
     yield route
-    if netdev is None or route.state is not State.OK:
+    if netdev is None or route.level is not Level.OK:
         seen = "the way is not the QSFP's; what would answer is not it"
-        if route.state is State.UNKNOWN:
+        if route.level is Level.UNKNOWN:
             seen = "the route is not known"
         for what in ("echo", "jumbo frames", "neighbour"):
             yield unknown(str(peer), what, seen)
@@ -39,12 +40,12 @@ def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Itera
     plain = _echo(netdev, peer, _PLAIN, "echo")
     yield plain
     yield _echo(netdev, peer, mtu - _HEADERS, f"{mtu}-byte frames")
-    yield _neighbour(netdev, peer, asked=plain.state is not State.UNKNOWN)
-    if plain.state is State.FAILED:
+    yield _neighbour(netdev, peer, asked=plain.level is not Level.UNKNOWN)
+    if plain.level is Level.ERROR:
         yield from _elsewhere(chosen, netdev, peer)
 
 
-def mac_check(netdev: Netdev, peer: IPv4Address, expected: str) -> Check:
+def mac_check(netdev: Netdev, peer: IPv4Address, expected: str) -> Finding:
     """Whether the neighbour is the interface that the peer's facts name: no other host has it."""
     found = _macs(peer).get(netdev.name, "")
     if not found:
@@ -67,7 +68,7 @@ def _towards(chosen: Cages, peer: IPv4Address) -> Netdev | None:
     )
 
 
-def _same_network(chosen: Cages, peer: IPv4Address, netdev: Netdev | None) -> Check:
+def _same_network(chosen: Cages, peer: IPv4Address, netdev: Netdev | None) -> Finding:
     if netdev:
         return passed(str(peer), "same network", f"that of {netdev.name}")
     ours = ", ".join(str(e.network) for twins in chosen.values() for n in twins for e in n.ipv4)
@@ -79,7 +80,7 @@ def _same_network(chosen: Cages, peer: IPv4Address, netdev: Netdev | None) -> Ch
     )
 
 
-def _route(peer: IPv4Address, netdev: Netdev | None) -> Check:
+def _route(peer: IPv4Address, netdev: Netdev | None) -> Finding:
     """Where the kernel sends a packet for the peer."""
     if not shutil.which("ip"):
         return unknown(str(peer), "route", "ip is not installed", "sudo apt install iproute2")
@@ -96,7 +97,7 @@ def _route(peer: IPv4Address, netdev: Netdev | None) -> Check:
     return failed(str(peer), "route", f"{seen}, not {wanted}", "`ip route` shows who says so")
 
 
-def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Check:
+def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Finding:
     """Send packets of that many bytes of payload, unfragmented, and wait for one to come back.
 
     The exit status of ping decides; its words differ between versions and are only shown.
@@ -127,7 +128,7 @@ def _ping_obstacle() -> str:
     )
 
 
-def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: str) -> Check:
+def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: str) -> Finding:
     seen = f"{size} bytes: " + (words or "no answer")
     if size == _PLAIN:
         hint = "is the peer up and configured? `patchkit net verify` there"
@@ -136,7 +137,7 @@ def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: s
     return failed(str(peer), what, seen, hint)
 
 
-def _neighbour(netdev: Netdev, peer: IPv4Address, *, asked: bool) -> Check:
+def _neighbour(netdev: Netdev, peer: IPv4Address, *, asked: bool) -> Finding:
     """Whether the peer's address was resolved at the right interface, and only there."""
     found = _macs(peer)
     if netdev.name in found:
@@ -161,7 +162,7 @@ def _macs(peer: IPv4Address) -> dict[str, str]:
     }
 
 
-def _elsewhere(chosen: Cages, netdev: Netdev, peer: IPv4Address) -> Iterator[Check]:
+def _elsewhere(chosen: Cages, netdev: Netdev, peer: IPv4Address) -> Iterator[Finding]:
     """Ask at the other cage: its neighbour answers for all its addresses, if it is the peer."""
     for cage, twins in chosen.items():
         if cage is not None and netdev.name in {each.name for each in twins}:

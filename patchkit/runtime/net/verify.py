@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
+from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.net.checks import (
-    Check,
     failed,
     host_checks,
     lasting,
@@ -31,7 +31,7 @@ class Peer:
     host: Host | None = None
 
 
-def verify(host: Host, chosen: Cages, peer: Peer, mtu: int, *, live: bool) -> Iterator[Check]:
+def verify(host: Host, chosen: Cages, peer: Peer, mtu: int, *, live: bool) -> Iterator[Finding]:
     """All checks. ``live`` if the facts are of this machine, so that its network can be tried."""
     yield from host_checks(host, chosen, mtu)
     if peer.host:
@@ -81,7 +81,7 @@ def _is_near(netdev: Netdev, address: IPv4Address) -> bool:
     return any(address in each.network for each in netdev.ipv4)
 
 
-def _right_peer(peer: Host, addresses: Sequence[IPv4Address]) -> Iterator[Check]:
+def _right_peer(peer: Host, addresses: Sequence[IPv4Address]) -> Iterator[Finding]:
     known = {each.ip for netdev in peer.netdevs for each in netdev.ipv4}
     for address in addresses:
         if address not in known:
@@ -89,7 +89,7 @@ def _right_peer(peer: Host, addresses: Sequence[IPv4Address]) -> Iterator[Check]
             yield failed(str(address), "peer", seen, "are these the facts of that host, and new?")
 
 
-def _macs(chosen: Cages, peer: Peer, address: IPv4Address) -> Iterator[Check]:
+def _macs(chosen: Cages, peer: Peer, address: IPv4Address) -> Iterator[Finding]:
     """The neighbour's MAC beside that of the peer's facts."""
     here = next((n for twins in chosen.values() for n in twins if _is_near(n, address)), None)
     there = _holder(peer.host, address)
@@ -102,7 +102,7 @@ def _holder(host: Host | None, address: IPv4Address | None) -> Netdev | None:
     return next((n for n in netdevs if any(e.ip == address for e in n.ipv4)), None)
 
 
-def _untried(chosen: Cages, addresses: Sequence[IPv4Address], *, live: bool) -> Iterator[Check]:
+def _untried(chosen: Cages, addresses: Sequence[IPv4Address], *, live: bool) -> Iterator[Finding]:
     """Interfaces whose way to a peer nobody tried."""
     for twins in chosen.values():
         for netdev in twins:

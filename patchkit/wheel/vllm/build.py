@@ -107,7 +107,7 @@ def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
     if found := check(about(wheel), binaries):
         raise ProofError(
             f"{wheel.name} would not be fit for other machines\n"
-            + "\n".join(f"    {each.filename} {each.what}" for each in found),
+            + "\n".join(f"    {each.where} {each.what}" for each in found),
             why="the toolchain added it, or upstream's build changed",
             hint="please report this with the version",
         )

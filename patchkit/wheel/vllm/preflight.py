@@ -7,13 +7,13 @@ import re
 import shutil
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import HostError
+from patchkit.finding import Finding
 from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
 from patchkit.wheel.file.torch import check_torch, installed_torch
@@ -35,17 +35,6 @@ answer = {
     "absent": [name for name in sys.argv[1:] if not any(found.Distribution.discover(name=name))],
 }
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Something that the machine lacks, and what supplies it."""
-
-    what: str
-    supply: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.supply}"
 
 
 def check_gates(
@@ -73,7 +62,7 @@ def check_gates(
     if missing:
         raise HostError(
             f"this machine cannot build vLLM {release}:\n"
-            + "\n".join(f"    {each}" for each in missing),
+            + "\n".join(f"    {each.what}: {each.hint}" for each in missing),
             why="the release's own build would stop there, some of them after an hour",
             hint="install all of these, then run the same command again",
         )
@@ -101,45 +90,49 @@ def check_machine(needs: Needs, *, release: str, python: Path | None, cuda: str)
     return told
 
 
-def _python(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[Missing]:
+def _missing(what: str, hint: str) -> Finding:
+    return Finding(what=what, hint=hint, kind=HostError)
+
+
+def _python(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[Finding]:
     try:
         facts = ask(python, _ASK, *packages)
     except HostError as error:
-        yield Missing(error.what, "apt install python3")
+        yield _missing(error.what, "apt install python3")
         return
     version = facts["version"]
     short = ".".join(version.split(".")[:2])
     if not SpecifierSet(needs.python).contains(version, prereleases=True):
-        yield Missing(
+        yield _missing(
             f"Python {version} is outside {needs.python}", "name another one with --python"
         )
     if not facts["header"]:
-        yield Missing(
+        yield _missing(
             f"Python.h of {python} is missing", quoted("apt", "install", f"python{short}-dev")
         )
     if not facts["venv"] and not packages:
-        yield Missing(
+        yield _missing(
             f"{python} has no module venv", quoted("apt", "install", f"python{short}-venv")
         )
     if absent := facts["absent"]:
         named = (f"torch=={needs.torch}" if name == "torch" else name for name in absent)
         supply = quoted(python, "-m", "pip", "install", *named)
-        yield Missing(f"{python} has no {', '.join(absent)}", supply)
+        yield _missing(f"{python} has no {', '.join(absent)}", supply)
 
 
-def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Missing]:
+def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Finding]:
     # The first GCC with -std=c++20, where the release itself names none.
     least = needs.gcc or ("10" if needs.standard >= 20 else "")
     package = quoted("apt", "install", f"g++-{Version(least).major}" if least else "g++")
     if cxx is None:
-        yield Missing("no C++ compiler", package)
+        yield _missing("no C++ compiler", package)
         return
     version = gcc_version(cxx)
     if version is None:
         return  # another compiler: the release only asks GCC for its version
     if least and version < Version(least):
         said = f"C++{needs.standard}, GCC {least} or later"
-        yield Missing(
+        yield _missing(
             f"{cxx} is GCC {version}; the release takes {said}",
             f"{package}; then CXX=g++-{Version(least).major}",
         )
@@ -155,33 +148,33 @@ def gcc_version(cxx: Path) -> Version | None:
     return Version(".".join(parts))
 
 
-def _cuda(cuda: str) -> Iterator[Missing]:
+def _cuda(cuda: str) -> Iterator[Finding]:
     supply = "apt install cuda-toolkit-13-0; or --cuda locked"
     if not cuda:
-        yield Missing("no nvcc", supply)
+        yield _missing("no nvcc", supply)
     elif Version(cuda) < Version(_CUDA):
-        yield Missing(f"nvcc {cuda} is too old: {_CUDA} or later", supply)
+        yield _missing(f"nvcc {cuda} is too old: {_CUDA} or later", supply)
 
 
-def _programs(needs: Needs, rust: bool) -> Iterator[Missing]:
+def _programs(needs: Needs, rust: bool) -> Iterator[Finding]:
     if needs.patch and shutil.which("patch") is None:
-        yield Missing("no program `patch`", "apt install patch")
+        yield _missing("no program `patch`", "apt install patch")
     if not rust:
         return
     if not needs.rust:
-        yield Missing("this release has no Rust front end", "leave the option away")
+        yield _missing("this release has no Rust front end", "leave the option away")
         return
     yield from _rust(needs)
 
 
-def _rust(needs: Needs) -> Iterator[Missing]:
+def _rust(needs: Needs) -> Iterator[Finding]:
     supply = quoted("rustup", "toolchain", "install", needs.rust)
     if shutil.which("cargo") is None:
-        yield Missing(f"no cargo: Rust {needs.rust} is needed for the front end", supply)
+        yield _missing(f"no cargo: Rust {needs.rust} is needed for the front end", supply)
     elif (found := _rustc()) is None or found < Version(needs.rust):
-        yield Missing(f"rustc {found or ''} is too old: {needs.rust} is needed", supply)
+        yield _missing(f"rustc {found or ''} is too old: {needs.rust} is needed", supply)
     if needs.protoc and shutil.which("protoc") is None:
-        yield Missing("no protoc, which the front end needs", "apt install protobuf-compiler")
+        yield _missing("no protoc, which the front end needs", "apt install protobuf-compiler")
 
 
 def _rustc() -> Version | None:

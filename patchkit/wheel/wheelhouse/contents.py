@@ -14,9 +14,9 @@ from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.errors import BusyError, HashMismatchError, SourceError, StorageError, UsageError
+from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
 from patchkit.wheel.file.record import WheelName, faults, wheel_name
-from patchkit.wheel.wheelhouse.finding import Finding, finding
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     Entry,
@@ -186,7 +186,7 @@ def prune(
     SourceError if no manifest tells what belongs here.
     """
     with reading(house, patience) if dry_run else held(house, patience):
-        left = [Pruned(each.filename, each.what) for each in _leftovers(house)]
+        left = [Pruned(each.where, each.what) for each in _leftovers(house)]
         if not dry_run:
             if force:
                 left += _set_aside(house)
@@ -202,7 +202,7 @@ def prune(
         removed = _pruned(house, listed, dropped)
         gone = {each.filename for each in removed}
         kept = [entry for entry in listed if entry.filename not in gone]
-        stale = [Pruned(each.filename, "written anew") for each in _stale(house, kept)]
+        stale = [Pruned(each.where, "written anew") for each in _stale(house, kept)]
         if (stale or removed) and not dry_run:
             commit(house, documents(kept), sorted(gone))
     return (*left, *removed, *stale)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from patchkit.errors import ProofError, SourceError
+from patchkit.finding import Finding, finding
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import Binary, prove_exact
 from patchkit.wheel.device.libraries import Judged, from_source, judge, told
 from patchkit.wheel.file.metadata import About
-from patchkit.wheel.wheelhouse.finding import Finding, finding
 from patchkit.wheel.wheelhouse.listed_wheel import Wheel
 from patchkit.wheel.wheelhouse.manifest import MANIFEST
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from patchkit.durable.names import is_file
 from patchkit.errors import SourceError
+from patchkit.finding import Finding, finding
 from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import Binary, inspect
 from patchkit.wheel.file.metadata import About, about
 from patchkit.wheel.file.record import ANY
-from patchkit.wheel.wheelhouse.finding import Finding, finding
 from patchkit.wheel.wheelhouse.manifest import Entry, Kind
 
 

@@ -10,10 +10,10 @@ from packaging.tags import parse_tag
 
 from patchkit.elf import by_version
 from patchkit.errors import SourceError
+from patchkit.finding import Finding, finding
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.metadata import About
-from patchkit.wheel.wheelhouse.finding import Finding, finding
 
 _MODULE = re.compile(r"(?P<stem>.+)\.cpython-3(?P<minor>\d+)(?P<flags>[a-z]*)-[\w-]+\.so")
 _TAG = re.compile(r"(?:cp|py)3(?P<minor>\d*)")

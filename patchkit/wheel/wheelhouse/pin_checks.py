@@ -11,12 +11,12 @@ from packaging.version import Version
 
 from patchkit.elf import by_version
 from patchkit.errors import ProofError, UsageError
+from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
 from patchkit.source.releases import load_facts
 from patchkit.wheel.file.metadata import About
 from patchkit.wheel.file.record import ANY
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.wheelhouse.finding import Finding, finding
 from patchkit.wheel.wheelhouse.listed_wheel import Wheel, by_cpu
 from patchkit.wheel.wheelhouse.name_checks import promised_glibc, supported
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors

@@ -83,7 +83,7 @@ def sign(house: Path, key: Path | None = None) -> Signed:
     sums = digests(house)
     if found := verify(house).findings:
         raise HashMismatchError(
-            f"{house}: is not signed: {found[0].filename} {found[0].what}",
+            f"{house}: is not signed: {found[0].where} {found[0].what}",
             why="a signature vouches for a wheelhouse that verify finds nothing against",
             hint=found[0].hint,
         )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchkit.finding import Finding
 from patchkit.wheel.wheelhouse import contents as wheelhouse
 from patchkit.wheel.wheelhouse.device_checks import unfit
-from patchkit.wheel.wheelhouse.finding import Finding
 from patchkit.wheel.wheelhouse.listed_wheel import read
 from patchkit.wheel.wheelhouse.manifest import Entry
 from patchkit.wheel.wheelhouse.pin_checks import disagreements, pin_table
@@ -28,7 +28,7 @@ def verify(house: Path) -> Verified:
     """Raises SourceError if there is no wheelhouse to look at, StorageError, BusyError."""
     files = wheelhouse.verify(house)
     listed = wheelhouse.entries(house)
-    wheels, unread = read(house, listed, {each.filename for each in files})
+    wheels, unread = read(house, listed, {each.where for each in files})
     found = [*files, *unread]
     for wheel in wheels:
         if wheel.built and wheel.about and wheel.about.facts:

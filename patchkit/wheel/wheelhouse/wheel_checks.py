@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from patchkit.errors import SourceError
+from patchkit.finding import Finding, finding
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.library_rules import Shared, rules
 from patchkit.wheel.file.metadata import About
-from patchkit.wheel.wheelhouse.finding import Finding, finding
 from patchkit.wheel.wheelhouse.name_checks import broken_promises
 
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")

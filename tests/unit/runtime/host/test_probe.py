@@ -142,11 +142,11 @@ REMARKS = {
 def test_what_is_cabled_and_what_is_remarked(machine, name):
     found = machine(name)
     assert found.cabled == CABLED[name]
-    assert [each.id for each in remarks(found)] == REMARKS.get(name, ["rate"])
+    assert [each.about for each in remarks(found)] == REMARKS.get(name, ["rate"])
 
 
 def test_remarks_name_what_they_are_about(machine):
-    texts = {name: remarks(machine(name))[0].text for name in REMARKS if REMARKS[name]}
+    texts = {name: remarks(machine(name))[0].what for name in REMARKS if REMARKS[name]}
     assert texts["wrong_mtu"] == "enp1s0f0np0 has MTU 9000, its twin enP2p1s0f0np0 1500"
     assert texts["same_subnet"] == (
         "enp1s0f0np0 and its twin enP2p1s0f0np0 are both in 192.168.100.0/24"
@@ -164,7 +164,7 @@ def test_remarks_name_what_they_are_about(machine):
 def test_a_link_that_trained_with_half_its_lanes(copied):
     place = copied / "sys/class/net/enP2p1s0f0np0/device/current_link_width"
     place.write_text("2\n")
-    assert remarks(seen(copied))[0].text == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
+    assert remarks(seen(copied))[0].what == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
 
 
 def test_renamed_devices_are_found_by_their_addresses(machine):

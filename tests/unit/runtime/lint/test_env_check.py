@@ -33,7 +33,7 @@ SPARKS = {
 def found(text, where="head.env", situation=SPARKS, **more):
     """Line, severity and what of each finding."""
     findings = check(text, where, situation, **more)
-    return [(each.line, str(each.severity), each.what) for each in findings]
+    return [(each.line, str(each.level), each.what) for each in findings]
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_a_secret_that_others_may_read_is_worse():
     text = "export OPENAI_API_KEY=sk-012345\n"
     (private,), (public,) = (check(text, "x.sh", {}, mode=mode) for mode in (0o600, 0o640))
 
-    assert (private.severity, public.severity) == ("warning", "error")
+    assert (private.level, public.level) == ("warning", "error")
     assert "which others may read (0640)" in public.what
-    assert "012345" not in str(private.fields()) + str(public.fields())
+    assert "012345" not in str(private) + str(public)
 
 
 def test_versions_decide():
@@ -222,8 +222,8 @@ def test_versions_decide():
     assert found(text, situation={"vllm": "0.14.1"}) == []
     assert found(text, situation={}) == []
     first, second = check(text, "x.env", {"vllm": "0.24.0"})
-    assert first.next.startswith("the flag --moe-backend")
-    assert second.severity == "error"
+    assert first.hint.startswith("the flag --moe-backend")
+    assert second.level == "error"
 
 
 @pytest.fixture

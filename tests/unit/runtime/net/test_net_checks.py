@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from patchkit.errors import HostError
+from patchkit.finding import Level
 from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.net.checks import State, groups, host_checks
+from patchkit.runtime.net.checks import groups, host_checks
 from patchkit.runtime.net.pair import pair_checks
 from support import hosts
 
@@ -28,7 +29,7 @@ def machine(tmp_path_factory):
 
 def notable(checks):
     """What is not ok: ``subject: what: state``."""
-    return {f"{c.subject}: {c.what}: {c.state.value}" for c in checks if c.state is not State.OK}
+    return {f"{c.where}: {c.about}: {c.level}" for c in checks if c.level is not Level.OK}
 
 
 A, B = "enp1s0f0np0", "enP2p1s0f0np0"
@@ -41,17 +42,17 @@ A, B = "enp1s0f0np0", "enP2p1s0f0np0"
         ("cable_port1", 14, set()),
         ("renamed", 14, set()),
         ("ring", 27, set()),
-        ("no_rdma", 14, {f"{A}: RoCE v2 GID: not checked", f"{B}: RoCE v2 GID: not checked"}),
-        ("wrong_mtu", 14, {f"{B}: MTU: failed"}),
+        ("no_rdma", 14, {f"{A}: RoCE v2 GID: unknown", f"{B}: RoCE v2 GID: unknown"}),
+        ("wrong_mtu", 14, {f"{B}: MTU: error"}),
         ("two_addresses", 14, set()),
-        ("same_subnet", 14, {f"{A}, {B}: different networks: failed"}),
+        ("same_subnet", 14, {f"{A}, {B}: different networks: error"}),
         (
             "one_twin",
             14,
             {
-                f"{B}: IPv4: failed",
-                f"{B}: RoCE v2 GID: failed",
-                f"{A}, {B}: different networks: failed",
+                f"{B}: IPv4: error",
+                f"{B}: RoCE v2 GID: error",
+                f"{A}, {B}: different networks: error",
             },
         ),
         (
@@ -60,20 +61,20 @@ A, B = "enp1s0f0np0", "enP2p1s0f0np0"
             {
                 f"{A}: IPv4: warning",
                 f"{B}: IPv4: warning",
-                f"{A}, {B}: different networks: failed",
+                f"{A}, {B}: different networks: error",
             },
         ),
         (
             "link_down",
             14,
             {f"{each}: {what}" for each in (A, B) for what in (
-                "link: failed", "speed: not checked", "RoCE v2 GID: failed")},
+                "link: error", "speed: unknown", "RoCE v2 GID: error")},
         ),
         (
             "ipv6_only",
             13,
-            {f"{each}: {what}: failed" for each in (A, B) for what in ("IPv4", "RoCE v2 GID")}
-            | {f"{A}, {B}: different networks: failed"},
+            {f"{each}: {what}: error" for each in (A, B) for what in ("IPv4", "RoCE v2 GID")}
+            | {f"{A}, {B}: different networks: error"},
         ),
     ],
 )  # fmt: skip
@@ -87,7 +88,7 @@ def test_one_end(machine, name, number, expected):
 def test_every_finding_says_what_to_do(machine, name):
     host = machine(name)
     for check in host_checks(host, groups(host), 9000):
-        assert (check.state is State.OK) == (not check.next), check
+        assert (check.level is Level.OK) == (not check.hint), check
 
 
 def test_a_machine_without_a_cage(machine):
@@ -96,9 +97,9 @@ def test_a_machine_without_a_cage(machine):
     checks = list(host_checks(machine("thor"), groups(machine("thor"), ["mgbe0_0"]), 9000))
     assert notable(checks) == {
         "mgbe0_0: speed: warning",
-        "mgbe0_0: RoCE v2 GID: not checked",
-        "mgbe0_0: PCIe lanes: not checked",
-        "mgbe0_0: both twins: not checked",
+        "mgbe0_0: RoCE v2 GID: unknown",
+        "mgbe0_0: PCIe lanes: unknown",
+        "mgbe0_0: both twins: unknown",
     }
 
 
@@ -108,8 +109,8 @@ def test_a_network_that_the_lan_has_too(machine):
     lan = dataclasses.replace(lan, addresses=host.netdev(B).addresses)
     host = _with(host, lan)
     checks = list(host_checks(host, groups(host), 9000))
-    assert notable(checks) == {"this host: networks of its own: failed"}
-    assert "192.168.101.0/24 of enP2p1s0f0np0 is also that of enP7s7" in checks[-1].seen
+    assert notable(checks) == {"this host: networks of its own: error"}
+    assert "192.168.101.0/24 of enP2p1s0f0np0 is also that of enP7s7" in checks[-1].what
 
 
 def test_half_of_the_pcie_lanes_and_a_slow_cable(machine):
@@ -131,7 +132,7 @@ def compared(ours, theirs):
     return list(pair_checks(ours, groups(ours), theirs))
 
 
-UNKNOWN = {"both ends: versions: not checked"}  # the recorded machines have no software
+UNKNOWN = {"both ends: versions: unknown"}  # the recorded machines have no software
 
 
 @pytest.mark.parametrize(
@@ -140,17 +141,17 @@ UNKNOWN = {"both ends: versions: not checked"}  # the recorded machines have no 
         ("cable_port0", "cable_port0", set()),
         ("cable_port0", "cable_port1", set()),
         ("renamed", "cable_port1", set()),
-        ("cable_port0", "wrong_mtu", {f"{B} 192.168.101.0/24: equal MTU: failed"}),
-        ("cable_port0", "one_twin", {f"{B} 192.168.101.0/24: peer's end: failed"}),
+        ("cable_port0", "wrong_mtu", {f"{B} 192.168.101.0/24: equal MTU: error"}),
+        ("cable_port0", "one_twin", {f"{B} 192.168.101.0/24: peer's end: error"}),
         (
             "cable_port0",
             "single",
             {
-                f"{A} 192.168.100.0/24: peer's end: failed",
-                f"{B} 192.168.101.0/24: peer's end: failed",
+                f"{A} 192.168.100.0/24: peer's end: error",
+                f"{B} 192.168.101.0/24: peer's end: error",
             },
         ),
-        ("single", "cable_port0", {"both ends: networks: failed"}),
+        ("single", "cable_port0", {"both ends: networks: error"}),
     ],
 )
 def test_both_ends(machine, ours, theirs, expected):
@@ -161,13 +162,13 @@ def test_both_ends(machine, ours, theirs, expected):
 def test_neighbours_in_a_ring_share_one_link(machine, one, other):
     checks = compared(machine("ring", one), machine("ring", other))
     assert notable(checks) == UNKNOWN
-    assert len([check for check in checks if check.what == "peer's end"]) == 2
+    assert len([check for check in checks if check.about == "peer's end"]) == 2
 
 
 def test_the_same_machine_twice(machine):
     found = compared(machine("cable_port0"), machine("cable_port1"))
-    assert notable(found) == {"both ends: addresses: failed"} | UNKNOWN
-    assert next(c for c in found if c.what == "addresses").seen.startswith(
+    assert notable(found) == {"both ends: addresses: error"} | UNKNOWN
+    assert next(c for c in found if c.about == "addresses").what.startswith(
         "192.168.100.11, 192.168.101.11 on both"
     )
 
@@ -193,12 +194,12 @@ def test_versions(machine):
 
     ours = with_software(machine("cable_port0"), "2.28.9", vllm="0.25.1", torch="2.11.0")
     theirs = with_software(machine("cable_port0", 2), "2.29.3", vllm="0.25.1", ray="2.60.0")
-    found = {c.what: (c.state.value, c.seen) for c in compared(ours, theirs)[-6:]}
+    found = {c.about: (str(c.level), c.what) for c in compared(ours, theirs)[-6:]}
     assert found == {
         "NCCL of vLLM": ("warning", "2.28.9 here, 2.29.3 at the peer"),
         "NCCL of torch": ("warning", "2.28.9 here, 2.29.3 at the peer"),
         "vllm": ("ok", "0.25.1"),
         "torch": ("warning", "2.11.0 here, none at the peer"),
-        "triton": ("not checked", "not installed at either end"),
+        "triton": ("unknown", "not installed at either end"),
         "ray": ("warning", "none here, 2.60.0 at the peer"),
     }

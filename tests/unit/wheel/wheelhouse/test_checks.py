@@ -43,8 +43,8 @@ def made(tmp_path):
 def found(wheel, binaries=None):
     """Name and complaint of each finding."""
     findings = check(about(wheel), inspect(wheel) if binaries is None else binaries)
-    assert all(each.exit_code == 3 and each.hint for each in findings)
-    return [f"{each.filename}: {each.what}" for each in findings]
+    assert all(each.kind.exit_code == 3 and each.hint for each in findings)
+    return [f"{each.where}: {each.what}" for each in findings]
 
 
 def test_what_a_wheel_says(made):

@@ -66,7 +66,7 @@ def lock(house):
 
 def found(house):
     findings = verify(house).findings
-    return [(each.filename.partition("-")[0], each.exit_code, each.what) for each in findings]
+    return [(each.where.partition("-")[0], each.kind.exit_code, each.what) for each in findings]
 
 
 def nccl(built, version="2.28.9+gb10.a1", name="gb10", **more):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from patchkit.cli.wheel.verify import _print
 from patchkit.errors import UsageError
-from patchkit.wheel.wheelhouse.finding import finding
+from patchkit.finding import finding
 from patchkit.wheel.wheelhouse.verify import Verified
 
 NAME = "nvidia_nccl_cu13-2.30.7+gb10.0123456789-py3-none-manylinux_2_35_aarch64.whl"

@@ -43,7 +43,7 @@ def contents(house):
 
 
 def kinds(house):
-    return [(finding.filename, finding.exit_code) for finding in verify(house)]
+    return [(finding.where, finding.kind.exit_code) for finding in verify(house)]
 
 
 def test_what_it_tells(house, made):
@@ -267,7 +267,7 @@ def test_any_changed_byte_of_a_wheel_is_found_or_harmless(house, made):
     place = next(house.glob("*.whl"))
     for index in range(0, len(whole), 3):
         place.write_bytes(whole[:index] + bytes([whole[index] ^ 0x41]) + whole[index + 1 :])
-        codes = {finding.exit_code for finding in verify(house)}
+        codes = {finding.kind.exit_code for finding in verify(house)}
         assert codes == {8}, index
     place.write_bytes(whole)
     assert verify(house) == ()

@@ -55,7 +55,7 @@ def contents(house):
 
 
 def kinds(house):
-    return [(finding.filename, finding.exit_code) for finding in verify(house)]
+    return [(finding.where, finding.kind.exit_code) for finding in verify(house)]
 
 
 @pytest.fixture

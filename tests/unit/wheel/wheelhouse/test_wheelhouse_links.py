@@ -43,7 +43,7 @@ def wheel_of(house):
 
 
 def found(house):
-    return {each.filename: (each.exit_code, each.what) for each in verify(house)}
+    return {each.where: (each.kind.exit_code, each.what) for each in verify(house)}
 
 
 def test_a_wheel_that_is_a_link_to_the_same_bytes(house, elsewhere, cli, tmp_path):
