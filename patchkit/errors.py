@@ -48,6 +48,10 @@ class DriftError(PatchkitError):
     exit_code = 4
 
 
+class AbsentError(DriftError):
+    """What a fix is about is not in the code at all: neither as expected nor in another form."""
+
+
 class ProofError(PatchkitError):
     """The edits went in but their effect is not the one promised."""
 

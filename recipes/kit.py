@@ -12,8 +12,8 @@ from patchkit.edit.cmake import (
     remove_list_items,
 )
 from patchkit.edit.python import swap, wrap
-from patchkit.edit.splice import Edit
-from patchkit.edit.text import HINT, drift, new_file, occurrences, region, swap_text
+from patchkit.edit.splice import Edit, together
+from patchkit.edit.text import absent, altered, drift, new_file, occurrences, region, swap_text
 from patchkit.errors import DriftError, ProofError
 from patchkit.patching.fix import (
     Case,
@@ -36,7 +36,6 @@ from patchkit.source.tree import SourceTree, first_existing
 from patchkit.target import Load, best_load, parse_arch
 
 __all__ = [
-    "HINT",
     "Anything",
     "Argument",
     "Branch",
@@ -55,7 +54,9 @@ __all__ = [
     "Request",
     "Severity",
     "SourceTree",
+    "absent",
     "add_list_item",
+    "altered",
     "ask",
     "best_load",
     "commands",
@@ -74,6 +75,7 @@ __all__ = [
     "side_by_side",
     "swap",
     "swap_text",
+    "together",
     "upstream",
     "wrap",
 ]

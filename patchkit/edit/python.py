@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from patchkit.edit.splice import Edit
-from patchkit.edit.text import HINT, drift
+from patchkit.edit.text import HINT, absent, drift
 from patchkit.errors import DriftError
 
 if TYPE_CHECKING:
@@ -153,10 +153,12 @@ def _definition(path: str, text: str, scope: str) -> Definition:
     node: Definition | None = None
     for name in scope.split("."):
         named = [n for n in body if isinstance(n, Definition) and n.name == name]
-        if len(named) != 1:
+        if not named:
+            raise absent(f"{path}: 0 definitions of {scope}, expected 1")
+        if len(named) > 1:
             raise DriftError(
                 f"{path}: {len(named)} definitions of {scope}, expected 1",
-                why="upstream moved it, or the file was edited by hand",
+                why="the file was edited by hand",
                 hint=HINT,
             )
         node = named[0]

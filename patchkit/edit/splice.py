@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from patchkit.errors import DriftError
+from patchkit.errors import AbsentError, DriftError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,34 @@ def splice(text: str, edits: Iterable[Edit]) -> str:
             raise DriftError(
                 f"{edit.path}:{line}: two edits touch the same text ({edit.note})",
                 why="two fixes want to change the same place",
-                hint="leave one of them out with --skip",
+                hint="leave one of them out with --without",
             )
         parts += [text[position : edit.start], edit.replacement]
         position = edit.stop
     return "".join([*parts, text[position:]])
+
+
+def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
+    """Return the edits of several places, of which a release has all or none.
+
+    Raises AbsentError if none of them is there, DriftError if only some are.
+    """
+    edits: list[Edit] = []
+    missing: list[AbsentError] = []
+    for place in places:
+        try:
+            edits += place()
+        except AbsentError as error:
+            missing.append(error)
+    if len(missing) == len(places):
+        raise missing[0]
+    if missing:
+        raise DriftError(
+            f"{missing[0].what}; other code of this fix is there",
+            why="the file was edited by hand, or upstream moved it",
+            hint=missing[0].hint,
+        )
+    return edits
 
 
 def line_of(text: str, offset: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from patchkit.edit.splice import Edit, line_of
-from patchkit.errors import DriftError
+from patchkit.errors import AbsentError, DriftError
 
-HINT = "restore the file from the release, or leave this fix out with --skip"
+HINT = "restore the file from the release, or leave this fix out with --without"
 
 
 def swap_text(
@@ -45,15 +45,20 @@ def new_file(path: str, found: str | None, text: str, *, note: str) -> list[Edit
         raise DriftError(
             f"{path}: is there already, with another text",
             why="somebody put a file of their own there, or edited the one that belongs there",
-            hint="move the file away, or leave this fix out with --skip",
+            hint="move the file away, or leave this fix out with --without",
         )
     return [Edit(path, 0, 0, text, note, creates=True)]
 
 
 def region(path: str, text: str, opening: str, closing: str) -> tuple[int, int]:
-    """The span from the only ``opening`` to the next ``closing``. Raises DriftError."""
+    """Return the span from the only ``opening`` to the next ``closing``.
+
+    Raises AbsentError without an ``opening``, DriftError if there are several, or no ``closing``.
+    """
     starts = occurrences(text, opening)
-    if len(starts) != 1:
+    if not starts:
+        raise absent(f"{path}: {opening.strip()!r} found 0 times, expected 1")
+    if len(starts) > 1:
         raise drift(path, text, opening, starts)
     stop = text.find(closing, starts[0])
     if stop < 0:
@@ -76,6 +81,17 @@ def occurrences(text: str, needle: str) -> list[int]:
     return starts
 
 
+def absent(what: str) -> AbsentError:
+    """Return the error for code that is not there in any form: ``what`` names it and the place."""
+    return AbsentError(what, why="upstream moved it, or the file was edited by hand", hint=HINT)
+
+
+def altered(what: str) -> DriftError:
+    """Return the error for code that is there in another form: ``what`` says where, and how."""
+    why = "the code was edited by hand, is half patched, or upstream rewrote it"
+    return DriftError(what, why=why, hint=HINT)
+
+
 def drift(
     path: str,
     text: str,
@@ -93,8 +109,4 @@ def drift(
     lines = ",".join(str(line_of(text, spot)) for spot in spots or done or [start])
     count = f"found {len(spots)} times{f' in {scope}' if scope else ''}"
     other = f"and what replaces it {len(done)} times" if done else "expected 1"
-    return DriftError(
-        f"{path}:{lines}: {first!r} {count}, {other}",
-        why="the code was edited by hand, is half patched, or upstream rewrote it",
-        hint=HINT,
-    )
+    return altered(f"{path}:{lines}: {first!r} {count}, {other}")

@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.edit.splice import Edit, git_diff, splice
-from patchkit.errors import DriftError, UsageError
+from patchkit.errors import AbsentError, DriftError, UsageError
 from patchkit.patching.fix import Finding, Fix, Need, Request, Severity, State, Verdict
 from patchkit.patching.fix_file import mistakes_shown
 from patchkit.patching.recipe import Recipe
@@ -80,7 +80,11 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
 
 
 def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdict:
-    """What one fix says of a tree: the version selects, the code decides, both must agree."""
+    """Return what one fix says of a tree: the version selects, the code decides, both must agree.
+
+    A development version or pre-release may be older or newer than what a fix is about: code that
+    is absent there is no drift. Code that is there in another form is.
+    """
     if reason := _outside(fix, tree, request):
         return Verdict(fix, State.NOT_APPLICABLE, reason)
     known, kind = recipe.knows(tree.version), _kind(tree)
@@ -97,6 +101,9 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     try:
         finding = _looked(fix, tree, request)
     except DriftError as error:
+        if isinstance(error, AbsentError) and tree.version.is_prerelease and not known:
+            note = f"{fix.id} is left out: {tree.version} is no release, and has no code for it"
+            return Verdict(fix, State.NOT_APPLICABLE, error.what, note=note)
         return Verdict(fix, State.DRIFTED, str(error), severity=severity)
     if known and (conflict := _disagreement(finding, need is not None, tree.version, fix)):
         return Verdict(fix, State.DRIFTED, conflict, severity=severity)

@@ -24,11 +24,17 @@ from patchkit.proof.sandbox import box_for, python_box
 from patchkit.source.tree import SourceTree
 
 LIMITS = Limits(output=1 << 20)
-_HINT = "restore the files from the release, or leave the fix out with --skip"
+_HINT = "restore the files from the release, or leave the fix out with --without"
 _SHOWN = 2000  # characters of what a child says of an error
 _KINDS: dict[str, type[PatchkitError]] = {
     each.__name__: each
-    for each in (errors.DriftError, errors.ProofError, errors.SourceError, errors.StorageError)
+    for each in (
+        errors.AbsentError,
+        errors.DriftError,
+        errors.ProofError,
+        errors.SourceError,
+        errors.StorageError,
+    )
 }
 
 

@@ -109,7 +109,7 @@ class Anything:
         return ProofError(
             f"the code decides by {self._name}, which the proof does not know",
             why="upstream asks for something new here",
-            hint="leave the fix out with --skip, and report this release",
+            hint="leave the fix out with --without, and report this release",
         )
 
 

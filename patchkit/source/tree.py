@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from patchkit.digests import digest
 from patchkit.durable.names import inside
-from patchkit.errors import DriftError, SourceError, UsageError
+from patchkit.errors import AbsentError, DriftError, SourceError, UsageError
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 
 RESTORE = "restore the file from the release"
@@ -60,7 +60,8 @@ class SourceTree:
     def read(self, path: str) -> str:
         """The text of a file.
 
-        Raises DriftError if it is missing, not UTF-8 or not LF; SourceError if a link leads out.
+        Raises AbsentError if it is missing, DriftError if it is not UTF-8 or not LF, SourceError if
+        a link leads out.
         """
         if path in self.overlay:
             return self.overlay[path]
@@ -89,11 +90,11 @@ class SourceTree:
             what = error.what.removeprefix(f"{place}: ")
             raise SourceError(f"{path}: {what}", hint=RESTORE) from None
 
-    def _missing(self, path: str) -> DriftError:
-        return DriftError(
+    def _missing(self, path: str) -> AbsentError:
+        return AbsentError(
             f"{path}: not found in {self.root}",
             why="the release moved it, or the tree is incomplete",
-            hint="compare the tree with the release, or leave the fix out with --skip",
+            hint="compare the tree with the release, or leave the fix out with --without",
         )
 
     def glob(self, pattern: str) -> list[str]:
@@ -110,9 +111,15 @@ class SourceTree:
         return replace(self, overlay={**self.overlay, **texts})
 
 
-def first_existing(tree: SourceTree, paths: Iterable[str]) -> str | None:
-    """The first of the paths that exists in the tree."""
-    return next((path for path in paths if tree.exists(path)), None)
+def first_existing(tree: SourceTree, paths: Sequence[str]) -> str:
+    """Return the first of the paths that exists in the tree. Raises AbsentError."""
+    if found := next((path for path in paths if tree.exists(path)), None):
+        return found
+    raise AbsentError(
+        f"{paths[0]}: not found, nor {' nor '.join(paths[1:])}",
+        why="upstream moved the file, or the tree is incomplete",
+        hint="compare the tree with the release, or leave the fix out with --without",
+    )
 
 
 def _decode(path: str, data: bytes) -> str:

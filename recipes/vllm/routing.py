@@ -50,7 +50,7 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
             f"{running.place(error)}upstream's code cannot be run for {capability}: "
             f"{type(error).__name__}: {error}",
             why="it was edited by hand, or asks for something that the proof does not know",
-            hint="restore the file from the release, or leave the fix out with --skip",
+            hint="restore the file from the release, or leave the fix out with --without",
         ) from error
 
 

@@ -37,10 +37,8 @@ def _project(calls: list[kit.Command]) -> kit.Command:
     """The one project() that brings CUDA in. Raises DriftError."""
     named = [call for call in calls if call.name == "project"]
     if len(named) != 1 or "CUDA" not in {argument.value for argument in named[0].arguments}:
-        raise kit.DriftError(
-            f"{kit.ROOT_FILE}: {len(named)} calls of project(), expected 1 with the language CUDA",
-            why="upstream rewrote it, or the file was edited by hand",
-            hint="restore the file from the release, or leave this fix out with --skip",
+        raise kit.altered(
+            f"{kit.ROOT_FILE}: {len(named)} calls of project(), expected 1 with the language CUDA"
         )
     return named[0]
 

@@ -33,10 +33,8 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     if not shared:
         return kit.upstream(f"{kit.SOURCE_FILE}: cudart is linked statically")
     if len(shared) != len(linked):
-        raise kit.DriftError(
-            f"{kit.SOURCE_FILE}:{shared[0].line}: some targets link {_SHARED}, and some do not",
-            why="the file was edited by hand, is half patched, or upstream rewrote it",
-            hint="restore the file from the release, or leave this fix out with --skip",
+        raise kit.altered(
+            f"{kit.SOURCE_FILE}:{shared[0].line}: some targets link {_SHARED}, and some do not"
         )
     edits = kit.swap_text(
         kit.SOURCE_FILE, text, _SHIM, _DEFAULT + _SHIM, note="CUDARTLIB has a default"

@@ -32,7 +32,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
         raise kit.DriftError(
             f"{kit.COMMON_MK}: NVCC_GENCODE is set with {said}",
             why="a default would have no effect, or the user's choice would have none",
-            hint="restore the file from the release, or leave this fix out with --skip",
+            hint="restore the file from the release, or leave this fix out with --without",
         )
     after = _ANCHOR + _MARK + _BLOCK.format(gencode=_gencode(request))
     if _MARK in text and after not in text:

@@ -12,6 +12,8 @@ _PIN_FILE = "cmake/external_projects/deepgemm.cmake"
 _PIN_WITHOUT_SM12X = "891d57b4db1071624b5c8fa0d1e51cb317fa709f"
 _PINNED_IN = Version("0.24.0")  # for installed packages, which carry no CMake files
 
+# Up to 0.23 nobody offers DeepGEMM to SM12x.
+_WITHOUT_SM12X = "return cls.is_device_capability(90) or cls.is_device_capability_family(100)\n"
 _BEFORE = """\
 return (
     cls.is_device_capability(90)
@@ -41,8 +43,11 @@ if cls.is_device_capability((12, 1)) and not envs.is_set("VLLM_USE_DEEP_GEMM"):
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The pinned DeepGEMM decides: one without SM12x code must not be offered to any of them."""
+    text = tree.read(_PATH)
+    if _WITHOUT_SM12X in text:
+        return kit.upstream(f"{_PATH}: DeepGEMM is not offered to SM12x")
     after = _AFTER_OLD_PIN if _lacks_sm12x(tree) else _AFTER
-    edits = kit.swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, after, note="not on SM12x")
+    edits = kit.swap(_PATH, text, _SCOPE, _BEFORE, after, note="not on SM12x")
     which = "SM12x" if after is _AFTER_OLD_PIN else "12.1"
     return kit.found(
         edits,
@@ -56,7 +61,7 @@ def _lacks_sm12x(tree: kit.SourceTree) -> bool:
         return Version(tree.version.public) == _PINNED_IN
     text = tree.read(_PIN_FILE)
     if "GIT_TAG" not in text:
-        raise kit.DriftError(f"{_PIN_FILE}: pins no DeepGEMM", why="upstream moved the pin")
+        raise kit.altered(f"{_PIN_FILE}: pins no DeepGEMM")
     return _PIN_WITHOUT_SM12X in text
 
 

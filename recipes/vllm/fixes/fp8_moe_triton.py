@@ -42,6 +42,8 @@ if current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """A list of backends in order of preference; before there was one, Triton was the only one."""
     text = tree.read(kit.FP8_MOE)
+    if "AVAILABLE_BACKENDS" not in text:
+        raise kit.absent(f"{kit.FP8_MOE}: no list of backends in order of preference")
     listed = f"def {_SCOPE}(" in text
     form = (_SCOPE, _BEFORE, _AFTER) if listed else (_ORACLE, _FORMAT, _FORMAT_AFTER)
     return kit.found(

@@ -16,9 +16,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The gate in each generator."""
     paths = tree.containing(_GENERATORS, _FLAG)
     if not paths:
-        raise kit.DriftError(
-            f"{_GENERATORS}: no generator mentions {_FLAG}", why="upstream moved it"
-        )
+        raise kit.absent(f"{_GENERATORS}: no generator mentions {_FLAG}")
     edits = [
         edit
         for path in paths
@@ -54,7 +52,7 @@ def _supports_fp8(path: str, text: str, archs: str) -> bool:
         elif isinstance(statement, ast.For):
             break
     else:
-        raise kit.DriftError(f"{path}: no loop over the requested archs")
+        raise kit.altered(f"{path}: no loop over the requested archs")
     names: dict[str, object] = {"sys": SimpleNamespace(argv=[path, archs])}
     kit.execute(compile(ast.Module([*body, statement], []), path, "exec"), names)
     return bool(names[_FLAG])

@@ -11,11 +11,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """Marlin lists that reach the device only through PTX."""
     lists = list(_marlin_lists(tree, request))
     if not lists:
-        raise kit.DriftError(
-            f"{_PATH}: no Marlin arch list with PTX",
-            why="upstream renamed the lists, or the file was edited by hand",
-            hint="restore the file from the release, or leave this fix out with --skip",
-        )
+        raise kit.altered(f"{_PATH}: no Marlin arch list with PTX")
     todo = [argument for argument in lists if not _reaches(argument, request)]
     edits = [
         kit.add_list_item(

@@ -1,5 +1,7 @@
 """The run-time checks that refuse Marlin W4A8-FP8 on capability 12.1."""
 
+from functools import partial
+
 from patchkit.recipes.vllm import kit
 
 _PYTHON = "vllm/model_executor/layers/quantization/utils/marlin_utils.py"
@@ -17,19 +19,27 @@ _DEVICES = "            major_capability == 12,\n"
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     """The check in Python, and one in each C++ file that carries the message."""
-    edits: list[kit.Edit] = []
-    text = tree.read(_PYTHON)
-    if _FAMILY not in text:
-        edits += kit.swap(_PYTHON, text, _SCOPE, _CAPABILITY, _CAPABILITIES, note="12.1 as well")
     sources = [] if tree.kind == "installed" else tree.containing(_SOURCES, _MESSAGE)
-    for path in sources:
-        edits += kit.swap_text(path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
+    edits = kit.together(
+        partial(_python_check, tree), *(partial(_device_check, tree, path) for path in sources)
+    )
     checked = kit.places([*sources, _PYTHON])
     return kit.found(
         edits,
         now=f"{checked}: W4A8-FP8 is refused on 12.1",
         done=f"{checked}: W4A8-FP8 is allowed on 12.1",
     )
+
+
+def _python_check(tree: kit.SourceTree) -> list[kit.Edit]:
+    text = tree.read(_PYTHON)
+    if _FAMILY in text:
+        return []
+    return kit.swap(_PYTHON, text, _SCOPE, _CAPABILITY, _CAPABILITIES, note="12.1 as well")
+
+
+def _device_check(tree: kit.SourceTree, path: str) -> list[kit.Edit]:
+    return kit.swap_text(path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
 
 
 FIX = kit.Fix(

@@ -14,12 +14,10 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
         if call.name == kit.INTERSECTION and len(call.arguments) == 3
         if call.arguments[0].value == _VARIABLE
     ]
+    if not lists:
+        raise kit.absent(f"{_PATH}: no list is called {_VARIABLE}")
     if len(lists) != 2:
-        raise kit.DriftError(
-            f"{_PATH}: {len(lists)} {_VARIABLE} lists, expected 2",
-            why="upstream changed them, or the file was edited by hand",
-            hint="restore the file from the release, or leave this fix out",
-        )
+        raise kit.altered(f"{_PATH}: {len(lists)} {_VARIABLE} lists, expected 2")
     named = [argument for argument in lists if any(map(_is_sm12x, kit.list_items(argument)))]
     edits = [
         kit.remove_list_items(argument, _is_sm12x, path=_PATH, note="SM100 kernels only")

@@ -164,10 +164,8 @@ def _paths(tree: kit.SourceTree) -> list[str]:
     (found,) = kit.ask(tree, [names])
     named = [name for name in _each(found) if isinstance(name, str) and _NAME.fullmatch(name)]
     if len(set(named)) < len(_CONFIGS):
-        raise kit.DriftError(
-            f"{_PATH}: get_config_file_name does not give {len(_CONFIGS)} names of files",
-            why="upstream rewrote it, or the file was edited by hand",
-            hint=kit.HINT,
+        raise kit.altered(
+            f"{_PATH}: get_config_file_name does not give {len(_CONFIGS)} names of files"
         )
     return [f"{_FOLDER}/{name}" for name in named]
 
@@ -249,11 +247,7 @@ def _as_drift(path: str, scope: str) -> Iterator[None]:
     try:
         yield
     except (kit.ProofError, SyntaxError, AttributeError, NameError, TypeError, ValueError) as error:
-        raise kit.DriftError(
-            f"{path}: {scope} cannot be run as it was known: {error}",
-            why="upstream rewrote it, or the file was edited by hand",
-            hint=kit.HINT,
-        ) from None
+        raise kit.altered(f"{path}: {scope} cannot be run as it was known: {error}") from None
 
 
 _EXAMPLE = next(config for config in _CONFIGS if "N=704" in config.file)

@@ -1,5 +1,6 @@
 """NVFP4 linear layers on Marlin: 4-bit weights, 16-bit activations."""
 
+from functools import partial
 from textwrap import indent
 
 from patchkit.recipes.vllm import kit
@@ -119,11 +120,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
 
 
 def _edits(tree: kit.SourceTree) -> list[kit.Edit]:
-    return [
-        edit
-        for path, *form in _forms(tree)
-        for edit in kit.wrap(path, tree.read(path), *form, note=_NOTE)
-    ]
+    return kit.together(
+        *(
+            partial(kit.wrap, path, tree.read(path), *form, note=_NOTE)
+            for path, *form in _forms(tree)
+        )
+    )
 
 
 def _forms(tree: kit.SourceTree) -> list[tuple[str, str, str, str, str]]:

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 from patchkit.recipes.vllm import kit
@@ -43,12 +44,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
     cuda, args = tree.read(_CUDA), tree.read(_ARGS)
     if _UPSTREAM in args:
         return kit.upstream(f"{_ARGS}: a GB10 keeps the small defaults")
-    edits = [
-        *kit.swap(_CUDA, cuda, _MEMORY, _ASK_NVML, _ASK_CUDA_TOO, note="CUDA if NVML cannot tell"),
-        *kit.swap(
-            _ARGS, args, _DEFAULTS, _ASK_PLATFORM, _FORGET_GB10, note="keep the small defaults"
-        ),
-    ]
+    query = partial(kit.swap, _CUDA, cuda, _MEMORY, _ASK_NVML, _ASK_CUDA_TOO)
+    defaults = partial(kit.swap, _ARGS, args, _DEFAULTS, _ASK_PLATFORM, _FORGET_GB10)
+    edits = kit.together(
+        partial(query, note="CUDA if NVML cannot tell"),
+        partial(defaults, note="keep the small defaults"),
+    )
     return kit.found(
         edits,
         now=f"{_CUDA}: the total memory comes from NVML alone",

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.edit.splice import Edit, git_diff, line_of, splice, unified_diff
-from patchkit.errors import DriftError
+from patchkit.edit.splice import Edit, git_diff, line_of, splice, together, unified_diff
+from patchkit.edit.text import absent
+from patchkit.errors import AbsentError, DriftError
 
 TEXT = "one\ntwo é\nthree\n"
 
@@ -114,3 +115,19 @@ def test_a_diff_leads_from_one_text_to_the_other(before, after, git, tmp_path_fa
         git(folder, "apply", stdin=diff)
 
     assert place.read_bytes().decode() == after
+
+
+def test_places_that_belong_together_are_all_there_or_none_is():
+    def missing():
+        raise absent("a.txt: no b")
+
+    here = edit(0, 3, "1")
+    assert together(lambda: [here], list) == [here]
+    with pytest.raises(AbsentError, match=r"a\.txt: no b\n"):
+        together(missing, missing)
+    for places in ([lambda: [here], missing], [missing, list]):
+        with pytest.raises(
+            DriftError, match=r"a\.txt: no b; other code of this fix is there"
+        ) as half:
+            together(*places)
+        assert not isinstance(half.value, AbsentError)

@@ -80,7 +80,7 @@ def test_swap_text_names_the_first_line_of_a_long_anchor():
     ("opening", "closing", "message"),
     [
         ("struct", "};", r"^a.hpp:2,6: 'struct' found 2 times, expected 1"),
-        ("union", "};", r"^a.hpp:1: 'union' found 0 times, expected 1"),
+        ("union", "};", r"^a.hpp: 'union' found 0 times, expected 1"),
     ],
 )
 def test_region_needs_one_opening(opening, closing, message):

@@ -114,6 +114,28 @@ def test_the_code_alone_decides_for_other_versions(version, needed, plan_of):
 
 
 @pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("0.19.1", "drifted"),
+        ("0.19.1+cu130", "drifted"),
+        ("0.34.0", "drifted"),
+        ("0.34.0+cu130", "drifted"),
+        ("0.12.0.dev3+gabc1234", "not-applicable"),
+        ("0.19.0rc1", "not-applicable"),
+        ("0.33.1.dev5+g123abc", "not-applicable"),
+    ],
+)
+def test_what_a_development_version_does_not_have_is_no_drift(version, state, plan_of):
+    absent = fix_of("a", path="b.txt")
+    [verdict, other] = plan_of([absent, fix_of("b")], STOCK, version).verdicts
+    assert verdict.state.value == state
+    assert verdict.reason.startswith("b.txt: not found in ")
+    noted = f"a is left out: {version} is no release, and has no code for it"
+    assert verdict.note == ("" if state == "drifted" else noted)
+    assert other.state is State.APPLY
+
+
+@pytest.mark.parametrize(
     ("version", "arch", "severity"),
     [
         ("0.19.1", "native", Severity.REQUIRED),

@@ -10,7 +10,7 @@ import pytest
 from packaging.version import Version
 
 from patchkit.digests import digest
-from patchkit.errors import DriftError, SourceError, UsageError
+from patchkit.errors import AbsentError, DriftError, SourceError, UsageError
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.tree import SourceTree, first_existing
 
@@ -218,7 +218,8 @@ def test_reading_prefers_pending_to_upstream_to_the_disk(make_tree):
     assert [tree.read(path) for path in "abc"] == ["pending a", "upstream b", "disk c"]
     assert [tree.exists(path) for path in ("a", "c", "d")] == [True, True, False]
     assert first_existing(tree, ["d", "c", "a"]) == "c"
-    assert first_existing(tree, ["d", "e"]) is None
+    with pytest.raises(AbsentError, match="d: not found, nor e"):
+        first_existing(tree, ["d", "e"])
     known = {"b": digest("upstream b"), "c": digest("disk c"), "d": "", "e": ""}
     assert tree.seen == known
 

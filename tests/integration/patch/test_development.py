@@ -1,0 +1,94 @@
+"""Commits between two releases: some code that a fix is about is not there yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.apply import apply, open_workspace, plan_for, revert
+from patchkit.errors import DriftError
+
+pytestmark = pytest.mark.releases
+OLDER, NEWER = "0.11.1", "0.14.1"
+COMMIT = "0.14.0.dev12+g1234567"
+PYTHON = "vllm/model_executor/layers/quantization/utils/marlin_utils.py"
+# What these fixes are about came between the two releases, in these files.
+GENERATORS = ("csrc/**/generate_kernels.py",)
+CHECKS = (PYTHON, "csrc/**/*marlin*/*.cu")
+
+
+@pytest.fixture
+def mixed(tree, release, rewrite):
+    """A tree of the newer release, called ``version``, with the older one's files of patterns."""
+
+    def make(version, *patterns):
+        root = tree(NEWER)
+        for place in [place for pattern in patterns for place in root.glob(pattern)]:
+            older = release(OLDER) / place.relative_to(root)
+            if older.exists():
+                rewrite(place, older.read_bytes())
+            else:
+                place.unlink()
+        metadata = (root / "PKG-INFO").read_text()
+        assert metadata.count(f"\nVersion: {NEWER}\n") == 1
+        changed = metadata.replace(f"\nVersion: {NEWER}\n", f"\nVersion: {version}\n")
+        rewrite(root / "PKG-INFO", changed)
+        return root
+
+    return make
+
+
+def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, cli):
+    root = mixed(COMMIT, *GENERATORS, *CHECKS)
+    pristine = snapshot(root)
+    found = {v.fix.id: v for v in apply(root, recipe, ask()).verdicts}
+    for fix_id, reason in (
+        ("marlin_fp8_generator", "no generator mentions SUPPORT_FP8"),
+        ("marlin_w4a8_fp8", "0 definitions of get_marlin_input_dtype"),
+    ):
+        assert found[fix_id].state.value == "not-applicable"
+        assert reason in found[fix_id].reason
+        note = f"{fix_id} is left out: {COMMIT} is no release, and has no code for it"
+        assert found[fix_id].note == note
+        assert note in " ".join(cli("status", root).stdout.split())
+    applied = {fix_id for fix_id, verdict in found.items() if verdict.state.value == "applied"}
+    assert {"arch_lists", "marlin_sass", "sm120_guard", "fp8_grouped_gemm"} <= applied
+    revert(root)
+    assert snapshot(root) == pristine
+
+
+def test_a_release_that_lacks_it_was_edited(mixed, recipe, ask, snapshot):
+    root = mixed(NEWER, *GENERATORS, *CHECKS)
+    pristine = snapshot(root)
+    with pytest.raises(DriftError, match=r"2 of 22 fixes do not fit") as caught:
+        apply(root, recipe, ask())
+    assert "no generator mentions SUPPORT_FP8" in caught.value.what
+    assert "0 definitions of get_marlin_input_dtype" in caught.value.what
+    assert snapshot(root) == pristine
+
+
+@pytest.mark.parametrize(
+    ("patterns", "path", "before", "after", "says"),
+    [
+        # One half of what belongs together is there.
+        (
+            (PYTHON,),
+            "",
+            "",
+            "",
+            "get_marlin_input_dtype, expected 1; other code of this fix is there",
+        ),
+        # The code is there, and another one than any release has.
+        ((), PYTHON, "is_device_capability(120)", "has_device_capability(120)", "found 0 times"),
+    ],
+)
+def test_code_that_is_there_in_another_form_is_drift(
+    patterns, path, before, after, says, mixed, recipe, ask, rewrite
+):
+    root = mixed(COMMIT, *patterns)
+    if path:
+        text = (root / path).read_text()
+        assert before in text
+        rewrite(root / path, text.replace(before, after))
+    with pytest.raises(DriftError, match="1 of 22 fixes do not fit") as caught:
+        plan_for(open_workspace(root), recipe, ask())
+    assert says in caught.value.what
