@@ -24,6 +24,11 @@ def found(spec, *, cpu="aarch64", digest=None):
     return find_wheel(str(spec), cpu, sha256=digest, offline=True, report=quiet, check=check)
 
 
+def repacked(spec, request, house, **which):
+    with found(spec, **which) as origin:
+        return repack(origin, request, house, report=quiet, offline=True)
+
+
 @pytest.fixture(autouse=True)
 def workplace(tmp_path, monkeypatch):
     monkeypatch.setattr(work, "WORK", tmp_path / "work")
@@ -38,12 +43,12 @@ def house(tmp_path):
 def run(house):
     """Repack a file that is vouched for, with one fix: ``run(wheel, target="thor")``."""
 
-    def repacked(wheel, *, target="gb10", only=(FIX,), cpu="aarch64", **selection):
+    def make(wheel, *, target="gb10", only=(FIX,), cpu="aarch64", **selection):
         chosen = {name: frozenset(ids) for name, ids in selection.items()}
         request = Request(target=targets()[target], only=frozenset(only), **chosen)
-        return repack(found(wheel, cpu=cpu, digest=sha256(wheel)), request, house, report=quiet)
+        return repacked(wheel, request, house, cpu=cpu, digest=sha256(wheel))
 
-    return repacked
+    return make
 
 
 @pytest.fixture

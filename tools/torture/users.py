@@ -31,7 +31,7 @@ from patchkit.runtime.net.state import Place
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import save
 from patchkit.target import targets
-from patchkit.wheel.file.record import wheel_name
+from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse import storage
 from patchkit.wheel.wheelhouse.contents import add, prune, replace_dependencies, settled
 from patchkit.wheel.wheelhouse.manifest import Entry, Kind

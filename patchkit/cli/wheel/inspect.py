@@ -14,9 +14,13 @@ from patchkit.cli.wheel.inspect_view import json_fields, print_wheel
 from patchkit.cli.wheel.library_view import print_library
 from patchkit.cli.wheel.loaded_view import show_loaded
 from patchkit.errors import UsageError
-from patchkit.wheel.device.inspect import inspect
-from patchkit.wheel.file.metadata import about
-from patchkit.wheel.wheelhouse.device_checks import judgements, missed
+from patchkit.finding import Finding
+from patchkit.reading import require_file
+from patchkit.wheel.device.inspect import inspect, inspect_wheel
+from patchkit.wheel.device.libraries import Judged, judge
+from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.wheelhouse.device_checks import missed
 from patchkit.wheel.wheelhouse.wheel_checks import check
 
 
@@ -51,16 +55,24 @@ def command(
         show_loaded(python, as_json=as_json)
         return
     target = find_target(name)
-    binaries = inspect(file)
-    wheel = about(file) if file.suffix == ".whl" else None
-    judged = judgements(wheel, file, binaries, target) if wheel else ()
-    found = (*check(wheel, binaries), *missed(wheel, judged, target)) if wheel else ()
+    require_file(file, "give a shared library or a wheel")
+    metadata: WheelMetadata | None = None
+    judged: tuple[Judged, ...] = ()
+    found: tuple[Finding, ...] = ()
+    if file.suffix == ".whl":
+        with WheelFile(file) as wheel:
+            binaries, metadata = inspect_wheel(wheel), read_metadata(wheel)
+            if wheel.name.project == "vllm":
+                judged = judge(wheel, binaries, target, wheel.name.version)
+        found = *check(metadata, binaries), *missed(metadata.name.version, judged, target)
+    else:
+        binaries = inspect(file)
     uses = {each.name: each.use.value for each in judged}
     if as_json:
-        print_json({"file": str(file), **json_fields(wheel, binaries, uses, found, target)})
+        print_json({"file": str(file), **json_fields(metadata, binaries, uses, found, target)})
         return
     console = show.console()
-    if wheel:
-        print_wheel(console, wheel, binaries, uses, found, target)
+    if metadata:
+        print_wheel(console, metadata, binaries, uses, found, target)
     for binary in binaries if codes or len(binaries) == 1 else ():
         print_library(console, binary, target)

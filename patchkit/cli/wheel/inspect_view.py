@@ -17,8 +17,8 @@ from patchkit.cli.show import text
 from patchkit.cli.wheel.library_view import binary_fields, parts
 from patchkit.finding import Finding
 from patchkit.target import Target
-from patchkit.wheel.device.inspect import LIVE, Binary, Code
-from patchkit.wheel.file.metadata import About
+from patchkit.wheel.device.inspect import LIVE, Binary, CodeGroup
+from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
@@ -29,7 +29,7 @@ _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchk
 
 def print_wheel(
     console: Console,
-    wheel: About,
+    wheel: WheelMetadata,
     binaries: Sequence[Binary],
     uses: Mapping[str, str],
     found: Sequence[Finding],
@@ -52,7 +52,7 @@ def print_wheel(
 
 
 def json_fields(
-    wheel: About | None,
+    wheel: WheelMetadata | None,
     binaries: Sequence[Binary],
     uses: Mapping[str, str],
     found: Sequence[Finding],
@@ -80,7 +80,7 @@ def finding_fields(found: Finding) -> dict[str, Any]:
     }
 
 
-def _wheel_facts(wheel: About, binaries: Sequence[Binary]) -> Iterator[tuple[str, str]]:
+def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[tuple[str, str]]:
     yield "tag", wheel.name.tag
     if wheel.requires_python:
         yield "Python", wheel.requires_python
@@ -130,7 +130,7 @@ def _library_table(
 
 def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
     """Name, library and number: modules that differ in their Python alone are one row."""
-    alike: dict[tuple[str, tuple[Code, ...], tuple[int, ...]], list[Binary]] = {}
+    alike: dict[tuple[str, tuple[CodeGroup, ...], tuple[int, ...]], list[Binary]] = {}
     folder = _common_folder(binaries)
     for binary in binaries:
         name = _PYTHON.sub(".cpython-3*-", binary.name.removeprefix(folder))
@@ -167,7 +167,7 @@ def _summary(binaries: Sequence[Binary], target: Target) -> Text:
     return text(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
 
 
-def _wheel_fields(wheel: About, binaries: Sequence[Binary]) -> dict[str, Any]:
+def _wheel_fields(wheel: WheelMetadata, binaries: Sequence[Binary]) -> dict[str, Any]:
     return {
         "project": wheel.name.project,
         "version": str(wheel.name.version),

@@ -27,7 +27,7 @@ from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.target import Load
-from patchkit.wheel.device.libraries import Judged, Use, told
+from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.repack.repack import Repacked, repack
 from patchkit.wheel.repack.upstream import find_wheel
 
@@ -82,15 +82,17 @@ def command(
     request = selection.request()
     if trusted:
         tell(NOT_SANDBOXED)
-    with progress() as report:
-        origin = find_wheel(
+    with (
+        progress() as report,
+        find_wheel(
             wheel,
             cpu or request.target.cpu,
             sha256=sha256,
             offline=offline,
             report=report,
             check=load_recipe("vllm").check,
-        )
+        ) as origin,
+    ):
         done = repack(
             origin,
             request,
@@ -109,12 +111,11 @@ def command(
 
 def _show(done: Repacked, selection: Selection, seconds: float) -> None:
     console, target = show.console(), selection.request().target
-    name = done.origin.name
-    known = "upstream's" if done.origin.locked else "not upstream's"
+    known = "upstream's" if done.source["upstream"] else "not upstream's"
     console.print(
         show.text(
-            (f"vllm {done.origin.version}", "bold"),
-            f"  {name.filename} ({known})  →  {target.title}",
+            (f"vllm {done.version}", "bold"),
+            f"  {done.source['file']} ({known})  →  {target.title}",
         ),
         soft_wrap=True,
     )
@@ -161,12 +162,7 @@ def _fields(done: Repacked, seconds: float) -> dict[str, Any]:
         "sha256": done.sha256,
         "size": done.size,
         "fresh": done.fresh,
-        "source": {
-            "file": done.origin.name.filename,
-            "sha256": done.origin.sha256,
-            "size": done.origin.path.stat().st_size,
-            "upstream": done.origin.locked,
-        },
+        "source": dict(done.source),
         "libraries": [_library(each) for each in done.libraries],
         "fixes": [show.verdict_fields(verdict) for verdict in done.outcome.verdicts],
         "proofs": list(done.outcome.proofs),
@@ -180,7 +176,7 @@ def _library(each: Judged) -> dict[str, Any]:
     return {
         "name": each.name,
         "use": each.use.value,
-        "told": told(each),
+        "told": each.phrase,
         "required": bool(each.known and each.known.required),
         "fat_binaries": {str(load): each.loads[load] for load in sorted(Load, reverse=True)},
         "lost": dict(each.lost),

@@ -14,7 +14,7 @@ from pathlib import Path
 from patchkit.errors import BuildError, HostError
 from patchkit.process import attempt, stream
 from patchkit.wheel.build.toolchain import Toolchain
-from patchkit.wheel.file.seal import EPOCH
+from patchkit.wheel.file.write import EPOCH
 
 Progress = Callable[[int, int], None]
 """Told the steps done and the steps in all."""

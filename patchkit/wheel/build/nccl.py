@@ -37,8 +37,8 @@ from patchkit.wheel.build.work import emptied, staging, work_folder, work_path
 from patchkit.wheel.device.inspect import Binary, inspect, prove_exact
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, nccl_sbom
-from patchkit.wheel.file.seal import seal
 from patchkit.wheel.file.tags import platform_tag
+from patchkit.wheel.file.write import seal
 
 _FREE = 2 << 30  # bytes; 2.29.7 for one arch leaves 204 MB, and compilers write as they go
 _LICENSE = "LICENSE.txt"

@@ -1,4 +1,4 @@
-"""Whether a library holds the code that its sources were compiled to.
+"""Prove that a library holds the code that its sources were compiled to.
 
 CMake writes down how each source is compiled; the inspector says what was linked. Nothing may be
 missing in between, or have another arch.
@@ -22,7 +22,7 @@ Codes = frozenset[tuple[str, Arch]]
 """Kind ("sass" or "ptx") and arch of the entries of one fat binary."""
 
 Names = frozenset[str]
-"""The same as nvcc names them: ``sm_121a``, ``compute_89``."""
+"""Such codes as nvcc names them: ``sm_121a``, ``compute_89``."""
 
 _CODE = re.compile(r"code=(\S+)")
 _NUMBER = re.compile(r"\b(sm|compute)_(\d+)(\d)([af]?)\b")
@@ -46,7 +46,7 @@ class Compiled:
 
 
 def compiled_sources(build: Path, source: Path) -> tuple[Compiled, ...]:
-    """The CUDA sources below ``build``, from CMake's compile_commands.json.
+    """Read the CUDA sources below ``build`` from CMake's compile_commands.json.
 
     Paths are relative to ``source`` where they are in it. Raises BuildError if there is none.
     """
@@ -62,9 +62,10 @@ def compiled_sources(build: Path, source: Path) -> tuple[Compiled, ...]:
 
 
 def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
-    """One sentence; raises ProofError unless nvcc is told what the arch proof says of each group.
+    """Prove that nvcc compiles each kernel group for the archs of the arch proof; say so.
 
     A group is known by its first CUDA source; one whose name several sources share is left aside.
+    Raises ProofError.
     """
     held = 0
     for group in (each for each in groups if each.archs):
@@ -88,7 +89,10 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
 def prove_compiled(
     sources: Sequence[Compiled], binaries: Iterable[Binary], target: Target
 ) -> tuple[str, ...]:
-    """One sentence a library; raises ProofError unless each holds what its sources were made to."""
+    """Prove that each library holds what its sources were compiled to; a sentence for each.
+
+    Raises ProofError.
+    """
     libraries = {PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries}
     by_library: dict[str, list[Compiled]] = {}
     for each in sources:

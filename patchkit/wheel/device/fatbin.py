@@ -1,4 +1,4 @@
-"""Device code in a library: which machine code and which PTX its fat binaries hold.
+"""Read which machine code and which PTX the fat binaries of a library hold.
 
 Nothing is decompressed: the headers say it all. The layout is little-endian, and was measured on
 libraries that CUDA 11.8 to 13.4 had built, against what NVIDIA's cuobjdump says of them.
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 
 from patchkit.elf import Section, damaged
+from patchkit.errors import SourceError
 from patchkit.target import Arch
 
 _CONTAINER = struct.Struct("<IHHQ")
@@ -37,7 +38,7 @@ _MOST_ENTRIES = 250_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FatbinEntry:
     """One piece of device code.
 
     ``kind`` is ``sass``, ``ptx``, ``lto`` (code for a linker at run time), or ``kind N`` for one
@@ -53,12 +54,14 @@ class Entry:
     container: int
 
 
-def entries(stream: BufferedIOBase, sections: Iterable[Section], name: str) -> tuple[Entry, ...]:
-    """The entries of some sections, in the order of the file.
+def entries(
+    stream: BufferedIOBase, sections: Iterable[Section], name: str
+) -> tuple[FatbinEntry, ...]:
+    """Read the entries of some sections, in the order of the file.
 
     Raises SourceError, calling the file ``name``, if a section is not a row of containers.
     """
-    found: list[Entry] = []
+    found: list[FatbinEntry] = []
     for section in sections:
         for entry in _Walker(stream, section, name).walk():
             found.append(entry)
@@ -73,9 +76,14 @@ class _Walker:
     section: Section
     name: str
 
-    def walk(self) -> Iterator[Entry]:
+    def walk(self) -> Iterator[FatbinEntry]:
         position, end = self.section.offset, self.section.offset + self.section.size
-        while (position := self._behind_padding(position, end)) < end:
+        while True:
+            self.stream.seek(position)
+            padding = self.stream.read(min(_MOST_PADDING, end - position))
+            position += len(padding) - len(padding.lstrip(b"\0"))
+            if position >= end:
+                return
             magic, version, header, size = self._unpack(_CONTAINER, position, end)
             if (magic, version) != (_MAGIC, 1) or header < _CONTAINER.size:
                 raise self._damaged(position, "there is no fat binary of version 1 here")
@@ -84,31 +92,23 @@ class _Walker:
                 raise self._damaged(start, "the fat binary ends behind its section")
             yield from self._entries(start + header, position, start)
 
-    def _entries(self, position: int, end: int, container: int) -> Iterator[Entry]:
+    def _entries(self, position: int, end: int, container: int) -> Iterator[FatbinEntry]:
         while position < end:
-            kind, _version, header, size, arch, flags = self._unpack(_ENTRY, position, end)
+            number, _version, header, size, arch, flags = self._unpack(_ENTRY, position, end)
             if header < _LEAST_HEADER or header + size > end - position:
                 raise self._damaged(position, "an entry does not fit into its fat binary")
-            yield Entry(
-                kind=_KINDS.get(kind, f"kind {kind}"),
-                arch=self._arch(position, kind, arch, flags),
+            marks = ("a" if flags & _SPECIFIC else "") + ("f" if flags & _FAMILY else "")
+            if not 10 <= arch <= 999 or len(marks) > 1:
+                raise self._damaged(position, f"an entry is for the arch {arch}{marks}")
+            kind = _KINDS.get(number, f"kind {number}")
+            yield FatbinEntry(
+                kind=kind,
+                arch=Arch(*divmod(arch, 10), marks, kind == "ptx"),
                 compression="zstd" if flags & _ZSTD else "lz4" if flags & _LZ4 else "none",
                 size=header + size,
                 container=container,
             )
             position += header + size
-
-    def _arch(self, position: int, kind: int, number: int, flags: int) -> Arch:
-        marks = ("a" if flags & _SPECIFIC else "") + ("f" if flags & _FAMILY else "")
-        if not 10 <= number <= 999 or len(marks) > 1:
-            raise self._damaged(position, f"an entry is for the arch {number}{marks}")
-        return Arch(*divmod(number, 10), marks, _KINDS.get(kind) == "ptx")
-
-    def _behind_padding(self, position: int, end: int) -> int:
-        """Where the next container begins; the end if only zeros are left."""
-        self.stream.seek(position)
-        zeros = self.stream.read(min(_MOST_PADDING, end - position))
-        return position + len(zeros) - len(zeros.lstrip(b"\0"))
 
     def _unpack(self, layout: struct.Struct, position: int, end: int) -> tuple[int, ...]:
         self.stream.seek(position)
@@ -117,5 +117,5 @@ class _Walker:
             raise self._damaged(position, "a header is cut off")
         return layout.unpack(data)
 
-    def _damaged(self, position: int, what: str) -> Exception:
+    def _damaged(self, position: int, what: str) -> SourceError:
         return damaged(self.name, f"{self.section.name} at byte {position}: {what}")

@@ -1,4 +1,4 @@
-"""Which device code a library or a wheel holds, and how it reaches a device.
+"""Read which device code a library or a wheel holds, and how it reaches a device.
 
 A device runs code from ``.nv_fatbin``: that is the live code. ``__nv_relfatbin`` keeps what the
 device linker was given; only if nothing live loads, the driver links it anew, on the device, from
@@ -22,16 +22,16 @@ from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
 from patchkit.paths import RECIPES
 from patchkit.reading import require_file
-from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch
-from patchkit.wheel.device.fatbin import Entry, entries
-from patchkit.wheel.file.members import cpus, libraries
+from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch, targets
+from patchkit.wheel.device.fatbin import FatbinEntry, entries
+from patchkit.wheel.file.wheelfile import WheelFile
 
 LIVE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
 _PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CodeGroup:
     """Entries of one sort: ``count`` of them, with ``size`` bytes in all as they are stored."""
 
     section: str
@@ -55,51 +55,57 @@ class Binary:
     size: int
     sha256: str
     library: Library
-    live: tuple[Entry, ...]
-    relocatable: tuple[Entry, ...]
+    live: tuple[FatbinEntry, ...]
+    relocatable: tuple[FatbinEntry, ...]
 
     @property
-    def codes(self) -> tuple[Code, ...]:
+    def codes(self) -> tuple[CodeGroup, ...]:
         """The entries by section, kind, arch and compression."""
         return (*_codes(LIVE, self.live), *_codes(RELOCATABLE, self.relocatable))
 
     def loads(self, target: Target) -> Counter[Load]:
-        """How many of the live fat binaries reach the device in which way."""
-        return Counter(best(group, target) for group in _containers(self.live).values())
+        """Count the live fat binaries by how they reach the device."""
+        return Counter(best(group, target) for group in fat_binaries(self.live))
 
     def load(self, target: Target) -> Load:
-        """The best way that code of this binary reaches the device."""
+        """Return the best way that code of this binary reaches the device."""
         return Load.JIT if self.linked_anew(target) else best(self.live, target)
 
     def linked_anew(self, target: Target) -> bool:
-        """Whether live code does not load, but all that it was linked from does."""
-        parts = _containers(self.relocatable).values()
+        """Check whether live code does not load, but all that it was linked from does."""
+        parts = fat_binaries(self.relocatable)
         lost = bool(self.live) and best(self.live, target) is Load.NONE
         return lost and bool(parts) and all(best(part, target) for part in parts)
 
 
 def inspect(path: Path) -> tuple[Binary, ...]:
-    """What a shared library, or each library and program in a wheel, holds.
+    """Read a shared library, or each library and program in a wheel.
 
-    Raises UsageError if there is no such file; SourceError if it is neither, or damaged, or holds
-    nothing to inspect, or if a
-    wheel has a library for another CPU than its name says.
+    Raises UsageError if there is no such file; SourceError if it is neither, or damaged; and what
+    ``inspect_wheel`` raises.
     """
     require_file(path, "give a shared library or a wheel")
     if path.suffix == ".whl":
-        return _wheel(path)
+        with WheelFile(path) as wheel:
+            return inspect_wheel(wheel)
     with path.open("rb") as stream:
         return (_binary(stream, path.name, str(path)),)
 
 
-def _wheel(path: Path) -> tuple[Binary, ...]:
-    promised = cpus(path)
+def inspect_wheel(wheel: WheelFile) -> tuple[Binary, ...]:
+    """Read each library and program in a wheel.
+
+    Raises SourceError if one is damaged or for another CPU than the wheel's name says, or if there
+    is none.
+    """
+    # Of other CPUs nobody knows here how ELF calls them.
+    promised = wheel.name.cpus & {target.cpu for target in targets().values()}
     found = []
-    for member, stream in libraries(path):
-        binary = _binary(stream, member, f"{path}: {member}")
+    for member, stream in wheel.libraries():
+        binary = _binary(stream, member, f"{wheel.path}: {member}")
         if promised and binary.library.machine not in promised:
             raise SourceError(
-                f"{path}: {member} is for {binary.library.machine}",
+                f"{wheel.path}: {member} is for {binary.library.machine}",
                 why=f"the wheel's name says {' or '.join(sorted(promised))}; pip would install it "
                 "where it cannot be loaded",
                 hint="build the wheel again, with the library of the right CPU",
@@ -107,7 +113,9 @@ def _wheel(path: Path) -> tuple[Binary, ...]:
         found.append(binary)
     if not found:
         raise SourceError(
-            f"{path} holds no library", why="it is a wheel of Python alone, or for another system"
+            f"{wheel.path} holds no library",
+            why="it is a wheel of Python alone",
+            hint="name a wheel with compiled libraries",
         )
     return tuple(found)
 
@@ -133,19 +141,19 @@ def _binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
 
 
 def reach(kind: str, arch: Arch, target: Target) -> Load:
-    """How code of a kind reaches a device. What only a linker can read does not, by itself."""
+    """Return how code of a kind reaches a device. What only a linker reads does not, by itself."""
     if kind == "sass":
         return load(arch, target.capability)
     return load_ptx(arch, target.capability) if kind == "ptx" else Load.NONE
 
 
-def best(entries: Iterable[Entry], target: Target) -> Load:
-    """The best way any of the entries reaches the device; NONE if there are none."""
+def best(entries: Iterable[FatbinEntry], target: Target) -> Load:
+    """Return the best way that any of the entries reaches the device; NONE without entries."""
     return max((reach(entry.kind, entry.arch, target) for entry in entries), default=Load.NONE)
 
 
 def arch_name(kind: str, arch: Arch) -> str:
-    """As nvcc writes it after ``code=``; an unknown kind is in front of the number."""
+    """Return a name as nvcc writes it after ``code=``; an unknown kind precedes the number."""
     return f"{_PREFIXES.get(kind, kind)}_{arch.gencode}"
 
 
@@ -156,7 +164,7 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
     are those that NCCL always adds (``recipes/nccl/kernels.toml``), and PTX beside machine code:
     the driver never compiles it here. ``cpu`` is that of the build, else the target's.
     """
-    wanted = cpu or target.cpu
+    wanted, always = cpu or target.cpu, {("sass", arch) for arch in always_built()}
     if binary.library.machine != wanted:
         raise ProofError(
             f"{binary.name} is for {binary.library.machine}, not for {wanted}",
@@ -164,16 +172,20 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
             hint=f"build it for {wanted}, the CPU of {target.title}" if cpu is None else "",
         )
     own, others = 0, []
-    for group in _containers(binary.live).values():
-        if not _always(group):
+    for group in fat_binaries(binary.live):
+        # What NCCL adds stands alone: one arch, one of those known.
+        if not {(entry.kind, entry.arch) for entry in group} <= always:
             exact = [e for e in group if reach(e.kind, e.arch, target) is Load.EXACT]
             own += len(exact)
             others += [e for e in group if e not in exact and not (exact and e.kind == "ptx")]
     if others or not own:
         number = "{}{}".format(*target.capability)
+        counts = Counter(arch_name(entry.kind, entry.arch) for entry in others)
+        listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+        first = f" (the first at byte {others[0].container} of the file)" if others else ""
         raise ProofError(
             f"{binary.name} is not exact for {target.title}: {own} live entries are sm_{number}"
-            + _offending(others),
+            + (f", {len(others)} are not: {listed}{first}" if others else ""),
             why="it was built for other archs, or for more than this one"
             if others
             else "it holds no device code, or only what NCCL's makefiles always add",
@@ -181,46 +193,27 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
         )
 
 
-def _always(group: list[Entry]) -> bool:
-    """Whether a fat binary is one that NCCL adds in any build: one arch, one of those known."""
-    return {(entry.kind, entry.arch) for entry in group} <= {("sass", a) for a in always_built()}
-
-
 @cache
 def always_built() -> frozenset[Arch]:
-    """The archs of the device code that NCCL's makefiles add whatever they are told."""
+    """Return the archs of the device code that NCCL's makefiles add to every build."""
     text = (RECIPES / "nccl" / "kernels.toml").read_text(encoding="utf-8")
     return frozenset(parse_arch(entry["arch"]) for entry in tomllib.loads(text)["always"])
 
 
-def fat_binaries(entries: Iterable[Entry]) -> tuple[tuple[Entry, ...], ...]:
-    """Entries by fat binary: a device takes one of each."""
-    return tuple(map(tuple, _containers(entries).values()))
-
-
-def _containers(entries: Iterable[Entry]) -> dict[int, list[Entry]]:
-    groups: dict[int, list[Entry]] = {}
+def fat_binaries(entries: Iterable[FatbinEntry]) -> tuple[tuple[FatbinEntry, ...], ...]:
+    """Group entries by fat binary: a device takes one of each."""
+    groups: dict[int, list[FatbinEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.container, []).append(entry)
-    return groups
+    return tuple(map(tuple, groups.values()))
 
 
-def _codes(section: str, entries: Iterable[Entry]) -> list[Code]:
+def _codes(section: str, entries: Iterable[FatbinEntry]) -> list[CodeGroup]:
     counts: Counter[tuple[str, Arch, str]] = Counter()
     sizes: Counter[tuple[str, Arch, str]] = Counter()
     for entry in entries:
         key = (entry.kind, entry.arch, entry.compression)
         counts[key] += 1
         sizes[key] += entry.size
-    codes = [Code(section, *key, counts[key], sizes[key]) for key in counts]
+    codes = [CodeGroup(section, *key, counts[key], sizes[key]) for key in counts]
     return sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[1:4]))
-
-
-def _offending(others: list[Entry]) -> str:
-    if not others:
-        return ""
-    counts = Counter(arch_name(entry.kind, entry.arch) for entry in others)
-    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return (
-        f", {len(others)} are not: {listed} (the first at byte {others[0].container} of the file)"
-    )

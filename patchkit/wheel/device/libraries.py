@@ -1,8 +1,8 @@
-"""What each library of a vLLM wheel is on a device: does it load, and is it missed if it does not.
+"""Decide what each library of a vLLM wheel is on a device: does it load, and is it missed if not.
 
-What a library is for stands in ``recipes/vllm/libraries.toml``; what is in it, its fat binaries
-say. Of a fat binary that does not load only two things can be told: whether it has code for
-devices of the same major version, which then ought to have loaded, or for other devices alone.
+``recipes/vllm/libraries.toml`` says what a library is for, its fat binaries say what is in it. A
+fat binary that does not load either has code for devices of the same major version, and ought to
+have loaded, or is for other devices alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -25,15 +24,15 @@ from patchkit.errors import ProofError
 from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
 from patchkit.target import Load, Target
-from patchkit.wheel.device.fatbin import Entry
 from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries
 from patchkit.wheel.device.lost_kernels import OTHERS, is_lost, lost_kernels
+from patchkit.wheel.file.wheelfile import WheelFile
 
 _RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownLibrary:
     """One entry of ``libraries.toml``; the fields are described there."""
 
     file: str
@@ -62,7 +61,7 @@ class WithoutCuda:
 
 
 class Use(enum.Enum):
-    """What a library is to the device."""
+    """What a library does on the device."""
 
     LOADS = "loads"
     PARTLY = "loads in part"
@@ -85,7 +84,7 @@ class Judged:
 
     name: str
     use: Use
-    known: Known | None
+    known: KnownLibrary | None
     loads: Counter[Load]
     lost: Counter[str]
     kernels: Counter[str] = field(default_factory=Counter)
@@ -93,27 +92,53 @@ class Judged:
     @property
     def fatal(self) -> bool:
         """Whether vLLM cannot do without it on the device."""
-        return bool(self.known and self.known.required) and self.use in (Use.LOST, Use.ABSENT)
+        return bool(self.known and self.known.required) and self.missed
 
     @property
     def missed(self) -> bool:
         return self.use in (Use.LOST, Use.ABSENT)
 
+    @property
+    def phrase(self) -> str:
+        """What the library does on the device, in one phrase."""
+        use = str(self.use.value)
+        if self.missed and self.known:
+            return f"{use}: {self.known.cost}"
+        if self.use is not Use.PARTLY:
+            return use
+        kernels = sorted(self.kernels.items(), key=lambda item: (item[0] == OTHERS, -item[1]))
+        listed = ", ".join(f"{purpose} ({count})" for purpose, count in kernels)
+        archs = " and ".join(self.lost)
+        return f"{use}; fat binaries with {archs} alone do not, {self.lost.total()}: {listed}"
 
-Verdicts = tuple[Judged, ...]
 
-
-def judge(wheel: Path, binaries: Sequence[Binary], target: Target, version: Version) -> Verdicts:
-    """What each library of a wheel is on the device, and those that a release ought to have."""
+def judge(
+    wheel: WheelFile, binaries: Sequence[Binary], target: Target, version: Version
+) -> tuple[Judged, ...]:
+    """Judge each library of a wheel on the device, and those that a release ought to have."""
     expected = [known for known in known_libraries() if known.covers(version)]
-    found = [_judged(binary, target, _known(binary.name, expected)) for binary in binaries]
+    found = []
+    for binary in binaries:
+        known = next((each for each in expected if fnmatchcase(binary.name, each.file)), None)
+        lost: Counter[str] = Counter()
+        for group in fat_binaries(binary.live):
+            if is_lost(group, target):
+                related = (entry for entry in group if entry.arch.major == target.major)
+                names = {arch_name(entry.kind, entry.arch) for entry in related}
+                lost[", ".join(sorted(names))] += 1
+        use, loads = _use(binary, target, known, lost), binary.loads(target)
+        found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))
     present = [each.known for each in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
-    names = [each.name for each in found if each.use is Use.PARTLY]
-    lost = lost_kernels(wheel, names, target, _purposes())
+    partly = [each.name for each in found if each.use is Use.PARTLY]
+    purposes = [(re.compile(entry["name"]), entry["is"]) for entry in _table()["kernels"]]
+    lost_by_name = lost_kernels(wheel, partly, target, purposes)
     return (
-        *(replace(each, kernels=lost.get(each.name, Counter())) for each in found),
-        *(_absent(known) for known in absent),
+        *(replace(each, kernels=lost_by_name.get(each.name, Counter())) for each in found),
+        *(
+            Judged(name=known.file, use=Use.ABSENT, known=known, loads=Counter(), lost=Counter())
+            for known in absent
+        ),
     )
 
 
@@ -122,34 +147,20 @@ def require_loading(judged: Iterable[Judged], target: Target, version: Version) 
     if fatal := [each for each in judged if each.fatal]:
         raise ProofError(
             f"the wheel's kernels do not serve {target.title}\n"
-            + "\n".join(f"  {each.name}: {told(each)}" for each in fatal),
+            + "\n".join(f"  {each.name}: {each.phrase}" for each in fatal),
             why="it was built for other devices, or parts of it were left out",
             hint=from_source(version, target),
         )
 
 
 def from_source(version: Version, target: Target) -> str:
-    """What helps where a wheel's kernels do not serve a device."""
+    """Return the hint for a wheel whose kernels do not serve a device."""
     words = ("--version", version.public, "--target", target.name)
     return f"build it from source: {quoted('patchkit', 'build', 'vllm', *words)}"
 
 
-def told(judged: Judged) -> str:
-    """One phrase: what the library is on the device."""
-    known = judged.known
-    use = str(judged.use.value)
-    if judged.missed and known:
-        return f"{use}: {known.cost}"
-    if judged.use is Use.PARTLY:
-        kernels = sorted(judged.kernels.items(), key=lambda item: (item[0] == OTHERS, -item[1]))
-        listed = ", ".join(f"{purpose} ({count})" for purpose, count in kernels)
-        archs = " and ".join(judged.lost)
-        return f"{use}; fat binaries with {archs} alone do not, {judged.lost.total()}: {listed}"
-    return use
-
-
 def cuda_major(binaries: Iterable[Binary]) -> str:
-    """The CUDA that the libraries are linked with: "13" of libcudart.so.13.
+    """Return the CUDA that the libraries are linked with: "13" for libcudart.so.13.
 
     Raises ProofError if they are linked with none, or with several.
     """
@@ -165,7 +176,7 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
 
 
 def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
-    """What is known of the torch that a wheel pins, if the index's has no CUDA for that CPU."""
+    """Return what is known of a torch version if the index has it for that CPU without CUDA."""
     if not torch:
         return None
     return next(
@@ -179,10 +190,11 @@ def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
 
 
 @cache
-def known_libraries() -> tuple[Known, ...]:
-    """The libraries of ``libraries.toml``."""
+def known_libraries() -> tuple[KnownLibrary, ...]:
+    """Load the libraries of ``libraries.toml``, once."""
     return tuple(
-        Known(**{**entry, "devices": tuple(entry["devices"])}) for entry in _table()["library"]
+        KnownLibrary(**{**entry, "devices": tuple(entry["devices"])})
+        for entry in _table()["library"]
     )
 
 
@@ -192,43 +204,17 @@ def _cpu_torches() -> tuple[WithoutCuda, ...]:
 
 
 def ways_around(judged: Iterable[Judged]) -> dict[str, str]:
-    """Fix → the lost kernels that vLLM does not choose with it."""
+    """Map fixes to the lost kernels that vLLM does not choose with them."""
     lost = {purpose for each in judged for purpose in each.kernels}
     entries = (entry for entry in _table()["kernels"] if entry["is"] in lost)
     return {entry["around"]: entry["is"] for entry in entries if "around" in entry}
-
-
-def _purposes() -> list[tuple[re.Pattern[str], str]]:
-    return [(re.compile(entry["name"]), entry["is"]) for entry in _table()["kernels"]]
 
 
 def _table() -> dict[str, Any]:
     return tomllib.loads((RECIPES / "vllm" / "libraries.toml").read_text(encoding="utf-8"))
 
 
-def _known(name: str, expected: Iterable[Known]) -> Known | None:
-    return next((known for known in expected if fnmatchcase(name, known.file)), None)
-
-
-def _absent(known: Known) -> Judged:
-    return Judged(name=known.file, use=Use.ABSENT, known=known, loads=Counter(), lost=Counter())
-
-
-def _judged(binary: Binary, target: Target, known: Known | None) -> Judged:
-    lost: Counter[str] = Counter()
-    for group in fat_binaries(binary.live):
-        if is_lost(group, target):
-            lost[_archs(group, target)] += 1
-    return Judged(
-        name=binary.name,
-        use=_use(binary, target, known, lost),
-        known=known,
-        loads=binary.loads(target),
-        lost=lost,
-    )
-
-
-def _use(binary: Binary, target: Target, known: Known | None, lost: Counter[str]) -> Use:
+def _use(binary: Binary, target: Target, known: KnownLibrary | None, lost: Counter[str]) -> Use:
     if known is None:
         return Use.UNKNOWN
     if not known.used_on(target):
@@ -238,8 +224,3 @@ def _use(binary: Binary, target: Target, known: Known | None, lost: Counter[str]
     if binary.load(target) is Load.NONE:
         return Use.LOST
     return Use.PARTLY if lost else Use.LOADS
-
-
-def _archs(group: Iterable[Entry], target: Target) -> str:
-    related = (entry for entry in group if entry.arch.major == target.major)
-    return ", ".join(sorted({arch_name(entry.kind, entry.arch) for entry in related}))

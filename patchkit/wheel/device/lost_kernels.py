@@ -1,7 +1,7 @@
-"""Which kernels a device does not get, by their names in the machine code that does not load.
+"""Name the kernels that a device does not get, from the machine code that does not load.
 
-Names are read from cubins that are stored as they are, as CUDA 12 stores those of one arch; inside
-compressed ones nobody looks.
+Names are read from cubins that are stored as they are, as CUDA 12 stores those of one arch;
+compressed ones are not opened.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import struct
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from io import BufferedIOBase
-from pathlib import Path
 
 from patchkit.elf import parse_library
 from patchkit.target import Load, Target
-from patchkit.wheel.device.fatbin import Entry, entries
+from patchkit.wheel.device.fatbin import FatbinEntry, entries
 from patchkit.wheel.device.inspect import LIVE, best, fat_binaries
-from patchkit.wheel.file.members import libraries
+from patchkit.wheel.file.wheelfile import WheelFile
 
 UNNAMED = "kernels that cannot be named, since they are compressed"
 OTHERS = "others"
@@ -27,72 +26,52 @@ _HEADER = struct.Struct("<H")  # the size of a container's header, behind magic 
 _ENTRY_HEADER = struct.Struct("<I")  # the size of an entry's header, behind kind and version
 
 Groups = Sequence[tuple[re.Pattern[str], str]]
-"""What a mangled name contains, and what such kernels are for; the first that fits decides."""
+"""Patterns in mangled names, and what such kernels are for; the first that matches decides."""
 
 
-def is_lost(group: Collection[Entry], target: Target) -> bool:
-    """Whether a fat binary has code for devices of the target's major version, but none for it."""
+def is_lost(group: Collection[FatbinEntry], target: Target) -> bool:
+    """Check whether a fat binary has code for the target's major version, but none for it."""
     related = any(entry.arch.major == target.major for entry in group)
     return related and best(group, target) is Load.NONE
 
 
 def lost_kernels(
-    wheel: Path, names: Collection[str], target: Target, groups: Groups
+    wheel: WheelFile, names: Collection[str], target: Target, groups: Groups
 ) -> dict[str, Counter[str]]:
-    """Library → what its lost kernels are for, and how many of each there are.
+    """Count, for each of the libraries ``names``, its lost kernels by what they are for.
 
-    ``names`` are the libraries to look at. Raises SourceError if they are damaged.
+    Raises SourceError if a library is damaged.
     """
     found: dict[str, Counter[str]] = {}
-    wanted = set(names)
-    for name, stream in libraries(wheel) if wanted else ():
-        if name in wanted:
-            where = f"{wheel}: {name}"
-            found[name] = Counter(
-                _purpose(kernel, groups) for kernel in _lost(stream, where, target)
-            )
-            wanted.discard(name)
-        if not wanted:
-            break
+    for name, stream in wheel.libraries(only=names) if names else ():
+        counts = found[name] = Counter()
+        for kernel in _kernels(stream, f"{wheel.path}: {name}", target):
+            fitting = (purpose for pattern, purpose in groups if pattern.search(kernel))
+            counts[next(fitting, OTHERS) if kernel else UNNAMED] += 1
     return found
 
 
-def _lost(stream: BufferedIOBase, where: str, target: Target) -> Iterator[str]:
+def _kernels(stream: BufferedIOBase, where: str, target: Target) -> Iterator[str]:
+    """Yield the mangled names of lost kernels, "" for code whose names are compressed."""
+
+    def number(position: int, layout: struct.Struct) -> int:
+        stream.seek(position)
+        return int(layout.unpack(stream.read(layout.size))[0])
+
     sections = [each for each in parse_library(stream, where).sections if each.name == LIVE]
     for group in fat_binaries(entries(stream, sections, where)):
-        if is_lost(group, target):
-            yield from _kernels(stream, where, group, target)
-
-
-def _kernels(
-    stream: BufferedIOBase, where: str, group: Sequence[Entry], target: Target
-) -> Iterator[str]:
-    """The mangled names of the kernels in the code for the target's major version."""
-    position = group[0].container + _number(stream, group[0].container + 6, _HEADER)
-    for entry in group:
-        header = _number(stream, position + 4, _ENTRY_HEADER)
-        if entry.arch.major == target.major and entry.kind == "sass":
-            if entry.compression != "none":
-                yield ""
-            else:
-                stream.seek(position + header)
-                cubin = io.BytesIO(stream.read(entry.size - header))
-                yield from _names(cubin, where)
-        position += entry.size
-
-
-def _names(cubin: io.BytesIO, where: str) -> Iterator[str]:
-    for section in parse_library(cubin, f"{where}: device code").sections:
-        if section.name.startswith(_KERNEL):
-            yield section.name.removeprefix(_KERNEL)
-
-
-def _number(stream: BufferedIOBase, position: int, layout: struct.Struct) -> int:
-    stream.seek(position)
-    return int(layout.unpack(stream.read(layout.size))[0])
-
-
-def _purpose(kernel: str, groups: Groups) -> str:
-    if not kernel:
-        return UNNAMED
-    return next((purpose for pattern, purpose in groups if pattern.search(kernel)), OTHERS)
+        if not is_lost(group, target):
+            continue
+        position = group[0].container + number(group[0].container + 6, _HEADER)
+        for entry in group:
+            if entry.arch.major == target.major and entry.kind == "sass":
+                if entry.compression != "none":
+                    yield ""
+                else:
+                    header = number(position + 4, _ENTRY_HEADER)
+                    stream.seek(position + header)
+                    cubin = io.BytesIO(stream.read(entry.size - header))
+                    for section in parse_library(cubin, f"{where}: device code").sections:
+                        if section.name.startswith(_KERNEL):
+                            yield section.name.removeprefix(_KERNEL)
+            position += entry.size

@@ -1,4 +1,4 @@
-"""What a built wheel tells of itself, and the version that is a digest of it."""
+"""The facts that patchkit writes into a wheel, and the version that is a digest of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ FACTS = "patchkit.json"
 
 
 def as_text(value: object) -> str:
-    """JSON as files here hold it: sorted, so that equal facts are equal bytes."""
+    """Return JSON as wheels hold it: sorted, so that equal facts are equal bytes."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def digest_label(facts: Mapping[str, Any], texts: Iterable[str] = ()) -> str:
-    """Ten hex digits for a local version: of the facts, and of texts that decide as well."""
+    """Return ten hex digits for a local version: of facts, and of texts that also decide."""
     joined = "\0".join([json.dumps(facts, sort_keys=True), *texts])
     return label_of(hashlib.sha256(joined.encode()).hexdigest())
 
 
 def label_of(digest: str) -> str:
-    """The first ten of its digits, as a segment of a local version."""
+    """Return the first ten digits of a digest, as a segment of a local version."""
     short = digest[:10]
     # A segment of digits alone is a number to PEP 440, and would lose its leading zeros.
     return short if not short.isdigit() else f"a{short[1:]}"

@@ -1,4 +1,4 @@
-"""What libraries of a wheel may bring along and may need: ``recipes/wheel_rules.toml``."""
+"""Rules about the libraries in a wheel, and what they may need: ``recipes/wheel_rules.toml``."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ _PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """Libraries of which a process must have one copy, and whose wheels carry it."""
+class SharedLibraries:
+    """Libraries of which a process must have one copy, and the projects whose wheels carry it."""
 
     owners: tuple[str, ...]
     names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class LibraryRules:
     """The fields are described in the file."""
 
-    shared: tuple[Shared, ...]
+    shared: tuple[SharedLibraries, ...]
     cuda: frozenset[str]
     libstdcxx: dict[str, dict[str, str]]
     legacy: dict[str, str]
     pins: tuple[str, ...]
 
-    def foreign(self, project: str, member: str) -> Shared | None:
-        """The owners of a file that a wheel of this project must not carry; None if it may."""
+    def foreign(self, project: str, member: str) -> SharedLibraries | None:
+        """Return whose a library is that a wheel of this project must not carry, None if it may."""
         match = _FILE.fullmatch(PurePosixPath(member).name)
         groups = (each for each in self.shared if match and match["name"] in each.names)
         return next((each for each in groups if not _any(each.owners, project)), None)
 
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
-        """The major versions of CUDA that a library asks the loader for: 13 of libcudart.so.13."""
+        """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""
         matches = filter(None, map(_FILE.fullmatch, needed))
         numbers = (match["number"] for match in matches if match["name"] in self.cuda)
         return tuple(sorted({int(number) for number in numbers if number}))
 
     def decisive(self, project: str) -> bool:
-        """Whether a pin of this project decides which wheels fit together."""
+        """Check whether a pin of this project decides which wheels fit together."""
         return _any(self.pins, project)
 
     def glibc(self, platform: str) -> str:
-        """The glibc that a platform tag promises to be enough, ``2.28``; "" if it promises none."""
+        """Return the glibc that is enough by a platform tag, ``2.28``; "" if it names none."""
         if match := _PEP600.fullmatch(platform):
             return f"{match[1]}.{match[2]}"
         return self.legacy.get(platform.partition("_")[0], "")
 
     def allowed(self, glibc: str) -> dict[str, str]:
-        """The highest symbol version by family where there is this glibc."""
+        """Return the highest symbol version of each family on a system with this glibc."""
         known = [each for each in self.libstdcxx if by_version(each) <= by_version(glibc)]
         return {"GLIBC": glibc} | (self.libstdcxx[max(known, key=by_version)] if known else {})
 
@@ -68,12 +68,12 @@ def _any(patterns: Iterable[str], project: str) -> bool:
 
 
 @cache
-def rules() -> Rules:
-    """The rules that ship with patchkit."""
+def rules() -> LibraryRules:
+    """Load the rules that ship with patchkit, once."""
     table = tomllib.loads((RECIPES / "wheel_rules.toml").read_text(encoding="utf-8"))
-    return Rules(
+    return LibraryRules(
         shared=tuple(
-            Shared(owners=tuple(each["owners"]), names=frozenset(each["names"]))
+            SharedLibraries(owners=tuple(each["owners"]), names=frozenset(each["names"]))
             for each in table["shared"]
         ),
         cuda=frozenset(table["cuda"]["names"]),

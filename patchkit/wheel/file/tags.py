@@ -14,7 +14,7 @@ from patchkit.process import run
 
 
 def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
-    """The oldest manylinux policy that the wheel keeps, as auditwheel finds it.
+    """Return the oldest manylinux policy that a wheel keeps, as auditwheel finds it.
 
     ``provided`` are patterns of libraries that come with packages it requires, such as
     ``libtorch*.so``. Raises ProofError if it keeps none: a library that nothing brings, or another

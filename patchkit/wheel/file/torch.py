@@ -1,4 +1,4 @@
-"""Whether a torch is one for CUDA: that of a wheel, and that of a Python.
+"""Tell a torch for CUDA from one for CPUs alone: that of a wheel, and that of a Python.
 
 An index may have both kinds under one version.
 """
@@ -6,7 +6,7 @@ An index may have both kinds under one version.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from packaging.version import Version
 
 from patchkit.errors import BuildError, HostError, ProofError
 from patchkit.process import ask
-from patchkit.wheel.file.members import opened
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
 _LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # of 2.11.0+cu130
@@ -30,9 +29,10 @@ answer = {"version": str(torch.__version__), "cuda": torch.version.cuda or ""}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torch:
-    """That of a wheel.
+    """The torch of a wheel.
 
-    ``cuda`` is the major version, 0 if it is not said; None means that it is for CPUs alone.
+    ``cuda`` is the major version, 0 if the wheel does not say it; None means for CPUs alone.
+    ``seen`` is the evidence, in words.
     """
 
     version: Version
@@ -40,19 +40,21 @@ class Torch:
     seen: str
 
 
-def torch_of(version: Version, requires: Iterable[str], wheel: Path | None = None) -> Torch:
-    """What a torch is, from the requirements that hold on its machine and, perhaps from its file.
+def torch_of(
+    version: Version, requires: Iterable[str], members: Collection[str] | None = None
+) -> Torch:
+    """Tell what a torch is, from the requirements that hold on its machine.
 
-    Wheels for CUDA require NVIDIA's, or have them inside and say so in their local version.
+    ``members`` are the paths in its wheel, where that is at hand. Wheels for CUDA require NVIDIA's
+    libraries, or have them inside and say so in their local version.
     """
     names = [canonicalize_name(Requirement(each).name) for each in requires]
     nvidia = [name for name in names if name.startswith(_CUDA)]
     label = _LABEL.match(version.local or "")
     majors = [int(match["major"]) for match in map(_NAMED.fullmatch, names) if match]
     major = int(label["major"]) if label else max(majors, default=0)
-    if wheel is not None:
-        with opened(wheel) as (_bundle, infos):
-            has = any(info.filename == _LIBRARY for info in infos)
+    if members is not None:
+        has = _LIBRARY in members
         seen = f"it has {'' if has else 'no '}{_LIBRARY}"
         return Torch(version=version, cuda=major if has else None, seen=seen)
     if label or nvidia:
@@ -64,7 +66,7 @@ def torch_of(version: Version, requires: Iterable[str], wheel: Path | None = Non
 def require_cuda(torch: Torch, machine: str, needed: Mapping[int, str]) -> None:
     """Raise ProofError if this torch is for CPUs alone, or for another CUDA than is ``needed``.
 
-    That is: major version → the wheel whose libraries ask for it.
+    ``needed`` maps a major version to the wheel whose libraries ask for it.
     """
     if torch.cuda and needed and torch.cuda not in needed:
         major, filename = next(iter(needed.items()))
@@ -87,7 +89,7 @@ def require_cuda(torch: Torch, machine: str, needed: Mapping[int, str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledTorch:
-    """What the torch of a Python says of itself: 2.11.0+cu130 and 13.0; "" without CUDA."""
+    """The torch of a Python: ``2.11.0+cu130`` and ``13.0``, or "" without CUDA."""
 
     python: Path
     version: str
@@ -95,7 +97,7 @@ class InstalledTorch:
 
 
 def installed_torch(python: Path) -> InstalledTorch:
-    """The torch that an interpreter imports. Raises BuildError if it imports none."""
+    """Return the torch that an interpreter imports. Raises BuildError if it imports none."""
     try:
         return InstalledTorch(python=python, **ask(python, _ASK))
     except HostError as error:

@@ -1,16 +1,15 @@
-"""What is new in a repacked wheel: patched files, the ledger, its own version, facts and SBOM.
+"""Make what is new in a repacked wheel: patched files, the ledger, its version, facts and SBOM.
 
-Everything here is text in, bytes out; the wheel itself is written by ``rewrite``.
+Everything here is text in, bytes out; ``write.rewrite`` puts it into the wheel.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from email.message import Message
-from email.parser import HeaderParser
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from patchkit.errors import DriftError
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, ledger_path, original_path
 from patchkit.patching.plan import Plan
-from patchkit.source.detect import dist_info
 from patchkit.wheel.file.facts import FACTS, as_text, label_of
-from patchkit.wheel.file.sbom import Patch, patches, vllm_sbom
-from patchkit.wheel.file.seal import tagged
+from patchkit.wheel.file.sbom import patches, vllm_sbom
+from patchkit.wheel.file.write import tagged
 from patchkit.wheel.repack.upstream import Origin
 
 _FORMAT = 1  # of what rewrite writes; goes up if the same request gives other bytes
@@ -33,23 +31,28 @@ _OWN_VERSION = "vllm/_version.py"
 _UNLABELLED = "0" * 10
 _SBOM = "sboms/patchkit.cdx.json"
 _BUILD = re.compile(rb"^Build:.*\n", re.MULTILINE)
+_ANEW = "name upstream's wheel: patchkit repack vllm==X.Y.Z"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edition:
-    """A repacked wheel before it is written: its name, and every member that differs."""
+class Additions:
+    """The name of a repacked wheel, and every member of it that upstream's does not have.
+
+    ``dist_info`` are the names of that folder in upstream's wheel and in the new one.
+    """
 
     filename: str
-    home: tuple[str, str]
+    dist_info: tuple[str, str]
     members: Mapping[str, bytes]
     facts: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """All that decides an edition but its version.
+@dataclass(frozen=True, kw_only=True)
+class PatchedTree:
+    """The unpacked wheel with its fixes, and all else that decides the new wheel's bytes.
 
-    ``asked`` is what the user asked for; ``request`` has what lost kernels ask for as well.
+    ``asked`` is the user's request; ``request`` adds the fixes that lost kernels ask for.
+    ``dist_info`` is the name of that folder in the tree, ``license`` the one METADATA names.
     """
 
     origin: Origin
@@ -57,163 +60,143 @@ class Draft:
     request: Request
     workspace: Workspace
     outcome: Outcome
+    dist_info: str
+    license: str
     cuda: str
     tag: str
     libraries: Mapping[str, str]
 
-    @property
-    def public(self) -> str:
-        return self.origin.version.public
-
-    @property
+    @cached_property
     def tree(self) -> Path:
         return self.workspace.tree.root
 
-    @property
-    def home(self) -> str:
-        """The .dist-info folder that the wheel came with."""
-        return dist_info(self.workspace.tree).name
-
-    @property
-    def metadata(self) -> Message:
-        text = (self.tree / self.home / "METADATA").read_text(encoding="utf-8")
-        return HeaderParser().parsestr(text, headersonly=True)
-
-    @property
+    @cached_property
     def ledger(self) -> Ledger:
-        assert self.workspace.ledger is not None
-        return self.workspace.ledger
+        """The ledger as it has to be once installed, without the version.
+
+        pip writes RECORD when it installs, so it cannot know that; a revert restores its lines. It
+        has no date: the wheel is the same on every day.
+        """
+        ledger = self.workspace.ledger
+        assert ledger is not None
+        own = f"{self.dist_info}/"
+        files = {p: pair for p, pair in ledger.files.items() if not p.startswith(own)}
+        return replace(ledger, files=files, date="")
 
 
-def edition(draft: Draft) -> Edition:
-    """The members of the new wheel, under a version that is a digest of them all.
+def additions(patched: PatchedTree) -> Additions:
+    """Make the members of the new wheel, under a version that is a digest of them all.
 
     They are made twice: the version is in some of them, so the digest is taken with zeros there.
     """
-    unlabelled = _members(draft, _label(draft, _UNLABELLED))
-    lines = [f"{_FORMAT}\n{draft.origin.sha256}\n{draft.tag}\n"]
+    origin, target = patched.origin, patched.request.target
+    # A wheel of another CUDA than the target's says so: 0.25.1+cu129.gb10.0a1b2c3d4e.
+    own = target.cuda.partition(".")[0] == patched.cuda
+    label = f"{target.cuda_tag if own else f'cu{patched.cuda}'}.{target.name}"
+    version = f"{origin.version.public}+{label}"
+    unlabelled, _facts = _members(patched, f"{version}.{_UNLABELLED}")
+    lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
     lines += [
         f"{hashlib.sha256(data).hexdigest()}  {p}\n" for p, data in sorted(unlabelled.items())
     ]
-    version = _label(draft, label_of(hashlib.sha256("".join(lines).encode()).hexdigest()))
-    return Edition(
-        filename=f"vllm-{version}-{draft.tag}.whl",
-        home=(draft.home, f"vllm-{version}.dist-info"),
-        members=_members(draft, version),
-        facts=_facts(draft, version),
+    version += f".{label_of(hashlib.sha256(''.join(lines).encode()).hexdigest())}"
+    members, facts = _members(patched, version)
+    return Additions(
+        filename=f"vllm-{version}-{patched.tag}.whl",
+        dist_info=(patched.dist_info, f"vllm-{version}.dist-info"),
+        members=members,
+        facts=facts,
     )
 
 
-def _label(draft: Draft, digest: str) -> str:
-    """``0.25.1+cu130.gb10.0a1b2c3d4e``; a wheel of another CUDA than the target's says so."""
-    target = draft.request.target
-    own = target.cuda.partition(".")[0] == draft.cuda
-    return f"{draft.public}+{target.cuda_tag if own else f'cu{draft.cuda}'}.{target.name}.{digest}"
-
-
-def _members(draft: Draft, version: str) -> dict[str, bytes]:
+def _members(patched: PatchedTree, version: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Make the members and the facts under a version."""
+    tree, state, ledger = patched.tree, patched.workspace.state, patched.ledger
     home = f"vllm-{version}.dist-info"
-    facts = _facts(draft, version)
-    own = {name: (draft.tree / draft.home / name).read_bytes() for name in ("METADATA", "WHEEL")}
-    return {
-        **dict(_patched(draft, version)),
-        _OWN_VERSION: relabelled((draft.tree / _OWN_VERSION).read_bytes(), version),
-        f"{home}/METADATA": _renamed(own["METADATA"], version),
-        f"{home}/WHEEL": tagged(_BUILD.sub(b"", own["WHEEL"]), draft.tag),
-        f"{home}/{FACTS}": as_text(facts).encode(),
-        f"{home}/{_SBOM}": as_text(vllm_sbom(facts, _patches(draft))).encode(),
-    }
-
-
-def _patched(draft: Draft, version: str) -> Iterator[tuple[str, bytes]]:
-    """Files that changed, upstream's texts of them, and the ledger as it has to be once installed.
-
-    pip writes RECORD when it installs, so the ledger cannot know it; a revert restores its lines.
-    """
-    ledger, state = draft.ledger, draft.workspace.state
-    files = _files(draft)
-    for path in files:
-        yield path, (draft.tree / path).read_bytes()
+    metadata, wheel = (
+        (tree / patched.dist_info / name).read_bytes() for name in ("METADATA", "WHEEL")
+    )
+    members = {}
+    for path in ledger.files:
+        members[path] = (tree / path).read_bytes()
         original = original_path(state, path)
         if original.is_file():
-            yield str(original.relative_to(draft.tree)), original.read_bytes()
-    # Without its date: the wheel is the same on every day.
-    shipped: Ledger = replace(ledger, files=files, version=version, date="")
-    yield str(ledger_path(state).relative_to(draft.tree)), shipped.to_json()
+            members[str(original.relative_to(tree))] = original.read_bytes()
+    shipped: Ledger = replace(ledger, version=version)
+    facts = _facts(patched, version)
+    stock = patched.workspace.tree
+    plan = Plan(
+        request=patched.request, stock=stock, patched=stock, verdicts=patched.outcome.verdicts
+    )
+    members |= {
+        str(ledger_path(state).relative_to(tree)): shipped.to_json(),
+        _OWN_VERSION: relabelled((tree / _OWN_VERSION).read_bytes(), version),
+        f"{home}/METADATA": _with_version(metadata, version),
+        f"{home}/WHEEL": tagged(_BUILD.sub(b"", wheel), patched.tag),
+        f"{home}/{FACTS}": as_text(facts).encode(),
+        f"{home}/{_SBOM}": as_text(vllm_sbom(facts, patches(plan.steps()))).encode(),
+    }
+    return members, facts
 
 
-def _files(draft: Draft) -> dict[str, tuple[str, str]]:
-    """What the ledger says of files, RECORD left out."""
-    pairs = draft.ledger.files.items()
-    return {path: pair for path, pair in pairs if not path.startswith(f"{draft.home}/")}
-
-
-def _patches(draft: Draft) -> Sequence[Patch]:
-    """What each fix changed."""
-    stock = draft.workspace.tree
-    plan = Plan(request=draft.request, stock=stock, patched=stock, verdicts=draft.outcome.verdicts)
-    return patches(plan.steps())
-
-
-def _facts(draft: Draft, version: str) -> dict[str, Any]:
-    origin, request, ledger = draft.origin, draft.request, draft.ledger
+def _facts(patched: PatchedTree, version: str) -> dict[str, Any]:
+    origin, ledger = patched.origin, patched.ledger
+    digests = (f"{after}  {path}\n" for path, (_, after) in sorted(ledger.files.items()))
     return {
         "project": "vllm",
-        "version": draft.public,
+        "version": origin.version.public,
         "made": "repack",
         "patchkit": __version__,
         "recipe": ledger.recipe,
-        "request": request_fields(draft.asked),
-        "turned_on": sorted(draft.request.also - draft.asked.also),
-        "source": origin.identity,
-        "source_file": origin.name.filename,
+        "request": request_fields(patched.asked),
+        "turned_on": sorted(patched.request.also - patched.asked.also),
+        "source": f"sha256:{origin.wheel.sha256}",
+        "source_file": origin.wheel.name.filename,
         "upstream": origin.locked,
-        "tree": f"sha256:{_tree_digest(draft)}",
+        "tree": f"sha256:{hashlib.sha256(''.join(digests).encode()).hexdigest()}",
         "fixes": [
             f"{v.fix.id}: {v.state.value}"
-            for v in draft.outcome.verdicts
+            for v in patched.outcome.verdicts
             if v.state is not State.NOT_APPLICABLE
         ],
-        "target": request.target.name,
-        "machine": origin.machine,
-        "cuda": draft.cuda,
-        "libraries": dict(draft.libraries),
-        "license": {"vllm": draft.metadata.get("License-Expression", "NOASSERTION")},
+        "target": patched.request.target.name,
+        "machine": origin.cpu,
+        "cuda": patched.cuda,
+        "libraries": dict(patched.libraries),
+        "license": {"vllm": patched.license},
         "wheel": version,
     }
 
 
-def _tree_digest(draft: Draft) -> str:
-    """A digest of the patched files: their paths and contents."""
-    lines = [f"{after}  {path}\n" for path, (_before, after) in sorted(_files(draft).items())]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 def relabelled(text: bytes, version: str) -> bytes:
-    """``vllm/_version.py`` with another version, which ``vllm.__version__`` reads.
+    """Return ``vllm/_version.py`` with another version, which ``vllm.__version__`` reads.
 
     Raises DriftError unless it is there once as a text and once as a tuple.
     """
     parsed = Version(version)
     parts = [*parsed.release, *([f"dev{parsed.dev}"] if parsed.dev is not None else [])]
-    told = ", ".join(map(repr, [*parts, parsed.local]))
+    as_tuple = ", ".join(map(repr, [*parts, parsed.local]))
     swaps = {r"version = '[^']*'": f"version = '{version}'"}
-    swaps[r"version_tuple = \([^()]*\)"] = f"version_tuple = ({told})"
+    swaps[r"version_tuple = \([^()]*\)"] = f"version_tuple = ({as_tuple})"
     changed = text.decode()
     for pattern, replacement in swaps.items():
         changed, count = re.subn(rf"(?<=[ _]){pattern}(?=\n|$)", replacement, changed)
         if count != 1:
             raise DriftError(
-                f"{_OWN_VERSION}: {count} places match {pattern!r}, expected 1",
+                f"{_OWN_VERSION}: {count} lines match {pattern!r}, expected 1",
                 why="the wheel was made by other means than upstream's",
-                hint="name upstream's wheel: patchkit repack vllm==X.Y.Z",
+                hint=_ANEW,
             )
     return changed.encode()
 
 
-def _renamed(metadata: bytes, version: str) -> bytes:
+def _with_version(metadata: bytes, version: str) -> bytes:
     head, separator, body = metadata.partition(b"\n\n")
     changed, count = re.subn(rb"(?m)^Version:.*$", b"Version: " + version.encode(), head)
     if count != 1:
-        raise DriftError(f"METADATA: has {count} lines that tell the version, expected 1")
+        raise DriftError(
+            f"METADATA: has {count} lines with a version, expected 1",
+            why="the wheel was made by other means than upstream's",
+            hint=_ANEW,
+        )
     return changed + separator + body

@@ -1,17 +1,18 @@
-"""Upstream's wheel, patched for one device: its Python and data change, its kernels are checked.
+"""Repack upstream's wheel for one device: its Python and data change, its kernels are checked.
 
-origin → kernels load? → staged tree → apply, proofs → edition → rewrite → wheelhouse
+origin → kernels load? → staged tree → apply, proofs → additions → rewrite → wheelhouse
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from patchkit.apply import Outcome, apply, open_workspace, request_fields
@@ -24,40 +25,47 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.source.tree import Sandboxed
 from patchkit.wheel.build.work import staging
-from patchkit.wheel.device.inspect import Binary, inspect
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import (
     Judged,
     Use,
     cuda_major,
     judge,
     require_loading,
-    told,
     torch_without_cuda,
     ways_around,
 )
-from patchkit.wheel.file.members import texts
-from patchkit.wheel.file.rewrite import Progress, rewrite
-from patchkit.wheel.repack.additions import Draft, Edition, edition
+from patchkit.wheel.file.metadata import read_metadata
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.write import Progress, rewrite
+from patchkit.wheel.repack.additions import Additions, PatchedTree, additions
 from patchkit.wheel.repack.upstream import Origin, find_wheel, locked_wheels
 from patchkit.wheel.wheelhouse.contents import add, entries, make_room
 
 Report = Callable[[str], Progress]
 _MANYLINUX = re.compile(r"manylinux(?P<policy>1|2010|2014|_2_\d+)_(?P<cpu>\w+)")
-_HOME = "vllm-*.dist-info"
-_NEEDED = ("vllm/__init__.py", "vllm/_version.py", f"{_HOME}/METADATA", f"{_HOME}/WHEEL")
+_DIST_INFO = "vllm-*.dist-info"
+_NEEDED = (
+    *("vllm/__init__.py", "vllm/_version.py"),
+    *(f"{_DIST_INFO}/METADATA", f"{_DIST_INFO}/WHEEL"),
+)
 _IN_EFFECT = (State.APPLIED, State.UPSTREAM)
 _POLICIES = {"1": 5, "2010": 12, "2014": 17}  # the minor of glibc 2; PEP 513, 571, 599
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repacked:
-    """A wheel in the wheelhouse; ``fresh`` if this run put it there."""
+    """A wheel in the wheelhouse; ``fresh`` if this run put it there.
+
+    ``source`` has the file name, sha256 and size of the wheel that it was made from.
+    """
 
     wheel: Path
     sha256: str
     size: int
     fresh: bool
-    origin: Origin
+    version: Version
+    source: Mapping[str, Any]
     outcome: Outcome
     libraries: tuple[Judged, ...]
     notes: tuple[str, ...]
@@ -76,67 +84,81 @@ def repack(
 ) -> Repacked:
     """Patch, prove and write a wheel anew, and put it into the wheelhouse.
 
+    A wheel that is itself a repack is made again from upstream's, and must come out the same.
     ``sandboxed`` says how proofs may run the wheel's own code. Raises ProofError if the kernels do
     not serve the device, UsageError if there is nothing to change or the wheel is a repack of
     another kind; and what ``apply`` and ``add`` raise.
     """
-    make_room(house, _expected(origin, request))
-    given = origin
-    if given.facts is not None:
-        _check_request(given, request)
-        origin = find_wheel(
-            f"vllm=={given.version.public}",
-            given.machine,
-            offline=offline,
-            report=report,
-            check=load_recipe("vllm").check,
-        )
-    binaries = inspect(origin.path)
-    judged = judge(origin.path, binaries, request.target, origin.version)
-    require_loading(judged, request.target, origin.version)
-    with staging() as folder:
-        draft = _draft(origin, request, folder / "tree", binaries, judged, sandboxed)
-        notes, made = tuple(_notes(draft, judged)), edition(draft)
-        make_room(house, made.filename)
-        wheel = folder / made.filename
-        rewrite(origin.path, wheel, made.home, made.members, report("Writing"))
+    target, given = request.target, origin
+    # What the wheel will be called, but for what only the work can tell.
+    version = f"{given.version.public}+{target.cuda_tag}.{target.name}"
+    make_room(house, f"vllm-{version}-{given.wheel.name.tag}.whl")
+    with contextlib.ExitStack() as stack:
+        if given.repacked:
+            _check_request(given, request)
+            spec, check = f"vllm=={given.version.public}", load_recipe("vllm").check
+            origin = stack.enter_context(
+                find_wheel(spec, given.cpu, offline=offline, report=report, check=check)
+            )
+        binaries = inspect_wheel(origin.wheel)
+        judged = judge(origin.wheel, binaries, target, origin.version)
+        require_loading(judged, target, origin.version)
+        folder = stack.enter_context(staging())
+        patched = _patched(origin, request, folder / "tree", binaries, judged, sandboxed)
+        notes, new = tuple(_notes(patched, judged)), additions(patched)
+        make_room(house, new.filename)
+        wheel = folder / new.filename
+        rewrite(origin.wheel, wheel, new.dist_info, new.members, report("Writing"))
         digest, size = sha256_of(wheel), wheel.stat().st_size
-        _check_same(given, made, digest)
-        fresh = not _held(house, made.filename, digest)
+        if given.repacked and given.wheel.sha256 != digest:
+            raise DriftError(
+                f"{given.wheel.path}: is not what this patchkit makes of upstream's wheel: that "
+                f"is {new.filename}, sha256 {digest}",
+                why="another patchkit made it, or it was changed since",
+                hint=_again(given),
+            )
+        fresh = not _is_there(house, new, digest)
         if fresh:
-            add(house, wheel, made.facts, say=say)
-    return Repacked(
-        wheel=house / made.filename,
-        sha256=digest,
-        size=size,
-        fresh=fresh,
-        origin=origin,
-        outcome=draft.outcome,
-        libraries=judged,
-        notes=notes,
-        facts=made.facts,
-    )
+            add(house, wheel, new.facts, say=say)
+        return Repacked(
+            wheel=house / new.filename,
+            sha256=digest,
+            size=size,
+            fresh=fresh,
+            version=origin.version,
+            source={
+                "file": origin.wheel.name.filename,
+                "sha256": origin.wheel.sha256,
+                "size": origin.wheel.size,
+                "upstream": origin.locked,
+            },
+            outcome=patched.outcome,
+            libraries=judged,
+            notes=notes,
+            facts=new.facts,
+        )
 
 
-def _expected(origin: Origin, request: Request) -> str:
-    """What the wheel will be called, but for what only the work can tell."""
-    target = request.target
-    version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
-    return f"vllm-{version}-{origin.name.tag}.whl"
-
-
-def _draft(
+def _patched(
     origin: Origin,
-    request: Request,
+    asked: Request,
     tree: Path,
     binaries: tuple[Binary, ...],
     judged: tuple[Judged, ...],
     sandboxed: Sandboxed,
-) -> Draft:
-    _stage(origin.path, tree)
-    package = tree / "vllm"
-    full = _around(request, judged, origin.version)
-    outcome = apply(package, load_recipe("vllm"), full, anew=True, sandboxed=sandboxed)
+) -> PatchedTree:
+    """Unpack what fixes can read, and apply them."""
+    _unpack(origin.wheel, tree)
+    recipe = load_recipe("vllm")
+    wanted = set()
+    # Fixes that keep vLLM from kernels that do not load; what --only or --without name stays so.
+    for fix_id in ways_around(judged) if not asked.only else ():
+        fix = recipe.fix(fix_id)
+        need = fix.need(origin.version, asked.arch, "installed") if fix else None
+        if need and need.severity is Severity.OPTIONAL and fix_id not in asked.skip:
+            wanted.add(fix_id)
+    request = replace(asked, also=asked.also | wanted)
+    outcome = apply(tree / "vllm", recipe, request, anew=True, sandboxed=sandboxed)
     if not outcome.written:
         raise UsageError(
             f"no fix changes anything in the wheel of vllm {origin.version} for "
@@ -144,49 +166,39 @@ def _draft(
             why="the release needs none there, or they were left out",
             hint="install the wheel as it is, or choose fixes with --with",
         )
-    return Draft(
+    (dist_info,) = tree.glob(_DIST_INFO)
+    metadata = HeaderParser().parsestr((dist_info / "METADATA").read_text(encoding="utf-8"))
+    return PatchedTree(
         origin=origin,
-        asked=request,
-        request=full,
-        workspace=open_workspace(package),
+        asked=asked,
+        request=request,
+        workspace=open_workspace(tree / "vllm"),
         outcome=outcome,
+        dist_info=dist_info.name,
+        license=metadata.get("License-Expression", "NOASSERTION"),
         cuda=cuda_major(binaries),
-        tag=_tag(origin, binaries),
+        tag=_tag(origin.wheel.name.tag, binaries),
         libraries={each.name: each.use.value for each in judged},
     )
 
 
-def _around(request: Request, judged: Iterable[Judged], version: Version) -> Request:
-    """The request, with optional fixes that keep vLLM from kernels that do not load.
-
-    What is named with --only or --without stays as it is.
-    """
-    recipe, wanted = load_recipe("vllm"), set()
-    for fix_id in ways_around(judged) if not request.only else ():
-        fix = recipe.fix(fix_id)
-        need = fix.need(version, request.arch, "installed") if fix else None
-        if need and need.severity is Severity.OPTIONAL and fix_id not in request.skip:
-            wanted.add(fix_id)
-    return replace(request, also=request.also | wanted)
-
-
-def _stage(wheel: Path, tree: Path) -> None:
-    """Unpack what fixes can read; no fix looks at libraries."""
-    for name, data in texts(wheel):
-        place = tree / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
+def _unpack(wheel: WheelFile, tree: Path) -> None:
+    """Write the members that fixes can read; no fix looks at libraries."""
+    for name, data in wheel.texts():
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
     for pattern in _NEEDED:
         if len(found := list(tree.glob(pattern))) != 1:
-            raise damaged(str(wheel), f"it has {pattern} {len(found)} times")
+            raise damaged(str(wheel.path), f"it has {pattern} {len(found)} times")
 
 
-def _tag(origin: Origin, binaries: tuple[Binary, ...]) -> str:
-    """The tag of the file name, with a newer glibc where the libraries need one."""
-    interpreter, abi, platform = origin.name.tag.split("-")
+def _tag(tag: str, binaries: tuple[Binary, ...]) -> str:
+    """Return the tag of the file name, with a newer glibc where the libraries need one."""
+    interpreter, abi, platform = tag.split("-")
     match = _MANYLINUX.fullmatch(platform)
     if match is None:
-        return origin.name.tag
+        return tag
     policy = match["policy"]
     promised = _POLICIES.get(policy) or int(policy.rpartition("_")[2])
     highest = max((b.library.highest("GLIBC") for b in binaries), key=by_version, default="")
@@ -198,86 +210,59 @@ def _tag(origin: Origin, binaries: tuple[Binary, ...]) -> str:
 
 def _check_request(given: Origin, request: Request) -> None:
     """Raise UsageError unless patchkit made the wheel of upstream's, for the same request."""
-    facts = given.facts or {}
-    lock = locked_wheels()[given.machine].get(given.version.public)
-    said = {key: facts.get(key) for key in ("made", "request", "source")}
+    facts = given.wheel.facts
+    lock = locked_wheels()[given.cpu].get(given.version.public)
+    found = {key: facts.get(key) for key in ("made", "request", "source")}
     source = f"sha256:{lock.sha256}" if lock else None
-    if said != {"made": "repack", "request": request_fields(request), "source": source}:
+    if found != {"made": "repack", "request": request_fields(request), "source": source}:
         raise UsageError(
-            f"{given.path}: patchkit {facts.get('patchkit')} made it already, for "
+            f"{given.wheel.path}: patchkit {facts.get('patchkit')} made it already, for "
             f"{facts.get('target')}, and not as it is asked for now",
             why="a repack begins with what upstream released",
-            hint=_anew(given, given.version.public)
-            + (f"; that takes upstream's {lock.filename}" if lock else ""),
+            hint=_again(given) + (f"; that takes upstream's {lock.filename}" if lock else ""),
         )
 
 
-def _anew(given: Origin, version: str) -> str:
-    return quoted("patchkit", "repack", f"vllm=={version}", "--platform", given.machine)
+def _again(given: Origin) -> str:
+    """Return the command that makes a repack from upstream's wheel again."""
+    return quoted("patchkit", "repack", f"vllm=={given.version.public}", "--cpu", given.cpu)
 
 
-def _check_same(given: Origin, made: Edition, digest: str) -> None:
-    """Raise unless a repack that was given is what comes out again."""
-    if given.facts is not None and given.sha256 != digest:
-        raise DriftError(
-            f"{given.path}: is not what this patchkit makes of upstream's wheel: that is "
-            f"{made.filename}, sha256 {digest}",
-            why="another patchkit made it, or it was changed since",
-            hint=_anew(given, made.facts["version"]),
-        )
-
-
-def _held(house: Path, filename: str, digest: str) -> bool:
-    """Whether the wheelhouse has this very wheel."""
+def _is_there(house: Path, new: Additions, digest: str) -> bool:
+    """Check whether the wheelhouse already has this very wheel."""
     try:
         listed = {entry.filename: entry.sha256 for entry in entries(house)}
-    except (
-        UsageError,
-        SourceError,
-        StorageError,
-    ):  # no folder yet, or a change that add() finishes
-        return False
-    place = house / filename
-    return listed.get(filename) == digest and is_file(place) and sha256_of(place) == digest
+    except (UsageError, SourceError, StorageError):
+        return False  # no folder yet, or a change that add() finishes
+    path = house / new.filename
+    return listed.get(new.filename) == digest and is_file(path) and sha256_of(path) == digest
 
 
-def _notes(draft: Draft, judged: tuple[Judged, ...]) -> Iterator[str]:
-    """What somebody who installs the wheel has to know."""
-    target, machine = draft.request.target, draft.origin.machine
-    if not draft.origin.locked:
-        yield f"not upstream's wheel: {draft.origin.name.filename}, {draft.origin.identity}"
-    if machine != target.cpu:
-        yield f"for {machine}, and {target.title} has {target.cpu}: a wheel for tests elsewhere"
-    if draft.cuda != target.cuda.partition(".")[0]:
+def _notes(patched: PatchedTree, judged: tuple[Judged, ...]) -> Iterator[str]:
+    """Yield what somebody who installs the wheel has to know."""
+    origin, target = patched.origin, patched.request.target
+    name, cpu = origin.wheel.name, origin.cpu
+    if not origin.locked:
+        yield f"not upstream's wheel: {name.filename}, sha256:{origin.wheel.sha256}"
+    if cpu != target.cpu:
+        yield f"for {cpu}, and {target.title} has {target.cpu}: a wheel for tests elsewhere"
+    if patched.cuda != target.cuda.partition(".")[0]:
         yield (
-            f"the kernels are linked with CUDA {draft.cuda} (libcudart.so.{draft.cuda}), not with "
-            f"{target.cuda}; the wheel's version says so"
+            f"the kernels are linked with CUDA {patched.cuda} (libcudart.so.{patched.cuda}), not "
+            f"with {target.cuda}; the wheel's version says so"
         )
-    torch = _pinned_torch(draft.metadata.get_all("Requires-Dist", []))
-    if without := torch_without_cuda(torch, machine):
+    torch = read_metadata(origin.wheel).pins.get("torch", "")
+    if without := torch_without_cuda(torch, cpu):
         yield (
-            f"it pins torch {torch}, and the package index's torch {torch} for {machine} has no "
+            f"it pins torch {torch}, and the package index's torch {torch} for {cpu} has no "
             f"CUDA: {without.instead}"
         )
     for each in judged:
         if each.missed or each.use is Use.PARTLY:
-            yield f"{each.name} {told(each)}"
-    active = {v.fix.id for v in draft.outcome.verdicts if v.state in _IN_EFFECT}
+            yield f"{each.name} {each.phrase}"
+    active = {v.fix.id for v in patched.outcome.verdicts if v.state in _IN_EFFECT}
     for fix_id, kernels in ways_around(judged).items():
         if fix_id not in active:
             yield f"{kernels} will be chosen and fail; --with {fix_id} avoids it"
-        elif fix_id in draft.request.also - draft.asked.also:
+        elif fix_id in patched.request.also - patched.asked.also:
             yield f"{fix_id} is on, since {kernels} would be chosen and fail"
-
-
-def _pinned_torch(requirements: Iterable[str]) -> str:
-    """The torch that a wheel pins, "" if it pins none."""
-    for line in requirements:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        exact = [each.version for each in requirement.specifier if each.operator == "=="]
-        if requirement.name == "torch" and len(exact) == 1:
-            return exact[0]
-    return ""

@@ -24,12 +24,13 @@ from patchkit.wheel.build.repro import object_digests
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.work import emptied, staging, work_folder
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
-from patchkit.wheel.device.inspect import Binary, inspect
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import judge, require_loading
 from patchkit.wheel.file.facts import as_text
-from patchkit.wheel.file.metadata import about
-from patchkit.wheel.file.seal import seal
+from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.tags import platform_tag
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.write import seal
 from patchkit.wheel.vllm.backend import NAMESPACE, build_variables, compile_wheel, note
 from patchkit.wheel.vllm.order import Order
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
@@ -87,8 +88,9 @@ def _build(root: Path, order: Order, prepared: Prepared, progress: Progress) -> 
     circumstances = (network(), told(before, counted(variables)))
     note(root, *circumstances)
     prepared.python.check("after the build")
-    binaries = inspect(raw)
-    proofs = _prove(root, order, raw, binaries)
+    with WheelFile(raw) as wheel:
+        binaries = inspect_wheel(wheel)
+        proofs = _prove(root, order, wheel, binaries)
     sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
     _require_clean(sealed, binaries)
     return Built(
@@ -104,7 +106,9 @@ def _build(root: Path, order: Order, prepared: Prepared, progress: Progress) -> 
 
 def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
     """Raise ProofError for what `patchkit inspect` would find: an RPATH, a library of torch's …"""
-    if found := check(about(wheel), binaries):
+    with WheelFile(wheel) as sealed:
+        metadata = read_metadata(sealed)
+    if found := check(metadata, binaries):
         raise ProofError(
             f"{wheel.name} would not be fit for other machines\n"
             + "\n".join(f"    {each.where} {each.what}" for each in found),
@@ -113,7 +117,9 @@ def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
         )
 
 
-def _prove(root: Path, order: Order, raw: Path, binaries: tuple[Binary, ...]) -> tuple[str, ...]:
+def _prove(
+    root: Path, order: Order, raw: WheelFile, binaries: tuple[Binary, ...]
+) -> tuple[str, ...]:
     target = order.request.target
     sources = compiled_sources(root / "source" / "build", root / "source")
     if order.extensions:

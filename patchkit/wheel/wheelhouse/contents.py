@@ -16,7 +16,8 @@ from patchkit.durable.names import is_file
 from patchkit.errors import BusyError, HashMismatchError, SourceError, StorageError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
-from patchkit.wheel.file.record import WheelName, faults, wheel_name
+from patchkit.wheel.file.name import WheelName, wheel_name
+from patchkit.wheel.file.record import faults
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     Entry,
@@ -295,7 +296,7 @@ def _again(house: Path, entry: Entry) -> str:
     if entry.kind is not Kind.BUILT:
         return _fill(house)
     if facts.get("made") == "repack":
-        what = [f"vllm=={facts.get('version')}", "--platform", str(facts.get("machine"))]
+        what = [f"vllm=={facts.get('version')}", "--cpu", str(facts.get("machine"))]
         return quoted("patchkit", "repack", *what, "--dir", house)
     return "build it again"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.wheel.file.record import ANY
+from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
+from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import FILLING, replace_dependencies, settled
 from patchkit.wheel.wheelhouse.listed_wheel import read
 from patchkit.wheel.wheelhouse.manifest import Entry, Kind
@@ -230,11 +231,16 @@ def _proved_torch(
     """The torch among them, known by its file if it is in one of the folders. Raises ProofError."""
     for each in chosen:
         if each.name.project == "torch":
-            wheel = _place(each.name.filename, folders) if folders else None
-            torch = torch_of(each.name.version, each.requires, wheel)
+            members = _members(_place(each.name.filename, folders)) if folders else None
+            torch = torch_of(each.name.version, each.requires, members)
             require_cuda(torch, where.machine, needed)
             return torch
     return None
+
+
+def _members(path: Path) -> Collection[str]:
+    with WheelFile(path) as wheel:
+        return wheel.members
 
 
 def _entry(wheel: Locked, where: Place, folders: Sequence[Path]) -> Entry:

@@ -1,4 +1,4 @@
-"""The wheels of a wheelhouse, read: what they say of themselves, and what is in them."""
+"""Read the wheels of a wheelhouse: what they say about themselves, and what is in them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from patchkit.durable.names import is_file
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, finding
 from patchkit.target import Target, targets
-from patchkit.wheel.device.inspect import Binary, inspect
-from patchkit.wheel.file.metadata import About, about
-from patchkit.wheel.file.record import ANY
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.libraries import Judged, judge
+from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
+from patchkit.wheel.file.name import ANY
+from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.manifest import Entry, Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
+class ListedWheel:
     """A wheel that the manifest lists.
 
-    ``about`` is None for what is only locked; ``binaries`` are those of wheels that were built
-    here, as nobody else's are judged.
+    ``metadata`` is None for what is only locked. ``binaries`` and ``judged`` are those of wheels
+    that were built here, as nobody else's are judged.
     """
 
     entry: Entry
-    place: Path
-    about: About | None
+    path: Path
+    metadata: WheelMetadata | None = None
     binaries: tuple[Binary, ...] = ()
+    judged: tuple[Judged, ...] = ()
 
     @property
     def filename(self) -> str:
@@ -44,37 +47,47 @@ class Wheel:
     @property
     def target(self) -> Target | None:
         """The device that patchkit.json in it names."""
-        name = self.about.facts.get("target") if self.about else None
-        return targets().get(name) if isinstance(name, str) else None
+        return named_target(self.metadata)
+
+
+def named_target(metadata: WheelMetadata | None) -> Target | None:
+    """Return the known device that patchkit.json names."""
+    name = metadata.facts.get("target") if metadata else None
+    return targets().get(name) if isinstance(name, str) else None
 
 
 def read(
     house: Path, listed: Sequence[Entry], spoiled: Collection[str] = ()
-) -> tuple[list[Wheel], list[Finding]]:
-    """The wheels, and why some cannot be read; nobody looks into those that are ``spoiled``."""
+) -> tuple[list[ListedWheel], list[Finding]]:
+    """Read the wheels, and say why some cannot be read; those that are ``spoiled`` stay closed."""
     wheels, found = [], []
     for entry in listed:
-        place = house / entry.filename
-        if not is_file(place) or entry.filename in spoiled:
-            wheels.append(Wheel(entry=entry, place=place, about=None))
+        path = house / entry.filename
+        if not is_file(path) or entry.filename in spoiled:
+            wheels.append(ListedWheel(entry=entry, path=path))
             continue
         try:
-            wheels.append(_read(entry, place))
+            wheels.append(_read(entry, path))
         except SourceError as error:
-            what = error.what.removeprefix(f"{place}: ")
+            what = error.what.removeprefix(f"{path}: ")
             found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
-            wheels.append(Wheel(entry=entry, place=place, about=None))
+            wheels.append(ListedWheel(entry=entry, path=path))
     return wheels, found
 
 
-def _read(entry: Entry, place: Path) -> Wheel:
-    said = about(place)
-    has_code = entry.kind is Kind.BUILT and ANY not in entry.name.cpus and bool(said.facts)
-    binaries = inspect(place) if has_code else ()
-    return Wheel(entry=entry, place=place, about=said, binaries=binaries)
+def _read(entry: Entry, path: Path) -> ListedWheel:
+    with WheelFile(path) as wheel:
+        metadata = read_metadata(wheel)
+        if entry.kind is not Kind.BUILT or ANY in entry.name.cpus or not metadata.facts:
+            return ListedWheel(entry=entry, path=path, metadata=metadata)
+        binaries, target = inspect_wheel(wheel), named_target(metadata)
+        judged: tuple[Judged, ...] = ()
+        if target and metadata.facts.get("project") == "vllm":
+            judged = judge(wheel, binaries, target, entry.name.version)
+    return ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries, judged=judged)
 
 
-def by_cpu(wheels: Sequence[Wheel]) -> Iterator[tuple[str, list[Wheel]]]:
-    """For each CPU that a wheel was built for, what a node with it can install."""
+def by_cpu(wheels: Sequence[ListedWheel]) -> Iterator[tuple[str, list[ListedWheel]]]:
+    """For each CPU that a wheel was built for, yield what a node with it can install."""
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
         yield cpu, [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]

@@ -10,7 +10,7 @@ from typing import Any
 
 from patchkit.errors import SourceError
 from patchkit.target import targets
-from patchkit.wheel.file.record import ANY, WheelName, wheel_name
+from patchkit.wheel.file.name import ANY, WheelName, wheel_name
 
 MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
 _FORMAT = 2

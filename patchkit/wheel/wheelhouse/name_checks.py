@@ -13,7 +13,7 @@ from patchkit.errors import SourceError
 from patchkit.finding import Finding, finding
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.library_rules import rules
-from patchkit.wheel.file.metadata import About
+from patchkit.wheel.file.metadata import WheelMetadata
 
 _MODULE = re.compile(r"(?P<stem>.+)\.cpython-3(?P<minor>\d+)(?P<flags>[a-z]*)-[\w-]+\.so")
 _TAG = re.compile(r"(?:cp|py)3(?P<minor>\d*)")
@@ -36,14 +36,14 @@ def promised_glibc(tag: str) -> str:
     return "" if not all(said) else min(said, key=by_version)
 
 
-def broken_promises(about: About, binaries: Sequence[Binary]) -> Iterator[Finding]:
+def broken_promises(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
     """Libraries that need a newer system, or another Python, than the name of the wheel says."""
-    yield from _too_new(about, binaries)
-    yield from _uncovered(about)
+    yield from _too_new(metadata, binaries)
+    yield from _uncovered(metadata)
 
 
-def _too_new(about: About, binaries: Sequence[Binary]) -> Iterator[Finding]:
-    if not (glibc := promised_glibc(about.name.tag)):
+def _too_new(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
+    if not (glibc := promised_glibc(metadata.name.tag)):
         return
     allowed = rules().allowed(glibc)
     for binary in binaries:
@@ -59,11 +59,11 @@ def _too_new(about: About, binaries: Sequence[Binary]) -> Iterator[Finding]:
                 )
 
 
-def _uncovered(about: About) -> Iterator[Finding]:
+def _uncovered(metadata: WheelMetadata) -> Iterator[Finding]:
     """Modules that are built for one Python each, but not for every one that the wheel is for."""
-    wanted = supported(about)
+    wanted = supported(metadata)
     built: dict[str, set[int]] = {}
-    for member in about.members:
+    for member in metadata.members:
         if (match := _MODULE.fullmatch(member)) and not match["flags"]:
             built.setdefault(match["stem"], set()).add(int(match["minor"]))
     for stem, minors in sorted(built.items()):
@@ -74,19 +74,19 @@ def _uncovered(about: About) -> Iterator[Finding]:
                 f"is built for CPython {_minors(sorted(minors))} alone, the wheel is for "
                 f"{_minors(wanted)} too",
                 "build it for each Python, or give the wheel the tag of its one Python",
-                f"{about.name.tag} and Requires-Python {about.requires_python or '(none)'}: "
+                f"{metadata.name.tag} and Requires-Python {metadata.requires_python or '(none)'}: "
                 f"it cannot be imported on 3.{missing[0]}",
             )
 
 
-def supported(about: About) -> list[int]:
+def supported(metadata: WheelMetadata) -> list[int]:
     """The minor versions of CPython 3 that tag and Requires-Python allow, up to 3.30."""
     try:
-        allowed = SpecifierSet(about.requires_python)
+        allowed = SpecifierSet(metadata.requires_python)
     except InvalidSpecifier:
         allowed = SpecifierSet()
     found: set[int] = set()
-    for tag in parse_tag(about.name.tag):
+    for tag in parse_tag(metadata.name.tag):
         if match := _TAG.fullmatch(tag.interpreter):
             first = int(match["minor"] or 0)
             one = tag.abi.startswith("cp") or (tag.abi == "none" and tag.interpreter[:2] == "cp")

@@ -14,17 +14,17 @@ from patchkit.errors import ProofError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
 from patchkit.source.releases import load_facts
-from patchkit.wheel.file.metadata import About
-from patchkit.wheel.file.record import ANY
+from patchkit.wheel.file.metadata import WheelMetadata
+from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.wheelhouse.listed_wheel import Wheel, by_cpu
+from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, by_cpu
 from patchkit.wheel.wheelhouse.name_checks import promised_glibc, supported
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
 _NCCL = "nvidia-nccl-cu"
 
 
-def disagreements(wheels: Sequence[Wheel]) -> tuple[Finding, ...]:
+def disagreements(wheels: Sequence[ListedWheel]) -> tuple[Finding, ...]:
     """Everything that keeps these wheels from working together on a node; each thing once."""
     found: list[Finding] = []
     for cpu, group in by_cpu(wheels):
@@ -33,12 +33,12 @@ def disagreements(wheels: Sequence[Wheel]) -> tuple[Finding, ...]:
     return tuple(dict.fromkeys([*found, *_uneven(wheels)]))
 
 
-def _needs(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
+def _needs(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
     here = {wheel.project: wheel for wheel in wheels}
     complete = any(not wheel.built for wheel in wheels)
     for wheel in wheels:
-        for requirement in _applicable(wheel.about, cpu, wheels):
+        for requirement in _applicable(wheel.metadata, cpu, wheels):
             other = here.get(canonicalize_name(requirement.name))
             if other is None and complete:
                 what = f"needs {_said(requirement)}, which is not in the lock"
@@ -54,11 +54,11 @@ def _needs(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
                 )
 
 
-def _met(requirement: Requirement, wheel: Wheel) -> bool:
+def _met(requirement: Requirement, wheel: ListedWheel) -> bool:
     return requirement.specifier.contains(wheel.entry.name.version, prereleases=True)
 
 
-def _remedy(requirement: Requirement, other: Wheel) -> str:
+def _remedy(requirement: Requirement, other: ListedWheel) -> str:
     if not other.built:
         return _fill(other)
     return _instead(other, str(requirement.specifier).removeprefix("=="))
@@ -69,28 +69,30 @@ def _said(requirement: Requirement) -> str:
     return str(requirement).partition(";")[0].strip()
 
 
-def _fill(wheel: Wheel, *options: str) -> str:
+def _fill(wheel: ListedWheel, *options: str) -> str:
     """How the dependencies are resolved anew."""
-    return quoted("patchkit", "wheelhouse", "fill", "--dir", wheel.place.parent, *options)
+    return quoted("patchkit", "wheelhouse", "fill", "--dir", wheel.path.parent, *options)
 
 
-def _instead(wheel: Wheel, version: object) -> str:
+def _instead(wheel: ListedWheel, version: object) -> str:
     """How a wheel that was built here gives way to another version: there is room for one."""
-    house = wheel.place.parent
+    house = wheel.path.parent
     name = "nccl" if wheel.project.startswith(_NCCL) else wheel.project
     drop = quoted("patchkit", "wheelhouse", "prune", "--dir", house, "--drop", wheel.project)
     build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
     return f"{drop} && {build}"
 
 
-def _applicable(about: About | None, cpu: str, wheels: Sequence[Wheel]) -> Iterator[Requirement]:
+def _applicable(
+    metadata: WheelMetadata | None, cpu: str, wheels: Sequence[ListedWheel]
+) -> Iterator[Requirement]:
     environment = _environment(cpu, wheels)
-    for requirement in about.requires if about else ():
+    for requirement in metadata.requires if metadata else ():
         if requirement.marker is None or requirement.marker.evaluate(environment):
             yield requirement
 
 
-def _environment(cpu: str, wheels: Sequence[Wheel]) -> dict[str, str]:
+def _environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, str]:
     """What markers ask for: this CPU, and the Python of the lock if there is one."""
     said = {**default_environment(), "platform_machine": cpu, "extra": ""}
     if python := _locked_python(wheels):
@@ -99,14 +101,14 @@ def _environment(cpu: str, wheels: Sequence[Wheel]) -> dict[str, str]:
     return {key: str(value) for key, value in said.items()}
 
 
-def _locked_python(wheels: Sequence[Wheel]) -> str:
+def _locked_python(wheels: Sequence[ListedWheel]) -> str:
     found = (wheel.entry.facts.get("python") for wheel in wheels if not wheel.built)
     return next((str(python) for python in found if python), "")
 
 
-def _nccl(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: ARG001
+def _nccl(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa: ARG001
     """The NCCL that the torch in question pins, where torch's own METADATA is not at hand."""
-    if any(wheel.project == "torch" and wheel.about for wheel in wheels):
+    if any(wheel.project == "torch" and wheel.metadata for wheel in wheels):
         return
     nccl = next((wheel for wheel in wheels if wheel.project.startswith(_NCCL)), None)
     pinned = _torch_pins(wheels)
@@ -122,25 +124,27 @@ def _nccl(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: ARG0
             )
 
 
-def _torch_pins(wheels: Sequence[Wheel]) -> dict[str, str]:
+def _torch_pins(wheels: Sequence[ListedWheel]) -> dict[str, str]:
     """File name → torch, of wheels that pin one, and of torch itself if it is only locked."""
     pins = {
-        w.filename: w.about.pins["torch"] for w in wheels if w.about and "torch" in w.about.pins
+        w.filename: w.metadata.pins["torch"]
+        for w in wheels
+        if w.metadata and "torch" in w.metadata.pins
     }
     locked = {w.filename: w.entry.name.version.public for w in wheels if w.project == "torch"}
     return pins or locked
 
 
-def _torch_and_cuda(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
+def _torch_and_cuda(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """One CUDA for everything, and a torch that has one."""
     majors: dict[int, str] = {}
     for wheel in wheels:
         for binary in wheel.binaries:
             majors.update(dict.fromkeys(cuda_majors(binary), wheel.filename))
     for wheel in wheels:
-        if wheel.project == "torch" and wheel.about:
-            requires = map(str, _applicable(wheel.about, cpu, wheels))
-            torch = torch_of(wheel.entry.name.version, requires, wheel.place)
+        if wheel.project == "torch" and wheel.metadata:
+            requires = map(str, _applicable(wheel.metadata, cpu, wheels))
+            torch = torch_of(wheel.entry.name.version, requires, wheel.metadata.members)
             if torch.cuda is None:
                 what = f"is a torch for CPUs alone: {torch.seen}"
                 yield finding(ProofError, wheel.filename, what, _fill(wheel))
@@ -154,7 +158,7 @@ def _torch_and_cuda(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
         yield finding(ProofError, last, what, "take all of it for one CUDA", why)
 
 
-def _devices(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
+def _devices(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     targets = {wheel.target.name: wheel for wheel in wheels if wheel.target}
     if len(targets) > 1:
         parts = "; ".join(f"{name}: {wheel.filename}" for name, wheel in sorted(targets.items()))
@@ -167,9 +171,9 @@ def _devices(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
         )
 
 
-def _pythons(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: ARG001
+def _pythons(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa: ARG001
     """Some Python must be able to take every wheel, and the lock's if there is a lock."""
-    ranges = {wheel.filename: {*supported(_about(wheel))} for wheel in wheels}
+    ranges = {wheel.filename: {*supported(_metadata(wheel))} for wheel in wheels}
     python = _locked_python(wheels)
     for wheel in wheels:
         if python and int(python.split(".")[1]) not in ranges[wheel.filename]:
@@ -181,11 +185,11 @@ def _pythons(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:  # noqa: A
         yield finding(UsageError, few, what, "build it for the same Python as the others")
 
 
-def _about(wheel: Wheel) -> About:
-    return wheel.about or About(name=wheel.entry.name, members=(), facts={})
+def _metadata(wheel: ListedWheel) -> WheelMetadata:
+    return wheel.metadata or WheelMetadata(name=wheel.entry.name, members=(), facts={})
 
 
-def _systems(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
+def _systems(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Wheels that need a newer glibc than the nodes have."""
     has = min((w.target.glibc for w in wheels if w.target), key=by_version, default="")
     for wheel in wheels:
@@ -200,19 +204,21 @@ def _systems(cpu: str, wheels: Sequence[Wheel]) -> Iterator[Finding]:
             )
 
 
-def _uneven(wheels: Sequence[Wheel]) -> Iterator[Finding]:
+def _uneven(wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """With nodes of two CPUs: a project that only some can install, or in another version."""
     cpus = {cpu for wheel in wheels if wheel.built for cpu in wheel.entry.name.cpus} - {ANY}
     if len(cpus) < 2:
         return
-    projects: dict[str, list[Wheel]] = {}
+    projects: dict[str, list[ListedWheel]] = {}
     for wheel in filter(lambda wheel: wheel.built, wheels):
         projects.setdefault(wheel.project, []).append(wheel)
     for project, group in projects.items():
         yield from _uneven_project(project, group, cpus)
 
 
-def _uneven_project(project: str, group: Sequence[Wheel], cpus: set[str]) -> Iterator[Finding]:
+def _uneven_project(
+    project: str, group: Sequence[ListedWheel], cpus: set[str]
+) -> Iterator[Finding]:
     covered = {cpu for wheel in group for cpu in wheel.entry.name.cpus}
     if ANY not in covered and (missing := sorted(cpus - covered)):
         what = f"there is no {project} for {', '.join(missing)}, and other wheels for it are here"
@@ -225,7 +231,7 @@ def _uneven_project(project: str, group: Sequence[Wheel], cpus: set[str]) -> Ite
         yield finding(UsageError, group[-1].filename, what, hint, why)
 
 
-def pin_table(wheels: Sequence[Wheel]) -> Mapping[str, str]:
+def pin_table(wheels: Sequence[ListedWheel]) -> Mapping[str, str]:
     """Project → version of what decides: vLLM, torch, NCCL, triton, as far as they are here."""
     return {
         wheel.project: str(wheel.entry.name.version)

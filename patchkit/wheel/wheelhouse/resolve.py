@@ -27,7 +27,7 @@ from patchkit.errors import (
     UsageError,
 )
 from patchkit.quoting import quoted
-from patchkit.wheel.file.record import WheelName, wheel_name
+from patchkit.wheel.file.name import WheelName, wheel_name
 
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OLDEST = 5  # manylinux_2_5, the first platform tag for Linux

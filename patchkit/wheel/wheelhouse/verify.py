@@ -31,8 +31,8 @@ def verify(house: Path) -> Verified:
     wheels, unread = read(house, listed, {each.where for each in files})
     found = [*files, *unread]
     for wheel in wheels:
-        if wheel.built and wheel.about and wheel.about.facts:
-            found += check(wheel.about, wheel.binaries)
+        if wheel.built and wheel.metadata and wheel.metadata.facts:
+            found += check(wheel.metadata, wheel.binaries)
         found += unfit(wheel)
     found += disagreements(wheels)
     return Verified(entries=listed, pins=pin_table(wheels), findings=tuple(dict.fromkeys(found)))

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, finding
 from patchkit.wheel.device.inspect import Binary
-from patchkit.wheel.file.library_rules import Shared, rules
-from patchkit.wheel.file.metadata import About
+from patchkit.wheel.file.library_rules import SharedLibraries, rules
+from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.wheelhouse.name_checks import broken_promises
 
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
-def check(about: About, binaries: Sequence[Binary]) -> tuple[Finding, ...]:
+def check(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding, ...]:
     """Everything that is wrong with one wheel, from what was read of it."""
     return (
-        *_unreadable(about),
+        *_unreadable(metadata),
         *_folders(binaries),
-        *_copies(about),
-        *_mixed_cuda(about, binaries),
-        *broken_promises(about, binaries),
+        *_copies(metadata),
+        *_mixed_cuda(metadata, binaries),
+        *broken_promises(metadata, binaries),
     )
 
 
@@ -30,11 +30,11 @@ def cuda_majors(binary: Binary) -> tuple[int, ...]:
     return rules().cuda_majors(binary.library.needed)
 
 
-def _unreadable(about: About) -> Iterator[Finding]:
+def _unreadable(metadata: WheelMetadata) -> Iterator[Finding]:
     again = "build it again"
-    for fault in about.faults:
-        yield finding(SourceError, about.name.filename, fault, again)
-    for sbom in about.sboms:
+    for fault in metadata.faults:
+        yield finding(SourceError, metadata.name.filename, fault, again)
+    for sbom in metadata.sboms:
         if sbom.fault:
             yield finding(SourceError, sbom.path, f"is no SBOM: {sbom.fault}", again)
 
@@ -54,9 +54,9 @@ def _folders(binaries: Sequence[Binary]) -> Iterator[Finding]:
                     )
 
 
-def _copies(about: About) -> Iterator[Finding]:
-    for member in about.members:
-        shared = rules().foreign(about.name.project, member)
+def _copies(metadata: WheelMetadata) -> Iterator[Finding]:
+    for member in metadata.members:
+        shared = rules().foreign(metadata.name.project, member)
         if shared is not None:
             yield finding(
                 SourceError,
@@ -67,13 +67,13 @@ def _copies(about: About) -> Iterator[Finding]:
             )
 
 
-def _owner(shared: Shared) -> str:
+def _owner(shared: SharedLibraries) -> str:
     return " or ".join(each.replace("nvidia-*", "NVIDIA's wheels") for each in shared.owners) or (
         "the driver"
     )
 
 
-def _mixed_cuda(about: About, binaries: Sequence[Binary]) -> Iterator[Finding]:
+def _mixed_cuda(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
     majors: dict[int, list[str]] = {}
     for binary in binaries:
         for major in cuda_majors(binary):
@@ -82,7 +82,7 @@ def _mixed_cuda(about: About, binaries: Sequence[Binary]) -> Iterator[Finding]:
         parts = "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items())
         yield finding(
             SourceError,
-            about.name.filename,
+            metadata.name.filename,
             f"its libraries need {len(majors)} versions of CUDA",
             "build all of it with one toolkit",
             parts,

@@ -13,7 +13,7 @@ import venv
 import pytest
 
 from patchkit.errors import HashMismatchError, HostError
-from patchkit.wheel.file.record import wheel_name
+from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add, entries
 from patchkit.wheel.wheelhouse.resolve import Locked, Source, download, place, read_report
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel

@@ -22,13 +22,13 @@ from patchkit.errors import (
 )
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
+from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
 from patchkit.wheel.device.libraries import Use
 from patchkit.wheel.file.record import faults
-from patchkit.wheel.repack.repack import repack
 from patchkit.wheel.wheelhouse.contents import add, entries, verify
 from support.building import PATCHKIT
-from support.repacking import found, house, known, quiet, run, workplace  # noqa: F401  (fixtures)
+from support.repacking import house, known, repacked, run, workplace  # noqa: F401  (fixtures)
 from support.vllm_wheels import (
     FIX,
     HOPPER,
@@ -195,13 +195,13 @@ def test_twice_is_once_and_a_repack_again_is_nothing(run, known, house, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATCHKIT_CACHE_DIR", str(cache.parent))
         request = Request(target=GB10, only=frozenset({FIX}))
-        made = repack(found(copy), request, house, report=quiet, offline=True)
+        made = repacked(copy, request, house)
         assert (made.fresh, made.sha256) == (False, first.sha256)
 
         other = Request(target=GB10, only=frozenset({FIX}), arch="family")
         with pytest.raises(UsageError, match="made it already, for gb10") as caught:
-            repack(found(copy), other, house, report=quiet, offline=True)
-        assert f"patchkit repack vllm=={VERSION} --platform aarch64" in caught.value.hint
+            repacked(copy, other, house)
+        assert f"patchkit repack vllm=={VERSION} --cpu aarch64" in caught.value.hint
         assert NAME in caught.value.hint
 
 
@@ -215,13 +215,7 @@ def test_a_repack_that_was_changed(run, known, house, tmp_path, monkeypatch):
     changed = tmp_path / first.wheel.name
     changed.write_bytes(first.wheel.read_bytes() + b"\0")
     with pytest.raises(DriftError, match="is not what this patchkit makes of upstream's wheel"):
-        repack(
-            found(changed),
-            Request(target=GB10, only=frozenset({FIX})),
-            house,
-            report=quiet,
-            offline=True,
-        )
+        repacked(changed, Request(target=GB10, only=frozenset({FIX})), house)
 
 
 def test_a_repack_that_was_damaged_is_made_again(run, known, house, tmp_path):
@@ -232,7 +226,7 @@ def test_a_repack_that_was_damaged_is_made_again(run, known, house, tmp_path):
     first, *_rest = verify(house)
     assert first.what.startswith("was changed: its sha256 begins with ")
     assert first.what.endswith(f", with {hashlib.sha256(data).hexdigest()[:12]} in manifest.json")
-    assert first.hint == f"patchkit repack vllm=={VERSION} --platform aarch64 --dir {house}"
+    assert first.hint == f"patchkit repack vllm=={VERSION} --cpu aarch64 --dir {house}"
     run(source)
     assert (place.read_bytes(), verify(house)) == (data, ())
 
@@ -364,13 +358,13 @@ def test_on_the_command_line(environment, house, tmp_path):
 def test_upstreams_wheel(house):
     """The released 0.25.1 for x86-64, 250 MB: all of its kernels that count load."""
     try:
-        origin = found("vllm==0.25.1", cpu="x86_64")
+        done = repacked("vllm==0.25.1", Request(target=GB10), house, cpu="x86_64")
     except SourceError as error:  # nothing else: a file with another hash is a failure
         pytest.skip(
             f"{error.what}: `nox -s repro -- vllm --step repack` fetches it, then run again"
         )
-    done = repack(origin, Request(target=GB10), house, report=quiet)
-    with zipfile.ZipFile(done.wheel) as new, zipfile.ZipFile(origin.path) as old:
+    upstream = cache_dir() / "sdists" / done.source["file"]
+    with zipfile.ZipFile(done.wheel) as new, zipfile.ZipFile(upstream) as old:
         ours = {info.filename: info for info in new.infolist()}
         changed = {
             info.filename
@@ -389,7 +383,7 @@ def test_upstreams_wheel(house):
         "vllm/_qutlass_C.abi3.so": Use.LOST
     }
     assert done.facts["wheel"].startswith("0.25.1+cu130.gb10.")
-    assert abs(done.size - origin.path.stat().st_size) < 1_000_000
+    assert abs(done.size - done.source["size"]) < 1_000_000
 
 
 @pytest.mark.parametrize(

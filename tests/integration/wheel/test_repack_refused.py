@@ -27,6 +27,12 @@ from support.vllm_wheels import (
 )
 from support.wheels import write_wheel
 
+
+def locked(spec, **which):
+    with found(spec, **which) as origin:
+        return origin.locked
+
+
 X86 = NAME.replace("aarch64", "x86_64")
 
 
@@ -53,27 +59,27 @@ X86 = NAME.replace("aarch64", "x86_64")
 )
 def test_what_is_not_taken(tmp_path, make, error, words):
     with pytest.raises(error) as caught:
-        found(make(tmp_path))
+        locked(make(tmp_path))
     assert words in str(caught.value)
 
 
 def test_hashes_that_are_named(tmp_path):
     wheel = vllm_wheel(tmp_path)
-    assert not found(wheel, digest=sha256(wheel).upper()).locked
+    assert not locked(wheel, digest=sha256(wheel).upper())
     with pytest.raises(HashMismatchError, match="not 0000"):
-        found(wheel, digest="0" * 64)
+        locked(wheel, digest="0" * 64)
     with pytest.raises(UsageError, match="64 hex digits"):
-        found(wheel, digest="abc")
+        locked(wheel, digest="abc")
     with pytest.raises(UsageError, match="--sha256 is for a file"):
-        found("vllm==0.25.1", digest="0" * 64)
+        locked("vllm==0.25.1", digest="0" * 64)
 
 
 def test_half_a_download(tmp_path, known):
     wheel = known(vllm_wheel(tmp_path))
-    assert found(wheel).locked
+    assert locked(wheel)
     wheel.write_bytes(wheel.read_bytes()[:20000])
     with pytest.raises(SourceError, match="cannot be read"):
-        found(wheel)
+        locked(wheel)
 
 
 @pytest.mark.parametrize("path", ["../escaped.py", "/etc/cron.d/x"])
@@ -98,7 +104,7 @@ def test_a_version_file_that_is_unlike_upstreams(run, house, tmp_path):
     def other(members):
         members["vllm/_version.py"] = b"__version__ = 'x'\n"
 
-    with pytest.raises(DriftError, match=r"vllm/_version\.py: 0 places match"):
+    with pytest.raises(DriftError, match=r"vllm/_version\.py: 0 lines match"):
         run(vllm_wheel(tmp_path, change=other))
     assert not house.exists()
 

@@ -361,7 +361,9 @@ def test_a_wheel_that_is_none(tmp_path):
         path.write_bytes(content)
         refused(path, "cannot be read", "cut short or damaged")
     refused(wheel(tmp_path, ("a.py", b"pass\n")), "holds no library")
-    refused(wheel(tmp_path, ("lib.so", data("gb10")), name="nccl.whl"), "not one of a wheel")
+    refused(
+        wheel(tmp_path, ("lib.so", data("gb10")), name="nccl.whl"), "is not the name of a wheel"
+    )
 
 
 def test_a_wheel_with_a_damaged_library(tmp_path):

@@ -13,7 +13,7 @@ from packaging.version import Version
 from patchkit.errors import ProofError
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Load, targets
-from patchkit.wheel.device.inspect import inspect
+from patchkit.wheel.device.inspect import inspect, inspect_wheel
 from patchkit.wheel.device.libraries import (
     Use,
     cuda_major,
@@ -24,14 +24,15 @@ from patchkit.wheel.device.libraries import (
     ways_around,
 )
 from patchkit.wheel.device.lost_kernels import UNNAMED, lost_kernels
+from patchkit.wheel.file.wheelfile import WheelFile
 from support.vllm_wheels import HOPPER, KERNELS, LOST, VERSION, vllm_wheel
 
 GB10, THOR, H200 = (targets()[name] for name in ("gb10", "thor", "h200"))
 
 
 def judged(folder, target, libraries=KERNELS):
-    wheel = vllm_wheel(folder, libraries=libraries)
-    return judge(wheel, inspect(wheel), target, Version(VERSION))
+    with WheelFile(vllm_wheel(folder, libraries=libraries)) as wheel:
+        return judge(wheel, inspect_wheel(wheel), target, Version(VERSION))
 
 
 def test_every_release_has_one_of_each_library_that_it_needs():
@@ -80,14 +81,14 @@ def test_only_what_cannot_be_done_without_is_fatal(tmp_path):
 
 
 def test_lost_kernels_are_named_unless_they_are_compressed(tmp_path):
-    wheel = vllm_wheel(tmp_path)
     groups = [(re.compile("blockwise"), "block")]
-    assert lost_kernels(wheel, ["vllm/_C.abi3.so"], GB10, groups) == {
-        "vllm/_C.abi3.so": {"block": 1, "others": 1}
-    }
-    assert lost_kernels(wheel, [], GB10, groups) == {}
     hopper = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
-    assert lost_kernels(wheel, [hopper], GB10, groups) == {hopper: {}}
+    with WheelFile(vllm_wheel(tmp_path)) as wheel:
+        assert lost_kernels(wheel, ["vllm/_C.abi3.so"], GB10, groups) == {
+            "vllm/_C.abi3.so": {"block": 1, "others": 1}
+        }
+        assert lost_kernels(wheel, [], GB10, groups) == {}
+        assert lost_kernels(wheel, [hopper], GB10, groups) == {hopper: {}}
 
 
 def test_compressed_kernels_have_no_names(tmp_path):
@@ -97,7 +98,8 @@ def test_compressed_kernels_have_no_names(tmp_path):
         flags = int.from_bytes(data[position + 40 : position + 48], "little") | zstd
         data[position + 40 : position + 48] = flags.to_bytes(8, "little")
     wheel = vllm_wheel(tmp_path, libraries={**KERNELS, "vllm/_C.abi3.so": bytes(data)})
-    found = lost_kernels(wheel, ["vllm/_C.abi3.so"], GB10, [])
+    with WheelFile(wheel) as opened:
+        found = lost_kernels(opened, ["vllm/_C.abi3.so"], GB10, [])
     assert found == {"vllm/_C.abi3.so": {UNNAMED: 1}}
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.wheel.file.record import faults
-from patchkit.wheel.file.rewrite import rewrite
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.write import rewrite
 from support.vllm_wheels import KERNELS, PATCHED, VERSION, vllm_wheel
 
 OLD, NEW = f"vllm-{VERSION}.dist-info", f"vllm-{VERSION}+x.dist-info"
@@ -27,6 +28,12 @@ CHANGED = {
 }
 
 
+def written(source, dest, changed=CHANGED):
+    with WheelFile(source) as wheel:
+        rewrite(wheel, dest, (OLD, NEW), changed)
+    return dest
+
+
 @pytest.fixture
 def source(tmp_path):
     return vllm_wheel(tmp_path / "in")
@@ -34,12 +41,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def rewritten(tmp_path):
-    def make(source, changed=CHANGED, name=OUT):
-        dest = tmp_path / name
-        rewrite(source, dest, (OLD, NEW), changed)
-        return dest
-
-    return make
+    return lambda source, name=OUT: written(source, tmp_path / name)
 
 
 def raw(wheel, path):
@@ -83,7 +85,8 @@ def test_the_new_wheel_is_whole_and_in_order(source, rewritten):
 
 def test_the_same_again_whatever_the_dates(source, rewritten, tmp_path):
     first = rewritten(source)
-    later = tmp_path / "later.whl"
+    later = tmp_path / "later" / source.name
+    later.parent.mkdir()
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(later, "w") as new:
         for info in reversed(old.infolist()):
             info.date_time = (2001, 1, 1, 0, 0, 0)
@@ -114,7 +117,7 @@ def test_any_contents(tmp_path_factory, kept, changed):
     folder = tmp_path_factory.mktemp("wheel")
     source = vllm_wheel(folder, change=lambda members: members.update(kept), libraries={})
     dest = folder / OUT
-    rewrite(source, dest, (OLD, NEW), {**CHANGED, **changed})
+    written(source, dest, {**CHANGED, **changed})
     assert list(faults(dest)) == []
     with zipfile.ZipFile(dest) as bundle:
         assert {n: bundle.read(n) for n in kept | changed} == kept | changed
@@ -139,7 +142,7 @@ def _spoiled(place, spoil):
     ("spoil", "words"),
     [
         (lambda m: m.update({f"{OLD}/RECORD": _unlisted(m[f"{OLD}/RECORD"])}), "no digest of"),
-        (lambda m: m.pop(f"{OLD}/RECORD"), "it has no vllm-0.19.1.dist-info/RECORD"),
+        (lambda m: m.pop(f"{OLD}/RECORD"), "vllm-0.19.1.dist-info/RECORD: is missing"),
         (lambda m: m.update({"../escaped.py": b""}), "leads out of the wheel"),
         (lambda m: m.update({"/etc/cron.d/x": b""}), "leads out of the wheel"),
         (lambda m: m.update({"vllm/zeros": bytes(1 << 20)}), "no digest of vllm/zeros"),
@@ -164,7 +167,7 @@ def test_damage_anywhere_is_an_error_of_ours_or_found_by_record(source, tmp_path
     whole = source.read_bytes()
     sound = io.BytesIO()
     dest = tmp_path / OUT
-    rewrite(source, dest, (OLD, NEW), CHANGED)
+    written(source, dest)
     sound.write(dest.read_bytes())
     for number, position in enumerate(range(7, len(whole), len(whole) // 60)):
         data = bytearray(whole)
@@ -175,7 +178,7 @@ def test_damage_anywhere_is_an_error_of_ours_or_found_by_record(source, tmp_path
         source.write_bytes(data)
         dest.unlink(missing_ok=True)
         try:
-            rewrite(source, dest, (OLD, NEW), CHANGED)
+            written(source, dest)
         except PatchkitError:
             continue
         assert dest.read_bytes() == sound.getvalue() or list(faults(dest))

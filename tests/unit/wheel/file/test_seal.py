@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import ProofError
-from patchkit.wheel.file.record import faults
-from patchkit.wheel.file.seal import record, seal
+from patchkit.wheel.file.record import digest_of, faults, record_text
+from patchkit.wheel.file.write import seal
 
 NAME = "nvidia_nccl_cu13-2.29.7+gb10.abc123"
 HOME = f"{NAME}.dist-info"
@@ -147,7 +147,8 @@ def test_without_wheel_metadata(tmp_path, absent):
 
 
 def test_record_quotes_what_a_comma_would_part():
-    assert record({"a,b": b""}, "RECORD").decode() == (
+    rows = [("a,b", digest_of([b""]), "0")]
+    assert record_text(rows, "RECORD").decode() == (
         '"a,b",sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\nRECORD,,\n'
     )
 

@@ -18,8 +18,9 @@ from packaging.version import Version
 from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.wheel.device.inspect import inspect
 from patchkit.wheel.file.library_rules import rules
-from patchkit.wheel.file.metadata import about
+from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.torch import require_cuda, torch_of
+from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc, supported
 from patchkit.wheel.wheelhouse.wheel_checks import check, cuda_majors
 from support.wheels import write_wheel
@@ -38,6 +39,11 @@ def made(tmp_path):
         return write_wheel(tmp_path, "0.25.1", project=project, tag=tag, files=files, **more)
 
     return make
+
+
+def about(wheel):
+    with WheelFile(wheel) as opened:
+        return read_metadata(opened)
 
 
 def found(wheel, binaries=None):

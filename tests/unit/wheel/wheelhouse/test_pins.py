@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.wheel.file.record import wheel_name
+from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add, entries
 from patchkit.wheel.wheelhouse.manifest import Entry, Kind, documents
 from patchkit.wheel.wheelhouse.verify import verify

@@ -17,7 +17,7 @@ import pytest
 
 from patchkit.durable.lock import locked
 from patchkit.errors import BusyError, StorageError
-from patchkit.wheel.file.record import wheel_name
+from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import (
     add,
     entries,

@@ -1,0 +1,258 @@
+"""A wheel, opened once: its name, members, metadata, and the libraries in it one at a time.
+
+Opening checks what a hostile wheel could do: names that lead out of it, two members of one name or
+with the same bytes, sizes that explode. Everything is then read through the one open file, so that
+what was checked is what is used, whatever becomes of the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator
+from email.message import Message
+from email.parser import HeaderParser
+from functools import cached_property
+from io import BufferedIOBase
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from packaging.utils import canonicalize_name, canonicalize_version
+
+from patchkit.elf import MAGIC, damaged, failed_disk
+from patchkit.errors import SourceError, StorageError
+from patchkit.wheel.file.facts import FACTS
+from patchkit.wheel.file.name import wheel_name
+
+_HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
+_PROGRAM, _SHARED, _CUDA = 2, 3, 190  # ET_EXEC, ET_DYN, EM_CUDA
+_LOCAL = struct.Struct("<4s22xHH")  # of a member: the mark, and the sizes of name and extra field
+_LOCAL_MARK = b"PK\3\4"
+_ENCRYPTED = 0x1
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_MOST_MEMBERS = 100_000  # torch has 14,000
+# Libraries shrink to a third or a tenth; deflate's limit is a thousandth.
+_MOST_GROWTH = 100
+_FREE_GROWTH = 1 << 26
+_MOST_TEXT = 1 << 26  # bytes; the largest of vLLM, a script of its web pages, has 1.5 million
+_CHUNK = 1 << 20
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, csv.Error),
+    ArithmeticError,  # numbers in a header that no file can hold
+    *(LookupError, ValueError),
+    RuntimeError,  # zipfile: encrypted
+)
+
+
+class WheelFile:
+    """A wheel that is open for reading and was built to do no harm; use it in a ``with``.
+
+    ``members`` are its files in the order of the archive, by path; ``size`` is in bytes. Every
+    method raises SourceError for a damaged wheel and StorageError if the disk fails.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open and check. Raises SourceError if it is no wheel for Linux, damaged, or hostile."""
+        self.path = path
+        self.name = wheel_name(path.name)
+        with contextlib.ExitStack() as opened, self._reading():
+            self._stream = opened.enter_context(path.open("rb"))
+            self._archive = opened.enter_context(zipfile.ZipFile(self._stream))
+            self.size = os.fstat(self._stream.fileno()).st_size
+            self.members = self._checked(self._archive.infolist())
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._opened.close()
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of the file as hex."""
+        with self._reading():
+            self._stream.seek(0)
+            return hashlib.file_digest(self._stream, "sha256").hexdigest()
+
+    @cached_property
+    def dist_info(self) -> str:
+        """The one .dist-info folder. Raises SourceError unless it is of the name and version."""
+        homes = {path.partition("/")[0] for path in self.members if ".dist-info/" in path}
+        home = homes.pop() if len(homes) == 1 else ""
+        project, _, version = home.removesuffix(".dist-info").rpartition("-")
+        if not self.is_of(project, version):
+            raise SourceError(
+                f"{self.path}: has no .dist-info folder of {self.name.pinned}",
+                why="it was renamed, or it is damaged",
+                hint="download or build it again",
+            )
+        return home
+
+    @cached_property
+    def headers(self) -> Message:
+        """The header of METADATA."""
+        return self.message("METADATA")
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What patchkit.json holds; empty if patchkit did not make the wheel."""
+        found = [p for p in self.members if p.endswith(f".dist-info/{FACTS}") and p.count("/") == 1]
+        if len(found) != 1:
+            return {}
+        try:
+            facts = json.loads(self.text(found[0]))
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{self.path}: {found[0]}: is no JSON: {str(error)[:80]}") from None
+        if not isinstance(facts, dict):
+            raise SourceError(f"{self.path}: {found[0]}: is no JSON object")
+        return facts
+
+    def is_of(self, project: str, version: str) -> bool:
+        """Compare a project and a version, in any spelling, with those of the file name."""
+        versions = (
+            canonicalize_version(each, strip_trailing_zero=True)
+            for each in (version, self.name.version)
+        )
+        return canonicalize_name(project) == self.name.project and len({*versions}) == 1
+
+    def message(self, name: str) -> Message:
+        """Read a file of the .dist-info folder that is a list of fields: METADATA or WHEEL."""
+        return HeaderParser().parsestr(self.text(f"{self.dist_info}/{name}"))
+
+    def record(self, path: str) -> dict[str, tuple[str, str]]:
+        """Read a RECORD: path → digest (``sha256=…``) and size, as they are written."""
+        text = self.text(path)
+        with self._reading():
+            rows = ([*row, "", ""] for row in csv.reader(io.StringIO(text, newline="")) if row)
+            return {path: (digest, size) for path, digest, size, *_rest in rows}
+
+    def text(self, path: str) -> str:
+        data = self.read(path)
+        with self._reading():
+            return data.decode()
+
+    def read(self, path: str) -> bytes:
+        """Read a member that is no library. Raises SourceError if it is missing or too large."""
+        info = self.members.get(path)
+        if info is None:
+            raise SourceError(
+                f"{self.path}: {path}: is missing", hint="download or build the wheel again"
+            )
+        if info.file_size > _MOST_TEXT:
+            raise self._hostile(info, f"has {info.file_size:,} bytes")
+        with self._reading():
+            return self._archive.read(info)
+
+    def texts(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the path and contents of each member that no machine loads."""
+        for path, info in self.members.items():
+            with self._reading(), self._archive.open(info) as member:
+                program = _is_program(member.read(_HEAD.size))
+            if not program:
+                yield path, self.read(path)
+
+    def libraries(
+        self, only: Collection[str] | None = None
+    ) -> Iterator[tuple[str, BufferedIOBase]]:
+        """Yield the path and contents of each ELF library and program; valid until the next one.
+
+        ``only`` are the paths to look at. Nothing is written under a name of the wheel's.
+        """
+        for path, info in self.members.items():
+            if only is not None and path not in only:
+                continue
+            with self._reading(), self._archive.open(info) as member:
+                head = member.read(_HEAD.size)
+                if _is_program(head):
+                    with tempfile.TemporaryFile() as contents:
+                        contents.write(head)
+                        shutil.copyfileobj(member, contents, _CHUNK)
+                        yield path, contents
+
+    def unpacked(self, path: str) -> Iterator[bytes]:
+        """Yield the contents of a member piece by piece, whatever its size."""
+        with self._reading(), self._archive.open(self.members[path]) as member:
+            while chunk := member.read(_CHUNK):
+                yield chunk
+
+    def stored(self, path: str) -> Iterator[bytes]:
+        """Yield the bytes of a member as they lie in the archive, compressed or not."""
+        info = self.members[path]
+        with self._reading():
+            if info.flag_bits & _ENCRYPTED:
+                raise damaged(str(self.path), f"{path} is encrypted")
+            self._stream.seek(info.header_offset)
+            mark, name, extra = _LOCAL.unpack(self._stream.read(_LOCAL.size))
+            if mark != _LOCAL_MARK:
+                raise damaged(str(self.path), f"{path} is not where the list of members says")
+            # The member's own header may be longer or shorter than the one in the directory.
+            position = info.header_offset + _LOCAL.size + name + extra
+            end = position + info.compress_size
+            while position < end:
+                self._stream.seek(position)
+                chunk = self._stream.read(min(end - position, _CHUNK))
+                if not chunk:
+                    raise damaged(str(self.path), f"{path} is cut off")
+                position += len(chunk)
+                yield chunk
+
+    def _checked(self, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+        if len(infos) > _MOST_MEMBERS:
+            raise damaged(str(self.path), f"it has more than {_MOST_MEMBERS:,} members")
+        seen, starts = set(), set()
+        room = self.size * _MOST_GROWTH + _FREE_GROWTH
+        for info in infos:
+            path = PurePosixPath(info.filename)
+            room -= info.file_size
+            if path.is_absolute() or ".." in path.parts or "\\" in info.filename:
+                raise self._hostile(info, "leads out of the wheel")
+            if path in seen:
+                raise self._hostile(info, "is there twice, and either could be installed")
+            if info.header_offset in starts:
+                raise self._hostile(info, "has the same bytes as another one")
+            if info.compress_type not in _METHODS:
+                raise self._hostile(info, "is compressed as no wheel is")
+            if room < 0:
+                raise self._hostile(info, f"makes it more than {_MOST_GROWTH} times as large")
+            seen.add(path)
+            starts.add(info.header_offset)
+        return {info.filename: info for info in infos if not info.is_dir()}
+
+    def _hostile(self, info: zipfile.ZipInfo, complaint: str) -> SourceError:
+        return SourceError(
+            f"{self.path}: the member {info.filename!r} {complaint}",
+            why="no wheel is built like that",
+            hint="download or build it again, from a source that you trust",
+        )
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn what damage raises, anywhere in zipfile, into an error that names the wheel."""
+        try:
+            yield
+        except _DAMAGE as error:
+            if failed_disk(error):
+                raise StorageError(
+                    f"cannot unpack {self.path}: {error}",
+                    why="the disk is full, or the file cannot be read",
+                    hint="free some space, or set TMPDIR to a folder that has some",
+                ) from error
+            raise damaged(str(self.path), str(error) or type(error).__name__) from error
+
+
+def _is_program(head: bytes) -> bool:
+    """Check whether a file begins as what a machine loads; objects and device code do not."""
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        return False
+    kind, machine = _HEAD.unpack(head)
+    return kind in (_PROGRAM, _SHARED) and machine != _CUDA
