@@ -7,7 +7,7 @@ import gc
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -15,6 +15,7 @@ from patchkit import __version__
 from patchkit.cli import out
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError, StorageError, UsageError
+from patchkit.extras import missing_library, require_base
 
 _WINGS = {"patch": "Sources", "wheel": "Wheels", "runtime": "This machine"}  # folder → help's title
 _VERBS = {
@@ -45,6 +46,7 @@ _VERBS = {
         "completion": "Shell completion for bash, zsh or fish.",
     },
 }
+_CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}  # --loaded
 _WING_OF = {verb: wing for wing, verbs in _VERBS.items() for verb in verbs}
 _EPILOG = """\
 \b
@@ -79,6 +81,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _WING_OF:
             return None
+        if cmd_name not in _CLICK_ALONE:
+            require_base()
         module = f"patchkit.cli.{_WING_OF[cmd_name]}.{cmd_name.replace('-', '_')}"
         command = importlib.import_module(module).command
         assert isinstance(command, click.Command)
@@ -128,14 +132,14 @@ def main() -> None:
         out.say(str(interrupt), err=True)
         sys.exit(interrupt.exit_code)
     except click.Abort:  # standard input ended where a question was asked
-        _show(UsageError("nobody answered; nothing was changed", hint="--yes answers beforehand"))
-        sys.exit(UsageError.exit_code)
+        _fail(UsageError("nobody answered; nothing was changed", hint="--yes answers beforehand"))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except PatchkitError as error:
-        _show(error)
-        sys.exit(error.exit_code)
+        _fail(error)
+    except ModuleNotFoundError as error:
+        _fail(missing_library(str(error.name)))
     except OSError as error:
         where = error.filename or "standard output"
         _show(StorageError(f"{where}: {error.strerror}", hint="check space and permissions"))
@@ -149,10 +153,15 @@ def main() -> None:
         sys.exit(1)
 
 
+def _fail(error: PatchkitError) -> NoReturn:
+    _show(error)
+    sys.exit(error.exit_code)
+
+
 def _show(error: PatchkitError) -> None:
     if "--json" in sys.argv:
         fields = {"what": error.what, "why": error.why, "next": error.hint}
         with contextlib.suppress(OSError):  # if standard output is what failed
             out.print_json({"error": {**fields, "exit_code": error.exit_code}})
-            return
-    out.say(out.style("error:", fg="red", bold=True) + f" {error}", err=True)
+    else:
+        out.say(out.style("error:", fg="red", bold=True) + f" {error}", err=True)

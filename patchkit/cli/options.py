@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from patchkit.apply import Workspace, open_workspace
+from patchkit.cli.out import as_json as as_json
 from patchkit.cli.out import tell
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
@@ -26,7 +27,6 @@ from patchkit.target import Target, targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 STDOUT = Path("-")  # what -o takes for standard output
 
 

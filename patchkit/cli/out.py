@@ -18,6 +18,8 @@ import click
 
 from patchkit.quoting import visible
 
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+
 
 class Shown(str):
     """A text that is safe to print: what came from outside is escaped, styles are our own.

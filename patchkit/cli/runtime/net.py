@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
-from patchkit.cli.out import confirm, data, echo, print_json, say
+from patchkit.cli.out import as_json, confirm, data, echo, print_json, say
 from patchkit.cli.runtime.net_options import (
     CAGE,
-    JSON,
     MTU,
     NETDEV,
     ROOT,
@@ -90,7 +89,7 @@ def command() -> None:
     metavar="FILE",
     help="Of another host: what `patchkit probe --json` printed there.",
 )
-@JSON
+@as_json
 def plan(facts_file: Path | None, *, as_json: bool, **options: Any) -> None:
     """The netplan file that this node should have; nothing is written."""
     root: Path = options["root"]

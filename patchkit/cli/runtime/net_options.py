@@ -38,7 +38,6 @@ ROOT = click.option("--root", type=_folder, default=Path("/"), help="Another roo
 MTU = click.option(
     "--mtu", type=int, default=facts()["plan"]["mtu"], show_default=True, help="On both ends."
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 CAGE = click.option("--cage", type=click.Choice([0, 1]), help="0 is next to the RJ45 port.")
 NETDEV = click.option(
     "--netdev", "netdevs", metavar="NAME", multiple=True, help="Instead of what is cabled; repeat."

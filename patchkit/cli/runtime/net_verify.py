@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import echo, print_json, style, table
-from patchkit.cli.runtime.net_options import CAGE, JSON, MTU, NETDEV, ROOT, AddressType, sudo
+from patchkit.cli.out import as_json, echo, print_json, style, table
+from patchkit.cli.runtime.net_options import CAGE, MTU, NETDEV, ROOT, AddressType, sudo
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.host.host import Host
@@ -60,7 +60,7 @@ _MARKS = {
 @NETDEV
 @click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
 @ROOT
-@JSON
+@as_json
 def verify(*, as_json: bool, **options: Any) -> None:
     """Whether the QSFP network is as it should be; needs no rights, changes nothing.
 

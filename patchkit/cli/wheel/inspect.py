@@ -7,21 +7,10 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli import show
-from patchkit.cli.options import as_json, find_target
-from patchkit.cli.out import print_json
-from patchkit.cli.wheel.inspect_view import json_fields, print_wheel
-from patchkit.cli.wheel.library_view import print_library
+from patchkit.cli.out import as_json
 from patchkit.cli.wheel.loaded_view import show_loaded
 from patchkit.errors import UsageError
-from patchkit.finding import Finding
-from patchkit.reading import require_file
-from patchkit.wheel.device.inspect import inspect, inspect_wheel
-from patchkit.wheel.device.libraries import Judged, judge
-from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
-from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.wheelhouse.device_checks import missed
-from patchkit.wheel.wheelhouse.wheel_checks import check
+from patchkit.extras import require_base
 
 
 @click.command()
@@ -54,25 +43,7 @@ def command(
     if file is None:
         show_loaded(python, as_json=as_json)
         return
-    target = find_target(name)
-    require_file(file, "give a shared library or a wheel")
-    metadata: WheelMetadata | None = None
-    judged: tuple[Judged, ...] = ()
-    found: tuple[Finding, ...] = ()
-    if file.suffix == ".whl":
-        with WheelFile(file) as wheel:
-            binaries, metadata = inspect_wheel(wheel), read_metadata(wheel)
-            if wheel.name.project == "vllm":
-                judged = judge(wheel, binaries, target, wheel.name.version)
-        found = *check(metadata, binaries), *missed(metadata.name.version, judged, target)
-    else:
-        binaries = inspect(file)
-    uses = {each.name: each.use.value for each in judged}
-    if as_json:
-        print_json({"file": str(file), **json_fields(metadata, binaries, uses, found, target)})
-        return
-    console = show.console()
-    if metadata:
-        print_wheel(console, metadata, binaries, uses, found, target)
-    for binary in binaries if codes or len(binaries) == 1 else ():
-        print_library(console, binary, target)
+    require_base()
+    from patchkit.cli.wheel.inspect_view import show_file  # --loaded does without what that needs
+
+    show_file(file, name, codes=codes, as_json=as_json)

@@ -1,4 +1,4 @@
-"""What is shown of an inspected wheel: for people, and as JSON."""
+"""Print what `patchkit inspect FILE` finds: for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,36 +6,79 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from patchkit.cli import show
+from patchkit.cli.options import find_target
+from patchkit.cli.out import print_json
 from patchkit.cli.patch.archs import STYLES
 from patchkit.cli.show import text
-from patchkit.cli.wheel.library_view import binary_fields, parts
+from patchkit.cli.wheel.library_view import binary_fields, parts, print_library
 from patchkit.finding import Finding
 from patchkit.target import Target
-from patchkit.wheel.device.inspect import LIVE, Binary, CodeGroup
-from patchkit.wheel.file.metadata import WheelMetadata
+from patchkit.wheel.device.inspect import LIVE, Binary, CodeGroup, inspect, inspect_wheel
+from patchkit.wheel.device.libraries import Judged, judge
+from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.wheelhouse.device_checks import missed
 from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc
-from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
+from patchkit.wheel.wheelhouse.wheel_checks import check, cuda_majors
 
 _PYTHON = re.compile(r"\.cpython-3(\d+)-")
 _WIDE = 120  # columns of a terminal
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
 
 
-def print_wheel(
+def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> None:
+    """Print what a library or a wheel holds; ``codes`` for each library of a wheel, too."""
+    target = find_target(target_name)
+    metadata: WheelMetadata | None = None
+    judged: tuple[Judged, ...] = ()
+    found: tuple[Finding, ...] = ()
+    if file.suffix == ".whl":
+        with WheelFile(file) as wheel:
+            binaries, metadata = inspect_wheel(wheel), read_metadata(wheel)
+            if wheel.name.project == "vllm":
+                judged = judge(wheel, binaries, target, wheel.name.version)
+        found = *check(metadata, binaries), *missed(metadata.name.version, judged, target)
+    else:
+        binaries = inspect(file)
+    uses = {each.name: each.use.value for each in judged}
+    if as_json:
+        print_json(
+            {
+                "file": str(file),
+                "target": target.name,
+                "wheel": _wheel_fields(metadata, binaries) if metadata else None,
+                "binaries": [
+                    {**binary_fields(binary, target), "use": uses.get(binary.name)}
+                    for binary in binaries
+                ],
+                "findings": [finding_fields(each) for each in found],
+            }
+        )
+        return
+    console = show.console()
+    if metadata:
+        _print_wheel(console, metadata, binaries, uses, target)
+        _print_findings(console, found)
+        console.print()
+    for binary in binaries if codes or len(binaries) == 1 else ():
+        print_library(console, binary, target)
+
+
+def _print_wheel(
     console: Console,
     wheel: WheelMetadata,
     binaries: Sequence[Binary],
     uses: Mapping[str, str],
-    found: Sequence[Finding],
     target: Target,
 ) -> None:
-    """What the wheel says of itself, a row for each library, and what speaks against it."""
     console.print(text(wheel.name.filename, style="bold"), soft_wrap=True)
     for label, value in _wheel_facts(wheel, binaries):
         console.print(text((f"  {label:9}", "dim"), value), soft_wrap=True)
@@ -43,30 +86,14 @@ def print_wheel(
         console.print()
         console.print(_library_table(binaries, uses, target, wide=console.width >= _WIDE))
         console.print(_summary(binaries, target), soft_wrap=True)
+
+
+def _print_findings(console: Console, found: Sequence[Finding]) -> None:
     for each in found:
         console.print(text(("! ", "yellow"), (each.where, "bold"), f": {each.what}"))
         for label, words in (("why", each.why), ("next", each.hint)):
             if words:
                 console.print(text(f"    {label}: {words}", style="dim"), soft_wrap=True)
-    console.print()
-
-
-def json_fields(
-    wheel: WheelMetadata | None,
-    binaries: Sequence[Binary],
-    uses: Mapping[str, str],
-    found: Sequence[Finding],
-    target: Target,
-) -> dict[str, Any]:
-    """``wheel`` is null for a library that is in none, ``use`` for one of another project."""
-    return {
-        "target": target.name,
-        "wheel": _wheel_fields(wheel, binaries) if wheel else None,
-        "binaries": [
-            {**binary_fields(binary, target), "use": uses.get(binary.name)} for binary in binaries
-        ],
-        "findings": [finding_fields(each) for each in found],
-    }
 
 
 def finding_fields(found: Finding) -> dict[str, Any]:

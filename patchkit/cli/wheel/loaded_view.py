@@ -1,41 +1,37 @@
-"""What ``patchkit inspect --loaded`` prints."""
+"""Print what `patchkit inspect --loaded` finds; without rich, since a node has click alone."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict
 
-from rich.text import Text
-
-from patchkit.cli import show
-from patchkit.cli.out import print_json
+from patchkit.cli.out import print_json, say, style
 from patchkit.runtime.python.libnccl import Answer, Copy, loaded
 from patchkit.runtime.python.startup import Choice
 
 
 def show_loaded(python: str, *, as_json: bool) -> None:
-    """Which libnccl torch and vLLM would load under a Python, with the present variables."""
+    """Print which libnccl torch and vLLM would load in a Python, with the variables of now."""
     answer = loaded(python, os.environ)
     if as_json:
         print_json(_fields(answer))
         return
-    console = show.console()
     vllm = f"vLLM {answer.vllm_version}" if answer.vllm_version else "no vLLM"
     torch = f"torch {answer.torch_version or 'of no package'}"
-    console.print(show.text(f"{answer.python}: {torch}, {vllm}", style="bold"), soft_wrap=True)
-    for who, choice in (("torch", answer.torch), ("vLLM", answer.vllm)):
-        console.print(_choice(who, choice, answer), soft_wrap=True)
+    say(style(f"{answer.python}: {torch}, {vllm}", bold=True))
+    _say_choice("torch", answer.torch, answer)
+    _say_choice("vLLM", answer.vllm, answer)
     for copy in answer.copies:
-        console.print(show.text(copy.path, style="" if copy.mapped else "dim"), soft_wrap=True)
-        console.print(show.text(f"  {_facts(copy)}", style="dim"), soft_wrap=True)
+        say(style(copy.path, dim=None if copy.mapped else True))
+        say(style(f"  {_facts(copy)}", dim=True))
     for warning in answer.warnings:
-        console.print(show.text(("warning ", "yellow"), warning), soft_wrap=True)
+        say(style("warning ", fg="yellow") + warning)
 
 
-def _choice(who: str, choice: Choice, answer: Answer) -> Text:
+def _say_choice(who: str, choice: Choice, answer: Answer) -> None:
     copy = next((each for each in answer.copies if each.path == choice.path), None)
-    taken = (f"{copy.version} {copy.path}", "green") if copy else ("none", "red")
-    return show.text(f"{who:5} takes ", taken, f": {choice.why}")
+    taken = style(f"{copy.version} {copy.path}", fg="green") if copy else style("none", fg="red")
+    say(f"{who:5} takes " + taken + f": {choice.why}")
 
 
 def _facts(copy: Copy) -> str:

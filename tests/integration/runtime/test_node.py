@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
+import click
 import pytest
 
+from patchkit.cli import group
+from patchkit.errors import HostError
 from support import hosts
 
 REPOSITORY = Path(__file__).parents[3]
+OF_A_NODE = ["completion", "env", "inspect", "net", "probe", "serve-args"]
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """patchkit without its dependencies, but click."""
+    """Install patchkit by the line that README has for nodes."""
     folder = tmp_path_factory.mktemp("node")
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     run(*pip, "wheel", "--no-deps", f"--wheel-dir={folder}", str(REPOSITORY))
-    (wheel,) = folder.glob("patchkit-*.whl")
+    (wheel,) = folder.glob("patchkit*.whl")
     run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
-    (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    run(*pip, "install", f"--target={site}", "click")
-    with zipfile.ZipFile(wheel) as bundle:
-        bundle.extractall(site)
-    return (str(folder / "venv/bin/python"), "-m", "patchkit")
+    python = str(folder / "venv/bin/python")
+    run(*pip, f"--python={python}", "install", "--no-deps", str(wheel), "click")
+    return (python, "-m", "patchkit")
 
 
 def run(*command: str) -> str:
@@ -53,3 +55,41 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
     assert line.startswith("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2 ")
     bare = hosts.build(tmp_path, "ipv6_only")
     assert "192.168.100.11/24" in run(*program, "net", "plan", "--role=head", f"--root={bare}")
+
+
+def test_other_verbs_say_what_brings_their_libraries(program):
+    """Before anything else, with a command that works where the wheel was installed from."""
+    helped = []
+    for verb in sorted(group.list_commands(click.Context(group))):
+        done = subprocess.run((*program, verb, "--help"), capture_output=True, text=True, cwd="/")
+        if done.returncode == 0:
+            helped.append(verb)
+            continue
+        assert done.returncode == HostError.exit_code, verb
+        said, why, after = done.stderr.splitlines()
+        assert said.startswith("error: not installed: cmake, libcst, packaging, "), verb
+        assert "--no-deps" in why
+        python, *words = shlex.split(after.removeprefix("  next: "))
+        assert (python, words[:3]) == (program[0], ["-m", "pip", "install"])
+        assert Path(words[3]).is_file()
+    assert helped == OF_A_NODE
+
+
+def test_inspect_needs_libraries_for_files_alone(program, tmp_path):
+    done = subprocess.run((*program, "inspect", "lib.so"), capture_output=True, text=True, cwd="/")
+    assert (done.returncode, done.stdout) == (HostError.exit_code, "")
+    assert done.stderr.startswith("error: not installed: cmake, libcst")
+
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").touch()
+    (torch / "version.py").write_text("cuda = None\n")
+    done = subprocess.run(
+        (*program, "inspect", "--loaded"),
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torch takes none: no library in " in done.stdout

@@ -212,7 +212,7 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
     ("given", "error", "says"),
     [
         ("cutlass", UsageError, "not OPTION=WHAT"),
-        ("cutlas=x", UsageError, "no source is called 'cutlas'"),
+        ("cutlas=x", UsageError, "no source or extension is called 'cutlas'"),
         ("flashmla=/tmp", UsageError, "this build takes no flashmla"),
         ("qutlass=/nowhere", UsageError, "there is no such folder or archive"),
         ("qutlass=git+https://example.org/q@main", UsageError, "not a full commit id"),

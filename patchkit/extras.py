@@ -1,0 +1,77 @@
+"""The libraries that patchkit imports: which are missing, and the command that installs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib import util
+from pathlib import Path
+
+from patchkit import __version__
+from patchkit.errors import HostError
+from patchkit.quoting import quoted
+
+DISTRIBUTION = "patchkit-gb10"
+BASE = ("cmake", "libcst", "packaging", "platformdirs", "pypi_simple", "rich")
+"""Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""
+
+
+def require_base() -> None:
+    """Raise HostError unless all that a plain installation brings is there."""
+    _require(BASE, "", "patchkit was installed with --no-deps, which serves what a node runs")
+
+
+def require_extra(extra: str, *names: str) -> None:
+    """Raise HostError unless modules that an extra of patchkit brings are there."""
+    _require(names, f"[{extra}]", f"patchkit was installed without its extra {extra!r}")
+
+
+def missing_library(name: str) -> HostError:
+    """Return the error for a library that an import did not find."""
+    return _missing([name], "", "patchkit was installed without all that it depends on")
+
+
+def _require(names: Iterable[str], extra: str, why: str) -> None:
+    if missing := [name for name in names if not _is_there(name)]:
+        raise _missing(missing, extra, why)
+
+
+def _missing(names: list[str], extra: str, why: str) -> HostError:
+    return HostError(
+        f"not installed: {', '.join(names)}",
+        why=why,
+        hint=quoted(sys.executable, "-m", "pip", "install", f"{_own_file()}{extra}"),
+    )
+
+
+def _is_there(name: str) -> bool:
+    """Return whether a module can be imported; without importing it."""
+    spec = util.find_spec(name)
+    return spec is not None and spec.origin is not None  # a folder build/ has no origin
+
+
+def _own_file() -> str:
+    """Return what pip installs patchkit from: the checkout, or the file of the wheel.
+
+    Never a bare name, since `patchkit` on the package index is another project.
+    """
+    checkout = Path(__file__).parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return str(checkout)
+    from_index = f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
+    return _installed_from() or from_index
+
+
+def _installed_from() -> str:
+    """Return the file that pip installed patchkit from (PEP 610), if it is still there."""
+    import json  # this and what follows take 20 ms, and are for errors alone
+    from importlib import metadata
+    from urllib.parse import unquote
+
+    try:
+        origin = metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}"
+    except metadata.PackageNotFoundError:
+        return ""
+    scheme, _, path = json.loads(origin).get("url", "").partition("://")
+    found = Path(unquote(path))
+    return str(found) if scheme == "file" and found.is_file() else ""
