@@ -10,8 +10,9 @@ import nox
 nox.needs_version = ">=2025.10.14"
 nox.options.sessions = ["tests", "lint"]
 
-# A file's tests stay together: they come release by release and share what was parsed.
-SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=loadfile")
+# Each worker takes what is next to what it has done, and idle ones take from the others: a release is
+# unpacked once for all of them.
+SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=worksteal")
 
 
 def _install(session: nox.Session, lock: str) -> None:

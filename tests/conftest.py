@@ -1,12 +1,12 @@
 """Real releases, private trees of them, and patchkit as its users run it.
 
 Releases come through patchkit's own locked fetch. Without the package index, tests of releases that
-are not in the cache are skipped. PATCHKIT_ALL_RELEASES=1 runs every parametrisation over all
-supported releases instead of the selection below.
+are not in the cache are skipped. `support.selection` says which ones are asked about.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -14,7 +14,7 @@ import signal
 import stat
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -28,11 +28,8 @@ from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
+from support.selection import MODES, RELEASES
 
-# One release at least per code path: SM100 lists (0.11.1), the old guard (to 0.14), the families of
-# 0.19, the last with the guard (0.21), DeepGEMM (0.24), the newest. The matrix has all of them.
-SELECTED = ("0.11.1", "0.14.1", "0.19.1", "0.21.0", "0.24.0", "0.27.1", "0.33.0")
-SUPPORTED = tuple(map(str, load_recipe().supported))
 # Whoever starts the tests in the background, or with nohup, has these ignored; patchkit leaves that
 # so, and its tests send them.
 for _number in (signal.SIGINT, signal.SIGHUP):
@@ -47,13 +44,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 @pytest.fixture(
     scope="module",  # a module's tests come release by release, so what was parsed stays cached
-    params=SUPPORTED if os.environ.get("PATCHKIT_ALL_RELEASES") == "1" else SELECTED,
+    params=RELEASES,
 )
 def version(request):
     return request.param
 
 
-@pytest.fixture(params=["native", "family"])
+@pytest.fixture(params=MODES)
 def arch(request):
     return request.param
 
@@ -101,22 +98,54 @@ def sdist(recipe):
 
 
 @pytest.fixture(scope="session")
-def release(sdist, tmp_path_factory):
-    """The pristine tree of a release, unpacked once: ``release("0.24.0")``. Nobody writes to it."""
-    base = tmp_path_factory.mktemp("releases")
+def once(tmp_path_factory):
+    """Make something for all workers of this run: ``once("name", make)`` returns the path.
+
+    ``make`` gets a path that is not there yet. Nobody writes to what is there afterwards.
+    """
+    shared = _shared(tmp_path_factory)
+    shared.mkdir(exist_ok=True)
     stamps = {}
 
     @cache
-    def unpacked(version):
-        root = unpack(sdist(version), base / f"vllm-{version}")
-        stamps[root] = _stamps(root)
-        return root
+    def made(name, make):
+        place, draft = shared / name, shared / f"{name}.draft"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.exists():
+                shutil.rmtree(draft, ignore_errors=True)  # of a worker that was killed
+                make(draft)
+                draft.rename(place)
+        stamps[place] = _stamps(place)
+        return place
 
-    yield unpacked
+    yield made
     # Trees are hard links to these files, so a write in place would show here.
-    changed = [place for root, known in stamps.items() for place, _ in known ^ _stamps(root)]
-    shutil.rmtree(base)
+    changed = [path for root, known in stamps.items() for path, _ in known ^ _stamps(root)]
     assert not changed
+
+
+def _shared(factory):
+    base = factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+
+
+def pytest_sessionfinish(session):
+    """Remove what the workers shared: pytest keeps the folders of three runs, and it is large."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(_shared(session.config._tmp_path_factory), ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def release(sdist, once):
+    """The pristine tree of a release, unpacked once: ``release("0.24.0")``. Nobody writes to it."""
+
+    @cache
+    def unpacked(version):
+        archive = sdist(version)
+        return once(f"vllm-{version}", partial(unpack, archive))
+
+    return unpacked
 
 
 def _stamps(root):
@@ -162,7 +191,7 @@ def tree(release, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def nccl_release(tmp_path_factory):
+def nccl_release(once):
     """The pristine tree of NCCL 2.29.7 as Debian has it. Nobody writes to it.
 
     Skips if neither the cache nor the distribution nor upstream has it.
@@ -171,10 +200,7 @@ def nccl_release(tmp_path_factory):
         origin = nccl_tree("nccl==2.29.7")
     except SourceError as error:
         pytest.skip(f"NCCL 2.29.7: {error.what}")
-    root = unpack(origin.path, tmp_path_factory.mktemp("nccl") / "nccl-2.29.7")
-    stamps = _stamps(root)
-    yield root
-    assert _stamps(root) == stamps
+    return once("nccl-2.29.7", partial(unpack, origin.path))
 
 
 @pytest.fixture

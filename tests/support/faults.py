@@ -59,9 +59,9 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_everywhere(action, prepare):
-    """Yields after each kill, the n-th before the n-th change, until the action gets through."""
-    for number in itertools.count(1):
+def killed_everywhere(action, prepare, step=1):
+    """Yield after each kill, before the first change and every ``step``-th, until it gets through."""
+    for number in itertools.count(1, step):
         prepare()
         code = in_child(action, killer(number))
         if code == 0:

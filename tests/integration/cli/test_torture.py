@@ -1,9 +1,13 @@
-"""A part of `nox -s torture`: changes disturbed at every 32nd system call, in every way."""
+"""A part of `nox -s torture`: changes disturbed at every 128th system call, in every way.
+
+At every 32nd in the matrix.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from support.selection import WHOLE
 from tools.torture.__main__ import NAMES, RELEASE
 from tools.torture.attacks import every, steps
 from tools.torture.supervisor import unavailable
@@ -13,7 +17,7 @@ pytestmark = [
     pytest.mark.releases,
     pytest.mark.skipif(bool(unavailable()), reason=f"nothing can be disturbed: {unavailable()}"),
 ]
-_STRIDE = 32
+_STRIDE = 32 if WHOLE else 128
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,7 @@ def found(release, tmp_path_factory):
 
 @pytest.mark.parametrize(("offset", "name"), [*enumerate(NAMES)], ids=NAMES)
 def test_the_old_state_or_the_new_one(found, offset, name):
-    stride = _STRIDE if steps(found[name]) > _STRIDE else 2
+    stride = min(_STRIDE, max(2, steps(found[name]) // 2))
     tried = list(every(found[name], stride, offset))
     assert len(tried) > 15
     assert [each for each in tried if each.wrong] == []

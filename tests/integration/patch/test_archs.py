@@ -7,6 +7,7 @@ from itertools import groupby
 
 import pytest
 
+from patchkit.patching.support import load_support
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.target import Load, best_load, parse_arch, targets
@@ -100,9 +101,12 @@ def _archs(groups):
 
 
 @pytest.mark.releases
-def test_archs_are_those_of_the_golden_table(version, arch, release, golden):
+def test_archs_and_needs_are_those_of_the_golden_tables(version, arch, release, golden):
     rows = [r for r in golden.read_archs() if (r["release"], r["arch"]) == (version, arch)]
-    assert golden.arch_rows(golden.plan(release(version), arch)) == rows
+    plan = golden.plan(release(version), arch)
+    assert golden.arch_rows(plan) == rows
+    needed = {fix: modes[arch][version].value for fix, modes in load_support().items()}
+    assert golden.support(plan) == needed
 
 
 @pytest.fixture(scope="module")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import pytest
 
 from patchkit.apply import apply, open_workspace, plan_for
+from support.selection import MODES, WHOLE
 
 pytestmark = [
     pytest.mark.releases,
-    # The old routes; most fixes, C++ and Python beside CMake; few of them, with DeepGEMM; then
+    # Both modes by turns, each of all in the matrix. The old routes; most fixes, C++ and Python beside CMake; few of them, with DeepGEMM; then
     # files that are created, with and without others that are edited.
     pytest.mark.parametrize(
-        ("version", "chosen"),
+        ("version", "chosen", "arch"),
         [
-            ("0.11.1", {}),
-            ("0.18.1", {}),
-            ("0.24.0", {}),
-            ("0.14.1", {"only": {"moe_configs"}}),
-            ("0.25.1", {"also": {"moe_configs"}}),
-            ("0.33.0", {"also": {"moe_configs"}}),
+            (version, chosen, arch)
+            for version, chosen, mode in (
+                ("0.11.1", {}, "native"),
+                ("0.18.1", {}, "family"),
+                ("0.24.0", {}, "native"),
+                ("0.14.1", {"only": {"moe_configs"}}, "family"),
+                ("0.25.1", {"also": {"moe_configs"}}, "family"),
+                ("0.33.0", {"also": {"moe_configs"}}, "native"),
+            )
+            for arch in (MODES if WHOLE else (mode,))
         ],
     ),
 ]

@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from patchkit.apply import apply
+from patchkit.apply import apply, revert
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import targets
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.releases
 RELEASE = "0.19.1"
 # Edits files of every kind, and creates some.
 APPLY = ["apply", "--with", "moe_configs"]
+REQUEST = Request(target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"}))
 
 
 @pytest.fixture
@@ -56,9 +57,9 @@ def finished(processes):
     return sorted(process.returncode for process in processes)
 
 
-def test_two_applies_at_once(cli, started, root, tree, snapshot):
+def test_two_applies_at_once(started, root, tree, snapshot):
     alone = tree(RELEASE, name="alone")
-    cli(*APPLY, "--vllm-src", alone)
+    apply(alone, load_recipe(), REQUEST)
 
     both = [started("--vllm-src", root), started("--vllm-src", root)]
 
@@ -91,7 +92,8 @@ def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
 ):
     pristine = snapshot(root)
     whole = tree(RELEASE, name="whole")
-    cli(*APPLY, "--vllm-src", whole)
+    apply(whole, load_recipe(), REQUEST)
+    patched = snapshot(whole)
     random = Random(number)
     # One strikes while it looks and proves, one within the short time of the commit.
     for delay, in_commit in [(random.uniform(0.2, 1), False), (random.uniform(0, 0.04), True)]:
@@ -107,11 +109,11 @@ def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
         if "nothing was changed" in said:
             assert snapshot(root) == pristine
         if "was finished" in said:
-            assert snapshot(root) == snapshot(whole)
+            assert snapshot(root) == patched
 
         cli(*APPLY, "--vllm-src", root)
-        assert snapshot(root) == snapshot(whole)
-        cli("revert", "--vllm-src", root)
+        assert snapshot(root) == patched
+        revert(root)
         assert snapshot(root) == pristine
 
 
@@ -141,9 +143,7 @@ def cut_short(root, after):
         if event in names and begun and next(since) > after:
             kill()
 
-    request = Request(target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"}))
-    recipe = load_recipe()
-    assert in_child(lambda: apply(root, recipe, request), hook) == -signal.SIGKILL
+    assert in_child(lambda: apply(root, load_recipe(), REQUEST), hook) == -signal.SIGKILL
 
 
 DAMAGE = {
@@ -157,7 +157,7 @@ DAMAGE = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_what_patchkit_keeps_is_damaged_and_the_way_out_is_told(cli, root, rewrite, snapshot, what):
     pristine = snapshot(root)
-    cli("apply", "--vllm-src", root)
+    apply(root, load_recipe(), REQUEST)
     path, data = DAMAGE[what]
     edited = root / "cmake/utils.cmake"
     rewrite(edited, edited.read_bytes() + b"# mine\n")

@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from patchkit.apply import apply, open_workspace, plan_for, prove, revert
 from patchkit.errors import DriftError
+from support.selection import in_turns
 
 pytestmark = pytest.mark.releases
 OTHER = {"native": "family", "family": "native"}
@@ -27,6 +28,7 @@ def states(outcome):
     return {verdict.fix.id: verdict.state.value for verdict in outcome.verdicts}
 
 
+@in_turns
 def test_apply_is_idempotent_and_revert_gives_back_every_byte(
     version, arch, expected, tree, snapshot, recipe, ask, cli
 ):
@@ -50,6 +52,7 @@ def test_apply_is_idempotent_and_revert_gives_back_every_byte(
     assert snapshot(root) == pristine
 
 
+@in_turns
 def test_changing_the_mode_and_back_equals_a_fresh_apply(
     version, arch, tree, snapshot, recipe, ask
 ):
@@ -65,6 +68,7 @@ def test_changing_the_mode_and_back_equals_a_fresh_apply(
     assert snapshot(root) == fresh
 
 
+@in_turns
 def test_a_patched_tree_without_its_ledger_is_recognised(
     version, arch, expected, tree, snapshot, recipe, ask
 ):
