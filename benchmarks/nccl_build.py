@@ -30,7 +30,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
 from patchkit.wheel.build.jobs import jobs_for
-from patchkit.wheel.build.nccl import JOB_MEMORY, Order
+from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder
 from patchkit.wheel.build.toolchain import find_toolchain
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None:
-    order = Order(
+    order = NcclOrder(
         origin=nccl_tree(RELEASE),
         target=targets()["gb10"],
         toolchain=find_toolchain(host),
@@ -89,7 +89,7 @@ def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None
         CONSOLE.print(f"stock: {stock.stat().st_size / 1e6:.1f} MB, ours is {ratio:.3f} of it")
 
 
-def make(order: Order, tree: Path, build: Path) -> Cost:
+def make(order: NcclOrder, tree: Path, build: Path) -> Cost:
     """NCCL's own build, as its README says it."""
     tools = order.toolchain
     command = ["make", "-C", str(tree / "src"), "lib", f"-j{order.jobs}", f"BUILDDIR={build}"]
@@ -99,7 +99,7 @@ def make(order: Order, tree: Path, build: Path) -> Cost:
     return timed(command, {"CCACHE_DISABLE": "1"})
 
 
-def patchkit(order: Order, house: Path, env: dict[str, str]) -> Cost:
+def patchkit(order: NcclOrder, house: Path, env: dict[str, str]) -> Cost:
     command = [sys.executable, "-m", "patchkit", "build", "nccl", "--version", order.version]
     command += ["--host", order.toolchain.machine, "--functions", order.functions, "--fresh"]
     return timed([*command, "--jobs", str(order.jobs), "--dir", str(house)], env)

@@ -52,7 +52,7 @@ class Workspace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Applied:
     """What an apply did: the verdicts as they now stand, what it proved, and the files written.
 
     ``diff`` is what a dry run would have changed. Where a ledger tells that nothing is to do, this
@@ -176,7 +176,7 @@ def apply(
     dry_run: bool = False,
     anew: bool = False,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
-) -> Outcome:
+) -> Applied:
     """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before.
 
     ``anew`` plans and proves even where a ledger says that it was done already: what becomes a
@@ -232,12 +232,12 @@ def request_fields(request: Request) -> dict[str, object]:
 
 def _apply(
     workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: bool, anew: bool
-) -> Outcome:
+) -> Applied:
     check_selection(recipe, request)
     past = workspace.ledger
     verdicts = None if anew else known_verdicts(workspace, recipe, request)
     if verdicts is not None and past is not None:
-        return Outcome(
+        return Applied(
             verdicts=verdicts,
             proofs=(),
             written=(),
@@ -248,18 +248,18 @@ def _apply(
     texts = plan.texts  # before the proofs, which take their time: nobody may write meanwhile
     proofs = prove(plan)
     if dry_run:
-        return Outcome(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
+        return Applied(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
     return commit_plan(workspace, recipe, plan, texts, proofs)
 
 
 def commit_plan(
     workspace: Workspace, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
-) -> Outcome:
+) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
     ledger = _ledger(workspace.tree, recipe, plan, texts, proofs) if texts else None
     changes = _changes(workspace, texts, ledger)
     journal_of(workspace.tree, workspace.state).commit(changes)
-    return Outcome(
+    return Applied(
         verdicts=tuple(map(settled, plan.verdicts)),
         proofs=proofs,
         written=tuple(change.path for change in changes if change.path in texts),

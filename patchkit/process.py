@@ -228,7 +228,7 @@ def ending(status: int) -> str:
 
 
 def _completed(command: tuple[str, ...], status: int, output: str, errors: str) -> Completed:
-    words = (errors.strip() or output.strip() or "it printed nothing").splitlines()[-_SHOWN:]
+    words = (errors.strip() or output.strip() or "it printed nothing").split("\n")[-_SHOWN:]
     trouble = f"{ending(status)}: {chr(10).join(words)}" if status else ""
     return Completed(command=command, status=status, output=output, errors=errors, trouble=trouble)
 

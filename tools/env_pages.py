@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from patchkit.cli.runtime.env_explain import condition
 from patchkit.patching.markdown import table
-from patchkit.runtime.rules.variable_rules import Avoid, Rule, Rules
+from patchkit.runtime.rules.variable_rules import Avoid, Rule, VariableRules
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/rules.toml. Do not edit. -->\n"
 INTRODUCTION = """\
@@ -18,11 +18,11 @@ that rests on a single report is off, and so is what is a matter of choice: `--w
 """
 
 
-def page(rules: Rules) -> str:
+def page(rules: VariableRules) -> str:
     return "\n".join(_parts(rules))
 
 
-def _parts(rules: Rules) -> Iterator[str]:
+def _parts(rules: VariableRules) -> Iterator[str]:
     yield f"{MADE}# Rules about environment variables\n\n{INTRODUCTION}"
     yield "## What is set\n\n" + table(
         ("rule", "sets", "when", "on", "why", "evidence"), map(_set, rules.rules)

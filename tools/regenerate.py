@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.apply import open_workspace, plan_for, prove, settled
-from patchkit.cli.options import Source, located
+from patchkit.cli.options import SourceOptions, located
 from patchkit.patching.catalogue import catalogue
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan
@@ -124,7 +124,7 @@ def look_at_all() -> dict[Path, str]:
     flags: dict[str, dict[str, str]] = {}
     for version in map(str, recipe.supported):
         print(version, file=sys.stderr)  # noqa: T201
-        source = Source(recipe.project, f"{recipe.project}=={version}")
+        source = SourceOptions(recipe.project, f"{recipe.project}=={version}")
         with located(source, keep=False) as (root, _sandboxed):
             plans = {arch: _unproved(root, arch) for arch in MODES}
             tree = plans["native"].stock

@@ -17,7 +17,7 @@ from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import find, load_presets
 from patchkit.runtime.serve.args import Served, serve_args
 from patchkit.runtime.serve.render import line
-from patchkit.runtime.serve.request import Request
+from patchkit.runtime.serve.request import ServeRequest
 
 PLACE = Path(__file__).parents[1] / "tests" / "data" / "env" / "serve.txt"
 VERSIONS = ("0.11.1", "0.19.1", "0.25.1", "0.33.0")
@@ -68,7 +68,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 def served(version: str, asked: dict[str, Any]) -> Served:
     preset = find(asked["model"])
-    request = Request(vllm=version, preset=preset, **asked)
+    request = ServeRequest(vllm=version, preset=preset, **asked)
     return serve_args(request, load_flag_rules(), known(version, None))
 
 

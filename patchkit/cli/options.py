@@ -44,7 +44,7 @@ class Renamed(click.Option):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceOptions:
     """What --vllm-src or --nccl-src names, and how it may be had."""
 
     project: str
@@ -125,7 +125,7 @@ def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
         if sha256 is not None and project != "nccl":
             raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
         spec = positional or named[project]
-        source = Source(project, spec, dest, offline, sha256, trusted)
+        source = SourceOptions(project, spec, dest, offline, sha256, trusted)
         return command(source=source, **rest)
 
     for option in reversed(options):
@@ -243,7 +243,7 @@ def build_arch(arch: str) -> str:
 
 
 @contextlib.contextmanager
-def located(source: Source, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
+def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
     """The folder of a source, and how its own code may be run.
 
     It is fetched and unpacked under progress bars if it has to be; they are gone by then.
@@ -268,7 +268,7 @@ def may_run(*, locked: bool, trusted: bool) -> Sandboxed:
 
 
 @contextlib.contextmanager
-def opened(source: Source) -> Iterator[tuple[Recipe, Workspace]]:
+def opened(source: SourceOptions) -> Iterator[tuple[Recipe, Workspace]]:
     """The recipe and the workspace of a source that is only read."""
     recipe = load_recipe(source.project)
     with located(source, keep=False) as (path, sandboxed):
@@ -277,7 +277,7 @@ def opened(source: Source) -> Iterator[tuple[Recipe, Workspace]]:
         yield recipe, workspace
 
 
-def resolve_options(report: Report, source: Source) -> Options:
+def resolve_options(report: Report, source: SourceOptions) -> Options:
     """What the resolver has to know, from the recipe and the command line."""
     recipe = load_recipe(source.project)
     return Options(

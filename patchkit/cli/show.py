@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from patchkit.apply import Outcome, Workspace
+from patchkit.apply import Applied, Workspace
 from patchkit.cli import out
 from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.recipe import load_recipe
@@ -135,7 +135,7 @@ def print_diff(diff: str) -> None:
         shown.print(text(line, style=style), soft_wrap=True)
 
 
-def recorded_lines(outcome: Outcome) -> list[Text]:
+def recorded_lines(outcome: Applied) -> list[Text]:
     """What a ledger says that an earlier run proved; this one took its word."""
     if not outcome.recorded_proofs:
         return []

@@ -10,25 +10,25 @@ from patchkit.patching.fix import Example, Fix
 from patchkit.patching.markdown import MADE_OF_RECIPE, table
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.release_page import release_page
-from patchkit.patching.support import Level, Support
+from patchkit.patching.support import Support, SupportLevel
 from patchkit.source.releases import load_facts
 
-Row = Mapping[str, Level]
+Row = Mapping[str, SupportLevel]
 """release → level, oldest first"""
 
 _SIGNS = {
-    Level.REQUIRED: "●",
-    Level.RECOMMENDED: "◐",
-    Level.OPTIONAL: "○",
-    Level.UPSTREAM: "✓",
-    Level.NOT_APPLICABLE: "·",
+    SupportLevel.REQUIRED: "●",
+    SupportLevel.RECOMMENDED: "◐",
+    SupportLevel.OPTIONAL: "○",
+    SupportLevel.UPSTREAM: "✓",
+    SupportLevel.NOT_APPLICABLE: "·",
 }
 _MEANING = {
-    Level.REQUIRED: "required: on by default, a GB10 fails without it",
-    Level.RECOMMENDED: "recommended: on by default",
-    Level.OPTIONAL: "optional: `--with` turns it on",
-    Level.UPSTREAM: "upstream has it",
-    Level.NOT_APPLICABLE: "not applicable: the release or the mode has no such code",
+    SupportLevel.REQUIRED: "required: on by default, a GB10 fails without it",
+    SupportLevel.RECOMMENDED: "recommended: on by default",
+    SupportLevel.OPTIONAL: "optional: `--with` turns it on",
+    SupportLevel.UPSTREAM: "upstream has it",
+    SupportLevel.NOT_APPLICABLE: "not applicable: the release or the mode has no such code",
 }
 _TITLES = {"native": "`--arch native` (12.1a)", "family": "`--arch family` (12.0f)"}
 _INTRODUCTION = """\

@@ -95,7 +95,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Observation:
     """What a fix sees in the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM.
 
     ``reason`` says how the code is, ``done`` how it is once the edits are in.
@@ -107,11 +107,11 @@ class Finding:
     done: str = ""
 
 
-def found(edits: Sequence[Edit], *, now: str, done: str) -> Finding:
+def found(edits: Sequence[Edit], *, now: str, done: str) -> Observation:
     """APPLY with these edits, or APPLIED if there is nothing left to edit."""
     if not edits:
-        return Finding(State.APPLIED, done)
-    return Finding(State.APPLY, now, tuple(edits), done)
+        return Observation(State.APPLIED, done)
+    return Observation(State.APPLY, now, tuple(edits), done)
 
 
 def places(paths: Sequence[str]) -> str:
@@ -120,9 +120,9 @@ def places(paths: Sequence[str]) -> str:
     return f"{paths[0]}{more}" if paths else ""
 
 
-def upstream(reason: str) -> Finding:
+def upstream(reason: str) -> Observation:
     """The release has it."""
-    return Finding(State.UPSTREAM, reason)
+    return Observation(State.UPSTREAM, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Case:
     active: frozenset[str]
 
 
-Look = Callable[[SourceTree, Request], Finding]
+Look = Callable[[SourceTree, Request], Observation]
 Proof = Callable[[Case], str]
 
 

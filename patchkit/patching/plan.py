@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from patchkit.edit.splice import Edit, git_diff, splice
 from patchkit.errors import AbsentError, DriftError, UsageError
-from patchkit.patching.fix import Finding, Fix, Need, Request, Severity, State, Verdict
+from patchkit.patching.fix import Fix, Need, Observation, Request, Severity, State, Verdict
 from patchkit.patching.fix_file import mistakes_shown
 from patchkit.patching.recipe import Recipe
 from patchkit.source.tree import SourceTree
@@ -113,7 +113,7 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     return Verdict(fix, done, finding.reason, finding.edits, severity, note, finding.done)
 
 
-def _looked(fix: Fix, tree: SourceTree, request: Request) -> Finding:
+def _looked(fix: Fix, tree: SourceTree, request: Request) -> Observation:
     with mistakes_shown(fix):
         return fix.look(tree, request)
 
@@ -197,7 +197,7 @@ def _upstream_place(fix: Fix, tree: SourceTree, request: Request) -> str:
     return "" if finding.edits else finding.reason
 
 
-def _disagreement(finding: Finding, needed: bool, version: Version, fix: Fix) -> str:
+def _disagreement(finding: Observation, needed: bool, version: Version, fix: Fix) -> str:
     if needed and finding.state is State.UPSTREAM:
         return f"{version} is known to need this, but the code says: {finding.reason}"
     if not needed and finding.state is State.APPLY:

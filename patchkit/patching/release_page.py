@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from patchkit.patching.markdown import MADE_OF_RECIPE, table
 from patchkit.patching.recipe import Recipe
-from patchkit.source.releases import Facts, Release
+from patchkit.source.releases import Release, ReleaseFacts
 
 _INTRODUCTION = """\
 From [recipes/{project}/recipe.toml](../recipes/{project}/recipe.toml), which also says where each
@@ -20,7 +20,7 @@ _NOTES = """\
 """
 
 
-def release_page(recipe: Recipe, facts: Facts) -> str:
+def release_page(recipe: Recipe, facts: ReleaseFacts) -> str:
     """A row per release, then what the numbers of the bugs mean, and which releases are refused."""
     header = ["release", "verified by", "torch", "stock", "known bugs"]
     bugs = [
@@ -44,7 +44,7 @@ def release_page(recipe: Recipe, facts: Facts) -> str:
     )
 
 
-def _row(release: Release, recipe: Recipe, facts: Facts) -> list[str]:
+def _row(release: Release, recipe: Recipe, facts: ReleaseFacts) -> list[str]:
     ways = {
         "sha256": release.sha256,
         "commit": release.commit,

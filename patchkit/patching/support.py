@@ -10,11 +10,11 @@ from functools import cache
 from patchkit.patching.fix import State, Verdict
 from patchkit.paths import RECIPES
 
-Support = Mapping[str, Mapping[str, Mapping[str, "Level"]]]
+Support = Mapping[str, Mapping[str, Mapping[str, "SupportLevel"]]]
 """fix id → arch mode → release → level"""
 
 
-class Level(enum.Enum):
+class SupportLevel(enum.Enum):
     """What a fix is to a release: how much it is needed, or why it is not."""
 
     REQUIRED = "required"
@@ -24,12 +24,12 @@ class Level(enum.Enum):
     NOT_APPLICABLE = "not-applicable"
 
 
-def support_of(verdict: Verdict) -> Level:
+def support_of(verdict: Verdict) -> SupportLevel:
     """The level that a verdict on an untouched release amounts to."""
     if verdict.state in (State.UPSTREAM, State.NOT_APPLICABLE):
-        return Level(verdict.state.value)
+        return SupportLevel(verdict.state.value)
     assert verdict.severity is not None
-    return Level(verdict.severity.value)
+    return SupportLevel(verdict.severity.value)
 
 
 @cache
@@ -39,7 +39,7 @@ def load_support(project: str = "vllm") -> Support:
     table = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
     return {
         fix: {
-            mode: {release: Level(word) for release, word in row.items()}
+            mode: {release: SupportLevel(word) for release, word in row.items()}
             for mode, row in modes.items()
         }
         for fix, modes in table.items()

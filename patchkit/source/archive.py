@@ -182,7 +182,7 @@ _Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class _ArchiveMember:
     """An entry of an archive. ``target``: where a link leads, in the archive's own words."""
 
     name: str
@@ -191,11 +191,11 @@ class _Member:
     target: str = ""
 
 
-_Complaints = Iterator[tuple[_Member, str]]
+_Complaints = Iterator[tuple[_ArchiveMember, str]]
 
 
-def _tar_member(info: tarfile.TarInfo) -> _Member:
-    return _Member(info.name, _parts(info.name), _tar_kind(info), info.linkname)
+def _tar_member(info: tarfile.TarInfo) -> _ArchiveMember:
+    return _ArchiveMember(info.name, _parts(info.name), _tar_kind(info), info.linkname)
 
 
 def _tar_kind(info: tarfile.TarInfo) -> _Kind:
@@ -208,8 +208,8 @@ def _tar_kind(info: tarfile.TarInfo) -> _Kind:
     return _Kind.HARDLINK if info.islnk() else _Kind.SPECIAL
 
 
-def _zip_member(info: zipfile.ZipInfo) -> _Member:
-    return _Member(info.filename, _parts(info.filename), _zip_kind(info))
+def _zip_member(info: zipfile.ZipInfo) -> _ArchiveMember:
+    return _ArchiveMember(info.filename, _parts(info.filename), _zip_kind(info))
 
 
 def _zip_kind(info: zipfile.ZipInfo) -> _Kind:
@@ -227,7 +227,7 @@ def _parts(name: str) -> _Parts:
     return tuple(part for part in name.split("/") if part not in {"", "."})
 
 
-def _require_safe(archive: Path, members: Sequence[_Member]) -> str:
+def _require_safe(archive: Path, members: Sequence[_ArchiveMember]) -> str:
     """The name of the one top-level folder. Raises SourceError at the first complaint."""
     complaints = chain(
         _bad_names(members), _bad_tops(members), _bad_places(members), _bad_links(members)
@@ -244,7 +244,7 @@ def _require_safe(archive: Path, members: Sequence[_Member]) -> str:
     return top
 
 
-def _bad_names(members: Sequence[_Member]) -> _Complaints:
+def _bad_names(members: Sequence[_ArchiveMember]) -> _Complaints:
     for member in members:
         if member.name.startswith("/"):
             yield member, "has an absolute name"
@@ -256,7 +256,7 @@ def _bad_names(members: Sequence[_Member]) -> _Complaints:
             yield member, "has no name"
 
 
-def _bad_tops(members: Sequence[_Member]) -> _Complaints:
+def _bad_tops(members: Sequence[_ArchiveMember]) -> _Complaints:
     top = None
     for member in members:
         if len(member.parts) == 1 and member.kind is not _Kind.FOLDER:
@@ -267,7 +267,7 @@ def _bad_tops(members: Sequence[_Member]) -> _Complaints:
                 yield member, f"is in a second top-level folder, beside {top!r}"
 
 
-def _bad_places(members: Sequence[_Member]) -> _Complaints:
+def _bad_places(members: Sequence[_ArchiveMember]) -> _Complaints:
     """Members that would be written over, or through, another one that is not a folder."""
     leaves: set[_Parts] = set()
     for member in members:
@@ -281,7 +281,7 @@ def _bad_places(members: Sequence[_Member]) -> _Complaints:
             yield member, "lies inside another member that is a file or a link"
 
 
-def _bad_links(members: Sequence[_Member]) -> _Complaints:
+def _bad_links(members: Sequence[_ArchiveMember]) -> _Complaints:
     symlinks = {member.parts for member in members if member.kind is _Kind.SYMLINK}
     files: set[_Parts] = set()
     for member in members:
@@ -293,7 +293,7 @@ def _bad_links(members: Sequence[_Member]) -> _Complaints:
             yield member, f"is a hard link to no earlier file of the tree: {member.target!r}"
 
 
-def _stays_inside(link: _Member, symlinks: set[_Parts]) -> bool:
+def _stays_inside(link: _ArchiveMember, symlinks: set[_Parts]) -> bool:
     """Whether the link's target lies in the top-level folder, whatever the other links do."""
     if link.target.startswith("/"):
         return False

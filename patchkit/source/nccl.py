@@ -33,7 +33,7 @@ from patchkit.source.debian import upstream_archive
 from patchkit.source.detect import detect, spelled
 from patchkit.source.fetch import Progress, cache_dir, save
 from patchkit.source.git import GitSource, commit_archive, parse_git
-from patchkit.source.releases import Facts, Release, load_facts
+from patchkit.source.releases import Release, ReleaseFacts, load_facts
 from patchkit.versions import named_version
 
 PROJECT = "nccl"
@@ -69,7 +69,7 @@ def nccl_tree(
     offline: bool = False,
     report: Report | None = None,
     check: Callable[[Version], None] | None = None,
-    facts: Facts | None = None,
+    facts: ReleaseFacts | None = None,
 ) -> SourceOrigin:
     """The sources that ``spec`` names, fetched if need be and verified in any case.
 
@@ -94,7 +94,7 @@ def nccl_tree(
 class _Wanted:
     """What every way of getting sources has to know."""
 
-    facts: Facts
+    facts: ReleaseFacts
     store: Path
     offline: bool
     report: Report
@@ -155,7 +155,7 @@ def _archive(path: Path, sha256: str | None, wanted: _Wanted) -> SourceOrigin:
     return SourceOrigin(path=path, version=version, identity=f"sha256:{actual}")
 
 
-def _unverified(path: Path, actual: str, version: Version, facts: Facts) -> SourceError:
+def _unverified(path: Path, actual: str, version: Version, facts: ReleaseFacts) -> SourceError:
     release = facts.release(version)
     if release is None or not release.sha256:
         why = f"the recipe knows no sha256 of NCCL {version}"
@@ -168,7 +168,7 @@ def _unverified(path: Path, actual: str, version: Version, facts: Facts) -> Sour
     )
 
 
-def _other_ways(release: Release | None, facts: Facts) -> str:
+def _other_ways(release: Release | None, facts: ReleaseFacts) -> str:
     """Where verified sources of a release can be had, in words."""
     ways = []
     if release is not None and release.sha256:

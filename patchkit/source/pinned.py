@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from patchkit.errors import UsageError
-from patchkit.source.releases import Facts, load_facts
+from patchkit.source.releases import ReleaseFacts, load_facts
 
 # From torch 2.11 on the wheels pin cu13; a wheel for CUDA 12 has the other name.
 _NCCL = re.compile(r"nvidia-nccl-cu\d+")
@@ -40,7 +40,7 @@ def default_version(house: Path | None) -> tuple[Version, str]:
     return next(iter(found.items()))
 
 
-def _pins(house: Path, facts: Facts) -> Iterator[tuple[Version, str]]:
+def _pins(house: Path, facts: ReleaseFacts) -> Iterator[tuple[Version, str]]:
     torches = sorted(house.glob("torch-*.whl"))
     for wheel in torches:
         for requirement in _requirements(wheel):
@@ -52,7 +52,7 @@ def _pins(house: Path, facts: Facts) -> Iterator[tuple[Version, str]]:
                 yield _of_torch(pin, wheel, facts), f"{wheel.name} requires torch=={pin}"
 
 
-def _of_torch(torch: Version, wheel: Path, facts: Facts) -> Version:
+def _of_torch(torch: Version, wheel: Path, facts: ReleaseFacts) -> Version:
     series = f"{torch.major}.{torch.minor}"
     if series in facts.torch:
         return facts.torch[series]

@@ -58,7 +58,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ReleaseFacts:
     """Everything known about the releases of one project, oldest first."""
 
     default: Version
@@ -94,12 +94,12 @@ class Facts:
 
 
 @cache
-def load_facts(project: str = "nccl") -> Facts:
+def load_facts(project: str = "nccl") -> ReleaseFacts:
     """The facts that ship with a recipe."""
     text = (RECIPES / project / "recipe.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     upstream, debian = table["upstream"], table["debian"]
-    return Facts(
+    return ReleaseFacts(
         default=Version(table["default"]),
         releases=tuple(map(_release, table["release"])),
         bugs=tuple(Bug(**each) for each in table["bug"]),

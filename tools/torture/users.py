@@ -26,15 +26,15 @@ from patchkit.runtime.envfile import render as envfile
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
 from patchkit.runtime.net import state as net_state
-from patchkit.runtime.net.plan import Wish, make_plan
-from patchkit.runtime.net.state import Place
+from patchkit.runtime.net.plan import NetPlanOptions, make_plan
+from patchkit.runtime.net.state import NetHistory
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import save
 from patchkit.target import targets
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse import storage
 from patchkit.wheel.wheelhouse.contents import add, prune, replace_dependencies, settled
-from patchkit.wheel.wheelhouse.manifest import Entry, Kind
+from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 from support import hosts
 from support.wheels import write_wheel
 from tools.torture.supervisor import supervise, undisturbed
@@ -183,7 +183,9 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
     def fill(wheel: Path) -> None:
         built = [each for each in settled(house) if each.kind is Kind.BUILT]
         size, name = wheel.stat().st_size, wheel_name(wheel.name)
-        fresh = Entry(name=name, sha256=sha256_of(wheel), size=size, facts={}, kind=Kind.DEPENDENCY)
+        fresh = ManifestEntry(
+            name=name, sha256=sha256_of(wheel), size=size, facts={}, kind=Kind.DEPENDENCY
+        )
         replace_dependencies(house, built, [fresh], [wheel])
 
     def stock() -> None:
@@ -199,10 +201,10 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
 
 def _of_a_network(scratch: Path) -> Iterator[User]:
     root = hosts.build(scratch, "cable_port0")
-    host, place = probe(root, environment={}), Place(root)
+    host, place = probe(root, environment={}), NetHistory(root)
     network = IPv4Network("192.168.100.0/24")
     first, second = (
-        make_plan(host, Wish(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
+        make_plan(host, NetPlanOptions(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
     )
 
     def settle() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from patchkit.apply import Outcome, apply, open_workspace
+from patchkit.apply import Applied, apply, open_workspace
 from patchkit.cli import show
 from patchkit.cli.options import (
     Selection,
-    Source,
+    SourceOptions,
     as_json,
     located,
     request_options,
@@ -40,7 +40,7 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
 @as_json
 def command(
-    source: Source,
+    source: SourceOptions,
     *,
     selection: Selection,
     dry_run: bool,
@@ -83,7 +83,7 @@ def _tell_kept(request: Request) -> None:
 
 
 def _print(
-    path: Path, recipe: Recipe, request: Request, outcome: Outcome, *, dry_run: bool, as_json: bool
+    path: Path, recipe: Recipe, request: Request, outcome: Applied, *, dry_run: bool, as_json: bool
 ) -> None:
     workspace = open_workspace(path, recipe.project)
     if as_json:
@@ -113,7 +113,7 @@ def _print(
         console.print(f"build with {recipe.build.setting(request)}", style="bold")
 
 
-def _summary(path: Path, project: str, outcome: Outcome, *, dry_run: bool) -> str:
+def _summary(path: Path, project: str, outcome: Applied, *, dry_run: bool) -> str:
     if dry_run:
         files = sum(line.startswith("diff --git") for line in outcome.diff.splitlines())
         return f"dry run: {files} files would change; patchkit diff shows how"

@@ -9,7 +9,14 @@ from rich.table import Table
 
 from patchkit.apply import plan_for
 from patchkit.cli import show
-from patchkit.cli.options import Selection, Source, as_json, opened, request_options, vllm_options
+from patchkit.cli.options import (
+    Selection,
+    SourceOptions,
+    as_json,
+    opened,
+    request_options,
+    vllm_options,
+)
 from patchkit.cli.out import print_json
 from patchkit.errors import UsageError
 from patchkit.recipes.vllm.archs import Group, evaluate
@@ -31,7 +38,7 @@ STYLES = {
 @click.option("--cuda", help="Version of the CUDA compiler.  [default: the target's, 13.0]")
 @as_json
 def command(
-    source: Source,
+    source: SourceOptions,
     *,
     selection: Selection,
     arch_list: str | None,

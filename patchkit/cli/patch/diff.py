@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from patchkit.apply import plan_for
-from patchkit.cli.options import Selection, Source, opened, request_options, source_options
+from patchkit.cli.options import Selection, SourceOptions, opened, request_options, source_options
 
 
 @click.command()
 @source_options
 @request_options
-def command(source: Source, *, selection: Selection) -> None:
+def command(source: SourceOptions, *, selection: Selection) -> None:
     """What apply would change, or did: a unified diff that git apply takes."""
     with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))

@@ -7,7 +7,14 @@ from pathlib import Path
 import click
 
 from patchkit.apply import plan_for
-from patchkit.cli.options import STDOUT, Selection, Source, opened, request_options, source_options
+from patchkit.cli.options import (
+    STDOUT,
+    Selection,
+    SourceOptions,
+    opened,
+    request_options,
+    source_options,
+)
 from patchkit.cli.out import data
 from patchkit.patching.export import mailbox, write_series
 
@@ -22,7 +29,7 @@ from patchkit.patching.export import mailbox, write_series
     type=click.Path(path_type=Path),
     help="Folder of the series; -: one mailbox on standard output.",
 )
-def command(source: Source, *, selection: Selection, output: Path) -> None:
+def command(source: SourceOptions, *, selection: Selection, output: Path) -> None:
     """Write the fixes as a series that git am takes: a patch per fix, with reasons and evidence."""
     with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.options import Source, progress, resolve_options
+from patchkit.cli.options import SourceOptions, progress, resolve_options
 from patchkit.cli.out import data
 from patchkit.source.archive import unpack
 from patchkit.source.resolve import fetch_release
@@ -25,7 +25,7 @@ def command(release: str, dest: Path | None, *, offline: bool) -> None:
     project = "nccl" if release.lower().startswith("nccl==") else "vllm"
     with progress() as report:
         path = fetch_release(
-            release, resolve_options(report, Source(project, release, offline=offline))
+            release, resolve_options(report, SourceOptions(project, release, offline=offline))
         )
         if dest is not None:
             path = unpack(path, dest, progress=report("Unpacking"))

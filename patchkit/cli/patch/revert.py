@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from patchkit.apply import revert, revert_by_force
-from patchkit.cli.options import Source, as_json, folder_options
+from patchkit.cli.options import SourceOptions, as_json, folder_options
 from patchkit.cli.out import print_json, say
 from patchkit.patching.rescue import Rescued
 from patchkit.source.resolve import patched_before
@@ -22,7 +22,7 @@ from patchkit.source.resolve import patched_before
     "what is in the way is moved aside.",
 )
 @as_json
-def command(source: Source, *, force: bool, as_json: bool) -> None:
+def command(source: SourceOptions, *, force: bool, as_json: bool) -> None:
     """Put back what upstream shipped, byte by byte.
 
     SOURCE is the folder, or the release that `apply` unpacked and patched below build/. Refuses,

@@ -7,7 +7,7 @@ import click
 from patchkit.apply import known_verdicts, settled
 from patchkit.cli.options import (
     Selection,
-    Source,
+    SourceOptions,
     as_json,
     opened,
     request_options,
@@ -23,7 +23,7 @@ from patchkit.patching.plan import Plan, make_plan
 @source_options
 @request_options
 @as_json
-def command(source: Source, *, selection: Selection, as_json: bool) -> None:
+def command(source: SourceOptions, *, selection: Selection, as_json: bool) -> None:
     """Every fix and its state; nothing is written.
 
     Without options, a patched tree is compared with what it was patched for. Exits with 4 if a fix

@@ -15,14 +15,14 @@ from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import accept_edited, first_version, node_options
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.env.agreement import agree
-from patchkit.runtime.env.cluster import ClusterEnv, Request, decide
+from patchkit.runtime.env.cluster import ClusterEnv, EnvRequest, decide
 from patchkit.runtime.env.head_file import HeadFile, read_head
-from patchkit.runtime.envfile.render import Entry, Format, Outcome, render, write
+from patchkit.runtime.envfile.render import EnvEntry, Format, Written, render, write
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.python.ptxas import find_ptxas
 from patchkit.runtime.rules.presets import Preset, find
-from patchkit.runtime.rules.variable_rules import Rules, load_rules
+from patchkit.runtime.rules.variable_rules import VariableRules, load_rules
 from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
 
 
@@ -105,16 +105,18 @@ def _head(options: Mapping[str, Any]) -> HeadFile | None:
     return read_head(path, accept_edited=options["accept_edited"]) if path else None
 
 
-def _check_carried(head: HeadFile, rules: Rules, known: Sequence[str], here: set[str]) -> None:
+def _check_carried(
+    head: HeadFile, rules: VariableRules, known: Sequence[str], here: set[str]
+) -> None:
     from patchkit.runtime.env.carried import check_carried  # a head does without it
 
     check_carried(head, rules, {*known, *other_variables()}, here)
 
 
-def _request(options: Mapping[str, Any], host: Host, head: HeadFile | None) -> Request:
+def _request(options: Mapping[str, Any], host: Host, head: HeadFile | None) -> EnvRequest:
     """The options, what they leave open from the head's file, and the rest from this host."""
     facts = _facts(options, head)
-    return Request(
+    return EnvRequest(
         role=options["role"],
         vllm=_vllm(options["vllm"], facts.get("vllm", ""), host),
         topology=options["topology"] or facts.get("topology", "auto"),
@@ -216,7 +218,7 @@ def _use(env: ClusterEnv) -> str:
     return f"Load it {when} `vllm serve`."
 
 
-def _entries(env: ClusterEnv) -> list[Entry]:
+def _entries(env: ClusterEnv) -> list[EnvEntry]:
     """A reason stands above the first variable of its rule."""
     told: set[str] = set()
     entries = []
@@ -224,11 +226,11 @@ def _entries(env: ClusterEnv) -> list[Entry]:
         again = each.rule in told and not each.rule.startswith("--")
         told.add(each.rule)
         comment = f"as above ({each.rule})" if again else each.comment
-        entries.append(Entry(each.name, each.value, comment))
+        entries.append(EnvEntry(each.name, each.value, comment))
     return entries
 
 
-def _tell_written(env: ClusterEnv, output: Path, outcome: Outcome) -> None:
+def _tell_written(env: ClusterEnv, output: Path, outcome: Written) -> None:
     what = f"{len(env.settings)} variables for {env.request.role}, {env.seat.topology}"
     say(style("✓", fg="green") + f" {output} {outcome}: {what}{_where(env)}")
 

@@ -9,7 +9,7 @@ import click
 
 from patchkit.cli.out import echo, print_json, style, table
 from patchkit.errors import UsageError
-from patchkit.runtime.rules.variable_rules import Avoid, Condition, Rule, Rules, load_rules
+from patchkit.runtime.rules.variable_rules import Avoid, Condition, Rule, VariableRules, load_rules
 from patchkit.runtime.rules.variables import is_current, lifetime, nearest, other_variables
 
 
@@ -38,13 +38,13 @@ def _known(name: str) -> bool:
     return lifetime(name) is not None or name in other_variables()
 
 
-def _close(rules: Rules, wanted: str) -> str:
+def _close(rules: VariableRules, wanted: str) -> str:
     names = [name for each in rules.entries for name in (*each.variables, each.id)]
     close = nearest(wanted, names)
     return f"did you mean {close}?" if close else "`patchkit env explain` lists what has a rule"
 
 
-def _overview(rules: Rules, *, as_json: bool) -> None:
+def _overview(rules: VariableRules, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(rules))
         return

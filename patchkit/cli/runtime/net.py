@@ -30,8 +30,8 @@ from patchkit.runtime.net import conflicts as net_conflicts
 from patchkit.runtime.net import live as net_live
 from patchkit.runtime.net.netplan_file import render
 from patchkit.runtime.net.peer import from_file
-from patchkit.runtime.net.plan import TOPOLOGIES, Plan, Wish, facts, make_plan
-from patchkit.runtime.net.state import Place
+from patchkit.runtime.net.plan import TOPOLOGIES, NetPlan, NetPlanOptions, facts, make_plan
+from patchkit.runtime.net.state import NetHistory
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,7 +103,7 @@ def plan(facts_file: Path | None, *, as_json: bool, **options: Any) -> None:
         print_json({**_fields(made), "yaml": text})
         return
     data(text)
-    _tell_unfinished(Place(root))
+    _tell_unfinished(NetHistory(root))
 
 
 @command.command()
@@ -117,7 +117,7 @@ def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
     What was there is kept for `net undo`. If netplan fails, or the address of the default route or
     of this SSH session is gone afterwards, the former network is put back.
     """
-    place = Place(options["root"])
+    place = NetHistory(options["root"])
     if not dry_run:
         _need_root(place)
     _tell_unfinished(place)
@@ -139,7 +139,7 @@ def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
 @click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
 def undo(root: Path, *, force: bool) -> None:
     """Put back what was there before the last apply, byte by byte; needs root."""
-    place = Place(root)
+    place = NetHistory(root)
     _need_root(place)
     done = net_apply.undo(place, force=force)
     what = "an apply that was cut short" if done.recovered else "the last apply"
@@ -153,8 +153,8 @@ command.add_command(verify)
 # What is asked for
 
 
-def _as_wish(options: Mapping[str, Any]) -> Wish:
-    return Wish(
+def _as_wish(options: Mapping[str, Any]) -> NetPlanOptions:
+    return NetPlanOptions(
         node=_node(options["node"], options["role"], options["nodes"]),
         **{
             key: options[key]
@@ -175,9 +175,9 @@ def _node(node: int | None, role: str | None, nodes: int) -> int:
     return node if node is not None else by_role or 1
 
 
-def _planned(options: Mapping[str, Any], root: Path) -> Plan:
+def _planned(options: Mapping[str, Any], root: Path) -> NetPlan:
     """The plan for this host, held against what the host has."""
-    place = Place(root)
+    place = NetHistory(root)
     live = net_apply.is_live(place)
     host = probe(root, python=None, environment=os.environ)
     made = make_plan(host, _as_wish(options), net_live.mtu_limits() if live else None)
@@ -190,7 +190,7 @@ def _planned(options: Mapping[str, Any], root: Path) -> Plan:
     return made
 
 
-def _check_peer(made: Plan, peer: IPv4Address | None) -> None:
+def _check_peer(made: NetPlan, peer: IPv4Address | None) -> None:
     """Raises UsageError for a peer that this plan could not reach."""
     if peer is None:
         return
@@ -201,7 +201,7 @@ def _check_peer(made: Plan, peer: IPv4Address | None) -> None:
         raise UsageError(f"--peer {peer} is in none of {networks}", hint="another --network")
 
 
-def _need_root(place: Place) -> None:
+def _need_root(place: NetHistory) -> None:
     if net_apply.is_live(place) and os.geteuid() != 0:
         raise HostError(
             f"writing {place.file} and running netplan need root", hint=sudo(*sys.argv[1:])
@@ -218,12 +218,12 @@ def _ask() -> None:
 # What is told
 
 
-def _fields(made: Plan) -> dict[str, Any]:
+def _fields(made: NetPlan) -> dict[str, Any]:
     lines = [{**asdict(line), "address": str(line.address)} for line in made.lines]
     return {**asdict(made), "lines": lines}
 
 
-def _difference(place: Place, text: str) -> list[str]:
+def _difference(place: NetHistory, text: str) -> list[str]:
     import difflib  # 5 ms, and only here
 
     old = (place.text() or b"").decode(errors="replace").splitlines()
@@ -231,12 +231,12 @@ def _difference(place: Place, text: str) -> list[str]:
     return list(difflib.unified_diff(old, text.splitlines(), name, name, lineterm=""))
 
 
-def _tell_unfinished(place: Place) -> None:
+def _tell_unfinished(place: NetHistory) -> None:
     if place.journal.unfinished():
         say(f"note: an apply was cut short; {sudo('net', 'undo')}", err=True)
 
 
-def _tell_applied(place: Place, made: Plan, done: net_apply.Done) -> None:
+def _tell_applied(place: NetHistory, made: NetPlan, done: net_apply.Done) -> None:
     if not done.changed:
         say("nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else ""))
         return

@@ -19,7 +19,7 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
 from patchkit.runtime.net.checks import groups, warned
 from patchkit.runtime.net.peer import from_file, from_ssh
-from patchkit.runtime.net.state import Place
+from patchkit.runtime.net.state import NetHistory
 from patchkit.runtime.net.verify import Peer, bandwidth, expected
 from patchkit.runtime.net.verify import verify as checked
 
@@ -72,7 +72,7 @@ def verify(*, as_json: bool, **options: Any) -> None:
     host = probe(root, python=options["python"], environment=os.environ)
     chosen = groups(host, options["netdevs"], options["cage"])
     peer = Peer(addresses=options["peers"], host=_peer_host(options))
-    place = Place(root)
+    place = NetHistory(root)
     checks = list(checked(host, chosen, peer, options["mtu"], live=net_apply.is_live(place)))
     if place.journal.unfinished():
         checks.append(warned(str(place.file), "apply", "was cut short", sudo("net", "undo")))

@@ -16,7 +16,7 @@ from patchkit.runtime.host import hardware
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System
 from patchkit.runtime.host.probe import LIVE, probe
-from patchkit.runtime.host.recording import Copy
+from patchkit.runtime.host.recording import RecordingWriter
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
 _WIDTH = 100  # columns, as of every help text
@@ -44,7 +44,7 @@ def command(*, as_json: bool, root: Path, save: Path | None, python: str | None)
     Reads sysfs and /proc, and asks NVML and ip if they are there: no rights, no GPU and no
     tool is needed. What cannot be read is told as a note.
     """
-    copy = Copy(root, save) if save else None
+    copy = RecordingWriter(root, save) if save else None
     host = probe(root, python=python, environment=os.environ, copy=copy)
     if as_json:
         print_json(asdict(host))

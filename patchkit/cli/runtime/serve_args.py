@@ -29,9 +29,9 @@ from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.presets import Preset, find
 from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.variable_rules import load_rules
-from patchkit.runtime.serve.args import Known, Served, serve_args
+from patchkit.runtime.serve.args import ReleaseFlags, Served, serve_args
 from patchkit.runtime.serve.render import fields, line, lines
-from patchkit.runtime.serve.request import Request
+from patchkit.runtime.serve.request import ServeRequest
 
 _GIB = 2**30
 _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "quantization")
@@ -94,7 +94,7 @@ def _print(served: Served, kind: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _ClusterPlace:
     """The node's place in its cluster, from the options, the env file and this host."""
 
     role: str
@@ -112,7 +112,7 @@ def _served(options: Mapping[str, Any]) -> Served:
     target = options["target"] or facts.get("target") or target_of(host)
     place = _place(options, facts, host, vllm, target)
     preset = _preset(options["preset"], options["model"])
-    request = Request(
+    request = ServeRequest(
         model=_model(options["model"], preset),
         vllm=vllm,
         role=place.role,
@@ -134,11 +134,11 @@ def _served(options: Mapping[str, Any]) -> Served:
     return serve_args(request, load_flag_rules(), known(vllm, host.vllm_home(vllm)))
 
 
-def known(vllm: str, home: Path | None) -> Known:
+def known(vllm: str, home: Path | None) -> ReleaseFlags:
     """What a release takes, by its code where it is installed in ``home``."""
 
     names = flags(vllm, home)
-    return Known(
+    return ReleaseFlags(
         has=lambda flag: flag in names,
         takes=lambda flag, value: takes(flag, value, vllm, home),
     )
@@ -169,10 +169,10 @@ def _vllm(asked: str, files: str, host: Host) -> str:
 
 def _place(
     options: Mapping[str, Any], facts: Mapping[str, str], host: Host, vllm: str, target: str
-) -> _Place:
+) -> _ClusterPlace:
     role = options["role"] or facts.get("role", "single")
     if role == "single":
-        return _Place(
+        return _ClusterPlace(
             role=role, topology="single", executor="uni", nodes=options["nodes"] or 1, head=""
         )
     nodes = options["nodes"] or int(facts.get("nodes", "2"))
@@ -183,10 +183,10 @@ def _place(
         topology, head = seat.topology, head or seat.address
     asked = options["executor"] or facts.get("executor", "auto")
     executor = choose_executor(load_rules(), vllm, role=role, asked=asked).name
-    return _Place(role=role, topology=topology, executor=executor, nodes=nodes, head=head)
+    return _ClusterPlace(role=role, topology=topology, executor=executor, nodes=nodes, head=head)
 
 
-def _rank(asked: int | None, place: _Place) -> int:
+def _rank(asked: int | None, place: _ClusterPlace) -> int:
     if asked is not None:
         return asked
     if place.role == "worker" and place.nodes > 2 and place.executor == "mp":

@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from patchkit.cli import show
-from patchkit.cli.options import Source, as_json, opened, vllm_options
+from patchkit.cli.options import SourceOptions, as_json, opened, vllm_options
 from patchkit.cli.out import print_json, say
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.quoting import quoted
@@ -18,8 +18,8 @@ from patchkit.runtime.tune.tune import (
     ELEMENT_BYTES,
     GRID,
     Job,
-    Outcome,
     Row,
+    Tuned,
     check_benchmark,
     connect,
     file_text,
@@ -80,7 +80,7 @@ def _integers(text: str, option: str, count: int = 0) -> tuple[int, ...]:
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @as_json
 def command(
-    source: Source,
+    source: SourceOptions,
     *,
     block_shape: str | None,
     batch_sizes: str | None,
@@ -136,7 +136,7 @@ def _write(place: Path, text: str) -> None:
         raise StorageError(f"{place}: {error.strerror}") from error
 
 
-def _fields(outcome: Outcome, place: Path) -> dict[str, object]:
+def _fields(outcome: Tuned, place: Path) -> dict[str, object]:
     keys = ("device", "capability", "shared_memory", "vllm", "torch", "triton")
     return {
         **{key: outcome.facts[key] for key in keys},
@@ -147,7 +147,7 @@ def _fields(outcome: Outcome, place: Path) -> dict[str, object]:
     }
 
 
-def _print(outcome: Outcome, place: Path, job: Job) -> None:
+def _print(outcome: Tuned, place: Path, job: Job) -> None:
     facts, console = outcome.facts, show.console()
     console.print(
         show.text(

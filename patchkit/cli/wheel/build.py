@@ -30,7 +30,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.pinned import default_version
 from patchkit.source.releases import load_facts
-from patchkit.wheel.build.nccl import JOB_MEMORY, Built, Order, build_nccl
+from patchkit.wheel.build.nccl import JOB_MEMORY, BuiltNccl, NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
 from patchkit.wheel.device.inspect import arch_name
 from patchkit.wheel.wheelhouse.contents import make_room
@@ -100,7 +100,7 @@ def nccl(
             offline=offline,
             progress=report("CUDA toolkit"),
         )
-    order = Order(
+    order = NcclOrder(
         origin=origin,
         target=device,
         toolchain=toolchain,
@@ -144,7 +144,7 @@ def _origin(
     )
 
 
-def _show(order: Order, built: Built, placed: Placed) -> None:
+def _show(order: NcclOrder, built: BuiltNccl, placed: Placed) -> None:
     tools = order.toolchain
     across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
     title = show.text(

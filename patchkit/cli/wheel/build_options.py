@@ -55,7 +55,7 @@ def chosen_jobs(asked: int | None, memory: int) -> Jobs:
     return Jobs(asked, "as asked for") if asked else jobs_for(memory)
 
 
-class Built(Protocol):
+class BuildResult(Protocol):
     """What a build of either project returns."""
 
     @property
@@ -73,7 +73,7 @@ class Placed:
     """A wheel in the wheelhouse, and how long all of it took, in seconds."""
 
     wheel: Path
-    built: Built
+    built: BuildResult
     seconds: float
 
     @property
@@ -90,7 +90,7 @@ class Placed:
         }
 
 
-def place(built: Built, house: Path, objects: Path | None, began: float) -> Placed:
+def place(built: BuildResult, house: Path, objects: Path | None, began: float) -> Placed:
     """Put what was built into the wheelhouse, and the objects' digests where they are wanted."""
     wheel = add(house, built.wheel, built.facts, say=tell)
     if objects:

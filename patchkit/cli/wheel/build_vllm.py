@@ -33,10 +33,10 @@ from patchkit.target import Target
 from patchkit.wheel.build.jobs import Jobs
 from patchkit.wheel.build.network import can_cut_off, network
 from patchkit.wheel.build.toolchain import Toolchain, find_toolchain
-from patchkit.wheel.vllm.build import JOB_MEMORY, Built, build_vllm
+from patchkit.wheel.vllm.build import JOB_MEMORY, BuiltVllm, build_vllm
 from patchkit.wheel.vllm.build_recipe import by_option
 from patchkit.wheel.vllm.inputs import parse_given
-from patchkit.wheel.vllm.order import Order
+from patchkit.wheel.vllm.order import VllmOrder
 from patchkit.wheel.vllm.preflight import check_machine
 from patchkit.wheel.vllm.prepare import check_choice
 from patchkit.wheel.vllm.source import VllmSource, vllm_source
@@ -120,7 +120,7 @@ def command(
         source = vllm_source(version, named, check=check, report=report, offline=offline)
         toolchain = _toolchain(source, request.target, python, cuda, offline, report)
     number = chosen_jobs(jobs, JOB_MEMORY)
-    order = Order(
+    order = VllmOrder(
         source=source.path,
         identity=source.identity,
         version=source.version,
@@ -184,7 +184,7 @@ def _toolchain(
     )
 
 
-def _foretell(order: Order, jobs: Jobs) -> None:
+def _foretell(order: VllmOrder, jobs: Jobs) -> None:
     """What is going to happen, before it takes long."""
     tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
     tell(f"what the build says: {order.work}/log.txt")
@@ -195,7 +195,7 @@ def _foretell(order: Order, jobs: Jobs) -> None:
         tell(network())
 
 
-def _show(order: Order, built: Built, placed: Placed) -> None:
+def _show(order: VllmOrder, built: BuiltVllm, placed: Placed) -> None:
     title = show.text(
         (f"vllm {order.version}", "bold"),
         f"  →  {order.request.target.title}, {built.facts['archs']}, {order.toolchain.machine}",

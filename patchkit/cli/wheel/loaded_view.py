@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 
 from patchkit.cli.out import print_json, say, style
-from patchkit.runtime.python.libnccl import Answer, Copy, loaded
+from patchkit.runtime.python.libnccl import Answer, NcclCopy, loaded
 from patchkit.runtime.python.startup import Choice
 
 
@@ -34,7 +34,7 @@ def _say_choice(who: str, choice: Choice, answer: Answer) -> None:
     say(f"{who:5} takes " + taken + f": {choice.why}")
 
 
-def _facts(copy: Copy) -> str:
+def _facts(copy: NcclCopy) -> str:
     package = " and ".join(map(str, copy.owners)) or "no package"
     mapped = "mapped" if copy.mapped else "not mapped"
     version = copy.version or "unknown version"

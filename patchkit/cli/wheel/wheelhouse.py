@@ -19,8 +19,8 @@ from patchkit.quoting import quoted
 from patchkit.target import targets
 from patchkit.wheel.wheelhouse.contents import entries, prune
 from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill, machine_of
-from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Entry
-from patchkit.wheel.wheelhouse.resolve import Place, Source, place
+from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, ManifestEntry
+from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelIndex, place
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
 
 _folder = click.option(
@@ -87,7 +87,7 @@ def _signed(house: Path, signed: Signed) -> str:
     return f"{said}; whose key that is says verify --signers FILE"
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
+def _cells(entry: ManifestEntry) -> tuple[str, ...]:
     name, megabytes = entry.name, f"{entry.size / 1e6:.1f}" if entry.held else "-"
     target = str(entry.facts.get("target", "-"))
     digest = entry.sha256[:12]
@@ -206,7 +206,7 @@ def fill_wheels(
     """
     built = built_wheels(house)
     where = place(machine or machine_of(house, built), python, glibc or _glibc(built))
-    source = Source(offline=offline, folders=folders)
+    source = WheelIndex(offline=offline, folders=folders)
     with progress("wheels") as report:
         done = fill(
             house, where, source, also=also, lock_only=lock_only, progress=report("downloading")
@@ -232,7 +232,7 @@ def fill_wheels(
     )
 
 
-def _glibc(built: Sequence[Entry]) -> str:
+def _glibc(built: Sequence[ManifestEntry]) -> str:
     """The oldest that the wheels' targets have. Raises UsageError if no wheel names a target."""
     named = {str(entry.facts.get("target")) for entry in built} & targets().keys()
     if not named:
@@ -240,7 +240,7 @@ def _glibc(built: Sequence[Entry]) -> str:
     return min((targets()[name].glibc for name in named), key=by_version)
 
 
-def _filled_fields(house: Path, where: Place, done: Filled) -> dict[str, object]:
+def _filled_fields(house: Path, where: NodePlatform, done: Filled) -> dict[str, object]:
     torch = done.torch
     return {
         "dir": str(house),

@@ -12,11 +12,11 @@ from patchkit.runtime.env.head_file import HeadFile
 from patchkit.runtime.host.host import plain
 from patchkit.runtime.rules.code_names import runs_code
 from patchkit.runtime.rules.secret_names import is_secret
-from patchkit.runtime.rules.variable_rules import Rules
+from patchkit.runtime.rules.variable_rules import VariableRules
 
 
 def agree(
-    env: ClusterEnv, head: HeadFile, rules: Rules, here: AbstractSet[str] = frozenset()
+    env: ClusterEnv, head: HeadFile, rules: VariableRules, here: AbstractSet[str] = frozenset()
 ) -> ClusterEnv:
     """Return the worker's environment with what its head shares.
 

@@ -13,19 +13,19 @@ from ipaddress import ip_network
 from patchkit.errors import SourceError
 from patchkit.finding import Level
 from patchkit.runtime.env.head_file import HeadFile
-from patchkit.runtime.lint.scan import Found
+from patchkit.runtime.lint.scan import Assignment
 from patchkit.runtime.lint.values import check_value, is_open
 from patchkit.runtime.rules.code_names import runs_code
 from patchkit.runtime.rules.presets import find
 from patchkit.runtime.rules.secret_names import is_secret
-from patchkit.runtime.rules.variable_rules import Rules
+from patchkit.runtime.rules.variable_rules import VariableRules
 
 _MOST = 100  # refused variables that are listed
 _SHOWN = 60  # characters of a name or a value
 
 
 def check_carried(
-    head: HeadFile, rules: Rules, known: Collection[str], here: Collection[str] = ()
+    head: HeadFile, rules: VariableRules, known: Collection[str], here: Collection[str] = ()
 ) -> None:
     """Raise SourceError that names every variable of the file which must not be taken over.
 
@@ -68,7 +68,7 @@ def _trouble(
     return _unfit(head, name, value)
 
 
-def _by_rule(head: HeadFile, rules: Rules) -> set[tuple[str, str]]:
+def _by_rule(head: HeadFile, rules: VariableRules) -> set[tuple[str, str]]:
     """What rules and the model's preset set, the same on every node."""
     shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
     preset = find(head.facts.get("model", ""))
@@ -82,7 +82,7 @@ def _unfit(head: HeadFile, name: str, value: str) -> str:
         return "has a value that is none"
     if "/" in value and not _is_network(value):
         return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
-    findings = check_value(Found(head.line(name), name, value), {"role": "worker"})
+    findings = check_value(Assignment(head.line(name), name, value), {"role": "worker"})
     errors = (each.what.partition(": ")[2] for each in findings if each.level is Level.ERROR)
     return "; ".join(f"is {value[:_SHOWN]}: {what}" for what in errors)
 

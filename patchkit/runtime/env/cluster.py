@@ -13,7 +13,14 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.executors import choose_executor
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.releases import release
-from patchkit.runtime.rules.variable_rules import Advice, Executor, Rule, Rules, Situation, holds
+from patchkit.runtime.rules.variable_rules import (
+    Advice,
+    Executor,
+    Rule,
+    Situation,
+    VariableRules,
+    holds,
+)
 from patchkit.runtime.rules.variables import nccl_variables, nearest, newest_nccl
 from patchkit.target import targets
 
@@ -24,7 +31,7 @@ GATE = "HF_TOKEN"  # a secret: its value is in no file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class EnvRequest:
     """What a user asks for. ``nccl`` and ``triton`` may be empty: then what is installed counts.
 
     ``wanted`` and ``unwanted`` are ids of rules; ``extra`` variables that the user adds.
@@ -69,7 +76,7 @@ class Setting:
 class ClusterEnv:
     """``settings`` shared ones first; ``situation`` what the rules went by."""
 
-    request: Request
+    request: EnvRequest
     seat: Seat
     situation: Situation
     executor: Executor
@@ -94,7 +101,9 @@ def target_of(host: Host) -> str:
     return found[0] if found else "other"
 
 
-def decide(request: Request, host: Host, rules: Rules, known: Mapping[str, str]) -> ClusterEnv:
+def decide(
+    request: EnvRequest, host: Host, rules: VariableRules, known: Mapping[str, str]
+) -> ClusterEnv:
     """``known`` are the variables that this vLLM reads (``variables.vllm_variables``).
 
     Raises UsageError for a request that makes no sense, HostError if the hardware is not what it
@@ -130,7 +139,7 @@ def decide(request: Request, host: Host, rules: Rules, known: Mapping[str, str])
     )
 
 
-def _check(request: Request, rules: Rules) -> None:
+def _check(request: EnvRequest, rules: VariableRules) -> None:
     ids = {rule.id for rule in rules.rules}
     for name in sorted(request.wanted | request.unwanted):
         if name not in ids:
@@ -153,7 +162,7 @@ def _check(request: Request, rules: Rules) -> None:
 
 
 def _situation(
-    request: Request, host: Host, seat: Seat, target: str, executor: Executor
+    request: EnvRequest, host: Host, seat: Seat, target: str, executor: Executor
 ) -> dict[str, str]:
     installed = host.versions
     return {
@@ -172,7 +181,7 @@ def _situation(
     }
 
 
-def _links(host: Host, request: Request) -> Iterator[str]:
+def _links(host: Host, request: EnvRequest) -> Iterator[str]:
     """What slows a cable that works; what stops it, the seat knows."""
     told = remarks(host) if request.role != "single" else ()
     return (each.what for each in told if each.about in _SLOW)
@@ -192,11 +201,11 @@ def _unknown(situation: Situation) -> Iterator[str]:
 # What they set
 
 
-def _on(rule: Rule, request: Request) -> bool:
+def _on(rule: Rule, request: EnvRequest) -> bool:
     return rule.id not in request.unwanted and (rule.default or rule.id in request.wanted)
 
 
-def _settings(active: list[Rule], request: Request, seat: Seat) -> Iterator[Setting]:
+def _settings(active: list[Rule], request: EnvRequest, seat: Seat) -> Iterator[Setting]:
     facts = {
         "address": seat.address,
         "netdev": seat.netdev,
@@ -251,7 +260,7 @@ def _setting(rule: Rule, name: str, value: str, facts: Mapping[str, str]) -> Set
     )
 
 
-def _registered(settings: list[Setting], request: Request, known: Mapping[str, str]) -> None:
+def _registered(settings: list[Setting], request: EnvRequest, known: Mapping[str, str]) -> None:
     """A misspelt name would be ignored without a word, by NCCL, or with one, by vLLM."""
     for setting in settings:
         names = _names(setting.name, request, known)
@@ -268,7 +277,7 @@ def _registered(settings: list[Setting], request: Request, known: Mapping[str, s
         )
 
 
-def _names(name: str, request: Request, known: Mapping[str, str]) -> Mapping[str, str] | None:
+def _names(name: str, request: EnvRequest, known: Mapping[str, str]) -> Mapping[str, str] | None:
     """The names among which ``name`` must be, None where nobody can know."""
     if name.startswith("VLLM_"):
         return known

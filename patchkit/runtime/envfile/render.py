@@ -10,7 +10,7 @@ from patchkit.errors import UsageError
 from patchkit.runtime.envfile.header import BLANK, MARK, facts, head_facts, sealed, untouched
 from patchkit.runtime.envfile.parse import parse
 from patchkit.runtime.envfile.syntax import (
-    Entry,
+    EnvEntry,
     Format,
     assignment,
     check,
@@ -18,13 +18,13 @@ from patchkit.runtime.envfile.syntax import (
     one_line,
     refers,
 )
-from patchkit.runtime.envfile.write import Outcome, write
+from patchkit.runtime.envfile.write import Written, write
 from patchkit.runtime.rules.secret_names import is_secret
 
-__all__ = ["Entry", "Format", "Outcome", "head_facts", "parse", "render", "untouched", "write"]
+__all__ = ["EnvEntry", "Format", "Written", "head_facts", "parse", "render", "untouched", "write"]
 
 
-def render(kind: Format, header: Sequence[str], entries: Sequence[Entry]) -> str:
+def render(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> str:
     """A whole file. ``header`` is the facts (``role=head vllm=0.25.1 …``), then lines to read.
 
     Raises UsageError for what the format cannot hold.
@@ -40,7 +40,7 @@ def render(kind: Format, header: Sequence[str], entries: Sequence[Entry]) -> str
 
 
 def _render_lines(
-    kind: Format, known: dict[str, str], about: Sequence[str], entries: Sequence[Entry]
+    kind: Format, known: dict[str, str], about: Sequence[str], entries: Sequence[EnvEntry]
 ) -> str:
     first = " ".join(f"{name}={value}" for name, value in known.items())
     head = [f"# {MARK} {first} digest={BLANK}", *(row for line in about for row in comment(line))]
@@ -48,7 +48,7 @@ def _render_lines(
     return "\n\n".join("\n".join(block) for block in [head, *blocks]) + "\n"
 
 
-def _render_json(known: dict[str, str], about: Sequence[str], entries: Sequence[Entry]) -> str:
+def _render_json(known: dict[str, str], about: Sequence[str], entries: Sequence[EnvEntry]) -> str:
     for entry in entries:
         check(Format.JSON, entry)
     secrets = [entry.name for entry in entries if is_secret(entry.name)]

@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EnvEntry:
     """A variable. ``comment`` is its reason; a secret has an empty ``value``."""
 
     name: str
@@ -46,7 +46,7 @@ class Entry:
     comment: str = ""
 
 
-def check(kind: Format, entry: Entry) -> None:
+def check(kind: Format, entry: EnvEntry) -> None:
     """Raises UsageError if the format cannot hold the variable; the value is not told."""
     if not _NAME.fullmatch(entry.name):
         raise UsageError(
@@ -67,7 +67,7 @@ def check(kind: Format, entry: Entry) -> None:
         )
 
 
-def assignment(kind: Format, entry: Entry) -> str:
+def assignment(kind: Format, entry: EnvEntry) -> str:
     """The lines that set a variable, or refer to a secret. Raises UsageError."""
     check(kind, entry)
     if is_secret(entry.name):

@@ -17,13 +17,13 @@ from patchkit.runtime.rules.secret_names import masked
 _PRIVATE = 0o600
 
 
-class Outcome(StrEnum):
+class Written(StrEnum):
     CREATED = "created"
     UNCHANGED = "unchanged"
     REPLACED = "replaced"
 
 
-def write(path: Path, text: str, *, force: bool, private: bool) -> Outcome:
+def write(path: Path, text: str, *, force: bool, private: bool) -> Written:
     """Put a file in place, all or nothing; ``private`` takes the rights of others away.
 
     A file that is there keeps its mode. Raises UsageError, with the difference, for one that
@@ -34,12 +34,12 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Outcome:
         status = _status(path)
         old = read_bytes(path, follow=False) if status else b""
         if status and old == text.encode() and not _too_open(status, private=private):
-            return Outcome.UNCHANGED
+            return Written.UNCHANGED
         if status and not force:
             _check(path, old.decode(errors="replace"), text)
         with replacing(path, private=private) as file:
             file.write(text.encode())
-    return Outcome.REPLACED if status else Outcome.CREATED
+    return Written.REPLACED if status else Written.CREATED
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Gpu
-from patchkit.runtime.host.machine_root import Reader, Silent, printable, run, whole
+from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable, run, whole
 
 _QUERY = "name,compute_cap,driver_version,memory.total,pci.bus_id"
 _PATIENCE = 10.0  # seconds: without the persistence daemon nvidia-smi first wakes the driver
@@ -25,7 +25,7 @@ def gpus(reader: Reader) -> tuple[Gpu, ...]:
     for ask in (_by_nvml, _by_smi, _by_proc):
         try:
             return ask(reader)
-        except Silent as words:
+        except ToolUnavailable as words:
             silent.append(str(words))
     reader.note(f"no GPU is found: {'; '.join(silent)}")
     return ()
@@ -43,7 +43,7 @@ def _by_smi(reader: Reader) -> tuple[Gpu, ...]:
 def _by_proc(reader: Reader) -> tuple[Gpu, ...]:
     names = reader.folders(f"{_PROC}/gpus")
     if not names:
-        raise Silent(f"/{_PROC}/gpus: is not there")
+        raise ToolUnavailable(f"/{_PROC}/gpus: is not there")
     match = _DRIVER.search(reader.text(f"{_PROC}/version"))
     driver = match["version"] if match else ""
     return tuple(_of_proc(reader, name, driver) for name in names)
@@ -68,9 +68,9 @@ def _parse(text: str, who: str) -> tuple[Gpu, ...]:
     """``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``. Raises Silent for other text."""
     rows = [list(map(_told, line.split(","))) for line in text.splitlines() if line.strip()]
     if any(len(row) != 5 for row in rows):
-        raise Silent(f"{who}: what it says is not understood: {printable(text)[:80]!r}")
+        raise ToolUnavailable(f"{who}: what it says is not understood: {printable(text)[:80]!r}")
     if not rows:
-        raise Silent(f"{who}: has no GPU")
+        raise ToolUnavailable(f"{who}: has no GPU")
     return tuple(map(_gpu, rows))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchkit.runtime.host.host import Address, Netdev
-from patchkit.runtime.host.machine_root import Reader, Silent, device, printable, run
+from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, device, printable, run
 
 _CLASS = "sys/class/net"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
@@ -70,7 +70,7 @@ def _positive(found: int | None) -> int | None:
 def _links(reader: Reader) -> dict[str, Link]:
     try:
         text = reader.answer("ip-address.json", _ask)
-    except Silent as silent:
+    except ToolUnavailable as silent:
         reader.note(f"no addresses: {silent}")
         return {}
     try:
@@ -84,18 +84,22 @@ def _ask() -> str:
     """`ip -json -details address`; details name the kind of virtual netdevs. Raises Silent."""
     try:
         said = run(("ip", "-json", "-details", "address"), _PATIENCE)
-    except Silent as silent:
+    except ToolUnavailable as silent:
         return _ask_kernel(silent)
-    return said if said.lstrip().startswith("[") else _ask_kernel(Silent("ip: prints no JSON"))
+    return (
+        said
+        if said.lstrip().startswith("[")
+        else _ask_kernel(ToolUnavailable("ip: prints no JSON"))
+    )
 
 
-def _ask_kernel(before: Silent) -> str:
+def _ask_kernel(before: ToolUnavailable) -> str:
     from patchkit.runtime.host import netlink  # only where there is no iproute2
 
     try:
         return netlink.addresses()
     except OSError as error:
-        raise Silent(f"{before}; netlink: {error.strerror}") from None
+        raise ToolUnavailable(f"{before}; netlink: {error.strerror}") from None
 
 
 def _link(told: Mapping[str, Any]) -> Link:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from patchkit.errors import SourceError
 from patchkit.process import attempt
-from patchkit.runtime.host.recording import Copy, recorded_errors
+from patchkit.runtime.host.recording import RecordingWriter, recorded_errors
 
 _MOST = 1 << 22  # bytes of a file: /proc/cpuinfo of the largest machines has two million
 _CHUNK = 1 << 14  # /proc/sys allocates what a read asks for, and refuses megabytes
@@ -24,14 +24,14 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _NONE = (*_MISSING, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
 
 
-class Silent(Exception):  # noqa: N818 (no error: the machine has no such tool, and others do)
+class ToolUnavailable(Exception):  # noqa: N818 (no error: the machine has no such tool, and others do)
     """A tool that says nothing, and why."""
 
 
 class Reader:
     """Paths are relative to the root: ``sys/class/net``. ``notes`` says what could not be read."""
 
-    def __init__(self, root: Path, copy: Copy | None = None) -> None:
+    def __init__(self, root: Path, copy: RecordingWriter | None = None) -> None:
         self.root = Path(os.path.realpath(root))
         self.live = self.root == Path("/")
         self.copy = copy
@@ -96,7 +96,7 @@ class Reader:
         path = f"commands/{name}"
         try:
             said = ask() if self.live else self._recorded(path)
-        except Silent as silent:
+        except ToolUnavailable as silent:
             if self.copy:
                 self.copy.error(path, str(silent))
             raise
@@ -113,7 +113,9 @@ class Reader:
             return self._data(path).decode(errors="replace")
         except OSError as error:
             missing = error.errno in _MISSING
-            raise Silent(f"/{path}: not in this recording" if missing else _words(error)) from None
+            raise ToolUnavailable(
+                f"/{path}: not in this recording" if missing else _words(error)
+            ) from None
 
     def _data(self, path: str) -> bytes:
         self._raise_recorded(path)
@@ -151,7 +153,7 @@ def run(command: Iterable[str], patience: float) -> str:
     """What a command prints. Raises Silent, also after ``patience`` seconds."""
     done = attempt(*command, env={**os.environ, "LC_ALL": "C"}, timeout=patience)
     if done.trouble:
-        raise Silent(f"{done.command[0]}: {printable(done.trouble)[:200]}")
+        raise ToolUnavailable(f"{done.command[0]}: {printable(done.trouble)[:200]}")
     return done.output
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from patchkit.runtime.host.machine_root import Silent
+from patchkit.runtime.host.machine_root import ToolUnavailable
 
 _LIBRARY = "libnvidia-ml.so.1"
 _NONE = "[N/A]"  # as nvidia-smi writes what the driver does not support
@@ -36,7 +36,7 @@ def ask() -> str:
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
-        raise Silent(str(error)) from None
+        raise ToolUnavailable(str(error)) from None
     _need(library, "nvmlInit_v2")
     try:
         count = ctypes.c_uint()
@@ -83,7 +83,7 @@ def _text(library: ctypes.CDLL, name: str, *of: ctypes.c_void_p) -> str:
 
 def _need(library: ctypes.CDLL, name: str, *arguments: object) -> None:
     if code := _call(library, name, *arguments):
-        raise Silent(f"{_LIBRARY}: {name}: error {code}: {_words(library, code)}")
+        raise ToolUnavailable(f"{_LIBRARY}: {name}: error {code}: {_words(library, code)}")
 
 
 def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:

@@ -11,7 +11,7 @@ from patchkit.runtime.host.gpu import gpus
 from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.interfaces import netdevs
 from patchkit.runtime.host.machine_root import Reader
-from patchkit.runtime.host.recording import Copy
+from patchkit.runtime.host.recording import RecordingWriter
 from patchkit.runtime.host.software import software
 from patchkit.runtime.host.system import memory, system
 
@@ -23,7 +23,7 @@ def probe(
     *,
     python: str | None = None,
     environment: Mapping[str, str],
-    copy: Copy | None = None,
+    copy: RecordingWriter | None = None,
 ) -> Host:
     """Read the machine at a root; needs no rights, no GPU and no tool.
 

@@ -19,7 +19,7 @@ from patchkit.reading import read_text
 _INDEX = "recording.json"
 
 
-class Copy:
+class RecordingWriter:
     """Takes from a Reader what it reads below ``root``, and writes it to ``folder``."""
 
     def __init__(self, root: Path, folder: Path) -> None:

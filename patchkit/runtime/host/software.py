@@ -14,7 +14,7 @@ from pathlib import Path
 from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.python.distributions import distributions, header, holds
 from patchkit.runtime.python.file_owners import owners
-from patchkit.runtime.python.interpreter import Facts, ask
+from patchkit.runtime.python.interpreter import InterpreterFacts, ask
 from patchkit.runtime.python.libnccl_version import nccl_version
 from patchkit.runtime.python.startup import STEM, Choice, started, torch_choice, vllm_choice
 
@@ -63,7 +63,7 @@ def find_python(environment: Mapping[str, str]) -> str:
 class _Installed:
     """The distributions on ``sys.path``."""
 
-    facts: Facts
+    facts: InterpreterFacts
     homes: dict[str, tuple[Path, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,19 +103,19 @@ def _own_version(place: Path) -> str:
     return match["version"] if match else ""
 
 
-def _libraries(facts: Facts, environment: Mapping[str, str]) -> tuple[Nccl, Nccl | None]:
+def _libraries(facts: InterpreterFacts, environment: Mapping[str, str]) -> tuple[Nccl, Nccl | None]:
     process = started(facts, environment)
     torch = torch_choice(process, facts)
     vllm = _nccl(vllm_choice(process, facts), facts) if facts.vllm else None
     return _nccl(torch, facts), vllm
 
 
-def _nccl(choice: Choice, facts: Facts) -> Nccl:
+def _nccl(choice: Choice, facts: InterpreterFacts) -> Nccl:
     version = _version(Path(os.path.realpath(choice.path)), facts) if choice.path else ""
     return Nccl(path=choice.path or "", version=version, why=choice.why)
 
 
-def _version(place: Path, facts: Facts) -> str:
+def _version(place: Path, facts: InterpreterFacts) -> str:
     """What the file says; a package that owns it is asked last: others overwrite its files."""
     if found := nccl_version(place):
         return found

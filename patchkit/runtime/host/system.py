@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Memory, System
-from patchkit.runtime.host.machine_root import Reader, Silent, printable, whole
+from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable, whole
 
 _DMI = "sys/class/dmi/id"
 _KERNEL = "proc/sys/kernel"
@@ -63,7 +63,7 @@ def _machine(reader: Reader) -> str:
         return told
     try:
         return printable(reader.answer("machine.txt", lambda: os.uname().machine))
-    except Silent as silent:
+    except ToolUnavailable as silent:
         reader.note(f"neither /{_KERNEL}/arch nor uname tells the architecture: {silent}")
         return ""
 

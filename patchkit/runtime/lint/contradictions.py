@@ -8,16 +8,16 @@ from typing import Any
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.lint.scan import Found
+from patchkit.runtime.lint.scan import Assignment
 from patchkit.runtime.lint.values import bounds
 
 _RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
 _GROUPS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-def check_pairs(all_found: Sequence[Found], host: Host | None) -> Iterator[Finding]:
+def check_pairs(all_found: Sequence[Assignment], host: Host | None) -> Iterator[Finding]:
     """Within each block: what is in two branches, services or commands does not contradict."""
-    blocks: dict[int, list[Found]] = {}
+    blocks: dict[int, list[Assignment]] = {}
     for each in all_found:
         if each.literal:
             blocks.setdefault(each.block, []).append(each)
@@ -30,8 +30,8 @@ def check_pairs(all_found: Sequence[Found], host: Host | None) -> Iterator[Findi
             yield from _half_cages(found, host)
 
 
-def _twice(together: Sequence[Found]) -> Iterator[Finding]:
-    first: dict[str, Found] = {}
+def _twice(together: Sequence[Assignment]) -> Iterator[Finding]:
+    first: dict[str, Assignment] = {}
     for each in together:
         before = first.setdefault(each.name, each)
         if before.value != each.value and _matters(each.name):
@@ -51,7 +51,7 @@ def _matters(name: str) -> bool:
     )
 
 
-def _unused(together: Sequence[Found]) -> Iterator[Finding]:
+def _unused(together: Sequence[Assignment]) -> Iterator[Finding]:
     last = {each.name: each for each in together}
     switch = last.get("NCCL_IB_DISABLE")
     if switch is None or switch.value in ("", "0"):
@@ -69,7 +69,7 @@ def _unused(together: Sequence[Found]) -> Iterator[Finding]:
             )
 
 
-def _netdevs(together: Sequence[Found]) -> Iterator[Finding]:
+def _netdevs(together: Sequence[Assignment]) -> Iterator[Finding]:
     last = {each.name: each for each in together}
     nccl = last.get("NCCL_SOCKET_IFNAME")
     if nccl is None or nccl.value.startswith("^"):
@@ -93,7 +93,7 @@ def _takes(listed: str, netdev: str) -> bool:
     return any(netdev == name or (not exact and netdev.startswith(name)) for name in names)
 
 
-def _half_cages(found: Found, host: Host | None) -> Iterator[Finding]:
+def _half_cages(found: Assignment, host: Host | None) -> Iterator[Finding]:
     names = dict.fromkeys(name.partition(":")[0] for name in found.value.lstrip("=").split(","))
     (row,) = bounds()["twins"]
     for name in names:

@@ -10,7 +10,7 @@ from functools import cache
 from patchkit.finding import Finding, Level
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import bears_mark, head_facts, untouched
-from patchkit.runtime.lint.scan import Found
+from patchkit.runtime.lint.scan import Assignment
 from patchkit.runtime.rules.code_names import runs_code
 from patchkit.runtime.rules.variable_rules import load_rules
 
@@ -19,7 +19,7 @@ _AGAIN = "write it anew with `patchkit env`"
 _FACTS = {"ptxas": "/[^\n]*/ptxas"}
 
 
-def check_header(text: str, all_found: Sequence[Found]) -> Iterator[Finding]:
+def check_header(text: str, all_found: Sequence[Assignment]) -> Iterator[Finding]:
     """Return what is wrong in a file with patchkit's first line; nothing of a file of others."""
     if not bears_mark(text):
         return
@@ -62,7 +62,7 @@ def _edited(facts: Mapping[str, str]) -> Finding:
     )
 
 
-def _by_rule(found: Found) -> bool:
+def _by_rule(found: Assignment) -> bool:
     return any(each.fullmatch(found.value) for each in _values().get(found.name, ()))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.lint.scan import Found
+from patchkit.runtime.lint.scan import Assignment
 from patchkit.runtime.lint.values import is_open
 
 _PREFIXES = "NCCL_SOCKET_IFNAME"  # a list of prefixes, the others are of whole names
@@ -20,7 +20,7 @@ _NETDEVS = (
 _OWN = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 
 
-def check_host(found: Found, host: Host) -> Iterator[Finding]:
+def check_host(found: Assignment, host: Host) -> Iterator[Finding]:
     if not found.literal or not found.value or found.value.startswith("^") or is_open(found.value):
         return
     if found.name in _NETDEVS:
@@ -31,7 +31,7 @@ def check_host(found: Found, host: Host) -> Iterator[Finding]:
         yield from _address(found, host)
 
 
-def _netdevs(found: Found, host: Host) -> Iterator[Finding]:
+def _netdevs(found: Assignment, host: Host) -> Iterator[Finding]:
     whole = found.value.startswith("=") or found.name != _PREFIXES
     for name in found.value.lstrip("=").split(","):
         if ":" in name or (found.name == "UCX_NET_DEVICES" and name == "all"):
@@ -49,13 +49,13 @@ def _netdevs(found: Found, host: Host) -> Iterator[Finding]:
             yield _down(found, f"{name} is {fits[0].state}")
 
 
-def _devices(found: Found, host: Host) -> Iterator[Finding]:
+def _devices(found: Assignment, host: Host) -> Iterator[Finding]:
     whole = found.value.startswith("=")
     for entry in found.value.lstrip("=").split(","):
         yield from _device(found, entry.partition(":")[0], host, whole=whole)
 
 
-def _device(found: Found, name: str, host: Host, *, whole: bool) -> Iterator[Finding]:
+def _device(found: Assignment, name: str, host: Host, *, whole: bool) -> Iterator[Finding]:
     if name == "all":
         return
     fits = [
@@ -70,14 +70,14 @@ def _device(found: Found, name: str, host: Host, *, whole: bool) -> Iterator[Fin
         yield _down(found, f"{name} is {fits[0].state}")
 
 
-def _address(found: Found, host: Host) -> Iterator[Finding]:
+def _address(found: Assignment, host: Host) -> Iterator[Finding]:
     own = [each.address for netdev in host.netdevs for each in netdev.addresses]
     if found.value not in own and not found.value.startswith("127."):
         shown = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
         yield _missing(found, f"no address {found.value}", shown)
 
 
-def _missing(found: Found, what: str, has: str) -> Finding:
+def _missing(found: Assignment, what: str, has: str) -> Finding:
     return Finding(
         line=found.line,
         about=found.name,
@@ -89,7 +89,7 @@ def _missing(found: Found, what: str, has: str) -> Finding:
     )
 
 
-def _down(found: Found, what: str) -> Finding:
+def _down(found: Assignment, what: str) -> Finding:
     return Finding(
         line=found.line,
         about=found.name,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.lint.scan import Commands, Found, is_env_file, without_comment
+from patchkit.runtime.lint.scan import Assignment, Commands, is_env_file, without_comment
 from patchkit.runtime.lint.values import is_open
 from patchkit.runtime.rules.secret_names import is_secret, secret_file
 
@@ -18,7 +18,7 @@ _OPEN_HOST = re.compile(r"--host[= ]+[\"']?(0\.0\.0\.0|::)(?![\w.:])")
 _ASSIGNED = re.compile(r"\s*(?P<export>export\s+)?(?P<name>\w+)=(?P<value>.*)")
 
 
-def check_secret(found: Found, mode: int | None) -> Iterator[Finding]:
+def check_secret(found: Assignment, mode: int | None) -> Iterator[Finding]:
     """``mode`` of the file, None if it is none."""
     if not is_secret(found.name) or not found.literal or not found.value or is_open(found.value):
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.lint.scan import Found, short
+from patchkit.runtime.lint.scan import Assignment, short
 from patchkit.runtime.lint.values import bounds
 from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.variable_rules import Avoid, Situation, holds
@@ -25,7 +25,7 @@ _SILENT = {
 
 
 def check_names(
-    found: Found,
+    found: Assignment,
     situation: Situation,
     known: Mapping[str, Mapping[str, str]],
     avoids: Mapping[str, Sequence[Avoid]],
@@ -50,7 +50,7 @@ def check_names(
 
 
 def _avoided(
-    found: Found, situation: Situation, avoids: Mapping[str, Sequence[Avoid]]
+    found: Assignment, situation: Situation, avoids: Mapping[str, Sequence[Avoid]]
 ) -> Iterator[Finding]:
     for avoid in avoids.get(found.name, ()):
         matches = avoid.matches(found.name, found.value) and (found.literal or not avoid.values)
@@ -66,7 +66,7 @@ def _avoided(
             )
 
 
-def _unread(found: Found, reader: str, version: str, guess: Guesses) -> Finding:
+def _unread(found: Assignment, reader: str, version: str, guess: Guesses) -> Finding:
     life = lifetime(found.name)
     close = "" if life else guess(found.name)
     what = f"no known {reader} reads {short(found.name)}"
@@ -103,7 +103,7 @@ def _in_capitals() -> Mapping[str, str]:
     return {name.upper(): name for name in other_variables()}
 
 
-def _other(found: Found, situation: Situation) -> Iterator[Finding]:
+def _other(found: Assignment, situation: Situation) -> Iterator[Finding]:
     others = other_variables()
     other = others.get(found.name)
     version = situation.get(other.of, "") if other else ""

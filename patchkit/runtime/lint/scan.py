@@ -40,7 +40,7 @@ _SPEECH = re.compile(r"[ \t]*(echo|printf|log|info|warn|die)\b[^>\n]*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Assignment:
     """A variable that is set. ``literal``: a reader needs no shell to know the value.
 
     ``block``: the line that it belongs to (a branch, a service, a command), 0 for the whole file.
@@ -63,7 +63,7 @@ def short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def scan(text: str, where: str) -> tuple[Found, ...]:
+def scan(text: str, where: str) -> tuple[Assignment, ...]:
     """Every variable that is set, in the order of the file; comments are left out."""
     lines = list(map(without_comment, _variables(text.replace("\r\n", "\n")).split("\n")))
     found = _env_lines(lines) if is_env_file(text, where) else _forms(lines, where)
@@ -107,14 +107,14 @@ def _variables(text: str) -> str:
     return "\n" * text.count("\n", 0, start) + text[start:end]
 
 
-def _env_lines(lines: Sequence[str]) -> Iterator[Found]:
+def _env_lines(lines: Sequence[str]) -> Iterator[Assignment]:
     for number, line in enumerate(lines, 1):
         match = _ENV_LINE.fullmatch(line)
         if match and match["value"] is not None:
-            yield Found(number, match["name"], *_value(match["value"].strip()))
+            yield Assignment(number, match["name"], *_value(match["value"].strip()))
 
 
-def _forms(lines: Sequence[str], where: str) -> Iterator[Found]:
+def _forms(lines: Sequence[str], where: str) -> Iterator[Assignment]:
     text = "\n".join(lines)
     number_of = Lines(text)
     python = PurePath(where).suffix == ".py"
@@ -124,7 +124,7 @@ def _forms(lines: Sequence[str], where: str) -> Iterator[Found]:
             number = number_of(match.start("name"))
             value, literal = _value(match["value"].rstrip())
             literal = literal and not (python and _CALL.match(match["value"]))
-            yield Found(number, match["name"], value, literal, blocks[number - 1])
+            yield Assignment(number, match["name"], value, literal, blocks[number - 1])
 
 
 def _value(raw: str) -> tuple[str, bool]:

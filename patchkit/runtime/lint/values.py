@@ -11,7 +11,7 @@ from typing import Any
 
 from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
-from patchkit.runtime.lint.scan import Found
+from patchkit.runtime.lint.scan import Assignment
 from patchkit.runtime.rules.variable_rules import Situation
 from patchkit.runtime.rules.variables import lifetime
 
@@ -33,7 +33,7 @@ def is_open(value: str) -> bool:
     return _OPEN.fullmatch(value) is not None
 
 
-def check_value(found: Found, situation: Situation) -> Iterator[Finding]:
+def check_value(found: Assignment, situation: Situation) -> Iterator[Finding]:
     if not found.literal:
         return
     if found.name in _ADDRESSES:
@@ -56,7 +56,7 @@ def _rows() -> Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]:
     return rows
 
 
-def check_products(all_found: Sequence[Found]) -> Iterator[Finding]:
+def check_products(all_found: Sequence[Assignment]) -> Iterator[Finding]:
     """Numbers that are right alone and too large together; the last ones of a file count."""
     last = {each.name: each for each in all_found if each.literal and _COUNT.fullmatch(each.value)}
     for row in bounds()["product"]:
@@ -95,7 +95,7 @@ _TESTS: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
 }
 
 
-def _outside(found: Found, kind: str, row: Mapping[str, Any]) -> Finding:
+def _outside(found: Assignment, kind: str, row: Mapping[str, Any]) -> Finding:
     may = f"{row['from']} to {row['to']}" if kind == "number" else ", ".join(row["words"])
     return Finding(
         line=found.line,
@@ -108,7 +108,7 @@ def _outside(found: Found, kind: str, row: Mapping[str, Any]) -> Finding:
     )
 
 
-def _address(found: Found, situation: Situation) -> Iterator[Finding]:
+def _address(found: Assignment, situation: Situation) -> Iterator[Finding]:
     trouble = _trouble(found, alone=situation.get("role") == "single")
     if trouble:
         yield Finding(
@@ -122,7 +122,7 @@ def _address(found: Found, situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _trouble(found: Found, *, alone: bool) -> str:
+def _trouble(found: Assignment, *, alone: bool) -> str:
     if is_open(found.value):
         return "still to be filled in"
     try:

@@ -12,8 +12,8 @@ from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.runtime.net import live as net_live
 from patchkit.runtime.net import state as net_state
 from patchkit.runtime.net.netplan_file import render
-from patchkit.runtime.net.plan import Plan
-from patchkit.runtime.net.state import Place
+from patchkit.runtime.net.plan import NetPlan
+from patchkit.runtime.net.state import NetHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class Done:
     recovered: bool = False
 
 
-def is_live(place: Place) -> bool:
+def is_live(place: NetHistory) -> bool:
     """Whether the root is that of this machine, so that its network follows the file."""
     return place.root.resolve() == Path("/")
 
 
-def apply(place: Place, plan: Plan, *, force: bool) -> Done:
+def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
     """Write the file and bring the network to it; everything is as before if that fails.
 
     Raises DriftError, HostError, StorageError or BusyError.
@@ -57,7 +57,7 @@ def apply(place: Place, plan: Plan, *, force: bool) -> Done:
     return Done(changed=True, live=live, checked=checked, recovered=recovered)
 
 
-def undo(place: Place, *, force: bool = False) -> Done:
+def undo(place: NetHistory, *, force: bool = False) -> Done:
     """Put back what was there before the last change, the network included.
 
     ``force`` sets a journal aside that cannot be read. Raises UsageError if there is nothing to
@@ -73,13 +73,13 @@ def undo(place: Place, *, force: bool = False) -> Done:
     return Done(changed=True, live=is_live(place))
 
 
-def given(plan: Plan) -> Mapping[str, Sequence[str]]:
+def given(plan: NetPlan) -> Mapping[str, Sequence[str]]:
     """The addresses of a plan, as they are noted: netdev → ``address/prefix``."""
     return {line.netdev: [line.address.with_prefixlen] for line in plan.lines}
 
 
 def _commit(
-    place: Place,
+    place: NetHistory,
     changes: Sequence[Change],
     verb: str,
     addresses: Mapping[str, Sequence[str]],
@@ -109,13 +109,13 @@ def _commit(
 
 
 def _activate(
-    place: Place, addresses: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
+    place: NetHistory, addresses: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
 ) -> None:
     if is_live(place):
         net_live.activate(addresses, former)
 
 
-def _activate_back(place: Place, note: Mapping[str, Any]) -> None:
+def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
     former, addresses = note.get("former"), note.get("addresses")
     if not (net_state.are_addresses(former) and net_state.are_addresses(addresses)):
         raise StorageError(
@@ -126,13 +126,13 @@ def _activate_back(place: Place, note: Mapping[str, Any]) -> None:
     _activate(place, former, addresses)
 
 
-def recover(place: Place) -> str | None:
+def recover(place: NetHistory) -> str | None:
     """Put back what a killed run had begun; return its verb, None if there was nothing."""
     note = place.journal.recover(lambda note: _activate_back(place, note))
     return None if note is None else str(note.get("verb"))
 
 
-def _before(place: Place) -> Mapping[str, Sequence[str]]:
+def _before(place: NetHistory) -> Mapping[str, Sequence[str]]:
     """The addresses that patchkit had given before the last change."""
     steps = place.steps()
     return net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}

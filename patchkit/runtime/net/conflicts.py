@@ -12,7 +12,7 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.net.plan import Plan
+from patchkit.runtime.net.plan import NetPlan
 
 OURS = Path("etc/netplan/40-patchkit.yaml")
 _FOLDERS = ("usr/lib/netplan", "lib/netplan", "etc/netplan", "run/netplan")
@@ -30,7 +30,7 @@ class File:
 
 
 def check(
-    host: Host, plan: Plan, *, applied: Mapping[str, Sequence[str]], files: Iterable[File]
+    host: Host, plan: NetPlan, *, applied: Mapping[str, Sequence[str]], files: Iterable[File]
 ) -> None:
     """Raise HostError with everything that speaks against the plan.
 
@@ -68,7 +68,7 @@ def _text(path: Path) -> str | None:
 
 
 def _foreign_addresses(
-    host: Host, plan: Plan, applied: Mapping[str, Sequence[str]]
+    host: Host, plan: NetPlan, applied: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, str]]:
     """Addresses of planned netdevs that the plan does not have, and patchkit did not give.
 
@@ -88,7 +88,7 @@ def _foreign_addresses(
                 yield f"{what}; planned is {line.address}", hint
 
 
-def _collisions(host: Host, plan: Plan) -> Iterator[tuple[str, str]]:
+def _collisions(host: Host, plan: NetPlan) -> Iterator[tuple[str, str]]:
     """Planned networks that another interface of this machine is in already."""
     planned = {line.netdev for line in plan.lines}
     for netdev in host.netdevs:
@@ -102,7 +102,7 @@ def _collisions(host: Host, plan: Plan) -> Iterator[tuple[str, str]]:
                     yield f"{what}, is also the network of {netdev.name} ({present})", hint
 
 
-def _definitions(host: Host, plan: Plan, files: Sequence[File]) -> Iterator[tuple[str, str]]:
+def _definitions(host: Host, plan: NetPlan, files: Sequence[File]) -> Iterator[tuple[str, str]]:
     """Other files that configure the same interface: netplan would merge both."""
     for line in plan.lines:
         netdev = host.netdev(line.netdev)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from patchkit.errors import HostError
-from patchkit.runtime.net.plan import Line, Plan, letter
+from patchkit.runtime.net.plan import Line, NetPlan, letter
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _WORDS = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
 
 
-def render(plan: Plan) -> str:
+def render(plan: NetPlan) -> str:
     """The netplan file.
 
     No renderer is named: the one that the machine uses applies, NetworkManager on a desktop and

@@ -48,7 +48,7 @@ TOPOLOGIES = ("auto", "cable", "ring", "switch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class NetPlanOptions:
     """What the user asks for. ``node`` counts from 1.
 
     ``netdevs`` replaces the detection of cages; ``mtu_max`` is what each netdev can do.
@@ -76,7 +76,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class NetPlan:
     """The addresses of one node."""
 
     node: int
@@ -92,7 +92,9 @@ def facts() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads((RECIPES / "env" / "network.toml").read_text())
 
 
-def make_plan(host: Host, wish: Wish, mtu_max: Mapping[str, int] | None = None) -> Plan:
+def make_plan(
+    host: Host, wish: NetPlanOptions, mtu_max: Mapping[str, int] | None = None
+) -> NetPlan:
     """Which netdev gets which address.
 
     Raises UsageError for a wish that makes no sense, HostError if no cage is cabled.
@@ -102,7 +104,7 @@ def make_plan(host: Host, wish: Wish, mtu_max: Mapping[str, int] | None = None) 
     topology = wish.topology if wish.topology != "auto" else _guess(wish, chosen)
     lines = _ring(chosen, wish) if topology == "ring" else _flat(chosen, wish, topology)
     _check_mtu(wish.mtu, [line.netdev for line in lines], mtu_max or {})
-    return Plan(node=wish.node, nodes=wish.nodes, topology=topology, mtu=wish.mtu, lines=lines)
+    return NetPlan(node=wish.node, nodes=wish.nodes, topology=topology, mtu=wish.mtu, lines=lines)
 
 
 def cages(host: Host) -> Cages:
@@ -131,7 +133,7 @@ def named(host: Host, names: Sequence[str]) -> Cages:
     return {None: tuple(netdev for name in once if (netdev := host.netdev(name)))}
 
 
-def _check_numbers(wish: Wish) -> None:
+def _check_numbers(wish: NetPlanOptions) -> None:
     if wish.nodes < 2:
         raise UsageError(f"--nodes {wish.nodes}: one node needs no network", hint="2 or more")
     if not 1 <= wish.node <= wish.nodes:
@@ -159,7 +161,7 @@ def _check_mtu(mtu: int, names: Sequence[str], mtu_max: Mapping[str, int]) -> No
             )
 
 
-def _choose(host: Host, wish: Wish) -> Cages:
+def _choose(host: Host, wish: NetPlanOptions) -> Cages:
     """The cages that the plan is about. Raises HostError, or UsageError if it cannot be told."""
     known, linked = cages(host), cabled(host)
     if not known:
@@ -197,13 +199,13 @@ def _listing(known: Cages) -> str:
     )
 
 
-def _guess(wish: Wish, chosen: Cages) -> str:
+def _guess(wish: NetPlanOptions, chosen: Cages) -> str:
     if wish.nodes == 2:
         return "cable"
     return "ring" if len(chosen) > 1 else "switch"
 
 
-def _flat(chosen: Cages, wish: Wish, topology: str) -> tuple[Line, ...]:
+def _flat(chosen: Cages, wish: NetPlanOptions, topology: str) -> tuple[Line, ...]:
     """Nodes that all reach each other at the same networks, one for each twin."""
     if topology == "cable" and wish.nodes != 2:
         raise UsageError(f"one cable joins two nodes, not {wish.nodes}", hint="ring or switch")
@@ -222,7 +224,7 @@ def _flat(chosen: Cages, wish: Wish, topology: str) -> tuple[Line, ...]:
     )
 
 
-def _ring(chosen: Cages, wish: Wish) -> tuple[Line, ...]:
+def _ring(chosen: Cages, wish: NetPlanOptions) -> tuple[Line, ...]:
     """Each cage has a link of its own to one of the two neighbours."""
     if wish.nodes < 3 or set(chosen) != {0, 1}:
         raise UsageError(
@@ -247,7 +249,7 @@ def _ring(chosen: Cages, wish: Wish) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _neighbours(wish: Wish) -> dict[int, int]:
+def _neighbours(wish: NetPlanOptions) -> dict[int, int]:
     """Where the cages lead: by default 0 to the next node, 1 to the one before. UsageError."""
     before, after = (wish.node - 2) % wish.nodes + 1, wish.node % wish.nodes + 1
     first = after if wish.port0_to is None else wish.port0_to
@@ -260,7 +262,7 @@ def _neighbours(wish: Wish) -> dict[int, int]:
     return {0: first, 1: after if first == before else before}
 
 
-def _address(wish: Wish, number: int) -> IPv4Interface:
+def _address(wish: NetPlanOptions, number: int) -> IPv4Interface:
     """This node's address in the network that is so many after the base."""
     size = wish.network.num_addresses
     host = facts()["plan"]["first_host"] + wish.node

@@ -32,7 +32,7 @@ MODE = 0o600  # netplan warns about files that others may read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class NetChange:
     """One change. Digests are ``""`` for no file; ``mode`` is that of the file before."""
 
     before: str
@@ -42,7 +42,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NetHistory:
     """Where the file and its history lie, below a root."""
 
     root: Path
@@ -96,7 +96,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def locked(place: Place) -> Iterator[None]:
+def locked(place: NetHistory) -> Iterator[None]:
     """Hold the history for one writer. Raises BusyError, StorageError."""
     with translated():
         folder = place.state.parent
@@ -106,7 +106,7 @@ def locked(place: Place) -> Iterator[None]:
         yield
 
 
-def writing(place: Place, data: bytes, addresses: Mapping[str, Sequence[str]]) -> list[Change]:
+def writing(place: NetHistory, data: bytes, addresses: Mapping[str, Sequence[str]]) -> list[Change]:
     """Return the changes that write the file and note what was there. Raises DriftError."""
     if place.file.is_symlink():
         raise DriftError(
@@ -117,7 +117,7 @@ def writing(place: Place, data: bytes, addresses: Mapping[str, Sequence[str]]) -
     steps = place.steps()
     number = int(steps[-1].name) + 1 if steps else 1
     before = place.text()
-    step = Step(
+    step = NetChange(
         before=digest(before),
         after=digest(data),
         mode=place.file.stat().st_mode & 0o7777 if before is not None else MODE,
@@ -135,7 +135,7 @@ def writing(place: Place, data: bytes, addresses: Mapping[str, Sequence[str]]) -
     ]
 
 
-def taking_back(place: Place) -> list[Change]:
+def taking_back(place: NetHistory) -> list[Change]:
     """Return the changes that put back what was there before the last one.
 
     Raises UsageError if there is none, DriftError if somebody edited the file since.
@@ -169,7 +169,7 @@ def taking_back(place: Place) -> list[Change]:
     ]
 
 
-def check_untouched(place: Place, *, force: bool) -> None:
+def check_untouched(place: NetHistory, *, force: bool) -> None:
     """Raise DriftError if the file is not as patchkit left it, unless forced."""
     steps = place.steps()
     known = read_step(steps[-1]).after if steps else ""
@@ -182,11 +182,11 @@ def check_untouched(place: Place, *, force: bool) -> None:
         )
 
 
-def read_step(folder: Path) -> Step:
+def read_step(folder: Path) -> NetChange:
     """Read the note of a change. Raises StorageError if it is damaged."""
     path = folder / "step.json"
     try:
-        step = Step(**json.loads(path.read_text()))
+        step = NetChange(**json.loads(path.read_text()))
         if not are_addresses(step.addresses) or not isinstance(step.mode, int):
             raise ValueError("a field has the wrong type")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -18,7 +18,7 @@ _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTIL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class InterpreterFacts:
     """What ``interpreter_facts`` answers: paths, libraries in the loader's order, packages found.
 
     ``provider`` is the library whose ``ncclGetVersion`` everybody gets, ``caller`` the one that
@@ -54,11 +54,11 @@ class Facts:
         return next((found for home in homes if (found := header(home, "Version"))), "")
 
 
-def ask(python: str, environment: Mapping[str, str]) -> Facts:
+def ask(python: str, environment: Mapping[str, str]) -> InterpreterFacts:
     """Start a Python with these variables. Raises HostError."""
     code = _SCRIPT.read_text(encoding="utf-8")
     answer = process.ask(python, code, env=environment, isolated=False, timeout=60, hint=_HINT)
     try:
-        return record(Facts, answer)
+        return record(InterpreterFacts, answer)
     except RecordError as error:
         raise HostError(f"{python}: odd answer: {error}", hint=_HINT) from None

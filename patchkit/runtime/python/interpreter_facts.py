@@ -19,7 +19,7 @@ class _Object(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
 
-class _Place(ctypes.Structure):
+class _SymbolInfo(ctypes.Structure):
     """A ``Dl_info``."""
 
     _fields_ = (
@@ -49,7 +49,7 @@ def provider(symbol: str) -> str | None:
         function = getattr(ctypes.CDLL(None), symbol)
     except AttributeError:
         return None
-    place = _Place()
+    place = _SymbolInfo()
     ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))
     return os.path.abspath(os.fsdecode(place.filename or b""))  # noqa: PTH100
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from patchkit.errors import HostError
 from patchkit.runtime.python.file_owners import Owner, owners
-from patchkit.runtime.python.interpreter import Facts, ask
+from patchkit.runtime.python.interpreter import InterpreterFacts, ask
 from patchkit.runtime.python.libnccl_version import nccl_version
 from patchkit.runtime.python.loader import Process, read_library
 from patchkit.runtime.python.startup import (
@@ -33,7 +33,7 @@ from patchkit.runtime.python.startup import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class NcclCopy:
     """One libnccl file. ``version`` is what the library says of itself, ``""`` if nothing.
 
     ``found`` says what leads there; ``fits`` is whether this Python could load it.
@@ -60,7 +60,7 @@ class Answer:
     vllm_version: str
     torch: Choice
     vllm: Choice
-    copies: tuple[Copy, ...]
+    copies: tuple[NcclCopy, ...]
     warnings: tuple[str, ...]
 
 
@@ -92,7 +92,7 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
 # The copies
 
 
-def _copies(process: Process, facts: Facts) -> Iterator[Copy]:
+def _copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
     """Every file once, whatever names it has."""
     places = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
     for path, found in _others(process, facts):
@@ -101,7 +101,7 @@ def _copies(process: Process, facts: Facts) -> Iterator[Copy]:
     known = owners(facts.path, STEM)
     for real, (path, found, mapped) in places.items():
         version, sha256 = _identity(Path(real))
-        yield Copy(
+        yield NcclCopy(
             path=path,
             version=version,
             sha256=sha256,
@@ -112,7 +112,7 @@ def _copies(process: Process, facts: Facts) -> Iterator[Copy]:
         )
 
 
-def _others(process: Process, facts: Facts) -> Iterator[tuple[str, str]]:
+def _others(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, str]]:
     """Where a libnccl may lie, whether anybody takes it or not."""
     for folder in process.library_path:
         yield f"{folder}/{SONAME}", "LD_LIBRARY_PATH"
@@ -138,7 +138,11 @@ def _identity(place: Path) -> tuple[str, str]:
 
 
 def _warnings(
-    torch: Choice, vllm: Choice, copies: tuple[Copy, ...], process: Process, facts: Facts
+    torch: Choice,
+    vllm: Choice,
+    copies: tuple[NcclCopy, ...],
+    process: Process,
+    facts: InterpreterFacts,
 ) -> Iterator[str]:
     yield from _split(torch, vllm, copies)
     for copy in copies:
@@ -147,7 +151,7 @@ def _warnings(
     yield from _preload_warnings(process, facts)
 
 
-def _split(torch: Choice, vllm: Choice, copies: tuple[Copy, ...]) -> Iterator[str]:
+def _split(torch: Choice, vllm: Choice, copies: tuple[NcclCopy, ...]) -> Iterator[str]:
     by_path = {copy.path: copy for copy in copies}
     if torch.path and vllm.path and torch.path != vllm.path:
         one, other = by_path[torch.path], by_path[vllm.path]
@@ -158,7 +162,7 @@ def _split(torch: Choice, vllm: Choice, copies: tuple[Copy, ...]) -> Iterator[st
             yield f"{who} takes none: {choice.why}"
 
 
-def _unused(copy: Copy, torch: Choice, vllm: Choice) -> Iterator[str]:
+def _unused(copy: NcclCopy, torch: Choice, vllm: Choice) -> Iterator[str]:
     if copy.path in (torch.path, vllm.path):
         return
     if copy.mapped:
@@ -168,7 +172,7 @@ def _unused(copy: Copy, torch: Choice, vllm: Choice) -> Iterator[str]:
         yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: {why}"
 
 
-def _owner_warnings(copy: Copy) -> Iterator[str]:
+def _owner_warnings(copy: NcclCopy) -> Iterator[str]:
     names = " and ".join(map(str, copy.owners))
     writers = [str(owner) for owner in copy.owners if owner.sha256 == copy.sha256]
     if len(copy.owners) > 1:
@@ -181,7 +185,7 @@ def _owner_warnings(copy: Copy) -> Iterator[str]:
             yield f"{copy} says another version than the package {owner}"
 
 
-def _preload_warnings(process: Process, facts: Facts) -> Iterator[str]:
+def _preload_warnings(process: Process, facts: InterpreterFacts) -> Iterator[str]:
     there = {os.path.realpath(each.path) for each in process.mapped}
     for entry in preloads(process.environment):
         if "nccl" in entry and "/" in entry and os.path.realpath(entry) not in there:
@@ -194,7 +198,7 @@ def _preload_warnings(process: Process, facts: Facts) -> Iterator[str]:
             yield f"{place} names libnccl: it may be what loads a copy before torch"
 
 
-def _mentions(facts: Facts) -> Iterator[Path]:
+def _mentions(facts: InterpreterFacts) -> Iterator[Path]:
     for entry in dict.fromkeys(facts.path):
         for pattern in ("*.pth", "sitecustomize.py", "usercustomize.py"):
             for place in sorted(Path(entry).glob(pattern)):

@@ -22,7 +22,7 @@ _CACHED = re.compile(r"\s*(?P<name>\S+) \(.*\) => (?P<path>/.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class LoadableLibrary:
     """What the loader reads of an ELF file; ``$ORIGIN`` is filled in."""
 
     path: str
@@ -37,13 +37,13 @@ class Library:
         return Path(self.path).name
 
 
-def read_library(path: str) -> Library | None:
+def read_library(path: str) -> LoadableLibrary | None:
     """None for a file that is no whole ELF file: the loader would not take it either."""
     try:
         facts = dynamic.read_dynamic(Path(path))
     except (SourceError, OSError):
         return None
-    return Library(
+    return LoadableLibrary(
         path=path,
         machine=facts.machine,
         soname=facts.soname,
@@ -79,7 +79,7 @@ def _plain(path: str) -> str:
 class Mapped:
     """A library in the process, the names under which it is known, and why it is there."""
 
-    library: Library
+    library: LoadableLibrary
     names: set[str]
     why: str
 
@@ -92,7 +92,7 @@ class Mapped:
 class Process:
     """A process as far as the loader is concerned; ``mapped`` in the order of loading."""
 
-    executable: Library
+    executable: LoadableLibrary
     environment: Mapping[str, str]
     multiarch: str = ""
     mapped: list[Mapped] = field(default_factory=list)
@@ -109,11 +109,11 @@ class Process:
         self.mapped.append(fresh)
         return fresh
 
-    def fits(self, library: Library | None) -> bool:
+    def fits(self, library: LoadableLibrary | None) -> bool:
         """Whether the file is for this CPU; others the loader passes over."""
         return library is not None and library.machine == self.executable.machine
 
-    def need(self, name: str, owner: Library) -> Mapped | None:
+    def need(self, name: str, owner: LoadableLibrary) -> Mapped | None:
         """What a name without a slash leads to, as DT_NEEDED of or ``dlopen`` in ``owner``."""
         for known in self.mapped:
             if name in known.names:
@@ -124,7 +124,7 @@ class Process:
                 return found
         return None
 
-    def search(self, name: str, owner: Library) -> Iterator[tuple[str, str]]:
+    def search(self, name: str, owner: LoadableLibrary) -> Iterator[tuple[str, str]]:
         """Where the loader looks for a name that is not mapped yet, and what sends it there."""
         for library in (owner, self.executable) if not owner.runpath else ():
             # A library that has both kinds has only the second, for the loader.

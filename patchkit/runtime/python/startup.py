@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import HostError
-from patchkit.runtime.python.interpreter import Facts
-from patchkit.runtime.python.loader import Library, Mapped, Process, exports, read_library
+from patchkit.runtime.python.interpreter import InterpreterFacts
+from patchkit.runtime.python.loader import LoadableLibrary, Mapped, Process, exports, read_library
 
 STEM, SONAME = "libnccl.so", "libnccl.so.2"
 VARIABLE = "VLLM_NCCL_SO_PATH"
@@ -32,7 +32,7 @@ class Choice:
     why: str
 
 
-def started(facts: Facts, environment: Mapping[str, str]) -> Process:
+def started(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
     """The process before anybody imports torch. Raises HostError."""
     executable = read_library(facts.executable)
     if executable is None:
@@ -50,7 +50,7 @@ def preloads(environment: Mapping[str, str]) -> list[str]:
     return re.split("[: ]+", environment.get(PRELOAD, ""))
 
 
-def torch_choice(process: Process, facts: Facts) -> Choice:
+def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
     """Whose functions torch calls; what importing torch loads is mapped afterwards."""
     home = facts.torch_home / "lib"
     libraries = [found for path in sorted(home.glob("*.so*")) if (found := read_library(str(path)))]
@@ -74,16 +74,16 @@ def torch_choice(process: Process, facts: Facts) -> Choice:
     return Choice(path=taken.path, why=taken.why)
 
 
-def _needs(library: Library) -> Iterator[str]:
+def _needs(library: LoadableLibrary) -> Iterator[str]:
     return (name for name in library.needed if name.startswith(STEM))
 
 
-def _load(process: Process, library: Library) -> Mapped | None:
+def _load(process: Process, library: LoadableLibrary) -> Mapped | None:
     found = [process.need(name, library) for name in _needs(library)]
     return found[0] if found else None
 
 
-def _preload(process: Process, facts: Facts, deps: Library) -> None:
+def _preload(process: Process, facts: InterpreterFacts, deps: LoadableLibrary) -> None:
     """torch maps the copy beside it by its path, if CUDA's runtime came with its first library."""
     if any(name.startswith("libcudart") for name in deps.needed):
         text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
@@ -115,7 +115,7 @@ def _beside(folder: str, pattern: str, cuda: str, path: Sequence[str]) -> Iterat
             yield from glob.glob(f"{glob.escape(entry)}/{place}/lib/{pattern}")  # noqa: PTH207
 
 
-def vllm_choice(process: Process, facts: Facts) -> Choice:
+def vllm_choice(process: Process, facts: InterpreterFacts) -> Choice:
     """What vLLM's own communicator loads, after torch."""
     named = process.environment.get(VARIABLE)
     if not named and not facts.cuda:
@@ -127,7 +127,7 @@ def vllm_choice(process: Process, facts: Facts) -> Choice:
     return _by_name(process, facts, named or SONAME)
 
 
-def _by_name(process: Process, facts: Facts, name: str) -> Choice:
+def _by_name(process: Process, facts: InterpreterFacts, name: str) -> Choice:
     known = next((each for each in process.mapped if name in each.names), None)
     caller = read_library(facts.caller) if facts.caller else None
     found = known or process.need(name, caller or process.executable)

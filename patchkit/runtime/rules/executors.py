@@ -6,11 +6,11 @@ from collections.abc import Set as AbstractSet
 
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.variable_rules import Executor, Rules
+from patchkit.runtime.rules.variable_rules import Executor, VariableRules
 
 
 def choose_executor(
-    rules: Rules,
+    rules: VariableRules,
     vllm: str,
     *,
     role: str,

@@ -64,7 +64,7 @@ class LeaveOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryBudget:
     """What a model must fit into, per node; ``share`` is vLLM's own."""
 
     total_gib: float
@@ -80,7 +80,7 @@ class FlagRules:
     rules: tuple[FlagRule, ...]
     leave_out: tuple[LeaveOut, ...]
     advice: tuple[Advice, ...]
-    memory: Memory
+    memory: MemoryBudget
     preset: Mapping[str, str]
 
 
@@ -94,7 +94,7 @@ def load_flag_rules(place: Path = PLACE) -> FlagRules:
         rules=tuple(_read(FlagRule, entry, place) for entry in table["rule"]),
         leave_out=tuple(_read(LeaveOut, entry, place) for entry in table["leave_out"]),
         advice=tuple(_read(Advice, entry, place) for entry in table["advice"]),
-        memory=_built(Memory, table["memory"], f"{place}: memory"),
+        memory=_built(MemoryBudget, table["memory"], f"{place}: memory"),
         preset=table["preset"],
     )
     ids = [each.id for each in found.rules]

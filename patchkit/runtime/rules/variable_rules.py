@@ -119,7 +119,7 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class VariableRules:
     rules: tuple[Rule, ...]
     avoids: tuple[Avoid, ...]
     advice: tuple[Advice, ...]
@@ -153,12 +153,12 @@ def _met(key: str, wanted: str | list[str], known: str) -> bool:
 
 
 @cache
-def load_rules(place: Path = PLACE) -> Rules:
+def load_rules(place: Path = PLACE) -> VariableRules:
     """Raises UsageError for a field, a value or a condition that means nothing."""
     table = tomllib.loads(place.read_text(encoding="utf-8"))
     if unknown := set(table) - {"rule", "avoid", "advice", "executor"}:
         raise UsageError(f"{place}: unknown table {', '.join(sorted(unknown))}")
-    found = Rules(
+    found = VariableRules(
         rules=tuple(_read(Rule, entry, place) for entry in table["rule"]),
         avoids=tuple(_read(Avoid, entry, place) for entry in table["avoid"]),
         advice=tuple(_read(Advice, entry, place) for entry in table["advice"]),

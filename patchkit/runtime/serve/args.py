@@ -13,7 +13,7 @@ from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.variable_rules import Advice, Situation, holds
 from patchkit.runtime.serve.notes import notes
-from patchkit.runtime.serve.request import Request, check, check_size, check_wanted
+from patchkit.runtime.serve.request import ServeRequest, check, check_size, check_wanted
 
 _SHARE = "--gpu-memory-utilization"
 
@@ -35,7 +35,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class ReleaseFlags:
     """What the release takes: whether it has a flag, and whether that takes a value."""
 
     has: Callable[[str], bool]
@@ -46,7 +46,7 @@ class Known:
 class Served:
     """``left_out`` is what was not set on purpose, ``off`` the rules that --with turns on."""
 
-    request: Request
+    request: ServeRequest
     flags: tuple[Flag, ...]
     left_out: tuple[Flag, ...]
     off: tuple[FlagRule, ...]
@@ -59,7 +59,7 @@ class Served:
         return ("vllm", "serve", self.request.model, *words)
 
 
-def serve_args(request: Request, rules: FlagRules, known: Known) -> Served:
+def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> Served:
     """Raises UsageError for a request that makes no sense, HostError if the model does not fit,
     DriftError if the release does not take what it should."""
     check(request, rules)
@@ -87,7 +87,7 @@ def serve_args(request: Request, rules: FlagRules, known: Known) -> Served:
     )
 
 
-def _situation(request: Request) -> Situation:
+def _situation(request: ServeRequest) -> Situation:
     preset = request.preset
     moe = "unknown" if preset is None else "yes" if preset.moe else "no"
     return {
@@ -105,12 +105,12 @@ def _situation(request: Request) -> Situation:
 # What is set
 
 
-def _on(rule: FlagRule, request: Request) -> bool:
+def _on(rule: FlagRule, request: ServeRequest) -> bool:
     return rule.id not in request.unwanted and (rule.default or rule.id in request.wanted)
 
 
 def _chosen(
-    active: Sequence[FlagRule], request: Request, reasons: Mapping[str, str]
+    active: Sequence[FlagRule], request: ServeRequest, reasons: Mapping[str, str]
 ) -> dict[str, Flag]:
     """First the rules, then the preset, then what the user asks for: the last one counts."""
     on = [rule for rule in active if _on(rule, request)]
@@ -122,7 +122,7 @@ def _chosen(
     return chosen | {rule.flag: _by_rule(rule, request) for rule in asked}
 
 
-def _by_rule(rule: FlagRule, request: Request) -> Flag:
+def _by_rule(rule: FlagRule, request: ServeRequest) -> Flag:
     facts = {
         "{nodes}": str(request.nodes),
         "{rank}": str(request.rank),
@@ -187,7 +187,7 @@ def _in_order(chosen: Iterable[str], rules: FlagRules) -> list[str]:
 # What the release takes
 
 
-def _check_known(flag: Flag, request: Request, known: Known) -> None:
+def _check_known(flag: Flag, request: ServeRequest, known: ReleaseFlags) -> None:
     if not known.has(flag.flag):
         raise DriftError(
             f"vLLM {request.vllm} has no {flag.flag} ({flag.origin})", **_way_out(request)
@@ -199,7 +199,7 @@ def _check_known(flag: Flag, request: Request, known: Known) -> None:
         )
 
 
-def _way_out(request: Request) -> dict[str, str]:
+def _way_out(request: ServeRequest) -> dict[str, str]:
     if request.preset and request.preset.build:
         return {
             "why": f"the preset is for {request.preset.build}",

@@ -7,10 +7,10 @@ from ipaddress import ip_address
 
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.presets import Preset
-from patchkit.runtime.serve.request import Request
+from patchkit.runtime.serve.request import ServeRequest
 
 
-def notes(request: Request) -> Iterator[str]:
+def notes(request: ServeRequest) -> Iterator[str]:
     preset = request.preset
     if preset:
         yield from _about(preset, request)
@@ -26,7 +26,7 @@ def notes(request: Request) -> Iterator[str]:
         )
 
 
-def _about(preset: Preset, request: Request) -> Iterator[str]:
+def _about(preset: Preset, request: ServeRequest) -> Iterator[str]:
     if preset.build:
         yield f"served with {preset.build}; no release is known to do"
     if preset.variables:

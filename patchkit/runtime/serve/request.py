@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, Memory
+from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, MemoryBudget
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.releases import within
 
@@ -16,7 +16,7 @@ _MOST_NODES = 8  # how far the advice goes to take more Sparks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ServeRequest:
     """What is served where. ``topology``, ``executor`` are decided; ``uni`` is a node alone.
 
     ``weights_gib`` is the size of a local checkpoint; ``memory_gib`` the host's memory, None where
@@ -42,7 +42,7 @@ class Request:
     unwanted: frozenset[str] = frozenset()
 
 
-def check(request: Request, rules: FlagRules) -> None:
+def check(request: ServeRequest, rules: FlagRules) -> None:
     """Raises UsageError for a request that makes no sense."""
     if not request.model or request.model.startswith("-") or not request.model.isprintable():
         raise UsageError(
@@ -59,7 +59,7 @@ def check(request: Request, rules: FlagRules) -> None:
         _check_preset(request, request.preset)
 
 
-def check_wanted(request: Request, active: Sequence[FlagRule]) -> None:
+def check_wanted(request: ServeRequest, active: Sequence[FlagRule]) -> None:
     """Raises UsageError for a rule that is asked for and does not apply."""
     if idle := sorted(request.wanted - {rule.id for rule in active}):
         raise UsageError(
@@ -69,7 +69,7 @@ def check_wanted(request: Request, active: Sequence[FlagRule]) -> None:
         )
 
 
-def _check_nodes(request: Request) -> None:
+def _check_nodes(request: ServeRequest) -> None:
     alone = request.role == "single"
     if alone != (request.nodes == 1):
         raise UsageError(
@@ -94,7 +94,7 @@ def _check_nodes(request: Request) -> None:
         )
 
 
-def _check_preset(request: Request, preset: Preset) -> None:
+def _check_preset(request: ServeRequest, preset: Preset) -> None:
     if request.quantization and request.quantization != preset.quantization:
         raise UsageError(
             f"{preset.id} is {preset.quantization}, not {request.quantization}",
@@ -114,7 +114,7 @@ def _check_preset(request: Request, preset: Preset) -> None:
         )
 
 
-def check_size(request: Request, share: float, memory: Memory) -> None:
+def check_size(request: ServeRequest, share: float, memory: MemoryBudget) -> None:
     """Raises HostError if a node's part of the weights does not fit ``share`` of its memory."""
     preset = request.preset
     weights = request.weights_gib or (preset.weights_gib if preset else None)

@@ -22,7 +22,7 @@ _REACH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WalkResult:
     """Where a walk ended: the best config and its microseconds, None if none ran.
 
     ``complete`` is false if the walk was cut short: there may be a better neighbour.
@@ -71,7 +71,7 @@ def walk(
     *,
     most: int,
     expired: Callable[[], bool],
-) -> Found:
+) -> WalkResult:
     """Improve until no change of one or two parameters does, ``most`` are measured, or time is up.
 
     ``measure`` returns microseconds, infinity for a config that cannot run. No config is measured
@@ -100,8 +100,8 @@ def walk(
 
 def _found(
     best: Config, least: float, known: Mapping[tuple[int, ...], float], *, complete: bool
-) -> Found:
-    return Found(None if math.isinf(least) else best, least, len(known), complete)
+) -> WalkResult:
+    return WalkResult(None if math.isinf(least) else best, least, len(known), complete)
 
 
 def _neighbours(space: list[Config], config: Config) -> list[Config]:

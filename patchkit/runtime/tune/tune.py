@@ -118,7 +118,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Tuned:
     """What was found; ``stopped`` says why batch sizes are missing."""
 
     facts: dict[str, Any]
@@ -201,12 +201,12 @@ def connect(bench: Measuring, job: Job, tree: SourceTree) -> dict[str, Any]:
     return facts
 
 
-def tune(bench: Measuring, job: Job, facts: dict[str, Any], progress: Progress) -> Outcome:
+def tune(bench: Measuring, job: Job, facts: dict[str, Any], progress: Progress) -> Tuned:
     """Search and compare, batch size by batch size, within the budget.
 
     An interrupt keeps the batch sizes that were compared, wherever between two of them it comes.
     """
-    outcome, deadline = Outcome(facts), time.monotonic() + job.budget
+    outcome, deadline = Tuned(facts), time.monotonic() + job.budget
     try:
         for index, size in enumerate(job.batch_sizes):
             left = deadline - time.monotonic()
@@ -292,7 +292,7 @@ def compared(
     return [tuple(series) if math.isfinite(max(series)) else () for series in times]
 
 
-def file_rows(outcome: Outcome, element_bytes: int) -> dict[int, Config]:
+def file_rows(outcome: Tuned, element_bytes: int) -> dict[int, Config]:
     """The rows of the file: what was measured, and for the rest what the release does untuned."""
     facts = outcome.facts
     untuned = facts["shipped"] or {size: facts["defaults"][size] for size in GRID}
@@ -304,7 +304,7 @@ def file_rows(outcome: Outcome, element_bytes: int) -> dict[int, Config]:
     }
 
 
-def file_text(outcome: Outcome, element_bytes: int) -> str:
+def file_text(outcome: Tuned, element_bytes: int) -> str:
     """The file as vLLM reads it."""
     rows = {str(size): dict(config) for size, config in file_rows(outcome, element_bytes).items()}
     return json.dumps({"triton_version": outcome.facts["triton"], **rows}, indent=4) + "\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit import __version__
-from patchkit.apply import Outcome, apply
+from patchkit.apply import Applied, apply
 from patchkit.digests import tree_digest
 from patchkit.errors import BuildError, SourceError
 from patchkit.patching.fix import Request
@@ -46,7 +46,7 @@ JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class NcclOrder:
     """What to build: verified sources, for which device, with what.
 
     ``functions`` reduces the device code (NCCL's ONLY_FUNCS, for tests), "" builds all.
@@ -86,7 +86,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltNccl:
     """A sealed wheel, what is known of it, what is in it, and the digests of its objects."""
 
     wheel: Path
@@ -96,7 +96,7 @@ class Built:
     log: Path
 
 
-def build_nccl(order: Order, progress: Progress) -> Built:
+def build_nccl(order: NcclOrder, progress: Progress) -> BuiltNccl:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
     require_tools("auditwheel", "build", "ninja", "scikit_build_core")
     with staging() as staged:
@@ -109,13 +109,13 @@ def build_nccl(order: Order, progress: Progress) -> Built:
             return _build(root, order, facts, progress)
 
 
-def _build(root: Path, order: Order, facts: Mapping[str, Any], progress: Progress) -> Built:
+def _build(root: Path, order: NcclOrder, facts: Mapping[str, Any], progress: Progress) -> BuiltNccl:
     _write_project(root, order, facts)
     raw = _compile(root, order, progress)
     binaries = inspect(raw)
     for binary in binaries:
         prove_exact(binary, order.target, cpu=order.toolchain.machine)
-    return Built(
+    return BuiltNccl(
         wheel=seal(raw, emptied(root / "sealed"), platform_tag(raw)),
         facts=facts,
         objects=object_digests(root / "build"),
@@ -124,7 +124,7 @@ def _build(root: Path, order: Order, facts: Mapping[str, Any], progress: Progres
     )
 
 
-def _patched(order: Order, source: Path) -> dict[str, Any]:
+def _patched(order: NcclOrder, source: Path) -> dict[str, Any]:
     """A patched copy of the sources, and the facts of the build to come."""
     _place(order.origin, source)
     # The build that follows runs the source's own code by design, sandbox or not.
@@ -147,7 +147,7 @@ def _place(origin: SourceOrigin, dest: Path) -> None:
         )
 
 
-def _facts(order: Order, source: Path, outcome: Outcome) -> dict[str, Any]:
+def _facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
     apache = "Apache License" in (source / _LICENSE).read_text(encoding="utf-8")
     facts: dict[str, Any] = {
         "project": "nccl",
@@ -170,7 +170,7 @@ def _facts(order: Order, source: Path, outcome: Outcome) -> dict[str, Any]:
     return facts | {"wheel": _wheel_version(order, facts)}
 
 
-def _wheel_version(order: Order, facts: Mapping[str, Any]) -> str:
+def _wheel_version(order: NcclOrder, facts: Mapping[str, Any]) -> str:
     """``2.29.7+gb10.0a1b2c3d4e``: a digest of the facts and of the recipe that packs."""
     texts = [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
     reduced = "reduced." if order.functions else ""
@@ -180,7 +180,7 @@ def _wheel_version(order: Order, facts: Mapping[str, Any]) -> str:
 _PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
 
 
-def _write_project(root: Path, order: Order, facts: Mapping[str, Any]) -> None:
+def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> None:
     """The scikit-build-core project: ``pip wheel ROOT/project`` would build it, too."""
     project = root / "project"
     (project / "sboms").mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def _write_project(root: Path, order: Order, facts: Mapping[str, Any]) -> None:
         (project / name).write_text(text, encoding="utf-8")
 
 
-def _settings(root: Path, order: Order, facts: Mapping[str, Any]) -> str:
+def _settings(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> str:
     tools = order.toolchain
     ccache = shutil.which("ccache")
     variables = {
@@ -224,7 +224,7 @@ def _settings(root: Path, order: Order, facts: Mapping[str, Any]) -> str:
     return "\n".join([*text, "set(NCCL_MAKE", *made, ")", ""])
 
 
-def _compile(root: Path, order: Order, progress: Progress) -> Path:
+def _compile(root: Path, order: NcclOrder, progress: Progress) -> Path:
     drop_partial(root / "build")
     env = environment(root, order.toolchain)
     total = objects_to_make(root, env, order.functions)

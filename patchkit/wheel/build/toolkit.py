@@ -22,7 +22,7 @@ _PREFIX = "nvidia/cu13/"  # where the wheels of CUDA 13 keep what a toolkit keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
+class ToolkitWheel:
     """One locked wheel of NVIDIA's; the fields are described in ``recipes/toolchain.toml``."""
 
     project: str
@@ -38,10 +38,10 @@ class Wheel:
         return LockEntry(self.version, self.filename, self.sha256, self.size)
 
 
-def locked_wheels() -> tuple[Wheel, ...]:
+def locked_wheels() -> tuple[ToolkitWheel, ...]:
     """The wheels of ``recipes/toolchain.toml``."""
     table = tomllib.loads((RECIPES / "toolchain.toml").read_text(encoding="utf-8"))
-    return tuple(Wheel(**entry) for entry in table["wheel"])
+    return tuple(ToolkitWheel(**entry) for entry in table["wheel"])
 
 
 def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress | None) -> Path:
@@ -78,7 +78,7 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
     return home
 
 
-def _extract(archive: Path, dest: Path, wheel: Wheel) -> None:
+def _extract(archive: Path, dest: Path, wheel: ToolkitWheel) -> None:
     with zipfile.ZipFile(archive) as bundle:
         for member in bundle.infolist():
             name = member.filename.removeprefix(_PREFIX)

@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import Version
 
 from patchkit import __version__
-from patchkit.apply import Outcome, Workspace, request_fields
+from patchkit.apply import Applied, Workspace, request_fields
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, ledger_path, original_path
@@ -59,7 +59,7 @@ class PatchedTree:
     asked: Request
     request: Request
     workspace: Workspace
-    outcome: Outcome
+    outcome: Applied
     dist_info: str
     license: str
     cuda: str

@@ -15,7 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from patchkit.apply import Outcome, apply, open_workspace, request_fields
+from patchkit.apply import Applied, apply, open_workspace, request_fields
 from patchkit.digests import sha256_of
 from patchkit.durable.names import is_file
 from patchkit.elf import by_version, damaged
@@ -66,7 +66,7 @@ class Repacked:
     fresh: bool
     version: Version
     source: Mapping[str, Any]
-    outcome: Outcome
+    outcome: Applied
     libraries: tuple[Judged, ...]
     notes: tuple[str, ...]
     facts: Mapping[str, Any]

@@ -12,7 +12,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.build.make import Progress, clean_environment, ninja_steps, run
 from patchkit.wheel.build.network import cut_off
 from patchkit.wheel.build.work import emptied
-from patchkit.wheel.vllm.order import Order
+from patchkit.wheel.vllm.order import VllmOrder
 from patchkit.wheel.vllm.prepare import Prepared
 
 NAMESPACE = "patchkit-vllm"
@@ -70,7 +70,7 @@ def _only(folder: Path) -> Path:
     return wheels[0]
 
 
-def build_variables(root: Path, order: Order, prepared: Prepared) -> dict[str, str]:
+def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[str, str]:
     """What vLLM's setup.py, CMake and the compilers see."""
     clean = clean_environment(root, NAMESPACE)
     cuda, tools = root / "cuda", prepared.python.python.parent

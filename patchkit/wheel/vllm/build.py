@@ -32,7 +32,7 @@ from patchkit.wheel.file.tags import platform_tag
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import seal
 from patchkit.wheel.vllm.backend import NAMESPACE, build_variables, compile_wheel, note
-from patchkit.wheel.vllm.order import Order
+from patchkit.wheel.vllm.order import VllmOrder
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.wheelhouse.wheel_checks import check
 
@@ -47,7 +47,7 @@ _PROVIDED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltVllm:
     """A sealed wheel, what is known of it, what is in it, and what was proved of it.
 
     ``circumstances`` say how it was built; nothing of them is in the wheel.
@@ -62,7 +62,7 @@ class Built:
     log: Path
 
 
-def build_vllm(order: Order, report: Report) -> Built:
+def build_vllm(order: VllmOrder, report: Report) -> BuiltVllm:
     """Patch, compile, prove and pack; ``report(task)`` gives each long task its progress.
 
     Raises BuildError, DriftError, HostError, ProofError, StorageError, UsageError.
@@ -81,7 +81,7 @@ def build_vllm(order: Order, report: Report) -> Built:
             return _build(root, order, prepared, report("compiling"))
 
 
-def _build(root: Path, order: Order, prepared: Prepared, progress: Progress) -> Built:
+def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress) -> BuiltVllm:
     variables = build_variables(root, order, prepared)
     before = counted(variables)
     raw = compile_wheel(root, prepared.python.python, variables, progress)
@@ -93,7 +93,7 @@ def _build(root: Path, order: Order, prepared: Prepared, progress: Progress) -> 
         proofs = _prove(root, order, wheel, binaries)
     sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
     _require_clean(sealed, binaries)
-    return Built(
+    return BuiltVllm(
         wheel=sealed,
         facts=prepared.facts,
         objects=object_digests(root / "source" / "build"),
@@ -118,7 +118,7 @@ def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
 
 
 def _prove(
-    root: Path, order: Order, raw: WheelFile, binaries: tuple[Binary, ...]
+    root: Path, order: VllmOrder, raw: WheelFile, binaries: tuple[Binary, ...]
 ) -> tuple[str, ...]:
     target = order.request.target
     sources = compiled_sources(root / "source" / "build", root / "source")

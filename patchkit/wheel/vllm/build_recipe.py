@@ -42,7 +42,7 @@ class Ranged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownSource:
     """An external source as patchkit knows it."""
 
     name: str
@@ -89,7 +89,7 @@ class Wanted:
     """A source that a release fetches: as the release says, as patchkit knows, and the commit."""
 
     external: External
-    known: Known
+    known: KnownSource
     commit: str  # "" where only a tag is known
 
     @property
@@ -101,7 +101,7 @@ class Wanted:
 
 
 @cache
-def known_externals() -> tuple[Known, ...]:
+def known_externals() -> tuple[KnownSource, ...]:
     """Every external source that some release fetches."""
     return tuple(map(_known, build_table()["external"]))
 
@@ -111,7 +111,7 @@ def build_table() -> dict[str, Any]:
     return tomllib.loads(BUILD_FILE.read_text(encoding="utf-8"))
 
 
-def by_option(names: Iterable[str]) -> tuple[Known, ...]:
+def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
     """What options such as ``--without flash-attn`` name. Raises UsageError for anything else."""
     known = {each.option: each for each in known_externals()}
     names = tuple(dict.fromkeys(names))
@@ -136,7 +136,9 @@ def wanted(found: Iterable[External], version: Version, *, release: bool) -> tup
     )
 
 
-def _wanted(external: External, known: Known | None, version: Version, release: bool) -> Wanted:
+def _wanted(
+    external: External, known: KnownSource | None, version: Version, release: bool
+) -> Wanted:
     if known is None:
         raise _drift(external, f"fetches {external.name}, which patchkit does not know")
     if release:
@@ -159,10 +161,10 @@ def _drift(external: External, problem: str) -> DriftError:
     )
 
 
-def _known(entry: dict[str, Any]) -> Known:
+def _known(entry: dict[str, Any]) -> KnownSource:
     define = entry.get("define")
     submodules = entry.get("submodules")
-    return Known(
+    return KnownSource(
         name=entry["name"],
         option=entry["option"],
         title=entry["title"],

@@ -43,7 +43,7 @@ Fill = Callable[[Path], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class InputSource:
     """A source in its folder; ``identity`` says what it is, ``verified`` whether it is the pin.
 
     ``notices`` are its licences: file name → text.
@@ -62,7 +62,7 @@ class Gathered:
 
     environment: Mapping[str, str]
     defines: Mapping[str, str]
-    sources: tuple[Source, ...]
+    sources: tuple[InputSource, ...]
 
     @property
     def facts(self) -> dict[str, str]:
@@ -130,12 +130,12 @@ def gather(
         dest.mkdir(parents=True, exist_ok=True)
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
-    sources: list[Source] = []
+    sources: list[InputSource] = []
     for each in wanted:
         found = _Finder(each, mirror, offline, progress).find(given.get(each.known.option, ""))
         folder = _kept(dest, each, found)
         sources.append(
-            Source(
+            InputSource(
                 option=each.known.option,
                 folder=folder,
                 identity=found.identity,

@@ -21,7 +21,7 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.patching.plan import with_edits
 from patchkit.source.external import ROOT_FILE, for_cuda
 from patchkit.source.tree import SourceTree
-from patchkit.wheel.vllm.build_recipe import Known
+from patchkit.wheel.vllm.build_recipe import KnownSource
 
 _SETUP = "setup.py"
 _MARK = "left out by patchkit"
@@ -65,7 +65,7 @@ if os.path.exists(f"{self.build_lib}/vllm/third_party/triton_kernels"):
 _COPYING = ("cmake_build_ext.run", _COPIED, _COPIED_IF_THERE)
 
 
-def leave_out(tree: SourceTree, left: Iterable[Known]) -> SourceTree:
+def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
     """The tree without these extensions, as an overlay; what is out already stays out.
 
     Raises UsageError for what cannot be left out, DriftError if the files are not as expected.
@@ -105,7 +105,7 @@ def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
     return with_edits(tree, tuple(edits))
 
 
-def check(known: Known, version: Version) -> None:
+def check(known: KnownSource, version: Version) -> None:
     """Raise UsageError if a release cannot be built, or cannot run, without it."""
     if not known.optional:
         raise UsageError(
@@ -122,14 +122,14 @@ def check(known: Known, version: Version) -> None:
             )
 
 
-def _cmake(tree: SourceTree, left: Known) -> list[Edit]:
+def _cmake(tree: SourceTree, left: KnownSource) -> list[Edit]:
     text = tree.read(ROOT_FILE)
     return swap_text(
         ROOT_FILE, text, f"include({left.file})", f"# {left.file}: {_MARK}", note=left.option
     )
 
 
-def _setup(tree: SourceTree, left: Known) -> Iterator[Edit]:
+def _setup(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
     """Statements that ask for a target become ``pass``: some are alone in their branch."""
     text = tree.read(_SETUP)
     for statement, target in _asked(text):
@@ -156,13 +156,13 @@ def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
                         yield node, match[1]
 
 
-def _copies(tree: SourceTree, left: Known) -> list[Edit]:
+def _copies(tree: SourceTree, left: KnownSource) -> list[Edit]:
     if "triton_kernels" not in left.targets:
         return []
     return swap(_SETUP, tree.read(_SETUP), *_COPYING, note=left.option)
 
 
-def _imports(tree: SourceTree, left: Known) -> Iterator[Edit]:
+def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
     """Without its names the module still loads; backends that import them are passed over.
 
     vLLM asks every attention backend in turn and takes an ImportError for "not available".
@@ -197,7 +197,7 @@ def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.stmt, bool]]:
                         yield each, isinstance(statement, ast.Try)
 
 
-def _prove(tree: SourceTree, left: Known) -> None:
+def _prove(tree: SourceTree, left: KnownSource) -> None:
     """Raise DriftError unless nothing asks for what is left out any more."""
     reached = [
         call.arguments[0].value
@@ -213,7 +213,7 @@ def _prove(tree: SourceTree, left: Known) -> None:
         raise _still(_SETUP, f"asks for {asked[0]}")
 
 
-def _built(tree: SourceTree, left: Known) -> Iterator[str]:
+def _built(tree: SourceTree, left: KnownSource) -> Iterator[str]:
     for call in commands(tree.read(left.file), left.file):
         if call.name in _TARGETS and call.arguments:
             yield call.arguments[0].value

@@ -14,7 +14,7 @@ from patchkit.wheel.build.work import work_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class VllmOrder:
     """What to build: sources by their identity, for which device, with which release of torch.
 
     ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit import __version__
-from patchkit.apply import Outcome, apply, open_workspace
+from patchkit.apply import Applied, apply, open_workspace
 from patchkit.digests import tree_digest
 from patchkit.errors import ProofError
 from patchkit.patching.fix import State
@@ -31,7 +31,7 @@ from patchkit.wheel.vllm.build_recipe import by_option, wanted
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather
 from patchkit.wheel.vllm.leave_out import leave_out, only_extensions
 from patchkit.wheel.vllm.needs import requirements_of
-from patchkit.wheel.vllm.order import Order
+from patchkit.wheel.vllm.order import VllmOrder
 from patchkit.wheel.vllm.requirements import environment
 
 Report = Callable[[str], Progress]
@@ -48,7 +48,7 @@ class Prepared:
     python: BuildPython
 
 
-def prepare(order: Order, staged: Path, report: Report) -> Prepared:
+def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     """Put the patched source and those of other projects below ``staged``.
 
     Raises BuildError, DriftError, HostError, ProofError, SourceError, StorageError, UsageError.
@@ -100,7 +100,7 @@ def chosen(tree: SourceTree, without: Collection[str], extensions: Collection[st
     return only_extensions(reduced, extensions) if extensions else reduced
 
 
-def _place(order: Order, dest: Path) -> None:
+def _place(order: VllmOrder, dest: Path) -> None:
     if order.source.is_file():
         unpack(order.source, dest)
         return
@@ -111,7 +111,7 @@ def _place(order: Order, dest: Path) -> None:
         (dest / "PKG-INFO").write_text(told, encoding="utf-8")
 
 
-def _python(order: Order, report: Report) -> BuildPython:
+def _python(order: VllmOrder, report: Report) -> BuildPython:
     torch, cuda = order.torch, order.request.target.cuda
     if order.python is not None:
         return build_python(order.python, torch, cuda)
@@ -124,7 +124,7 @@ def _python(order: Order, report: Report) -> BuildPython:
     return build_python(locked.python, torch, cuda, locked.digest)
 
 
-def _reduced(order: Order, tree: SourceTree) -> SourceTree:
+def _reduced(order: VllmOrder, tree: SourceTree) -> SourceTree:
     """The tree without what is left out, on disk as well."""
     reduced = chosen(tree, order.without, order.extensions)
     for path, text in reduced.overlay.items():
@@ -132,7 +132,7 @@ def _reduced(order: Order, tree: SourceTree) -> SourceTree:
     return reduced
 
 
-def _check_still_patched(tree: SourceTree, order: Order, outcome: Outcome) -> None:
+def _check_still_patched(tree: SourceTree, order: VllmOrder, outcome: Applied) -> None:
     """Raise ProofError unless every fix is still seen, after extensions were left out."""
     for fix in (each.fix for each in outcome.verdicts if each.state is State.APPLIED):
         now = fix.look(tree, order.request)
@@ -144,7 +144,7 @@ def _check_still_patched(tree: SourceTree, order: Order, outcome: Outcome) -> No
             )
 
 
-def _gathered(order: Order, tree: SourceTree, staged: Path) -> Gathered:
+def _gathered(order: VllmOrder, tree: SourceTree, staged: Path) -> Gathered:
     """The sources of other projects, told by the paths where they will lie."""
     release = load_recipe("vllm").knows(order.version)
     found = gather(
@@ -163,7 +163,7 @@ def _gathered(order: Order, tree: SourceTree, staged: Path) -> Gathered:
 
 
 def _facts(
-    order: Order, source: Path, outcome: Outcome, gathered: Gathered, python: BuildPython
+    order: VllmOrder, source: Path, outcome: Applied, gathered: Gathered, python: BuildPython
 ) -> dict[str, Any]:
     recipe, target = load_recipe("vllm"), order.request.target
     facts: dict[str, Any] = {

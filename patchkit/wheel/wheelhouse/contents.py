@@ -20,8 +20,8 @@ from patchkit.wheel.file.name import WheelName, wheel_name
 from patchkit.wheel.file.record import faults
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
-    Entry,
     Kind,
+    ManifestEntry,
     device,
     documents,
     read_manifest,
@@ -55,13 +55,13 @@ class Pruned:
     reason: str
 
 
-def entries(house: Path) -> tuple[Entry, ...]:
+def entries(house: Path) -> tuple[ManifestEntry, ...]:
     """The wheels that the manifest lists. Raises SourceError, StorageError, BusyError."""
     with reading(house):
         return _listed(house)
 
 
-def settled(house: Path) -> tuple[Entry, ...]:
+def settled(house: Path) -> tuple[ManifestEntry, ...]:
     """The same, once a change that was cut short is finished or undone; no wheel is a link."""
     with held(house):
         recover(house)
@@ -122,7 +122,7 @@ def add(
             if found := list(faults(copy)):
                 raise SourceError(f"{wheel}: {found[0]}", why=_others(found), hint="build it again")
             size = copy.stat().st_size
-            fresh = Entry(name=name, sha256=sha256_of(copy), size=size, facts=facts)
+            fresh = ManifestEntry(name=name, sha256=sha256_of(copy), size=size, facts=facts)
             commit(house, documents([*kept, fresh]), outdated, {name.filename: copy})
     for filename in outdated:
         older = f"an older build of {name.pinned}"
@@ -131,7 +131,10 @@ def add(
 
 
 def replace_dependencies(
-    house: Path, built: Collection[Entry], fresh: Collection[Entry], sources: Collection[Path]
+    house: Path,
+    built: Collection[ManifestEntry],
+    fresh: Collection[ManifestEntry],
+    sources: Collection[Path],
 ) -> None:
     """Put these dependencies in the place of those that are there, all or nothing.
 
@@ -152,7 +155,7 @@ def replace_dependencies(
         commit(house, documents([*built, *fresh]), gone, arriving)
 
 
-def _identities(entries: Iterable[Entry]) -> set[tuple[str, str]]:
+def _identities(entries: Iterable[ManifestEntry]) -> set[tuple[str, str]]:
     return {(each.filename, each.sha256) for each in entries if each.kind is Kind.BUILT}
 
 
@@ -224,7 +227,7 @@ def _clear_filling(house: Path) -> None:
             shutil.rmtree(house / FILLING, ignore_errors=True)
 
 
-def _listed(house: Path) -> tuple[Entry, ...]:
+def _listed(house: Path) -> tuple[ManifestEntry, ...]:
     data = read_own(house / MANIFEST)
     return () if data is None else read_manifest(data)
 
@@ -255,7 +258,7 @@ def _refused(new: WheelName, old: WheelName, house: Path) -> UsageError:
     )
 
 
-def _entry_findings(house: Path, entry: Entry) -> Iterator[Finding]:
+def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
     again = _again(house, entry)
     place = house / entry.filename
     if not os.path.lexists(place):
@@ -290,7 +293,7 @@ def _prune(house: Path, *options: str) -> str:
     return quoted("patchkit", "wheelhouse", "prune", "--dir", house, *options)
 
 
-def _again(house: Path, entry: Entry) -> str:
+def _again(house: Path, entry: ManifestEntry) -> str:
     """How to come by a wheel once more."""
     facts = entry.facts
     if entry.kind is not Kind.BUILT:
@@ -329,7 +332,7 @@ def _leftovers(house: Path) -> Iterator[Finding]:
         yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)
 
 
-def _stale(house: Path, listed: Sequence[Entry]) -> Iterator[Finding]:
+def _stale(house: Path, listed: Sequence[ManifestEntry]) -> Iterator[Finding]:
     if not listed and not (house / MANIFEST).exists():
         return
     for filename, text in documents(listed).items():
@@ -362,7 +365,7 @@ def _dropped(house: Path, drop: Collection[str]) -> set[str]:
     return {filename for filename, names in known.items() if names & set(drop)}
 
 
-def _pruned(house: Path, listed: Sequence[Entry], dropped: Collection[str]) -> list[Pruned]:
+def _pruned(house: Path, listed: Sequence[ManifestEntry], dropped: Collection[str]) -> list[Pruned]:
     names = {entry.filename for entry in listed}
     here = {entry.filename for entry in listed if entry.held}
     on_disk = {place.name for place in house.glob("*.whl")}

@@ -19,8 +19,8 @@ from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import FILLING, replace_dependencies, settled
 from patchkit.wheel.wheelhouse.listed_wheel import read
-from patchkit.wheel.wheelhouse.manifest import Entry, Kind
-from patchkit.wheel.wheelhouse.resolve import Locked, Place, Source, download, resolve
+from patchkit.wheel.wheelhouse.manifest import ManifestEntry, Kind
+from patchkit.wheel.wheelhouse.resolve import Locked, NodePlatform, WheelIndex, download, resolve
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
 _AT_ONCE = 8  # wheels that pip downloads in one go: what is whole survives an interruption
@@ -34,13 +34,13 @@ Progress = Callable[[int, int], None]
 class Filled:
     """What a fill did: the dependencies, those that were new, and the torch among them."""
 
-    dependencies: tuple[Entry, ...]
+    dependencies: tuple[ManifestEntry, ...]
     new: tuple[str, ...]
     gone: tuple[str, ...]
     torch: Torch | None
 
 
-def machine_of(house: Path, built: Sequence[Entry]) -> str:
+def machine_of(house: Path, built: Sequence[ManifestEntry]) -> str:
     """The one CPU that the wheels are for. Raises UsageError if there are none, or two."""
     cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
     if len(cpus) != 1:
@@ -54,7 +54,7 @@ def machine_of(house: Path, built: Sequence[Entry]) -> str:
     return cpus.pop()
 
 
-def built_wheels(house: Path) -> tuple[Entry, ...]:
+def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
     """The wheels that patchkit put there. Raises UsageError if there are none."""
     found = tuple(entry for entry in settled(house) if entry.kind is Kind.BUILT)
     if not found:
@@ -68,8 +68,8 @@ def built_wheels(house: Path) -> tuple[Entry, ...]:
 
 def fill(
     house: Path,
-    where: Place,
-    source: Source,
+    where: NodePlatform,
+    source: WheelIndex,
     *,
     also: Sequence[str] = (),
     lock_only: bool = False,
@@ -129,9 +129,9 @@ def _working(house: Path) -> Iterator[Path]:
 
 def _resolve(
     house: Path,
-    built: Sequence[Entry],
-    where: Place,
-    source: Source,
+    built: Sequence[ManifestEntry],
+    where: NodePlatform,
+    source: WheelIndex,
     also: Sequence[str],
     place: Path,
 ) -> tuple[Locked, ...]:
@@ -148,10 +148,10 @@ def _resolve(
     return tuple(each for each in chosen if each.name.filename not in mine)
 
 
-def _with_house(source: Source, house: Path) -> Source:
+def _with_house(source: WheelIndex, house: Path) -> WheelIndex:
     """Without an index, what is in the wheelhouse already is there to be taken."""
     folders = (*source.folders, house) if source.offline else source.folders
-    return Source(offline=source.offline, folders=folders)
+    return WheelIndex(offline=source.offline, folders=folders)
 
 
 @contextlib.contextmanager
@@ -166,8 +166,8 @@ def _scratch(place: Path) -> Iterator[Path]:
 
 def _collect(
     chosen: Sequence[Locked],
-    where: Place,
-    source: Source,
+    where: NodePlatform,
+    source: WheelIndex,
     house: Path,
     place: Path,
     progress: Progress,
@@ -202,7 +202,7 @@ def _whole(folder: Path, wheel: Locked) -> bool:
     return is_file(file) and sha256_of(file) == wheel.sha256
 
 
-def _cuda_needed(house: Path, built: Sequence[Entry]) -> dict[int, str]:
+def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
     """Major version → file name, of the CUDA that libraries built here ask for.
 
     Raises HashMismatchError if a wheel is not the one that was built.
@@ -224,7 +224,7 @@ def _cuda_needed(house: Path, built: Sequence[Entry]) -> dict[int, str]:
 
 def _proved_torch(
     chosen: Sequence[Locked],
-    where: Place,
+    where: NodePlatform,
     needed: Mapping[int, str],
     folders: Sequence[Path] = (),
 ) -> Torch | None:
@@ -243,10 +243,12 @@ def _members(path: Path) -> Collection[str]:
         return wheel.members
 
 
-def _entry(wheel: Locked, where: Place, folders: Sequence[Path]) -> Entry:
+def _entry(wheel: Locked, where: NodePlatform, folders: Sequence[Path]) -> ManifestEntry:
     kind = Kind.DEPENDENCY if folders else Kind.LOCKED
     size = _place(wheel.name.filename, folders).stat().st_size if folders else 0
-    return Entry(name=wheel.name, sha256=wheel.sha256, size=size, facts=where.facts(), kind=kind)
+    return ManifestEntry(
+        name=wheel.name, sha256=wheel.sha256, size=size, facts=where.facts(), kind=kind
+    )
 
 
 def _place(filename: str, folders: Sequence[Path]) -> Path:

@@ -15,7 +15,7 @@ from patchkit.wheel.device.libraries import Judged, judge
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.wheelhouse.manifest import Entry, Kind
+from patchkit.wheel.wheelhouse.manifest import ManifestEntry, Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class ListedWheel:
     that were built here, as nobody else's are judged.
     """
 
-    entry: Entry
+    entry: ManifestEntry
     path: Path
     metadata: WheelMetadata | None = None
     binaries: tuple[Binary, ...] = ()
@@ -57,7 +57,7 @@ def named_target(metadata: WheelMetadata | None) -> Target | None:
 
 
 def read(
-    house: Path, listed: Sequence[Entry], spoiled: Collection[str] = ()
+    house: Path, listed: Sequence[ManifestEntry], spoiled: Collection[str] = ()
 ) -> tuple[list[ListedWheel], list[Finding]]:
     """Read the wheels, and say why some cannot be read; those that are ``spoiled`` stay closed."""
     wheels, found = [], []
@@ -75,7 +75,7 @@ def read(
     return wheels, found
 
 
-def _read(entry: Entry, path: Path) -> ListedWheel:
+def _read(entry: ManifestEntry, path: Path) -> ListedWheel:
     with WheelFile(path) as wheel:
         metadata = read_metadata(wheel)
         if entry.kind is not Kind.BUILT or ANY in entry.name.cpus or not metadata.facts:

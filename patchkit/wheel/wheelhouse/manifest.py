@@ -31,7 +31,7 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ManifestEntry:
     """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
 
     Of dependencies the facts say for what they were resolved: ``python``, ``machine``, ``glibc``.
@@ -66,7 +66,7 @@ class Entry:
         }
 
 
-def read_manifest(data: bytes) -> tuple[Entry, ...]:
+def read_manifest(data: bytes) -> tuple[ManifestEntry, ...]:
     """Raises SourceError if this is not a manifest of this format."""
     try:
         fields = json.loads(data)
@@ -81,16 +81,16 @@ def read_manifest(data: bytes) -> tuple[Entry, ...]:
         ) from None
 
 
-def _entry(row: dict[str, Any]) -> Entry:
+def _entry(row: dict[str, Any]) -> ManifestEntry:
     sha256, size, facts = row["sha256"], row["size"], row["facts"]
     if not (isinstance(sha256, str) and isinstance(size, int) and isinstance(facts, dict)):
         raise TypeError(f"{row['filename']}: a field has the wrong type")
     kind = Kind(row.get("kind", Kind.BUILT))
     name = wheel_name(row["filename"])
-    return Entry(name=name, sha256=sha256, size=size, facts=facts, kind=kind)
+    return ManifestEntry(name=name, sha256=sha256, size=size, facts=facts, kind=kind)
 
 
-def documents(entries: Iterable[Entry]) -> dict[str, str]:
+def documents(entries: Iterable[ManifestEntry]) -> dict[str, str]:
     """File name → text of everything that is told of these wheels; the same for the same wheels."""
     ordered = sorted(entries, key=lambda entry: entry.filename)
     manifest = {"format": _FORMAT, "wheels": [entry.fields() for entry in ordered]}
@@ -103,7 +103,7 @@ def documents(entries: Iterable[Entry]) -> dict[str, str]:
     }
 
 
-def _header(entries: Iterable[Entry]) -> str:
+def _header(entries: Iterable[ManifestEntry]) -> str:
     others = [entry for entry in entries if entry.kind is not Kind.BUILT]
     if not others:
         return _HEADER.format(file=REQUIREMENTS)
@@ -113,7 +113,7 @@ def _header(entries: Iterable[Entry]) -> str:
     return _FILLED.format(file=REQUIREMENTS, index=index, **said)
 
 
-def _requirement(entry: Entry, entries: Iterable[Entry]) -> str:
+def _requirement(entry: ManifestEntry, entries: Iterable[ManifestEntry]) -> str:
     """A line of requirements.txt.
 
     A marker only where there is a choice: alone, it would make pip on the other CPU install

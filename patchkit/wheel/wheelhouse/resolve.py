@@ -41,7 +41,7 @@ _SHOWN = 12  # lines of what pip says of a conflict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NodePlatform:
     """A machine that wheels are wanted for: ``x86_64``, Python ``3.12``, glibc ``2.39``."""
 
     machine: str
@@ -75,7 +75,7 @@ class Locked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class WheelIndex:
     """Where pip may look: its index or, ``offline``, in folders alone."""
 
     offline: bool = False
@@ -86,17 +86,17 @@ class Source:
         return [*(["--no-index"] if self.offline else []), *links]
 
 
-def place(machine: str, python: str, glibc: str) -> Place:
+def place(machine: str, python: str, glibc: str) -> NodePlatform:
     """Raises UsageError for what is no version of Python 3, or of glibc 2."""
     if not _PYTHON.fullmatch(python):
         raise UsageError(f"--python takes a version such as 3.12, not {python!r}")
     if not re.fullmatch(r"2\.\d{1,2}", glibc) or int(glibc[2:]) < _OLDEST:
         raise UsageError(f"--glibc takes a version such as 2.39, not {glibc!r}")
-    return Place(machine=machine, python=python, glibc=glibc)
+    return NodePlatform(machine=machine, python=python, glibc=glibc)
 
 
 def resolve(
-    wanted: Sequence[str], where: Place, source: Source, scratch: Path
+    wanted: Sequence[str], where: NodePlatform, source: WheelIndex, scratch: Path
 ) -> tuple[Locked, ...]:
     """Every wheel that an installation of ``wanted`` there consists of, those in it as well.
 
@@ -110,7 +110,9 @@ def resolve(
     return read_report(json.loads(report.read_text(encoding="utf-8")), where)
 
 
-def download(wheels: Iterable[Locked], where: Place, source: Source, folder: Path) -> None:
+def download(
+    wheels: Iterable[Locked], where: NodePlatform, source: WheelIndex, folder: Path
+) -> None:
     """Download these very files into a folder, all or none. Raises as ``resolve``.
 
     HashMismatchError if the index has other bytes under one of the names.
@@ -126,7 +128,7 @@ def download(wheels: Iterable[Locked], where: Place, source: Source, folder: Pat
         lines.unlink()
 
 
-def read_report(report: Mapping[str, Any], where: Place) -> tuple[Locked, ...]:
+def read_report(report: Mapping[str, Any], where: NodePlatform) -> tuple[Locked, ...]:
     """The wheels in what ``pip install --report`` writes, by file name.
 
     Raises HostError if pip answered markers for another machine, SourceError for what is no wheel.
@@ -158,13 +160,15 @@ def _locked(item: Mapping[str, Any], environment: Mapping[str, str]) -> Locked:
     return Locked(name=wheel_name(filename), sha256=sha256, requires=tuple(map(str, holds)))
 
 
-def _pip(arguments: Sequence[str], where: Place, source: Source, scratch: Path) -> None:
+def _pip(arguments: Sequence[str], where: NodePlatform, source: WheelIndex, scratch: Path) -> None:
     done = _run([*arguments, *where.options(), *source.options()], where, scratch)
     if done.returncode != 0:
         raise _failure(done.stdout + done.stderr, where, source, scratch)
 
 
-def _run(arguments: Sequence[str], where: Place, scratch: Path) -> subprocess.CompletedProcess[str]:
+def _run(
+    arguments: Sequence[str], where: NodePlatform, scratch: Path
+) -> subprocess.CompletedProcess[str]:
     # A pip that is killed leaves its temporary files where they are found again.
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     as_there = [*_MARKERS, where.machine, where.python]
@@ -177,7 +181,7 @@ def _run(arguments: Sequence[str], where: Place, scratch: Path) -> subprocess.Co
     )
 
 
-def _failure(said: str, where: Place, source: Source, scratch: Path) -> PatchkitError:
+def _failure(said: str, where: NodePlatform, source: WheelIndex, scratch: Path) -> PatchkitError:
     """What pip's words mean."""
     lines = [line for line in said.splitlines() if not line.startswith("WARNING: Location")]
     missing = _MISSING.search(said)
@@ -212,7 +216,9 @@ def _failure(said: str, where: Place, source: Source, scratch: Path) -> Patchkit
     return StorageError("pip failed", why="\n        ".join(lines[-_SHOWN:]))
 
 
-def _no_wheel(wanted: str, by: str, where: Place, scratch: Path, source: Source) -> PatchkitError:
+def _no_wheel(
+    wanted: str, by: str, where: NodePlatform, scratch: Path, source: WheelIndex
+) -> PatchkitError:
     """The error for a requirement that no wheel meets; pip is asked whether there are sources."""
     project = re.split(r"[\s<>=!~\[;]", wanted, maxsplit=1)[0]
     options = ["--no-binary=:all:", "--pre", *source.options()]

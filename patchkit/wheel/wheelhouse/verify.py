@@ -10,7 +10,7 @@ from patchkit.finding import Finding
 from patchkit.wheel.wheelhouse import contents as wheelhouse
 from patchkit.wheel.wheelhouse.device_checks import unfit
 from patchkit.wheel.wheelhouse.listed_wheel import read
-from patchkit.wheel.wheelhouse.manifest import Entry
+from patchkit.wheel.wheelhouse.manifest import ManifestEntry
 from patchkit.wheel.wheelhouse.pin_checks import disagreements, pin_table
 from patchkit.wheel.wheelhouse.wheel_checks import check
 
@@ -19,7 +19,7 @@ from patchkit.wheel.wheelhouse.wheel_checks import check
 class Verified:
     """What was looked at, and what is wrong; ``pins`` are the versions that decide."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ManifestEntry, ...]
     pins: Mapping[str, str]
     findings: tuple[Finding, ...]
 

@@ -17,7 +17,7 @@ def _arch(request: kit.Request) -> str:
     return f"{request.target.plain(request.arch)}-real"
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Whether anything chooses archs before project(), which otherwise takes nvcc's default."""
     text = tree.read(kit.ROOT_FILE)
     calls = kit.commands(text, kit.ROOT_FILE)

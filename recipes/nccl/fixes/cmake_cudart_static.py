@@ -16,7 +16,7 @@ set(CUDARTLIB "cudart_static" CACHE STRING "CUDA runtime to link: cudart_static 
 """
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Which CUDA runtime the targets name; where they name none, CMake links the static one."""
     text = tree.read(kit.SOURCE_FILE)
     linked = [

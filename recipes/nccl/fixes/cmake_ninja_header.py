@@ -7,7 +7,7 @@ _KEYWORDS = frozenset({_OUTPUT, _BYPRODUCTS, "COMMAND", "DEPENDS", "COMMENT", "V
 _MARK = "\n    # nccl.h is the OUTPUT, and once is enough: Ninja stops at a second time."
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Whether a custom command names one file both as its output and as a by-product."""
     text = tree.read(kit.SOURCE_FILE)
     calls = [c for c in kit.commands(text, kit.SOURCE_FILE) if c.name == "add_custom_command"]

@@ -14,7 +14,7 @@ _MARK = "# The template has make's placeholders, which configure_file leaves as 
 _USERS = "/opt/nccl"
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Whether configure_file is given a template with make's placeholders, which it ignores."""
     text = tree.read(kit.SOURCE_FILE)
     done = f"{kit.SOURCE_FILE}: nccl.pc gets its prefix and its version"

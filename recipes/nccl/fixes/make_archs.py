@@ -23,7 +23,7 @@ def _gencode(request: kit.Request) -> str:
     return f"-gencode=arch=compute_{arch},code=sm_{arch}"
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Whether NVCC_GENCODE has the device as its default, before upstream's own choice."""
     text = tree.read(kit.COMMON_MK)
     operators = {match["operator"] for match in _ASSIGNED.finditer(text)}

@@ -24,7 +24,7 @@ _SWAPS = (
 )
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Whether the C++ standard follows CUDA's version, or is C++11 in any case."""
     text = tree.read(kit.COMMON_MK)
     if "CXXSTD ?= -std=c++17" in text and _STANDARD not in text:

@@ -15,7 +15,7 @@ _AFTER = """\
 """
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """How the requested archs are read out of the -gencode flags."""
     text = tree.read(_PATH)
     start, stop = kit.region(_PATH, text, _FUNCTION, "endfunction()")

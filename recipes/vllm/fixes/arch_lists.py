@@ -30,7 +30,7 @@ _QUTLASS_CHOICE = r'elseif(QUTLASS_ARCHS MATCHES "12\\.0a")'
 _QUTLASS_WIDER = r'elseif(QUTLASS_ARCHS MATCHES "12\\.[01][af]")'
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Every list that has to name the arch: all of them do, none does, or somebody edited them."""
     texts = kit.cmake_texts(tree)
     units = [*_list_units(texts, request), *_condition_units(texts, request)]

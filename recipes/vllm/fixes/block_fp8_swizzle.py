@@ -25,7 +25,7 @@ _AFTER = """\
 """
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The launch of the block-FP8 kernel."""
     path = kit.first_existing(tree, _PATHS)
     text = tree.read(path)

@@ -41,7 +41,7 @@ if cls.is_device_capability((12, 1)) and not envs.is_set("VLLM_USE_DEEP_GEMM"):
 {_BEFORE}"""
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The pinned DeepGEMM decides: one without SM12x code must not be offered to any of them."""
     text = tree.read(_PATH)
     if _WITHOUT_SM12X in text:

@@ -21,7 +21,7 @@ hf_weights_files = sorted(hf_weights_files, key=os.path.basename)
 _FILES = ["/a/2", "/a/1", "/a/3"]
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Which device the loader copies to, and whether it sorts the files."""
     text = tree.read(_PATH)
     if _UPSTREAM in text:

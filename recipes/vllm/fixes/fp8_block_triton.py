@@ -51,7 +51,7 @@ def _triton_first_on_gb10(kernels):
 '''
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """A list of kernels in order of preference; before 0.20, one choice in an operator."""
     old = _OLD_CLASS in tree.read(_OLD)
     path = _OLD if old else _PATH

@@ -44,7 +44,7 @@ def cutlass_group_gemm_supported() -> bool:
 """
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The compiled gate decides whether the Python one needs help."""
     if place := _fixed_upstream(tree):
         return kit.upstream(f"{place} says no to SM12x")

@@ -44,7 +44,7 @@ def _torch_first_on_gb10(kernels):
 '''
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """A list of kernels in order of preference; before 0.16, one choice in Fp8LinearOp."""
     path = next((p for p in kit.REGISTRIES if tree.exists(p) and _SCOPE in tree.read(p)), _OLD)
     form = (

@@ -39,7 +39,7 @@ if current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
 {_FORMAT}"""
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """A list of backends in order of preference; before there was one, Triton was the only one."""
     text = tree.read(kit.FP8_MOE)
     if "AVAILABLE_BACKENDS" not in text:

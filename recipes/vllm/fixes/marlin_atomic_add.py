@@ -42,7 +42,7 @@ _STOCK = (
 )
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The entry of the variable, and the function that takes its place."""
     text = tree.read(_ENVS)
     stock = next((form for form in _STOCK if _ENTRY + form in text), _STOCK[-1])

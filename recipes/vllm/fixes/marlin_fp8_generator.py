@@ -12,7 +12,7 @@ _BEFORE = "if arch in [89, 120]:"
 _AFTER = "if arch == 89 or arch // 10 == 12:"
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The gate in each generator."""
     paths = tree.containing(_GENERATORS, _FLAG)
     if not paths:

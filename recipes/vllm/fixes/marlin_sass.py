@@ -7,7 +7,7 @@ from patchkit.recipes.vllm import kit
 _PATH = "CMakeLists.txt"
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Marlin lists that reach the device only through PTX."""
     lists = list(_marlin_lists(tree, request))
     if not lists:

@@ -17,7 +17,7 @@ _DEVICE = "            major_capability * 10 + minor_capability == 120,\n"
 _DEVICES = "            major_capability == 12,\n"
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The check in Python, and one in each C++ file that carries the message."""
     sources = [] if tree.kind == "installed" else tree.containing(_SOURCES, _MESSAGE)
     edits = kit.together(

@@ -6,7 +6,7 @@ _PATH = "CMakeLists.txt"
 _VARIABLE = "MLA_ARCHS"
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Two MLA lists: the one of CUDA 13 and the one of older compilers."""
     lists = [
         call.arguments[1]

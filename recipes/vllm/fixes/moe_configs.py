@@ -73,7 +73,7 @@ class Config:
 _CONFIGS = [Config(**entry) for entry in _INDEX["config"]]
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Which of the files are there, under the names that the release itself makes of the keys."""
     edits: list[kit.Edit] = []
     theirs = 0

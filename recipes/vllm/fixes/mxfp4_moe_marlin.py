@@ -21,7 +21,7 @@ def _marlin_on_sm12x() -> bool:
 '''
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The range of capabilities that Triton's MXFP4 kernels are trusted with."""
     if not tree.exists(_PATH) or _UPSTREAM in (text := tree.read(_PATH)) or _SCOPE not in text:
         return kit.upstream(f"{_PATH}: Triton is limited to 9.0 and 10.x")

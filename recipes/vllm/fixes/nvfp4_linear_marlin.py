@@ -108,7 +108,7 @@ _MARLIN = {
 }
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """A list of kernels; up to 0.19 a chain of conditions, up to 0.14 one per checkpoint format."""
     edits = _edits(tree)
     paths = kit.places(sorted({edit.path for edit in edits})) or _forms(tree)[0][0]

@@ -92,7 +92,7 @@ if current_platform.is_cuda() and {condition}:
 """
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """A list of backends; in 0.14 a chain of conditions, before that what the platform supports."""
     path = kit.NVFP4_MOE if tree.exists(kit.NVFP4_MOE) else _OLD
     return kit.found(

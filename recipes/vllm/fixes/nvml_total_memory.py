@@ -39,7 +39,7 @@ if (
 """
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The query, and the tier of default batch sizes that a GB10 would reach with its answer."""
     cuda, args = tree.read(_CUDA), tree.read(_ARGS)
     if _UPSTREAM in args:

@@ -7,7 +7,7 @@ from patchkit.recipes.vllm import kit
 _PATH = "CMakeLists.txt"
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Lists with a 12.x entry whose block switches an SM100 kernel on."""
     text = tree.read(_PATH)
     calls = kit.parsed(_PATH, text)

@@ -15,7 +15,7 @@ _BEFORE = f'os.getenv("{_VARIABLE}")'
 _LABELLED = re.compile(rf'os\.getenv\(\s*"{_VARIABLE}",\s*"([^"]+)"\s*\)')
 
 
-def look(tree: kit.SourceTree, request: kit.Request) -> kit.Finding:
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """The default of VLLM_VERSION_OVERRIDE, which setup.py hands to setuptools-scm as well."""
     text = tree.read(_PATH)
     present = _LABELLED.search(text)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from patchkit.apply import apply
-from patchkit.cli.options import Source, located
+from patchkit.cli.options import SourceOptions, located
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.proof.sandbox import missing
 from patchkit.recipes.nccl.build_files import COMMON_MK, gencodes, make_flags
@@ -210,12 +210,12 @@ def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, 
 
 def test_only_what_this_run_unpacks_of_a_locked_archive_is_locked(sdist, tmp_path):
     sdist(RELEASE)
-    released = Source("vllm", f"vllm=={RELEASE}", dest=tmp_path / "tree", offline=True)
+    released = SourceOptions("vllm", f"vllm=={RELEASE}", dest=tmp_path / "tree", offline=True)
     for source, expected in (
         (released, Sandboxed.IF_POSSIBLE),
         (released, Sandboxed.ALWAYS),  # a folder by now, and anybody may have written into it
-        (Source("vllm", str(tmp_path / "tree")), Sandboxed.ALWAYS),
-        (Source("vllm", str(tmp_path / "tree"), trusted=True), Sandboxed.NEVER),
+        (SourceOptions("vllm", str(tmp_path / "tree")), Sandboxed.ALWAYS),
+        (SourceOptions("vllm", str(tmp_path / "tree"), trusted=True), Sandboxed.NEVER),
     ):
         with located(source, keep=True) as (path, sandboxed):
             assert (path, sandboxed) == (tmp_path / "tree", expected)

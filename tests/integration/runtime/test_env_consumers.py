@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from patchkit.cli.runtime.env import command
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.envfile.render import Entry, Format, parse, render
+from patchkit.runtime.envfile.render import EnvEntry, Format, parse, render
 from support import hosts
 from support.env_consumers import docker, read_by_systemd, shells, sourced, systemd_library
 
@@ -49,7 +49,7 @@ def read_by_docker(folder):
 
 def held(kind, batch):
     """Entries that the format can hold; the others are refused, and each alone."""
-    entries = [Entry(f"V{number}", *pair) for number, pair in enumerate(batch)]
+    entries = [EnvEntry(f"V{number}", *pair) for number, pair in enumerate(batch)]
     for entry in entries:
         with contextlib.suppress(UsageError):
             render(kind, [], [entry])
@@ -236,7 +236,7 @@ def test_what_env_writes_is_read_by_docker(generated, read_by_docker, kind):
     assert read_by_docker(path) == expected
 
 
-SECRET = [Entry("HF_TOKEN", "", "gated models"), Entry("A", "b")]
+SECRET = [EnvEntry("HF_TOKEN", "", "gated models"), EnvEntry("A", "b")]
 
 
 def test_a_secret_of_the_caller_stays_one_in_sh(shell, folder):

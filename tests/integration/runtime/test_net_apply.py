@@ -21,8 +21,8 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
 from patchkit.runtime.net import state as net_state
 from patchkit.runtime.net.netplan_file import render
-from patchkit.runtime.net.plan import Wish, make_plan
-from patchkit.runtime.net.state import Place
+from patchkit.runtime.net.plan import NetPlanOptions, make_plan
+from patchkit.runtime.net.state import NetHistory
 from support import hosts
 from support.faults import in_child, kill
 
@@ -186,9 +186,9 @@ def change(root):
     host = probe(root, environment={})
     network = IPv4Network("192.168.100.0/24")
     first, second = (
-        make_plan(host, Wish(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
+        make_plan(host, NetPlanOptions(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
     )
-    return Place(root), first, second
+    return NetHistory(root), first, second
 
 
 @pytest.fixture
@@ -205,10 +205,10 @@ def test_a_full_disk(change, small_disk, pages):
     (disk / "etc/netplan").mkdir(parents=True)
     (disk / "fill").write_bytes(bytes(4096))
     with pytest.raises(StorageError, match="No space left on device"):
-        net_apply.apply(Place(disk), first, force=False)
+        net_apply.apply(NetHistory(disk), first, force=False)
     assert not list((disk / "etc/netplan").iterdir())
     with pytest.raises(UsageError, match="nothing to undo"):
-        net_apply.undo(Place(disk))
+        net_apply.undo(NetHistory(disk))
 
 
 def test_an_interrupted_apply_is_told(net, root, change, no_netplan):

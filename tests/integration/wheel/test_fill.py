@@ -15,7 +15,7 @@ import pytest
 from patchkit.errors import HashMismatchError, HostError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add, entries
-from patchkit.wheel.wheelhouse.resolve import Locked, Source, download, place, read_report
+from patchkit.wheel.wheelhouse.resolve import Locked, WheelIndex, download, place, read_report
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 
 OURS = "2.28.9+gb10.abc123"
@@ -267,7 +267,10 @@ def test_other_bytes_under_the_name_of_what_was_resolved(offered, tmp_path):
     (tmp_path / "new").mkdir()
     with pytest.raises(HashMismatchError, match="other bytes") as caught:
         download(
-            [wheel], there, Source(offline=True, folders=(tmp_path / "offered",)), tmp_path / "new"
+            [wheel],
+            there,
+            WheelIndex(offline=True, folders=(tmp_path / "offered",)),
+            tmp_path / "new",
         )
     assert "six" in caught.value.why
 

@@ -12,7 +12,7 @@ from patchkit.apply import apply, revert
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import new_file, swap_text
 from patchkit.errors import DriftError, ProofError, SourceError, UsageError
-from patchkit.patching.fix import Finding, Fix, Need, Severity, State, found, upstream
+from patchkit.patching.fix import Fix, Need, Observation, Severity, State, found, upstream
 from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import load_recipe
 
@@ -295,7 +295,7 @@ def test_a_plan_that_undoes_itself_changes_nothing(plan_of):
 
 def test_edits_of_one_fix_that_overlap_are_refused(plan_of):
     edits = (Edit(PATH, 0, 3, "x", "n"), Edit(PATH, 2, 4, "y", "n"))
-    clumsy = replace(fix_of("a"), look=lambda tree, request: Finding(State.APPLY, "r", edits))
+    clumsy = replace(fix_of("a"), look=lambda tree, request: Observation(State.APPLY, "r", edits))
     with pytest.raises(DriftError, match=r"a\.txt:1: two edits touch the same text"):
         plan_of([clumsy])
 
@@ -330,7 +330,9 @@ def test_two_fixes_on_the_same_line_drift_and_nothing_is_written(sdist, ask):
 def test_a_fix_that_does_not_know_its_own_result_is_refused(sdist, ask):
     """The edits go in, but asked again the fix wants to edit once more."""
     edits = (Edit(PATH, 0, 0, "more\n", "n"),)
-    forgetful = replace(fix_of("a"), look=lambda tree, request: Finding(State.APPLY, "r", edits))
+    forgetful = replace(
+        fix_of("a"), look=lambda tree, request: Observation(State.APPLY, "r", edits)
+    )
     before = contents(sdist)
     with pytest.raises(ProofError, match="a does not recognise its own result"):
         apply(sdist, recipe_of(forgetful), ask())
@@ -370,7 +372,7 @@ def test_a_plan_creates_and_then_edits_a_file(make_tree, ask, git):
 @pytest.mark.parametrize("other", ["{}\n", "[]\n"], ids=["the same", "another"])
 def test_a_file_is_not_created_twice(other, make_tree, ask):
     def careless(tree, request):
-        return Finding(State.APPLY, "r", (Edit(NEW, 0, 0, other, "n", creates=True),))
+        return Observation(State.APPLY, "r", (Edit(NEW, 0, 0, other, "n", creates=True),))
 
     fixes = [creating(NEW, "{}\n"), replace(fix_of("careless"), look=careless)]
     with pytest.raises(DriftError, match=r"^vllm/E=8,.*: is there already \(n\)"):

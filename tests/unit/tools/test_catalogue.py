@@ -12,7 +12,7 @@ from patchkit.cli.patch.fixes import command
 from patchkit.patching.catalogue import catalogue, folder, matrix
 from patchkit.patching.markdown import table
 from patchkit.patching.recipe import load_recipe, load_recipes
-from patchkit.patching.support import Level, load_support
+from patchkit.patching.support import SupportLevel, load_support
 
 RECIPE = load_recipe()
 DOCS = Path(__file__).parents[3] / "docs"
@@ -37,7 +37,7 @@ def test_there_is_no_page_without_a_fix():
 @pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
 def test_the_table_agrees_with_what_the_fix_says_it_is_for(fix):
     """Plans of untouched releases, made by tools/regenerate.py, beside the fix's own ranges."""
-    needed = {Level.REQUIRED, Level.RECOMMENDED, Level.OPTIONAL}
+    needed = {SupportLevel.REQUIRED, SupportLevel.RECOMMENDED, SupportLevel.OPTIONAL}
     for arch, row in load_support()[fix.id].items():
         assert list(row) == [str(version) for version in RECIPE.supported]
         for version in RECIPE.supported:

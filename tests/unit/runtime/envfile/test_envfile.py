@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.runtime.envfile.render import (
-    Entry,
+    EnvEntry,
     Format,
-    Outcome,
+    Written,
     head_facts,
     parse,
     render,
@@ -29,7 +29,7 @@ HEADER = [
     "role=head topology=roce executor=mp vllm=0.25.1 nodes=2 head=192.168.100.11",
     "For spark-1.",
 ]
-TWINS = Entry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "Both halves of the cage.")
+TWINS = EnvEntry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "Both halves of the cage.")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ TWINS = Entry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "Both halves of the cage
     ],
 )
 def test_a_variable_stands_below_its_reason(kind, expected):
-    text = render(kind, HEADER, [Entry("NAME", "a,b", "Because.")])
+    text = render(kind, HEADER, [EnvEntry("NAME", "a,b", "Because.")])
 
     head, about, empty, reason, line = text.splitlines(keepends=True)
     assert head.startswith(f"# patchkit env: {HEADER[0]} format={kind} digest=")
@@ -69,10 +69,10 @@ def test_a_variable_stands_below_its_reason(kind, expected):
 def test_what_a_format_cannot_hold_names_those_that_can(value, able):
     for kind in Format:
         if kind in able.split():
-            assert parse(kind, render(kind, [], [Entry("A", value)]), "x") == {"A": value}
+            assert parse(kind, render(kind, [], [EnvEntry("A", value)]), "x") == {"A": value}
             continue
         with pytest.raises(UsageError, match=r"^A: the value holds") as error:
-            render(kind, [], [Entry("A", value)])
+            render(kind, [], [EnvEntry("A", value)])
         names = ", ".join(able.split())
         assert error.value.hint == (f"--format {names} can" if able else "no format can hold it")
 
@@ -83,21 +83,21 @@ def test_only_posix_names(name):
     posix = name.isascii() and name.isidentifier()
     for kind in (Format.SYSTEMD, Format.DOCKER, Format.JSON):
         if posix:
-            assert parse(kind, render(kind, [], [Entry(name, "1")]), "x") == {name: "1"}
+            assert parse(kind, render(kind, [], [EnvEntry(name, "1")]), "x") == {name: "1"}
         else:
             with pytest.raises(UsageError, match="is not the name of a variable"):
-                render(kind, [], [Entry(name, "1")])
+                render(kind, [], [EnvEntry(name, "1")])
 
 
 @pytest.mark.parametrize("name", ["IFS", "PWD", "UID", "_", "BASH_ENV", "RANDOM"])
 def test_what_a_shell_sets_itself(name):
     with pytest.raises(UsageError, match="a shell sets this variable itself"):
-        render(Format.SH, [], [Entry(name, "1")])
+        render(Format.SH, [], [EnvEntry(name, "1")])
 
 
 def test_a_variable_set_twice():
     with pytest.raises(UsageError, match=r"^A: set twice in one file"):
-        render(Format.ENV, [], [Entry("A", "1"), Entry("A", "2")])
+        render(Format.ENV, [], [EnvEntry("A", "1"), EnvEntry("A", "2")])
 
 
 @pytest.mark.parametrize("fact", ["two words=1", 'a="x"', "nothing", "a=é"])
@@ -110,7 +110,7 @@ def test_facts_that_cannot_stand_in_a_line(fact):
 @settings(deadline=None)
 @given(reason=st.text() | st.text(st.sampled_from("\n\r\x0b\x0c\x1c\x85\u2028\u2029\\#=A ")))
 def test_a_reason_stays_a_comment(kind, reason):
-    text = render(kind, [*HEADER, reason], [Entry("A", "1", reason), Entry("B", "2")])
+    text = render(kind, [*HEADER, reason], [EnvEntry("A", "1", reason), EnvEntry("B", "2")])
 
     assert parse(kind, text, "x") == {"A": "1", "B": "2"}
     if kind is not Format.JSON:
@@ -147,14 +147,14 @@ def test_a_file_of_somebody_else_says_nothing():
 
 @pytest.mark.parametrize("kind", Format)
 def test_a_secret_is_never_written(kind):
-    text = render(kind, HEADER, [Entry("HF_TOKEN", "", "Gated models."), TWINS])
+    text = render(kind, HEADER, [EnvEntry("HF_TOKEN", "", "Gated models."), TWINS])
 
     assert parse(kind, text, "x") == {TWINS.name: TWINS.value}
     assert "HF_TOKEN_PATH" in text
     with pytest.raises(
         UsageError, match=r"^HF_TOKEN: the value of a secret is not written"
     ) as error:
-        render(kind, HEADER, [Entry("HF_TOKEN", "hf_abcdef")])
+        render(kind, HEADER, [EnvEntry("HF_TOKEN", "hf_abcdef")])
     assert "hf_abcdef" not in str(error.value)
 
 
@@ -178,8 +178,8 @@ def test_what_cannot_be_read_is_told_with_its_line(kind, text, message):
         parse(kind, text, "f")
 
 
-ONE = render(Format.ENV, HEADER, [Entry("A", "1")])
-TWO = render(Format.ENV, HEADER, [Entry("A", "2")])
+ONE = render(Format.ENV, HEADER, [EnvEntry("A", "1")])
+TWO = render(Format.ENV, HEADER, [EnvEntry("A", "2")])
 
 
 @pytest.fixture
@@ -192,11 +192,11 @@ def mode(path):
 
 
 def test_created_unchanged_replaced(path):
-    assert write(path, ONE, force=False, private=False) is Outcome.CREATED
+    assert write(path, ONE, force=False, private=False) is Written.CREATED
     before = path.stat()
-    assert write(path, ONE, force=False, private=False) is Outcome.UNCHANGED
+    assert write(path, ONE, force=False, private=False) is Written.UNCHANGED
     assert path.stat() == before
-    assert write(path, TWO, force=False, private=False) is Outcome.REPLACED
+    assert write(path, TWO, force=False, private=False) is Written.REPLACED
     assert path.read_text() == TWO
     assert [each.name for each in path.parent.iterdir()] == ["head.env"]
 
@@ -211,7 +211,7 @@ def test_work_of_somebody_is_shown_and_kept_unless_forced(path, old):
     assert "\n-A=3\n" in error.value.what
     assert "\n+A=2" in error.value.what
     assert path.read_text() == old
-    assert write(path, TWO, force=True, private=False) is Outcome.REPLACED
+    assert write(path, TWO, force=True, private=False) is Written.REPLACED
     assert path.read_text() == TWO
 
 
@@ -235,7 +235,7 @@ def test_modes(path):
     path.chmod(0o604)
     write(path, TWO, force=False, private=False)
     assert mode(path) == 0o604
-    assert write(path, TWO, force=False, private=True) is Outcome.REPLACED
+    assert write(path, TWO, force=False, private=True) is Written.REPLACED
     assert mode(path) == 0o600
     path.unlink()
     write(path, ONE, force=False, private=True)

@@ -19,7 +19,7 @@ from patchkit.runtime.host import hardware, netlink
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json, to_json
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.host.recording import Copy
+from patchkit.runtime.host.recording import RecordingWriter
 from support import hosts
 
 TWINS = {
@@ -413,7 +413,7 @@ def test_a_recording_leads_nowhere_else(copied, tmp_path):
         (copied / "sys/class/net/enP7s7" / path).symlink_to(target)
     (copied / "proc/meminfo").unlink()
     os.mkfifo(copied / "proc/meminfo")
-    found = seen(copied, copy=Copy(copied, tmp_path / "saved"))
+    found = seen(copied, copy=RecordingWriter(copied, tmp_path / "saved"))
     assert found.netdev("enP7s7").mtu == 0
     assert found.notes == (
         "/sys/class/net/enP7s7/mtu: leads out of the recording",

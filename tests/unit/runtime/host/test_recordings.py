@@ -11,7 +11,7 @@ import pytest
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.host.recording import Copy
+from patchkit.runtime.host.recording import RecordingWriter
 from support import hosts
 
 
@@ -22,12 +22,12 @@ def seen(root, **options):
 @pytest.mark.parametrize("name", hosts.NAMES)
 def test_a_saved_machine_is_the_same_machine(tmp_path, name):
     root = hosts.build(tmp_path, name)
-    found = seen(root, copy=Copy(root, tmp_path / "saved"))
+    found = seen(root, copy=RecordingWriter(root, tmp_path / "saved"))
     assert seen(tmp_path / "saved") == found
 
 
 def test_this_machine_saved_packed_and_unpacked(tmp_path):
-    found = probe(environment={}, copy=Copy(Path("/"), tmp_path / "saved"))
+    found = probe(environment={}, copy=RecordingWriter(Path("/"), tmp_path / "saved"))
     assert "lo" in [each.name for each in found.netdevs]
     with tarfile.open(tmp_path / "saved.tar", "w") as archive:
         archive.add(tmp_path / "saved", "elsewhere")
@@ -40,7 +40,7 @@ def test_this_machine_saved_packed_and_unpacked(tmp_path):
 def test_a_copy_goes_to_a_new_folder_only(tmp_path):
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(UsageError, match="not empty"):
-        Copy(Path("/"), tmp_path)
+        RecordingWriter(Path("/"), tmp_path)
 
 
 def test_a_damaged_recording_is_refused(copied):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from patchkit.cli.runtime.env import command
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.envfile.render import Entry, Format, render
+from patchkit.runtime.envfile.render import EnvEntry, Format, render
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.lint.check import check
 from patchkit.runtime.lint.scan import scan
@@ -173,9 +173,9 @@ def test_any_text_is_read_and_told_by_its_lines(text):
 @pytest.mark.parametrize("kind", Format)
 def test_our_own_files_in_every_format(kind):
     entries = [
-        Entry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "NCCL_IB_GID_INDEX=3 is not needed."),
-        Entry("NCCL_IB_TIMEOUT", "23", 'A "reason": NCCL_DEBUG=no'),
-        Entry("HF_TOKEN", ""),
+        EnvEntry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "NCCL_IB_GID_INDEX=3 is not needed."),
+        EnvEntry("NCCL_IB_TIMEOUT", "23", 'A "reason": NCCL_DEBUG=no'),
+        EnvEntry("HF_TOKEN", ""),
     ]
     text = render(kind, ["role=head", "NCCL_WRONG=1"], entries)
 
@@ -328,7 +328,7 @@ CODE = ("LD_PRELOAD=/tmp/x.so", "PATH=/tmp:/bin", "PYTHONPATH=/tmp", "VLLM_PLUGI
 
 
 def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere():
-    ours = render(Format.ENV, ["role=head"], [Entry("A_B", "1")]) + "\n".join(CODE) + "\n"
+    ours = render(Format.ENV, ["role=head"], [EnvEntry("A_B", "1")]) + "\n".join(CODE) + "\n"
     edited, *errors = found(ours, "head.env", {})
     assert edited == (
         1,
@@ -356,12 +356,12 @@ def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere
 )
 def test_what_a_rule_sets_may_stand_in_its_file(line, fine):
     name, _, value = line.partition("=")
-    text = render(Format.ENV, ["role=worker"], [Entry(name, value)])
+    text = render(Format.ENV, ["role=worker"], [EnvEntry(name, value)])
     assert bool(found(text, "worker.env", {})) is not fine
 
 
 def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
-    text = render(Format.ENV, ["role=head nodes=2 topology=roce"], [Entry("A_B", "1")])
+    text = render(Format.ENV, ["role=head nodes=2 topology=roce"], [EnvEntry("A_B", "1")])
     text = text.replace("nodes=2", "nodes=abc").replace("topology=roce", "topology=x;id")
     path = tmp_path / "head.env"
     path.write_text(text)

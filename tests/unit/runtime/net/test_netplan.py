@@ -17,7 +17,7 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import conflicts as net_conflicts
 from patchkit.runtime.net.conflicts import File
 from patchkit.runtime.net.netplan_file import render
-from patchkit.runtime.net.plan import Wish, facts, make_plan
+from patchkit.runtime.net.plan import NetPlanOptions, facts, make_plan
 from support import hosts
 
 GOLDEN = """\
@@ -65,7 +65,7 @@ def machine(tmp_path_factory):
 
 def wish(node=1, **changes):
     fields = {"network": IPv4Network("192.168.100.0/24"), "mtu": 9000, **changes}
-    return Wish(node=node, **fields)
+    return NetPlanOptions(node=node, **fields)
 
 
 def addresses(plan):

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from patchkit.runtime.python.loader import Library, exports, read_library
+from patchkit.runtime.python.loader import LoadableLibrary, exports, read_library
 from patchkit.runtime.python.startup import preloaded
 from support.layout import compiled
 
@@ -61,7 +61,7 @@ def test_damaged_libraries_are_none(tmp_path):
             data[start + random.randrange(2048 if start else 512)] = random.randrange(256)
         place.write_bytes(data[: random.choice([None, random.randrange(len(data))])])
         exports(str(place), "ncclGetVersion")
-        assert (found := read_library(str(place))) is None or isinstance(found, Library)
+        assert (found := read_library(str(place))) is None or isinstance(found, LoadableLibrary)
     for nothing in (tmp_path / "none", tmp_path):
         assert read_library(str(nothing)) is None
         assert exports(str(nothing), "ncclGetVersion") is False

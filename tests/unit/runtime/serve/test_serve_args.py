@@ -15,18 +15,18 @@ from patchkit.runtime.envfile.header import BLANK, sealed
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import find
-from patchkit.runtime.serve.args import Flag, Known, serve_args
+from patchkit.runtime.serve.args import Flag, ReleaseFlags, serve_args
 from patchkit.runtime.serve.render import line, lines
-from patchkit.runtime.serve.request import Request
+from patchkit.runtime.serve.request import ServeRequest
 from support import hosts
 from tools import serve_lines
 
-EVERYTHING = Known(has=lambda flag: bool(flag), takes=lambda flag, value: bool(flag + value))
+EVERYTHING = ReleaseFlags(has=lambda flag: bool(flag), takes=lambda flag, value: bool(flag + value))
 HEAD = {"role": "head", "topology": "roce", "executor": "mp", "nodes": 2, "head": "10.0.0.1"}
 
 
 def ask(model="some/model", vllm="0.33.0", **asked):
-    request = Request(model=model, vllm=vllm, preset=find(model), **asked)
+    request = ServeRequest(model=model, vllm=vllm, preset=find(model), **asked)
     return serve_args(request, load_flag_rules(), EVERYTHING)
 
 
@@ -109,17 +109,19 @@ def test_a_model_that_does_not_fit(asked, what, hint):
     ("known", "what"),
     [
         (
-            Known(has=lambda flag: flag != "--host", takes=EVERYTHING.takes),
+            ReleaseFlags(has=lambda flag: flag != "--host", takes=EVERYTHING.takes),
             "vLLM 0.33.0 has no --host (host)",
         ),
         (
-            Known(has=EVERYTHING.has, takes=lambda flag, value: value != "marlin" or not flag),
+            ReleaseFlags(
+                has=EVERYTHING.has, takes=lambda flag, value: value != "marlin" or not flag
+            ),
             "vLLM 0.33.0 does not take --moe-backend marlin (nvfp4-moe)",
         ),
     ],
 )
 def test_what_a_release_does_not_know_is_never_passed_on(known, what):
-    request = Request(model="a/b", vllm="0.33.0", quantization="nvfp4")
+    request = ServeRequest(model="a/b", vllm="0.33.0", quantization="nvfp4")
     with pytest.raises(DriftError) as caught:
         serve_args(request, load_flag_rules(), known)
     assert caught.value.what == what

@@ -13,8 +13,8 @@ from patchkit.runtime.tune.tune import (
     BENCHMARK,
     GRID,
     Job,
-    Outcome,
     Row,
+    Tuned,
     check_benchmark,
     file_text,
     untuned_config,
@@ -109,7 +109,7 @@ def test_untuned_is_the_nearest_row_of_the_packaged_file():
 
 
 def test_the_file_has_a_row_for_every_size_that_serving_meets():
-    rows = json.loads(file_text(Outcome(facts(), [row()]), 1))
+    rows = json.loads(file_text(Tuned(facts(), [row()]), 1))
     assert rows.pop("triton_version") == "3.6.0"
     assert list(rows) == [str(size) for size in GRID]
     assert rows.pop("64") == LARGE
@@ -118,13 +118,13 @@ def test_the_file_has_a_row_for_every_size_that_serving_meets():
 
 def test_the_file_keeps_the_rows_of_the_packaged_one():
     shipped = {24: SMALL, 96: SMALL}
-    rows = json.loads(file_text(Outcome(facts(shipped=shipped), [row()]), 1))
+    rows = json.loads(file_text(Tuned(facts(shipped=shipped), [row()]), 1))
     assert list(rows) == ["triton_version", "24", "64", "96"]
 
 
 def test_no_row_asks_for_more_shared_memory_than_the_device_has():
     defaults = {**dict.fromkeys(GRID, SMALL), 4096: TOO_LARGE}
-    rows = json.loads(file_text(Outcome(facts(defaults=defaults), [row()]), 1))
+    rows = json.loads(file_text(Tuned(facts(defaults=defaults), [row()]), 1))
     assert "4096" not in rows
     assert "2048" in rows
 

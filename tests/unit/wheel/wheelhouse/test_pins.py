@@ -9,7 +9,7 @@ import pytest
 
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add, entries
-from patchkit.wheel.wheelhouse.manifest import Entry, Kind, documents
+from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry, documents
 from patchkit.wheel.wheelhouse.verify import verify
 from support.wheels import write_wheel
 
@@ -49,7 +49,7 @@ def lock(house):
 
     def make(*filenames, **facts):
         fresh = [
-            Entry(
+            ManifestEntry(
                 name=wheel_name(filename),
                 sha256="0" * 64,
                 size=0,
@@ -203,7 +203,7 @@ def test_wheels_for_different_pythons(built, house):
 def held(house, version, **more):
     """Add a dependency that is in the folder."""
     wheel = write_wheel(house, version, tag=ARM, **more)
-    fresh = Entry(
+    fresh = ManifestEntry(
         name=wheel_name(wheel.name),
         sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
         size=wheel.stat().st_size,

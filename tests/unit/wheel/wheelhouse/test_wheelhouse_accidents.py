@@ -27,7 +27,7 @@ from patchkit.wheel.wheelhouse.contents import (
     settled,
     verify,
 )
-from patchkit.wheel.wheelhouse.manifest import Entry, Kind
+from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 from support.faults import in_child, kill
 from support.wheels import write_wheel
 
@@ -71,7 +71,7 @@ def ways(tmp_path, made):
         built = [entry for entry in settled(house) if entry.kind == "built"]
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         name, size = wheel_name(wheel.name), wheel.stat().st_size
-        fresh = Entry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
+        fresh = ManifestEntry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
         replace_dependencies(house, built, [fresh], [wheel])
 
     def filled_before(house):
