@@ -1,68 +1,113 @@
-"""What an ELF file says of itself: for which machine, what it needs, where its sections lie.
+"""Read ELF files: for which machine they are, what they need and export, where their sections lie.
 
-pyelftools reads it, through a stream that gives out only so much: whatever loops or sizes a hostile
-file makes up, each of them has to read, and so comes to an end.
+What a library needs is read as the dynamic loader reads it, by program headers. Sections are for
+tools: a file may have none. Every table has a limit, so that a hostile file costs milliseconds and
+a few MiB, and ends in a SourceError. With the standard library alone, since nodes run this.
 """
 
 from __future__ import annotations
 
 import errno
 import io
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, TypeVar, cast
-
-from elftools.common.utils import struct_parse
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
-from elftools.elf.hash import ELFHashSection, GNUHashSection
-from elftools.elf.sections import NoteSection, StringTableSection
 
 from patchkit.errors import SourceError
 
-T = TypeVar("T")
-
 MAGIC = b"\x7fELF"
-# Each header of a section takes 11 reads, of 64 bytes or less.
-_MOST_READS = 500_000
-_LONGEST_READ = 1 << 16
-_OPENED = ("SHT_DYNAMIC", "SHT_GNU_verneed", "SHT_NOTE")
-_HASHES = ("SHT_GNU_HASH", "SHT_HASH")
-_BUILD_ID = ".note.gnu.build-id"
+_LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA of every CPU that vLLM's wheels are for
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_PROGRAM = struct.Struct("<IIQQQQQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_ENTRY = struct.Struct("<qQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_NEED, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
+_NOTE = struct.Struct("<III4s")
+
+# e_machine → the name that uname has for it; of others the number.
+_MACHINES = {
+    62: "x86_64",
+    183: "aarch64",
+    21: "ppc64le",
+    243: "riscv64",
+    258: "loongarch64",
+    190: "cuda",
+}
+_LOADABLE = (2, 3)  # ET_EXEC, ET_DYN
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_NULL, _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH = 0, 1, 4, 5, 6, 10, 14, 15
+_RUNPATH, _GNU_HASH, _VERNEED = 29, 0x6FFFFEF5, 0x6FFFFFFE
+_UNDEFINED = 0  # SHN_UNDEF: of a symbol that is only needed
+_SHT_NULL, _SHT_STRTAB, _SHT_NOTE, _SHT_NOBITS = 0, 3, 7, 8
+_SHF_ALLOC = 2
+_SHN_XINDEX = 0xFFFF  # e_shstrndx of a file with too many sections for 16 bits
+_BUILD_ID, _NT_BUILD_ID = ".note.gnu.build-id", 3
+
+# More than any real library has: program headers, entries of the dynamic section, bytes of a string
+# and of all strings, symbols in one bucket, symbol versions.
+_MOST_PROGRAMS, _MOST_ENTRIES, _LONGEST, _MOST_TEXT, _MOST_SYMBOLS = 512, 4096, 65536, 1 << 20, 9999
+_MOST_VERSIONS = 4096
+# Device code has some for each kernel, with names of kilobytes.
+_MOST_SECTIONS, _MOST_NAMES = 1 << 18, 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section with contents in the file; ``offset`` and ``size`` in bytes."""
+    """A section; ``offset`` and ``size`` in bytes. ``kind`` and ``flags`` are the format's numbers.
+
+    One that is not ``stored`` has a size in memory, and no contents in the file, as .bss.
+    """
 
     name: str
     offset: int
     size: int
+    kind: int = 1
+    flags: int = 0
+
+    @property
+    def stored(self) -> bool:
+        return self.kind != _SHT_NOBITS
+
+    @property
+    def loaded(self) -> bool:
+        """Return whether it is in memory when the program runs."""
+        return bool(self.flags & _SHF_ALLOC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
-    """The facts of an ELF file; empty where it has none, as an object file has no soname.
+class Dynamic:
+    """What the dynamic loader asks of a file; ``machine`` is named as uname names it.
 
-    ``machine`` is named as uname names it: ``aarch64``, ``x86_64``. ``versions`` are the symbol
-    versions that it needs (``GLIBC_2.34``) of each needed library. ``build_id`` is in hex.
+    Device code is of the machine ``cuda``. Empty is what the file lacks.
     """
 
     machine: str
-    soname: str
-    needed: tuple[str, ...]
-    rpath: tuple[str, ...]
-    runpath: tuple[str, ...]
+    soname: str = ""
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    runpath: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library(Dynamic):
+    """All the facts of a file, for tools.
+
+    ``versions`` are the symbol versions that it needs (``GLIBC_2.34``) of each needed library,
+    lowest first. ``build_id`` is in hex. ``sections`` are those that are stored.
+    """
+
     versions: Mapping[str, tuple[str, ...]]
     build_id: str
     sections: tuple[Section, ...]
 
     def highest(self, family: str) -> str:
-        """The highest version that it needs of ``GLIBC``, ``GLIBCXX``, …; empty if it needs none.
+        """Return the highest version that it needs of ``GLIBC``, ``GLIBCXX``, …; "" for none.
 
         It decides on which distributions the file can be loaded.
         """
@@ -71,41 +116,58 @@ class Library:
         return max(filter(numbered.fullmatch, names), key=by_version, default="")
 
 
-def read_library(path: Path) -> Library:
-    """The facts of a file. Raises SourceError if it is no ELF file, or damaged."""
+def read_dynamic(path: Path) -> Dynamic:
+    """Return what the loader asks of a program or library. Raises as ``read_loadable``."""
+    with path.open("rb") as stream:
+        image = _Image(stream, str(path))
+        image.check(image.kind in _LOADABLE, "it is neither a program nor a shared library")
+        return image.dynamic()
+
+
+def read_loadable(path: Path) -> Library:
+    """Return all facts of a file. Raises SourceError if it is not ELF, or damaged; OSError."""
     with path.open("rb") as stream:
         return parse_library(stream, str(path))
 
 
-def exports(path: Path, symbol: str) -> bool:
-    """Whether a library defines a symbol for others. Raises SourceError as ``read_library``."""
-    with path.open("rb") as stream:
-        return _parsed(stream, str(path), lambda elf, _size: _defines(elf, symbol))
-
-
 def parse_library(stream: BufferedIOBase, name: str) -> Library:
-    """The facts of an open file; errors call it ``name``."""
-    return _parsed(stream, name, _library)
+    """Return the facts of an open file, which errors call ``name``. Raises as ``read_loadable``."""
+    image = _Image(stream, name)
+    sections = tuple(section for section in image.sections() if section.stored)
+    dynamic = image.dynamic()
+    return Library(
+        machine=dynamic.machine,
+        soname=dynamic.soname,
+        needed=dynamic.needed,
+        rpath=dynamic.rpath,
+        runpath=dynamic.runpath,
+        versions=image.versions(),
+        build_id=next(map(image.build_id, (s for s in sections if s.name == _BUILD_ID)), ""),
+        sections=sections,
+    )
 
 
-def _parsed(stream: BufferedIOBase, name: str, ask: Callable[[ELFFile, int], T]) -> T:
-    """What ``ask`` makes of the file and its size in bytes."""
-    stream.seek(0)
-    if stream.read(4) != MAGIC:
-        raise SourceError(
-            f"{name} is not an ELF file", hint="give a shared library of Linux, or a wheel"
-        )
-    try:
-        rationed = cast("IO[bytes]", _Rationed(stream))
-        return ask(ELFFile(rationed), stream.seek(0, io.SEEK_END))
-    except Exception as error:  # damage surfaces anywhere in the parser, as anything
-        if failed_disk(error):
-            raise
-        raise damaged(name, str(error) or type(error).__name__) from error
+def parse_sections(stream: BufferedIOBase, name: str) -> tuple[Section, ...]:
+    """Return the sections of an open file, object files too. Raises as ``read_loadable``."""
+    return tuple(_Image(stream, name).sections())
+
+
+def exports(path: Path, symbol: str) -> bool:
+    """Return whether a library defines a symbol for others. Raises as ``read_loadable``."""
+    with path.open("rb") as stream:
+        return _Image(stream, str(path)).defines(symbol.encode())
+
+
+def by_version(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts ``GLIBC_2.4`` before ``GLIBC_2.17``."""
+    parts = re.findall(r"\d{1,9}|\D+|\d+", name)
+    return [
+        (int(part), "") if len(part) < 10 and part.isdecimal() else (-1, part) for part in parts
+    ]
 
 
 def damaged(name: str, what: str) -> SourceError:
-    """The error for bytes that contradict the format."""
+    """Return the error for bytes that contradict their format."""
     return SourceError(
         f"{name} cannot be read: {what}",
         why="the file is cut short or damaged, or it was made to mislead",
@@ -114,114 +176,222 @@ def damaged(name: str, what: str) -> SourceError:
 
 
 def failed_disk(error: Exception) -> bool:
-    """Whether reading failed, and not for a position that damaged headers made up."""
+    """Return whether reading failed, and not for a position that damaged headers made up."""
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
-class _Rationed:
-    """A stream that refuses the read that is one too many, or too long, with a ValueError."""
+class _Image:
+    """An open file, read by offsets, and by the addresses that its program headers give to it."""
 
-    def __init__(self, stream: BufferedIOBase) -> None:
-        self._stream = stream
-        self._left = _MOST_READS
+    def __init__(self, stream: BufferedIOBase, name: str) -> None:
+        self._stream, self._name = stream, name
+        self._text_left = _MOST_TEXT
+        self._size = stream.seek(0, io.SEEK_END)
+        stream.seek(0)
+        header = stream.read(_HEADER.size)
+        if header[:4] != MAGIC:
+            raise SourceError(
+                f"{name} is not an ELF file", hint="give a shared library of Linux, or a wheel"
+            )
+        self.check(len(header) == _HEADER.size, "its header is cut short")
+        self.check(header[4:6] == _LITTLE_64, "it is not for a 64-bit little-endian machine")
+        _, self.kind, machine, _, _, *self._tables = _HEADER.unpack(header)
+        self.machine = _MACHINES.get(machine, str(machine))
 
-    def read(self, size: int = -1, /) -> bytes:
-        self._left -= 1
-        if self._left < 0 or not 0 <= size <= _LONGEST_READ:
-            raise ValueError("its tables are larger than those of any real library")
-        return self._stream.read(size)
+    def check(self, holds: bool, what: str) -> None:
+        """Raise SourceError unless it holds."""
+        if not holds:
+            raise damaged(self._name, what)
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return self._stream.seek(offset, whence)
+    def _read(self, offset: int, length: int) -> bytes:
+        self.check(offset + length <= self._size, "a table ends behind the end of the file")
+        self._stream.seek(offset)
+        data = self._stream.read(length)
+        self.check(len(data) == length, "it became shorter meanwhile")
+        return data
 
-    def tell(self) -> int:
-        return self._stream.tell()
+    # By sections
 
+    def sections(self) -> Iterator[Section]:
+        """Yield all sections but those of no type. There must be some."""
+        _, place, _, _, _, _, size, count, names = self._tables
+        self.check(place > 0, "it has no section headers, so nobody can say what it holds")
+        self.check(size == _SECTION.size, "its section headers have another size")
+        if not count or names == _SHN_XINDEX:  # in the first one, for more than 16 bits hold
+            first = _SECTION.unpack(self._read(place, size))
+            count, names = count or first[5], first[6] if names == _SHN_XINDEX else names
+        self.check(count <= _MOST_SECTIONS, "it has more sections than any real library")
+        headers = list(_SECTION.iter_unpack(self._read(place, count * size)))
+        self.check(names < count and headers[names][1] == _SHT_STRTAB, "its sections have no names")
+        self.check(headers[names][5] <= _MOST_NAMES, "the names of its sections are too long")
+        text = self._read(*headers[names][4:6])
+        left = _MOST_NAMES
+        for start, kind, flags, _, offset, length, *_ in headers:
+            if kind != _SHT_NULL:
+                end = text.find(b"\0", start)
+                self.check(end >= 0, "the name of a section does not end")
+                left -= end - start
+                self.check(left >= 0, "the names of its sections are too long")
+                section = Section(os.fsdecode(text[start:end]), offset, length, kind, flags)
+                self.check(
+                    not section.stored or offset + length <= self._size,
+                    f"the section {section.name!r} ends behind the end of the file",
+                )
+                yield section
 
-def _library(elf: ELFFile, size: int) -> Library:
-    dynamic: dict[str, list[str]] = {}
-    versions: dict[str, tuple[str, ...]] = {}
-    build_id = ""
-    sections = []
-    for number, kind, section in _sections(elf):
-        if section.offset + section.size > size:
-            raise ValueError(f"the section {section.name!r} ends behind the end of the file")
-        sections.append(section)
-        # No other section is opened: of symbol hashes the parser would read every number.
-        if kind not in _OPENED:
-            continue
-        contents = elf.get_section(number)
-        if isinstance(contents, DynamicSection):
-            dynamic = _dynamic(contents)
-        elif isinstance(contents, GNUVerNeedSection):
-            versions = _versions(contents)
-        elif isinstance(contents, NoteSection) and section.name == _BUILD_ID:
-            build_id = _build_id(contents)
-    return Library(
-        machine=str(elf["e_machine"]).removeprefix("EM_").lower(),
-        soname="".join(dynamic.get("soname", ())),
-        needed=tuple(dynamic.get("needed", ())),
-        rpath=_folders(dynamic.get("rpath", [])),
-        runpath=_folders(dynamic.get("runpath", [])),
-        versions=versions,
-        build_id=build_id,
-        sections=tuple(sections),
-    )
+    def build_id(self, section: Section) -> str:
+        """Return what the note in a section says, as hex; "" for a note about something else."""
+        if section.kind != _SHT_NOTE or section.size < _NOTE.size:
+            return ""
+        _, size, kind, owner = _NOTE.unpack(self._read(section.offset, _NOTE.size))
+        if (kind, owner) != (_NT_BUILD_ID, b"GNU\0"):
+            return ""
+        self.check(size <= section.size - _NOTE.size, "a note ends behind its section")
+        return self._read(section.offset + _NOTE.size, min(size, _LONGEST)).hex()
 
+    # By program headers
 
-def _defines(elf: ELFFile, symbol: str) -> bool:
-    for number, kind, _section in _sections(elf):
-        if kind in _HASHES:
-            table = elf.get_section(number)
-            assert isinstance(table, (GNUHashSection, ELFHashSection))
-            found = table.get_symbol(symbol)
-            return found is not None and found["st_shndx"] != "SHN_UNDEF"
-    return False
+    @cached_property
+    def _loads(self) -> list[tuple[int, int, int]]:
+        """The address, length in the file and offset of each segment."""
+        segments = [each for each in self._segments if each[0] == _PT_LOAD]
+        for _, _, offset, _, _, length, _, _ in segments:
+            self.check(offset + length <= self._size, "a segment ends behind the end of the file")
+        return [(address, length, offset) for _, _, offset, address, _, length, _, _ in segments]
 
+    @cached_property
+    def _segments(self) -> list[tuple[int, ...]]:
+        """The program headers; none of an object file or of device code, which no loader takes."""
+        place, _, _, _, size, count, _, _, _ = self._tables
+        if self.kind not in _LOADABLE or self.machine == "cuda" or not count:
+            return []
+        self.check(size == _PROGRAM.size, "its program headers have another size")
+        self.check(count <= _MOST_PROGRAMS, "it has more program headers than any real library")
+        return list(_PROGRAM.iter_unpack(self._read(place, size * count)))
 
-def _sections(elf: ELFFile) -> Iterator[tuple[int, str, Section]]:
-    """The number and type of each section that has contents in the file."""
-    names = elf.get_section(elf.get_shstrndx()) if elf.num_sections() else None
-    if not isinstance(names, StringTableSection):
-        raise ValueError("it has no section headers, so nobody can say what it holds")
-    for number in range(elf.num_sections()):
-        place = elf["e_shoff"] + number * elf["e_shentsize"]
-        header = struct_parse(elf.structs.Elf_Shdr, elf.stream, place)
-        if header.sh_type not in ("SHT_NOBITS", "SHT_NULL"):
-            name = names.get_string(header.sh_name)
-            yield number, header.sh_type, Section(name, header.sh_offset, header.sh_size)
+    @cached_property
+    def _entries(self) -> list[tuple[int, int]]:
+        """The tags and values of the dynamic section."""
+        found: list[tuple[int, int]] = []
+        for kind, _, offset, _, _, length, _, _ in self._segments:
+            if kind == _PT_DYNAMIC:
+                length = min(length, _MOST_ENTRIES * _ENTRY.size) // _ENTRY.size * _ENTRY.size
+                for tag, value in _ENTRY.iter_unpack(self._read(offset, length)):
+                    if tag == _NULL:
+                        return found
+                    found.append((tag, value))
+                self.check(False, "its dynamic section does not end")
+        return found
 
+    @cached_property
+    def _tags(self) -> dict[int, int]:
+        return dict(self._entries)
 
-def _dynamic(section: DynamicSection) -> dict[str, list[str]]:
-    """The strings of the dynamic section: soname, needed, rpath and runpath."""
-    found: dict[str, list[str]] = {}
-    for tag in section.iter_tags():
-        key = str(tag.entry.d_tag).removeprefix("DT_").lower()
-        if key in ("soname", "needed", "rpath", "runpath"):
-            found.setdefault(key, []).append(getattr(tag, key))
-    return found
+    def dynamic(self) -> Dynamic:
+        """Return what the loader asks."""
+        texts = {
+            wanted: [self._string(value) for tag, value in self._entries if tag == wanted]
+            for wanted in (_NEEDED, _SONAME, _RPATH, _RUNPATH)
+        }
+        rpath, runpath = (
+            tuple(folder for path in texts[tag] for folder in path.split(":") if folder)
+            for tag in (_RPATH, _RUNPATH)
+        )
+        return Dynamic(
+            machine=self.machine,
+            soname="".join(texts[_SONAME]),
+            needed=tuple(texts[_NEEDED]),
+            rpath=rpath,
+            runpath=runpath,
+        )
 
+    def versions(self) -> dict[str, tuple[str, ...]]:
+        """Return the symbol versions that it needs, by library."""
+        found: dict[str, set[str]] = {}
+        left, address = _MOST_VERSIONS, self._tags.get(_VERNEED, 0)
+        while address:
+            _, _, file, first, following = _NEED.unpack(self._at(address, _NEED.size))
+            names = found.setdefault(self._string(file), set())
+            version = address + first
+            while version:
+                left -= 1
+                self.check(left >= 0, "it needs more symbol versions than any real library")
+                *_, name, distance = _NEEDED_VERSION.unpack(self._at(version, _NEEDED_VERSION.size))
+                names.add(self._string(name))
+                version = distance and version + distance
+            address = following and address + following
+        return {library: tuple(sorted(names, key=by_version)) for library, names in found.items()}
 
-def _folders(paths: list[str]) -> tuple[str, ...]:
-    return tuple(folder for path in paths for folder in path.split(":") if folder)
+    def _at(self, address: int, length: int) -> bytes:
+        for start, size, offset in self._loads:
+            if start <= address and address + length <= start + size:
+                return self._read(offset + address - start, length)
+        raise damaged(self._name, f"nothing is loaded at {address:#x}")
 
+    def _text(self, place: int, length: int) -> bytes:
+        """Return so many bytes of the table of strings; fewer where it ends."""
+        size = self._tags.get(_STRSZ, 0)
+        self.check(place <= size, "a string lies behind the table of strings")
+        return self._at(self._tags.get(_STRTAB, 0) + place, min(length, size - place))
 
-def _versions(section: GNUVerNeedSection) -> dict[str, tuple[str, ...]]:
-    """The symbol versions by library, lowest first."""
-    found: dict[str, set[str]] = {}
-    for library, needed in section.iter_versions():
-        found.setdefault(str(library.name), set()).update(version.name for version in needed)
-    return {library: tuple(sorted(names, key=by_version)) for library, names in found.items()}
+    def _string(self, place: int) -> str:
+        found, end, _ = self._text(place, _LONGEST).partition(b"\0")
+        self.check(bool(end), "a string does not end")
+        self._text_left -= len(found)
+        self.check(self._text_left >= 0, "its strings are longer than those of any real library")
+        return os.fsdecode(found)
 
+    # By symbols
 
-def by_version(name: str) -> list[tuple[int, str]]:
-    """Sorts ``GLIBC_2.4`` before ``GLIBC_2.17``."""
-    parts = re.findall(r"\d{1,9}|\D+|\d+", name)
-    return [
-        (int(part), "") if len(part) < 10 and part.isdecimal() else (-1, part) for part in parts
-    ]
+    def defines(self, symbol: bytes) -> bool:
+        """Return whether it defines a symbol for others, by one of the two hash tables."""
+        if _GNU_HASH in self._tags:
+            candidates = self._by_gnu_hash(self._tags[_GNU_HASH], symbol)
+        elif _HASH in self._tags:
+            candidates = self._by_hash(self._tags[_HASH], symbol)
+        else:
+            return False
+        for number in candidates:
+            data = self._at(self._tags.get(_SYMTAB, 0) + number * _SYMBOL.size, _SYMBOL.size)
+            place, _, _, section, _, _ = _SYMBOL.unpack(data)
+            if self._text(place, len(symbol) + 1) == symbol + b"\0":
+                return bool(section != _UNDEFINED)
+        return False
 
+    def _word(self, address: int) -> int:
+        return int.from_bytes(self._at(address, 4), "little")
 
-def _build_id(section: NoteSection) -> str:
-    notes = (n for n in section.iter_notes() if n["n_type"] == "NT_GNU_BUILD_ID")
-    return next((str(note["n_desc"]) for note in notes), "")
+    def _by_gnu_hash(self, table: int, symbol: bytes) -> Iterator[int]:
+        buckets, first, filters, _ = struct.unpack("<4I", self._at(table, 16))
+        wanted = 5381
+        for byte in symbol:
+            wanted = (wanted * 33 + byte) & 0xFFFFFFFF
+        start = table + 16 + filters * 8
+        number = self._word(start + wanted % buckets * 4) if buckets else 0
+        if number < first or not number:
+            return
+        chain = start + (buckets - first) * 4
+        for each in range(number, number + _MOST_SYMBOLS):
+            found = self._word(chain + each * 4)
+            # The lowest bit is no part of the hash: it marks the last one of a chain.
+            if found | 1 == wanted | 1:
+                yield each
+            if found & 1:
+                return
+        self.check(False, "a chain of its symbols does not end")
+
+    def _by_hash(self, table: int, symbol: bytes) -> Iterator[int]:
+        buckets, _ = struct.unpack("<2I", self._at(table, 8))
+        wanted = 0
+        for byte in symbol:
+            wanted = (wanted << 4) + byte
+            wanted = (wanted ^ (wanted >> 24 & 0xF0)) & 0x0FFFFFFF
+        if not buckets:
+            return
+        number = wanted % buckets - buckets  # the buckets lie before the chain of symbol 0
+        for _ in range(_MOST_SYMBOLS):
+            number = self._word(table + 8 + (buckets + number) * 4)
+            if not number:
+                return
+            yield number
+        self.check(False, "a chain of its symbols does not end")

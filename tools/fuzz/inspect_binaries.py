@@ -21,10 +21,10 @@ import atheris
 with atheris.instrument_imports():
     # Instrumented are patchkit's own modules, and the parsers that it hands the bytes to.
     import elftools.elf.elffile  # noqa: F401
+    from patchkit.runtime.python.dynamic_section import exports, read_dynamic
 
     from patchkit.elf import Section
     from patchkit.errors import PatchkitError
-    from patchkit.runtime.python.dynamic_section import exports, read_dynamic
     from patchkit.target import targets
     from patchkit.wheel.device.fatbin import entries
     from patchkit.wheel.device.inspect import inspect, prove_exact

@@ -17,7 +17,7 @@ from patchkit.errors import HostError
 from patchkit.runtime.python.file_owners import Owner, owners
 from patchkit.runtime.python.interpreter import InterpreterFacts, ask
 from patchkit.runtime.python.libnccl_version import nccl_version
-from patchkit.runtime.python.loader import Process, read_library
+from patchkit.runtime.python.loader import Process, read_loadable
 from patchkit.runtime.python.startup import (
     PRELOAD,
     SONAME,
@@ -107,7 +107,7 @@ def _copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
             sha256=sha256,
             owners=known.get(real, ()),
             found=found,
-            fits=mapped or process.fits(read_library(path)),
+            fits=mapped or process.fits(read_loadable(path)),
             mapped=mapped,
         )
 

@@ -9,67 +9,60 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from patchkit import elf
 from patchkit.errors import SourceError
 from patchkit.process import attempt
-from patchkit.runtime.python import dynamic_section as dynamic
 
 _CACHED = re.compile(r"\s*(?P<name>\S+) \(.*\) => (?P<path>/.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadableLibrary:
-    """What the loader reads of an ELF file; ``$ORIGIN`` is filled in."""
+class Loadable(elf.Dynamic):
+    """What the loader reads of a file; ``$ORIGIN`` is filled in."""
 
     path: str
-    machine: str
-    soname: str
-    needed: tuple[str, ...]
-    rpath: tuple[str, ...]
-    runpath: tuple[str, ...]
 
     @property
     def name(self) -> str:
         return Path(self.path).name
 
 
-def read_library(path: str) -> LoadableLibrary | None:
-    """None for a file that is no whole ELF file: the loader would not take it either."""
+def read_loadable(path: str) -> Loadable | None:
+    """Return None for a file that is no whole ELF file: the loader would not take it either."""
     try:
-        facts = dynamic.read_dynamic(Path(path))
+        facts = elf.read_dynamic(Path(path))
     except (SourceError, OSError):
         return None
-    return LoadableLibrary(
+    origin = str(Path(path).parent)
+    rpath, runpath = (
+        tuple(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders)
+        for folders in (facts.rpath, facts.runpath)
+    )
+    return Loadable(
         path=path,
         machine=facts.machine,
         soname=facts.soname,
         needed=facts.needed,
-        rpath=_filled(path, facts.rpath),
-        runpath=_filled(path, facts.runpath),
+        rpath=rpath,
+        runpath=runpath,
     )
 
 
 def exports(path: str, symbol: str) -> bool:
-    """Whether a library defines a symbol for others; a damaged one does not."""
+    """Return whether a library defines a symbol for others; a damaged one does not."""
     try:
-        return dynamic.exports(Path(path), symbol)
+        return elf.exports(Path(path), symbol)
     except (SourceError, OSError):
         return False
 
 
-def _filled(path: str, folders: Sequence[str]) -> tuple[str, ...]:
-    origin = str(Path(path).parent)
-    return tuple(
-        folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders
-    )
-
-
 def _plain(path: str) -> str:
-    """The absolute path; without ``..`` where no link makes that another file."""
+    """Return the absolute path; without ``..`` where no link makes that another file."""
     absolute = Path.cwd() / path
     plain = Path(os.path.normpath(absolute))
     return str(plain if plain.exists() and plain.samefile(absolute) else absolute)
@@ -79,7 +72,7 @@ def _plain(path: str) -> str:
 class Mapped:
     """A library in the process, the names under which it is known, and why it is there."""
 
-    library: LoadableLibrary
+    library: Loadable
     names: set[str]
     why: str
 
@@ -92,14 +85,14 @@ class Mapped:
 class Process:
     """A process as far as the loader is concerned; ``mapped`` in the order of loading."""
 
-    executable: LoadableLibrary
+    executable: Loadable
     environment: Mapping[str, str]
     multiarch: str = ""
     mapped: list[Mapped] = field(default_factory=list)
 
     def open(self, path: str, why: str) -> Mapped | None:
         """``dlopen`` of a path. The same file is not mapped twice, a copy of it is."""
-        library = read_library(_plain(path))
+        library = read_loadable(_plain(path))
         if library is None or not self.fits(library):
             return None
         for known in self.mapped:
@@ -109,11 +102,11 @@ class Process:
         self.mapped.append(fresh)
         return fresh
 
-    def fits(self, library: LoadableLibrary | None) -> bool:
+    def fits(self, library: Loadable | None) -> bool:
         """Whether the file is for this CPU; others the loader passes over."""
         return library is not None and library.machine == self.executable.machine
 
-    def need(self, name: str, owner: LoadableLibrary) -> Mapped | None:
+    def need(self, name: str, owner: Loadable) -> Mapped | None:
         """What a name without a slash leads to, as DT_NEEDED of or ``dlopen`` in ``owner``."""
         for known in self.mapped:
             if name in known.names:
@@ -124,7 +117,7 @@ class Process:
                 return found
         return None
 
-    def search(self, name: str, owner: LoadableLibrary) -> Iterator[tuple[str, str]]:
+    def search(self, name: str, owner: Loadable) -> Iterator[tuple[str, str]]:
         """Where the loader looks for a name that is not mapped yet, and what sends it there."""
         for library in (owner, self.executable) if not owner.runpath else ():
             # A library that has both kinds has only the second, for the loader.

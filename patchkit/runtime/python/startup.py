@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchkit.errors import HostError
 from patchkit.runtime.python.interpreter import InterpreterFacts
-from patchkit.runtime.python.loader import LoadableLibrary, Mapped, Process, exports, read_library
+from patchkit.runtime.python.loader import Loadable, Mapped, Process, exports, read_loadable
 
 STEM, SONAME = "libnccl.so", "libnccl.so.2"
 VARIABLE = "VLLM_NCCL_SO_PATH"
@@ -34,7 +34,7 @@ class Choice:
 
 def started(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
     """The process before anybody imports torch. Raises HostError."""
-    executable = read_library(facts.executable)
+    executable = read_loadable(facts.executable)
     if executable is None:
         raise HostError(f"{facts.executable}: is not an ELF program, so it is not Python on Linux")
     process = Process(executable=executable, environment=environment, multiarch=facts.multiarch)
@@ -53,7 +53,9 @@ def preloads(environment: Mapping[str, str]) -> list[str]:
 def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
     """Whose functions torch calls; what importing torch loads is mapped afterwards."""
     home = facts.torch_home / "lib"
-    libraries = [found for path in sorted(home.glob("*.so*")) if (found := read_library(str(path)))]
+    libraries = [
+        found for path in sorted(home.glob("*.so*")) if (found := read_loadable(str(path)))
+    ]
     users = [library for library in libraries if any(_needs(library))]
     deps = [library for library in libraries if library.name == _GLOBAL_DEPS]
     if not users:
@@ -74,16 +76,16 @@ def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
     return Choice(path=taken.path, why=taken.why)
 
 
-def _needs(library: LoadableLibrary) -> Iterator[str]:
+def _needs(library: Loadable) -> Iterator[str]:
     return (name for name in library.needed if name.startswith(STEM))
 
 
-def _load(process: Process, library: LoadableLibrary) -> Mapped | None:
+def _load(process: Process, library: Loadable) -> Mapped | None:
     found = [process.need(name, library) for name in _needs(library)]
     return found[0] if found else None
 
 
-def _preload(process: Process, facts: InterpreterFacts, deps: LoadableLibrary) -> None:
+def _preload(process: Process, facts: InterpreterFacts, deps: Loadable) -> None:
     """torch maps the copy beside it by its path, if CUDA's runtime came with its first library."""
     if any(name.startswith("libcudart") for name in deps.needed):
         text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
@@ -129,7 +131,7 @@ def vllm_choice(process: Process, facts: InterpreterFacts) -> Choice:
 
 def _by_name(process: Process, facts: InterpreterFacts, name: str) -> Choice:
     known = next((each for each in process.mapped if name in each.names), None)
-    caller = read_library(facts.caller) if facts.caller else None
+    caller = read_loadable(facts.caller) if facts.caller else None
     found = known or process.need(name, caller or process.executable)
     if found is None:
         return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")

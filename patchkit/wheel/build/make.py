@@ -7,11 +7,11 @@ import itertools
 import os
 import re
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from patchkit.errors import BuildError, HostError
+from patchkit.elf import parse_sections
+from patchkit.errors import BuildError, HostError, SourceError
 from patchkit.process import attempt, stream
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.file.write import EPOCH
@@ -37,7 +37,6 @@ _LITTLE, _FEW = 16 << 20, 64  # bytes and files: a tool that fails clears away w
 _PLANNED = "planned"  # a file that is there once the sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] ")
-_HEADER = struct.Struct("<40xQ10xHH2x")  # of ELF: e_shoff, e_shentsize, e_shnum
 _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
 )
@@ -187,14 +186,12 @@ def drop_partial(build: Path) -> None:
 
 
 def _whole(path: Path) -> bool:
-    """Whether an ELF file of 64 bits ends behind its section headers.
+    """Return whether an ELF file has its sections.
 
     Assembler and linker write the ELF header last; before that it names no section headers.
     """
-    with path.open("rb") as stream:
-        header = stream.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return False
-        headers, entry_size, entries = _HEADER.unpack(header)
-        end: int = headers + entry_size * entries
-        return headers > 0 and end <= stream.seek(0, os.SEEK_END)
+    try:
+        with path.open("rb") as stream:
+            return bool(parse_sections(stream, str(path)))
+    except SourceError:
+        return False

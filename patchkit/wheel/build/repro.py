@@ -7,9 +7,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.constants import SH_FLAGS
-from elftools.elf.elffile import ELFFile
+from patchkit.elf import parse_sections
+from patchkit.errors import SourceError
 
 
 def object_digests(build: Path) -> dict[str, str]:
@@ -48,10 +47,13 @@ def _loaded_digest(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as stream:
-            for section in ELFFile(stream).iter_sections():
-                if section["sh_flags"] & SH_FLAGS.SHF_ALLOC:
-                    digest.update(f"{section.name}\0{section['sh_size']}\0".encode())
-                    digest.update(section.data())
-    except ELFError:
+            for section in parse_sections(stream, str(path)):
+                if section.loaded:
+                    digest.update(
+                        f"{section.name}\0{section.size}\0".encode(errors="surrogateescape")
+                    )
+                    stream.seek(section.offset)
+                    digest.update(stream.read(section.size if section.stored else 0))
+    except SourceError:
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from io import BufferedIOBase
 
-from patchkit.elf import parse_library
+from patchkit.elf import parse_sections
 from patchkit.target import Load, Target
 from patchkit.wheel.device.fatbin import FatbinEntry, entries
 from patchkit.wheel.device.inspect import LIVE, best, fat_binaries
@@ -58,7 +58,7 @@ def _kernels(stream: BufferedIOBase, where: str, target: Target) -> Iterator[str
         stream.seek(position)
         return int(layout.unpack(stream.read(layout.size))[0])
 
-    sections = [each for each in parse_library(stream, where).sections if each.name == LIVE]
+    sections = [each for each in parse_sections(stream, where) if each.name == LIVE]
     for group in fat_binaries(entries(stream, sections, where)):
         if not is_lost(group, target):
             continue
@@ -71,7 +71,7 @@ def _kernels(stream: BufferedIOBase, where: str, target: Target) -> Iterator[str
                     header = number(position + 4, _ENTRY_HEADER)
                     stream.seek(position + header)
                     cubin = io.BytesIO(stream.read(entry.size - header))
-                    for section in parse_library(cubin, f"{where}: device code").sections:
+                    for section in parse_sections(cubin, f"{where}: device code"):
                         if section.name.startswith(_KERNEL):
                             yield section.name.removeprefix(_KERNEL)
             position += entry.size

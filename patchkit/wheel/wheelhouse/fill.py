@@ -19,7 +19,7 @@ from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import FILLING, replace_dependencies, settled
 from patchkit.wheel.wheelhouse.listed_wheel import read
-from patchkit.wheel.wheelhouse.manifest import ManifestEntry, Kind
+from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.resolve import Locked, NodePlatform, WheelIndex, download, resolve
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 

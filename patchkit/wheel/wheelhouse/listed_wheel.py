@@ -15,7 +15,7 @@ from patchkit.wheel.device.libraries import Judged, judge
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.wheelhouse.manifest import ManifestEntry, Kind
+from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

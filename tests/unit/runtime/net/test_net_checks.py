@@ -1,6 +1,7 @@
 """Checks of one end and of both, on probed machines."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -18,11 +19,9 @@ def machine(tmp_path_factory):
     """The probed facts of a machine: ``machine("cable_port0", 2)``."""
     folder = tmp_path_factory.mktemp("machines")
 
+    @functools.cache
     def probed(name, node=1):
-        root = folder / f"{name}-{node}"
-        if not root.exists():
-            hosts.build(folder, name, node=node)
-        return probe(root, environment={})
+        return probe(hosts.build(folder, name, node=node), environment={})
 
     return probed
 

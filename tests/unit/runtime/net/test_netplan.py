@@ -1,6 +1,7 @@
 """Plans for the QSFP links, on probed machines; the file is read by PyYAML and by real netplan."""
 
 import dataclasses
+import functools
 import shutil
 import string
 import subprocess
@@ -54,11 +55,9 @@ def machine(tmp_path_factory):
     """The probed facts of a machine: ``machine("cable_port0")``."""
     folder = tmp_path_factory.mktemp("machines")
 
+    @functools.cache
     def probed(name, node=1) -> Host:
-        root = folder / f"{name}-{node}"
-        if not root.exists():
-            hosts.build(folder, name, node=node)
-        return probe(root, environment={})
+        return probe(hosts.build(folder, name, node=node), environment={})
 
     return probed
 

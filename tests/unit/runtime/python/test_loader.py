@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from patchkit.runtime.python.loader import LoadableLibrary, exports, read_library
+from patchkit.runtime.python.loader import Loadable, exports, read_loadable
 from patchkit.runtime.python.startup import preloaded
 from support.layout import compiled
 
@@ -48,7 +48,7 @@ def test_damaged_libraries_are_none(tmp_path):
     """The loader would not take them; and nothing that a file holds stops patchkit."""
     parts = compiled(tmp_path)
     whole = parts.nccl["stock"].read_bytes()
-    assert read_library(str(parts.nccl["stock"])).soname == "libnccl.so.2"
+    assert read_loadable(str(parts.nccl["stock"])).soname == "libnccl.so.2"
     assert exports(str(parts.nccl["stock"]), "ncclGetVersion")
     assert not exports(str(parts.torch["rpath"] / "libtorch_cuda.so"), "ncclGetVersion")
     place = tmp_path / "libnccl.so.2"
@@ -61,9 +61,9 @@ def test_damaged_libraries_are_none(tmp_path):
             data[start + random.randrange(2048 if start else 512)] = random.randrange(256)
         place.write_bytes(data[: random.choice([None, random.randrange(len(data))])])
         exports(str(place), "ncclGetVersion")
-        assert (found := read_library(str(place))) is None or isinstance(found, LoadableLibrary)
+        assert (found := read_loadable(str(place))) is None or isinstance(found, Loadable)
     for nothing in (tmp_path / "none", tmp_path):
-        assert read_library(str(nothing)) is None
+        assert read_loadable(str(nothing)) is None
         assert exports(str(nothing), "ncclGetVersion") is False
 
 
