@@ -19,11 +19,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports():
-    # Instrumented are patchkit's own modules, and the parsers that it hands the bytes to.
-    import elftools.elf.elffile  # noqa: F401
-    from patchkit.runtime.python.dynamic_section import exports, read_dynamic
-
-    from patchkit.elf import Section
+    from patchkit.elf import Section, exports, read_dynamic
     from patchkit.errors import PatchkitError
     from patchkit.target import targets
     from patchkit.wheel.device.fatbin import entries
