@@ -21,7 +21,7 @@ from patchkit.cli.show import text
 from patchkit.cli.wheel.library_view import binary_fields, parts, print_library
 from patchkit.finding import Finding
 from patchkit.target import Target
-from patchkit.wheel.device.inspect import LIVE, Binary, CodeGroup, inspect, inspect_wheel
+from patchkit.wheel.device.inspect import LIVE, Binary, inspect, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, judge
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -157,7 +157,7 @@ def _library_table(
 
 def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
     """Name, library and number: modules that differ in their Python alone are one row."""
-    alike: dict[tuple[str, tuple[CodeGroup, ...], tuple[int, ...]], list[Binary]] = {}
+    alike: dict[tuple[str, tuple[CodeSummary, ...], tuple[int, ...]], list[Binary]] = {}
     folder = _common_folder(binaries)
     for binary in binaries:
         name = _PYTHON.sub(".cpython-3*-", binary.name.removeprefix(folder))

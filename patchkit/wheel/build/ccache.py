@@ -1,4 +1,4 @@
-"""What a compiler cache saved a build."""
+"""Count what a compiler cache saved a build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MISS = "cache_miss"
 
 
 def counted(environment: Mapping[str, str]) -> dict[str, int] | None:
-    """ccache's own counters, as a build with these variables finds them; None without a ccache."""
+    """Read ccache's own counters as a build with these variables finds them; None without it."""
     ccache = shutil.which("ccache", path=environment.get("PATH"))
     if ccache is None or "CCACHE_DISABLE" in environment:
         return None
@@ -21,8 +21,8 @@ def counted(environment: Mapping[str, str]) -> dict[str, int] | None:
     return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
 
 
-def told(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> str:
-    """What was counted in between, in a sentence: hits, of all compilations that ccache saw."""
+def savings(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> str:
+    """Say in a sentence how many compilations between two counts were hits."""
     if before is None or after is None:
         return "no ccache: a second build compiles everything again"
     grown = {name: after.get(name, 0) - before.get(name, 0) for name in (*_HITS, _MISS)}

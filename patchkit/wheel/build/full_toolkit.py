@@ -1,4 +1,4 @@
-"""A whole CUDA toolkit out of two halves: the locked compiler, and the libraries beside torch.
+"""Join a whole CUDA toolkit from two halves: the locked compiler, and the libraries beside torch.
 
 NCCL's build takes a compiler, the runtime and CCCL; torch's CMake also asks for cuBLAS, cuSPARSE,
 cuFFT, NVRTC and others. Those are in the build environment already, by locked hash, since torch
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,10 +32,10 @@ _DRIVER_CALL = re.compile(
 
 
 def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolchain:
-    """The toolchain with a toolkit that torch's CMake takes; ``dest`` is written anew.
+    """Return the toolchain with a toolkit that torch's CMake takes; ``dest`` is written anew.
 
-    ``environment`` is the virtual environment with torch. Where the toolkit has a file, that one
-    counts. Raises HostError if something is missing in both, StorageError for I/O.
+    ``environment`` is the virtual environment with torch. A file of the toolkit has precedence over
+    one beside torch. Raises HostError if something is missing in both, StorageError for I/O.
     """
     beside = sorted(environment.glob(_SITE))
     if toolchain.locked and not beside:
@@ -48,7 +48,8 @@ def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolcha
         {"include": toolchain.include, "lib": toolchain.lib},
         *({part: half / part for part in ("include", "lib")} for half in beside),
     ]
-    scratch = tempfile.TemporaryDirectory(dir=_made(dest.parent), ignore_cleanup_errors=True)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    scratch = tempfile.TemporaryDirectory(dir=dest.parent, ignore_cleanup_errors=True)
     with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
         home = Path(folder) / "cuda"
         _join(home, toolchain.nvcc.parents[1], halves)
@@ -61,13 +62,8 @@ def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolcha
     )
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> None:
-    """Links to the halves: where both have a file, the first one counts."""
+    """Link to the files of the halves; where both have one, to that of the first."""
     # nvcc looks for the rest of the toolkit beside itself, links followed.
     shutil.copytree(compiler / "bin", home / "bin", symlinks=True)
     (home / "nvvm").symlink_to(compiler / "nvvm")
@@ -75,24 +71,19 @@ def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> N
         (home / part).mkdir()
         for half in halves:
             for entry in sorted(half[part].iterdir()):
-                for name in _names(entry.name):
+                # Of libfoo.so.13 a linker also looks for libfoo.so.
+                match = _VERSIONED.fullmatch(entry.name)
+                for name in (entry.name, *([match["name"]] if match else [])):
                     if not (home / part / name).is_symlink():
                         (home / part / name).symlink_to(entry)
     (home / "lib64").symlink_to("lib")
 
 
-def _names(name: str) -> Iterator[str]:
-    """A file's name, and for libfoo.so.13 the name that a linker looks for."""
-    yield name
-    if match := _VERSIONED.fullmatch(name):
-        yield match["name"]
-
-
 def _driver(home: Path, toolchain: Toolchain) -> None:
-    """A stand-in for the driver's library to link with: its name, and the names of its calls.
+    """Make a stand-in for the driver's library to link with: its name, and those of its calls.
 
-    Machines that build need no driver, and the wheels have none. NVIDIA's toolkits bring such a
-    file, too.
+    Machines that build need no driver, and the wheels have none. NVIDIA's toolkits also bring such
+    a file.
     """
     stubs = home / "lib" / "stubs"
     if (stubs / "libcuda.so").exists():
@@ -101,7 +92,7 @@ def _driver(home: Path, toolchain: Toolchain) -> None:
     names = sorted({match.group() for match in _DRIVER_CALL.finditer(text)})
     source = home / "stub.c"
     source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
-    _made(stubs)
+    stubs.mkdir(parents=True, exist_ok=True)
     command = [
         str(toolchain.cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
         "-Wl,-soname,libcuda.so.1", str(source), "-o", str(stubs / "libcuda.so"),

@@ -1,4 +1,4 @@
-"""How many compilers run at once: as many as cores and memory allow."""
+"""Choose how many compilers run at once: as many as cores and memory allow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Jobs:
 
 
 def jobs_for(memory: int) -> Jobs:
-    """One job a core, and for each ``memory`` bytes of what is available."""
+    """Return one job per core, or fewer if each needs ``memory`` bytes of what is available."""
     cores, free = len(os.sched_getaffinity(0)), available_memory()
     number = max(1, min(cores, free // memory))
     limit = "memory decides" if number < cores else "one a core"
@@ -27,7 +27,7 @@ def jobs_for(memory: int) -> Jobs:
 
 
 def available_memory() -> int:
-    """Bytes that programs can still have without swapping, as Linux estimates it."""
+    """Return the bytes that programs can still have without swapping, as Linux estimates."""
     for line in _MEMINFO.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":

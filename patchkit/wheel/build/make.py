@@ -1,4 +1,4 @@
-"""Running a build: a clean environment, a log, and progress counted in steps."""
+"""Run a build: a clean environment, a log, and progress counted in steps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.file.write import EPOCH
 
 Progress = Callable[[int, int], None]
-"""Told the steps done and the steps in all."""
+"""Takes the steps done and the steps in all."""
 
 Counter = Callable[[str], tuple[int, int] | None]
-"""Reads the same two numbers from a line of a build's output; None if it tells nothing."""
+"""Reads the same two numbers from a line of a build's output; None if they are not in it."""
 
 # Of the caller's environment only what finds programs and their caches: flags and search paths of
 # compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
@@ -55,7 +55,7 @@ def require_tools(*names: str) -> None:
 
 
 def clean_environment(root: Path, namespace: str) -> dict[str, str]:
-    """What every build below ``root`` sees: fixed locale, time and hash seed, and no flags.
+    """Return the environment of a build below ``root``: fixed locale, time and hash seed, no flags.
 
     ``namespace`` keeps what a compiler cache holds of this kind of build apart from other kinds'.
     """
@@ -78,7 +78,7 @@ def clean_environment(root: Path, namespace: str) -> dict[str, str]:
 
 
 def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
-    """What NCCL's build sees; its libraries are stripped by the linker."""
+    """Return the environment of NCCL's build; the linker strips its libraries."""
     return clean_environment(root, "patchkit-nccl-seeded") | {
         # Without kernels, because their sources could not be generated, it would link all the same.
         "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1 -Wl,-z,defs",
@@ -87,7 +87,7 @@ def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
 
 
 def compiled(total: int) -> Counter:
-    """Counts the objects of NCCL's make, of which there are ``total`` (0: nobody could tell)."""
+    """Count the objects of NCCL's make, of which there are ``total``, or 0 if make did not say."""
     done = itertools.count(1)
 
     def read(line: str) -> tuple[int, int] | None:
@@ -97,13 +97,13 @@ def compiled(total: int) -> Counter:
 
 
 def ninja_steps(line: str) -> tuple[int, int] | None:
-    """What ninja says before each step: ``[12/105]``."""
+    """Read what ninja says before each step: ``[12/105]``."""
     match = _NINJA.match(line)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
-    """How many objects are still to compile, from make's own dry run; 0 if it cannot tell.
+    """Count the objects that are still to compile by make's own dry run; 0 if that fails.
 
     It does write NCCL's generated sources, so it needs the build's own environment. make takes
     their folder for done as soon as it is there, whatever became of the generator; so what was cut
@@ -116,14 +116,11 @@ def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     command += [f"BUILDDIR={root / 'build'}", f"ONLY_FUNCS={functions}"]
     command += ["CUDA_HOME=/nonexistent", "NVCC_GENCODE="]
     done = attempt(*command, env=env, umask=0o022, timeout=None)
-    if not done.trouble and _generated(root / "build"):
+    # make does without the list that each folder of generated sources has once it is whole.
+    sources = (root / "build").rglob("*.cu")
+    if not done.trouble and all((path.parent / "rules.mk").is_file() for path in sources):
         planned.touch()
     return done.output.count("Compiling")
-
-
-def _generated(build: Path) -> bool:
-    """Whether each folder of generated sources has its list of them, which make does without."""
-    return all((path.parent / "rules.mk").is_file() for path in build.rglob("*.cu"))
 
 
 def run(
@@ -163,19 +160,18 @@ def run(
 def _failed(lines: list[str], log: Path, code: int) -> BuildError:
     telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
     out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
+    # Not every tool says that the disk is full.
+    disk = os.statvfs(log)
+    full = disk.f_bavail * disk.f_frsize < _LITTLE or (disk.f_files > 0 and disk.f_favail < _FEW)
+    why = f"the disk of {log.parent} is full" if full else ""
+    if out_of_memory:
+        why = "the system ran out of memory, and ended a compiler"
     return BuildError(
         f"the build ended with {code}\n" + "\n".join(f"    {line}" for line in telling),
-        why="the system ran out of memory, and ended a compiler" if out_of_memory else _full(log),
+        why=why,
         hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
         "run again to go on from here, with --fresh to begin anew",
     )
-
-
-def _full(place: Path) -> str:
-    """Why, if the disk is full or nearly so: not every tool says it."""
-    disk = os.statvfs(place)
-    full = disk.f_bavail * disk.f_frsize < _LITTLE or (disk.f_files > 0 and disk.f_favail < _FEW)
-    return f"the disk of {place.parent} is full" if full else ""
 
 
 def drop_partial(build: Path) -> None:

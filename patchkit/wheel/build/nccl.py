@@ -1,4 +1,4 @@
-"""libnccl for one device, from a patched tree to a sealed wheel.
+"""Build libnccl for one device, from a patched tree to a sealed wheel.
 
 NCCL's own makefiles do the work, driven by the scikit-build-core project in ``recipes/nccl``.
 """
@@ -65,7 +65,7 @@ class NcclOrder:
 
     @property
     def expected(self) -> str:
-        """What the wheel will be called, but for what only the build can tell."""
+        """The wheel's name, without the digest that only the build knows."""
         version = f"{self.version}+{self.target.name}"
         return f"nvidia_nccl_cu13-{version}-py3-none-linux_{self.toolchain.machine}.whl"
 
@@ -125,7 +125,7 @@ def _build(root: Path, order: NcclOrder, facts: Mapping[str, Any], progress: Pro
 
 
 def _patched(order: NcclOrder, source: Path) -> dict[str, Any]:
-    """A patched copy of the sources, and the facts of the build to come."""
+    """Make a patched copy of the sources; return the facts of the build to come."""
     _place(order.origin, source)
     # The build that follows runs the source's own code by design, sandbox or not.
     possible = Sandboxed.IF_POSSIBLE
@@ -181,7 +181,7 @@ _PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
 
 
 def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> None:
-    """The scikit-build-core project: ``pip wheel ROOT/project`` would build it, too."""
+    """Write the scikit-build-core project; ``pip wheel ROOT/project`` would also build it."""
     project = root / "project"
     (project / "sboms").mkdir(parents=True, exist_ok=True)
     home = load_recipe("nccl").home

@@ -1,4 +1,4 @@
-"""Builds without a network: what they need was brought before, and locked."""
+"""Cut builds off from the network: what they need was fetched before, and locked."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from patchkit.process import attempt
 
 
 def cut_off(command: list[str]) -> list[str]:
-    """The command in a network namespace of its own, which leads nowhere; itself if none can be."""
+    """Return the command in an empty network namespace, or as it is if none can be made."""
     return [*_prefix(), *command]
 
 
 def can_cut_off() -> bool:
-    """Whether this machine lets us make network namespaces."""
+    """Check whether this machine lets us make network namespaces."""
     return bool(_prefix())
 
 
 def network() -> str:
-    """Whether a build here is cut off, in a sentence.
+    """Say in a sentence whether a build here is cut off.
 
     It is not part of a wheel: what is compiled is the same either way, since every source and tool
-    was brought before and is known by its digest.
+    was fetched before and is known by its digest.
     """
     if can_cut_off():
         return "cut off from the network, in a namespace of its own"

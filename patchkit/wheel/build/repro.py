@@ -1,4 +1,4 @@
-"""Whether two builds are the same bytes, and what differs first if they are not."""
+"""Compare two builds: are they the same bytes, and if not, what differs first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from patchkit.errors import SourceError
 
 
 def object_digests(build: Path) -> dict[str, str]:
-    """Path to sha256 of what each object below a folder puts into memory.
+    """Map each object below a folder to the sha256 of what it puts into memory.
 
     Debug information and symbol names are left out: the linker drops them, and nvcc puts process
     numbers there.
@@ -22,14 +22,14 @@ def object_digests(build: Path) -> dict[str, str]:
 
 
 def first_object(first: Mapping[str, str], second: Mapping[str, str]) -> str:
-    """The first object that differs or that only one build has; "" if there is none."""
+    """Return the first object that differs or that only one build has; "" if there is none."""
     return next(
         (name for name in sorted({*first, *second}) if first.get(name) != second.get(name)), ""
     )
 
 
 def first_member(first: Path, second: Path) -> str:
-    """What differs first between two wheels; "" if their bytes are the same."""
+    """Return what differs first between two wheels; "" if their bytes are the same."""
     if first.read_bytes() == second.read_bytes():
         return "the file name" if first.name != second.name else ""
     with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as two:

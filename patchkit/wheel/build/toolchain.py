@@ -1,4 +1,4 @@
-"""nvcc, its runtime and the C++ compiler of a build: what the machine has, or locked wheels."""
+"""Find nvcc, its runtime and the C++ compiler of a build: the machine's, or locked wheels."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def find_toolchain(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Toolchain:
-    """A toolchain for ``machine``: the toolkit that is named or found, else the locked one.
+    """Find a toolchain for ``machine``: the toolkit that is named or found, else the locked one.
 
     A cross build takes the locked one, since it needs the other CPU's half of the same release.
     Raises HostError, naming the packages, for what is missing; UsageError for a toolkit that does
@@ -145,7 +145,7 @@ def _missing(tool: str, package: str) -> HostError:
 
 
 def _installed(toolkit: Path | None, cuda: str) -> Path | None:
-    """The toolkit that is named, or the first found that fits; None if there is none."""
+    """Return the toolkit that is named, or the first found that fits; None if there is none."""
     if toolkit is not None:
         return _fitting(toolkit, cuda)
     named = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
@@ -173,7 +173,7 @@ def _fitting(home: Path, cuda: str) -> Path:
 
 
 def _home_of(nvcc: str) -> Path:
-    """The toolkit's root as nvcc itself sees it: what is on PATH may be a script."""
+    """Return the toolkit's root as nvcc itself sees it: what is on PATH may be a script."""
     said = attempt(nvcc, "--dryrun", "-x", "cu", "-c", os.devnull).errors
     top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
     return Path(top[1]).resolve() if top else Path(nvcc).resolve().parents[1]
@@ -183,10 +183,10 @@ def _nvcc_version(nvcc: Path) -> str:
     match = _RELEASE.search(run(nvcc, "--version", check=False).output)
     if match is None:
         raise HostError(
-            f"{nvcc} does not tell its version", hint="--cuda locked, or another toolkit"
+            f"{nvcc} does not say its version", hint="--cuda locked, or another toolkit"
         )
     try:
         Version(match["version"])
     except InvalidVersion:
-        raise HostError(f"{nvcc} tells an odd version: {match[0]}") from None
+        raise HostError(f"{nvcc} says an odd version: {match[0]}") from None
     return match["version"]

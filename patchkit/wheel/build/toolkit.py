@@ -1,4 +1,4 @@
-"""The CUDA toolkit of ``recipes/toolchain.toml``: NVIDIA's wheels, locked, in one folder."""
+"""Unpack the CUDA toolkit of ``recipes/toolchain.toml``: NVIDIA's wheels, locked, in one folder."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class ToolkitWheel:
 
 
 def locked_wheels() -> tuple[ToolkitWheel, ...]:
-    """The wheels of ``recipes/toolchain.toml``."""
+    """Read the wheels of ``recipes/toolchain.toml``."""
     table = tomllib.loads((RECIPES / "toolchain.toml").read_text(encoding="utf-8"))
     return tuple(ToolkitWheel(**entry) for entry in table["wheel"])
 
 
 def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress | None) -> Path:
-    """The locked toolkit, unpacked once per set of wheels below the cache."""
+    """Return the locked toolkit, unpacked once per set of wheels below the cache."""
     wheels = [wheel for wheel in locked_wheels() if wheel.machine == here]
     cross = [w for w in locked_wheels() if w.machine == machine != here]
     # The other CPU's compiler wheel is wanted for a header alone (fatbinary_section.h).

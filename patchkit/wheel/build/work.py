@@ -1,4 +1,4 @@
-"""Where builds happen: at one path everywhere, since nvcc names static variables after paths."""
+"""Keep work folders at one path everywhere, since nvcc names static variables after paths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STALE = 86400  # seconds; nothing is staged for that long
 
 @contextlib.contextmanager
 def staging() -> Iterator[Path]:
-    """A folder of this run, beside the work folders: what is staged in it moves by a rename.
+    """Make a folder of this run, beside the work folders: what is staged in it moves by a rename.
 
     An OSError of the build, such as that of a full disk, becomes a StorageError.
     """
@@ -44,7 +44,7 @@ def staging() -> Iterator[Path]:
 def work_folder(
     root: Path, sources: Iterable[Path], facts: str, *, fresh: bool, free: int
 ) -> Iterator[Path]:
-    """A work folder, held for this build, with ``sources`` moved into it.
+    """Hold a work folder for this build, with ``sources`` moved into it.
 
     An interrupted build with the same facts is gone on with; what is left of another one goes.
     ``free`` is how many bytes the disk must have left. Raises BusyError, StorageError.
@@ -52,30 +52,27 @@ def work_folder(
     _require_private(root)
     with locked(root) as handle:
         os.set_inheritable(handle, True)
-        if fresh or _read(root / _FACTS) != facts:
+        known = root / _FACTS
+        if fresh or not known.is_file() or known.read_text(encoding="utf-8") != facts:
             _clear(root)
             for source in sources:
                 source.rename(root / source.name)
-            (root / _FACTS).write_text(facts, encoding="utf-8")
+            known.write_text(facts, encoding="utf-8")
         if shutil.disk_usage(root).free < free:
             raise StorageError(f"{root}: less than {free >> 30} GiB free", hint="free some space")
         yield root
 
 
 def work_path(*parts: str, reduced: bool) -> Path:
-    """Where something is built, by what distinguishes it; a reduced build has its own place."""
+    """Return where something is built, by what distinguishes it; a reduced build is apart."""
     return WORK / "-".join([*parts, *(["reduced"] if reduced else [])])
 
 
 def emptied(folder: Path) -> Path:
-    """The folder, with nothing in it."""
+    """Empty a folder and return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _clear(root: Path) -> None:

@@ -38,7 +38,7 @@ _MOST_ENTRIES = 250_000
 
 
 @dataclass(frozen=True, slots=True)
-class FatbinEntry:
+class CodeEntry:
     """One piece of device code.
 
     ``kind`` is ``sass``, ``ptx``, ``lto`` (code for a linker at run time), or ``kind N`` for one
@@ -56,12 +56,12 @@ class FatbinEntry:
 
 def entries(
     stream: BufferedIOBase, sections: Iterable[Section], name: str
-) -> tuple[FatbinEntry, ...]:
+) -> tuple[CodeEntry, ...]:
     """Read the entries of some sections, in the order of the file.
 
     Raises SourceError, calling the file ``name``, if a section is not a row of containers.
     """
-    found: list[FatbinEntry] = []
+    found: list[CodeEntry] = []
     for section in sections:
         for entry in _Walker(stream, section, name).walk():
             found.append(entry)
@@ -76,7 +76,7 @@ class _Walker:
     section: Section
     name: str
 
-    def walk(self) -> Iterator[FatbinEntry]:
+    def walk(self) -> Iterator[CodeEntry]:
         position, end = self.section.offset, self.section.offset + self.section.size
         while True:
             self.stream.seek(position)
@@ -92,7 +92,7 @@ class _Walker:
                 raise self._damaged(start, "the fat binary ends behind its section")
             yield from self._entries(start + header, position, start)
 
-    def _entries(self, position: int, end: int, container: int) -> Iterator[FatbinEntry]:
+    def _entries(self, position: int, end: int, container: int) -> Iterator[CodeEntry]:
         while position < end:
             number, _version, header, size, arch, flags = self._unpack(_ENTRY, position, end)
             if header < _LEAST_HEADER or header + size > end - position:
@@ -101,7 +101,7 @@ class _Walker:
             if not 10 <= arch <= 999 or len(marks) > 1:
                 raise self._damaged(position, f"an entry is for the arch {arch}{marks}")
             kind = _KINDS.get(number, f"kind {number}")
-            yield FatbinEntry(
+            yield CodeEntry(
                 kind=kind,
                 arch=Arch(*divmod(arch, 10), marks, kind == "ptx"),
                 compression="zstd" if flags & _ZSTD else "lz4" if flags & _LZ4 else "none",

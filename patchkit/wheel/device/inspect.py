@@ -23,7 +23,7 @@ from patchkit.errors import ProofError, SourceError
 from patchkit.paths import RECIPES
 from patchkit.reading import require_file
 from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch, targets
-from patchkit.wheel.device.fatbin import FatbinEntry, entries
+from patchkit.wheel.device.fatbin import CodeEntry, entries
 from patchkit.wheel.file.wheelfile import WheelFile
 
 LIVE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
@@ -31,7 +31,7 @@ _PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
 
 
 @dataclass(frozen=True, slots=True)
-class CodeGroup:
+class CodeSummary:
     """Entries of one sort: ``count`` of them, with ``size`` bytes in all as they are stored."""
 
     section: str
@@ -55,11 +55,11 @@ class Binary:
     size: int
     sha256: str
     library: Library
-    live: tuple[FatbinEntry, ...]
-    relocatable: tuple[FatbinEntry, ...]
+    live: tuple[CodeEntry, ...]
+    relocatable: tuple[CodeEntry, ...]
 
     @property
-    def codes(self) -> tuple[CodeGroup, ...]:
+    def codes(self) -> tuple[CodeSummary, ...]:
         """The entries by section, kind, arch and compression."""
         return (*_codes(LIVE, self.live), *_codes(RELOCATABLE, self.relocatable))
 
@@ -147,7 +147,7 @@ def reach(kind: str, arch: Arch, target: Target) -> Load:
     return load_ptx(arch, target.capability) if kind == "ptx" else Load.NONE
 
 
-def best(entries: Iterable[FatbinEntry], target: Target) -> Load:
+def best(entries: Iterable[CodeEntry], target: Target) -> Load:
     """Return the best way that any of the entries reaches the device; NONE without entries."""
     return max((reach(entry.kind, entry.arch, target) for entry in entries), default=Load.NONE)
 
@@ -200,20 +200,20 @@ def always_built() -> frozenset[Arch]:
     return frozenset(parse_arch(entry["arch"]) for entry in tomllib.loads(text)["always"])
 
 
-def fat_binaries(entries: Iterable[FatbinEntry]) -> tuple[tuple[FatbinEntry, ...], ...]:
+def fat_binaries(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:
     """Group entries by fat binary: a device takes one of each."""
-    groups: dict[int, list[FatbinEntry]] = {}
+    groups: dict[int, list[CodeEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.container, []).append(entry)
     return tuple(map(tuple, groups.values()))
 
 
-def _codes(section: str, entries: Iterable[FatbinEntry]) -> list[CodeGroup]:
+def _codes(section: str, entries: Iterable[CodeEntry]) -> list[CodeSummary]:
     counts: Counter[tuple[str, Arch, str]] = Counter()
     sizes: Counter[tuple[str, Arch, str]] = Counter()
     for entry in entries:
         key = (entry.kind, entry.arch, entry.compression)
         counts[key] += 1
         sizes[key] += entry.size
-    codes = [CodeGroup(section, *key, counts[key], sizes[key]) for key in counts]
+    codes = [CodeSummary(section, *key, counts[key], sizes[key]) for key in counts]
     return sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[1:4]))

@@ -179,10 +179,11 @@ def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
     """Return what is known of a torch version if the index has it for that CPU without CUDA."""
     if not torch:
         return None
+    known = (WithoutCuda(**entry) for entry in _table()["torch_without_cuda"])
     return next(
         (
             each
-            for each in _cpu_torches()
+            for each in known
             if each.machine == machine and SpecifierSet(each.pins).contains(torch)
         ),
         None,
@@ -198,11 +199,6 @@ def known_libraries() -> tuple[KnownLibrary, ...]:
     )
 
 
-@cache
-def _cpu_torches() -> tuple[WithoutCuda, ...]:
-    return tuple(WithoutCuda(**entry) for entry in _table()["torch_without_cuda"])
-
-
 def ways_around(judged: Iterable[Judged]) -> dict[str, str]:
     """Map fixes to the lost kernels that vLLM does not choose with them."""
     lost = {purpose for each in judged for purpose in each.kernels}
@@ -210,6 +206,7 @@ def ways_around(judged: Iterable[Judged]) -> dict[str, str]:
     return {entry["around"]: entry["is"] for entry in entries if "around" in entry}
 
 
+@cache
 def _table() -> dict[str, Any]:
     return tomllib.loads((RECIPES / "vllm" / "libraries.toml").read_text(encoding="utf-8"))
 

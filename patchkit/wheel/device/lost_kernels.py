@@ -15,7 +15,7 @@ from io import BufferedIOBase
 
 from patchkit.elf import parse_sections
 from patchkit.target import Load, Target
-from patchkit.wheel.device.fatbin import FatbinEntry, entries
+from patchkit.wheel.device.fatbin import CodeEntry, entries
 from patchkit.wheel.device.inspect import LIVE, best, fat_binaries
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -29,7 +29,7 @@ Groups = Sequence[tuple[re.Pattern[str], str]]
 """Patterns in mangled names, and what such kernels are for; the first that matches decides."""
 
 
-def is_lost(group: Collection[FatbinEntry], target: Target) -> bool:
+def is_lost(group: Collection[CodeEntry], target: Target) -> bool:
     """Check whether a fat binary has code for the target's major version, but none for it."""
     related = any(entry.arch.major == target.major for entry in group)
     return related and best(group, target) is Load.NONE

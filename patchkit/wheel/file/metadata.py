@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ class SbomFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelMetadata:
-    """What was read of a wheel and outlives the open file.
+    """What was read of a wheel, and outlives the open file.
 
     ``requires`` are its Requires-Dist, ``facts`` those of patchkit.json (empty if patchkit did not
     make it), ``members`` its paths; ``faults`` say what could not be read.
@@ -50,25 +50,18 @@ class WheelMetadata:
     @property
     def pins(self) -> dict[str, str]:
         """Project → version, of what it requires as ``==`` and without an extra."""
-        return {
-            canonicalize_name(requirement.name): pin
-            for requirement in self.requires
-            if (pin := pinned(requirement)) and "extra" not in str(requirement.marker or "")
-        }
+        found: dict[str, str] = {}
+        for requirement in self.requires:
+            exact = [s.version for s in requirement.specifier if s.operator in ("==", "===")]
+            if len(requirement.specifier) == len(exact) == 1 and not exact[0].endswith(".*"):
+                if "extra" not in str(requirement.marker or ""):
+                    found[canonicalize_name(requirement.name)] = exact[0]
+        return found
 
     @property
     def decisive_pins(self) -> dict[str, str]:
         """The pins that decide which wheels fit together."""
         return {name: pin for name, pin in self.pins.items() if rules().decisive(name)}
-
-
-def pinned(requirement: Requirement) -> str:
-    """Return the one version that ``==`` names; "" for anything wider."""
-    if len(requirement.specifier) != 1:
-        return ""
-    (only,) = requirement.specifier
-    exact = only.operator in ("==", "===") and not only.version.endswith(".*")
-    return only.version if exact else ""
 
 
 def read_metadata(wheel: WheelFile) -> WheelMetadata:
@@ -87,27 +80,25 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
     home = tried(lambda: wheel.dist_info, "")
     if not home:
         return WheelMetadata(name=wheel.name, members=members, facts={}, faults=tuple(faults))
-    headers = tried(lambda: wheel.headers, Message())
+    headers = tried(lambda: wheel.message("METADATA"), Message())
     python = headers.get("Requires-Python", "")
     tried(lambda: SpecifierSet(python), SpecifierSet())
+    requires = []
+    for line in headers.get_all("Requires-Dist", []):
+        try:
+            requires.append(Requirement(line))
+        except InvalidRequirement as error:
+            faults.append(f"Requires-Dist: {str(error).splitlines()[0]}: {line[:80]!r}")
     sboms = sorted(path for path in members if path.startswith(f"{home}/sboms/"))
     return WheelMetadata(
         name=wheel.name,
         members=members,
-        requires=tuple(_requirements(headers, faults)),
+        requires=tuple(requires),
         requires_python=python,
         sboms=tuple(_sbom(wheel, path) for path in sboms),
         facts=tried(lambda: wheel.facts, {}),
         faults=tuple(faults),
     )
-
-
-def _requirements(headers: Message, faults: list[str]) -> Iterator[Requirement]:
-    for line in headers.get_all("Requires-Dist", []):
-        try:
-            yield Requirement(line)
-        except InvalidRequirement as error:
-            faults.append(f"Requires-Dist: {str(error).splitlines()[0]}: {line[:80]!r}")
 
 
 def _sbom(wheel: WheelFile, path: str) -> SbomFile:

@@ -46,7 +46,8 @@ def faults(path: Path) -> Iterator[str]:
 
 def _faults(wheel: WheelFile) -> Iterator[str]:
     home, name = wheel.dist_info, wheel.name
-    said = wheel.headers.get("Name", ""), wheel.headers.get("Version", "")
+    metadata = wheel.message("METADATA")
+    said = metadata.get("Name", ""), metadata.get("Version", "")
     if not wheel.is_of(*said):
         yield f"METADATA is of {' '.join(said)}, not {name.pinned}"
     tags = wheel.message("WHEEL").get_all("Tag", [])

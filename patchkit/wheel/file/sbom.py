@@ -1,4 +1,4 @@
-"""What is in a wheel that was built here: CycloneDX, in .dist-info/sboms (PEP 770)."""
+"""Describe what is in a wheel that was built here: CycloneDX, in .dist-info/sboms (PEP 770)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Patch:
 
 
 def patches(steps: Iterable[tuple[Verdict, Texts]]) -> tuple[Patch, ...]:
-    """The steps of a plan (``Plan.steps``) as an SBOM tells them."""
+    """Return the steps of a plan (``Plan.steps``) as diffs, one for each fix."""
     return tuple(
         Patch(verdict.fix, "".join(git_diff(path, *pair) for path, pair in texts.items()))
         for verdict, texts in steps
@@ -36,16 +36,30 @@ def patches(steps: Iterable[tuple[Verdict, Texts]]) -> tuple[Patch, ...]:
 
 
 def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, Any]:
-    """CycloneDX 1.6 for a vLLM wheel, from the facts that ``patchkit.json`` holds.
+    """Make CycloneDX 1.6 for a vLLM wheel from the facts that ``patchkit.json`` holds.
 
     Its pedigree names what upstream released (an sdist, or for a repack a wheel), and each patch
     with the symptom that it resolves. Of a build it also names the sources that were compiled in,
     what they were compiled against, and the tools. The same wheel has the same SBOM.
     """
+    algorithm, _, digest = facts["source"].partition(":")
+    file = f"?file_name={quote(facts['source_file'])}" if "source_file" in facts else ""
+    ancestor = {
+        "type": "library",
+        "name": "vllm",
+        "version": facts["version"],
+        "purl": f"pkg:pypi/vllm@{quote(facts['version'])}{file}",
+        **({"hashes": [{"alg": "SHA-256", "content": digest}]} if algorithm == "sha256" else {}),
+    }
+    patches = []
+    for each in applied:
+        fix, text = each.fix, {"contentType": "text/x-diff", "content": each.diff}
+        issue = {"type": "defect", "id": fix.id, "name": fix.title, "description": fix.symptom}
+        patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
     ref = f"pkg:pypi/vllm@{quote(facts['wheel'])}"
     subject = {
         **_component(ref, "vllm", facts["wheel"], facts["license"]["vllm"]),
-        "pedigree": {"ancestors": [_ancestor(facts)], "patches": list(map(_patch, applied))},
+        "pedigree": {"ancestors": [ancestor], "patches": patches},
         "properties": _properties(
             ("made", facts["made"]),
             ("target", facts["target"]),
@@ -58,27 +72,8 @@ def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, A
     return _document(subject, tools | facts["tools"], [*_sources(facts), *_against(facts)])
 
 
-def _ancestor(facts: Mapping[str, Any]) -> dict[str, Any]:
-    algorithm, _, digest = facts["source"].partition(":")
-    file = f"?file_name={quote(facts['source_file'])}" if "source_file" in facts else ""
-    return {
-        "type": "library",
-        "name": "vllm",
-        "version": facts["version"],
-        "purl": f"pkg:pypi/vllm@{quote(facts['version'])}{file}",
-        **({"hashes": [{"alg": "SHA-256", "content": digest}]} if algorithm == "sha256" else {}),
-    }
-
-
-def _patch(patch: Patch) -> dict[str, Any]:
-    fix = patch.fix
-    issue = {"type": "defect", "id": fix.id, "name": fix.title, "description": fix.symptom}
-    text = {"contentType": "text/x-diff", "content": patch.diff}
-    return {"type": "unofficial", "diff": {"text": text}, "resolves": [issue]}
-
-
 def _sources(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Other projects' code that was compiled in; a commit on GitHub has a package URL."""
+    """Yield other projects' code that was compiled in; a commit on GitHub has a package URL."""
     for name, identity in facts["externals"].items():
         commit = _GITHUB.match(identity)
         ref = f"pkg:github/{commit[1].lower()}@{commit[2]}" if commit else f"patchkit:{name}"
@@ -94,7 +89,7 @@ def _sources(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _against(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What was compiled against, and is not in the wheel."""
+    """Yield what was compiled against, and is not in the wheel."""
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
     role = {"properties": _properties(("role", "compiled against"))}
     yield _component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
@@ -103,7 +98,7 @@ def _against(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """CycloneDX 1.6 for a libnccl wheel, from the facts that ``patchkit.json`` holds.
+    """Make CycloneDX 1.6 for a libnccl wheel from the facts that ``patchkit.json`` holds.
 
     No serial number and no time stamp: the same build has the same SBOM.
     """
@@ -131,7 +126,7 @@ def _document(
     tools: Mapping[str, str],
     components: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The whole, with the components that the subject depends on."""
+    """Make the whole, with the components that the subject depends on."""
     refs = [each["bom-ref"] for each in components]
     depends = [{"ref": subject["bom-ref"], "dependsOn": refs}, *({"ref": ref} for ref in refs)]
     return {
@@ -153,16 +148,16 @@ def _document(
 
 
 def _component(ref: str, name: str, version: str, license_: str = "") -> dict[str, Any]:
-    """A library that has a package URL; ``license_`` is an SPDX expression, or a name."""
+    """Make a library that has a package URL; ``license_`` is an SPDX expression, or a name."""
     named = license_ == CUDA_LICENSE
-    told = {"license": {"name": license_}} if named else {"expression": license_}
+    license_field = {"license": {"name": license_}} if named else {"expression": license_}
     return {
         "bom-ref": ref,
         "type": "library",
         "name": name,
         "version": version,
         "purl": ref,
-        **({"licenses": [told]} if license_ else {}),
+        **({"licenses": [license_field]} if license_ else {}),
     }
 
 

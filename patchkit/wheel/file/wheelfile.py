@@ -99,11 +99,6 @@ class WheelFile:
         return home
 
     @cached_property
-    def headers(self) -> Message:
-        """The header of METADATA."""
-        return self.message("METADATA")
-
-    @cached_property
     def facts(self) -> dict[str, Any]:
         """What patchkit.json holds; empty if patchkit did not make the wheel."""
         found = [p for p in self.members if p.endswith(f".dist-info/{FACTS}") and p.count("/") == 1]

@@ -42,14 +42,17 @@ _REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMember:
-    """A member to write: ``chunks`` gives its bytes as they are stored, ``row`` is for RECORD."""
+    """A member to write: ``chunks`` gives its bytes as they are stored, ``row`` is for RECORD.
+
+    Of ``attributes``, which zips have of a file, only whether it is executable counts.
+    """
 
     path: str
     chunks: Callable[[], Iterable[bytes]]
     row: tuple[str, str]
     size: int
     crc: int
-    program: bool
+    attributes: int
     stored: int
     method: int = zipfile.ZIP_STORED
 
@@ -82,7 +85,7 @@ def seal(raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None
                 row=(digest_of(wheel.unpacked(path)), str(info.file_size)),
                 size=info.file_size,
                 crc=info.CRC,
-                program=_is_executable(info),
+                attributes=info.external_attr,
                 stored=info.file_size,
             )
         sealed = folder / f"{name}-{version}-{tag}.whl"
@@ -118,7 +121,7 @@ def rewrite(
             row=row,
             size=info.file_size,
             crc=info.CRC,
-            program=_is_executable(info),
+            attributes=info.external_attr,
             stored=info.compress_size,
             method=info.compress_type,
         )
@@ -129,10 +132,6 @@ def tagged(wheel: bytes, tag: str) -> bytes:
     """Return the text of a WHEEL file with this one tag, and patchkit as its generator."""
     rest = _REPLACED.sub(b"", wheel).rstrip(b"\n")
     return rest + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
-
-
-def _is_executable(info: zipfile.ZipInfo) -> bool:
-    return bool((info.external_attr >> 16) & stat.S_IXUSR)
 
 
 def _write(
@@ -151,7 +150,7 @@ def _write(
             row=(digest_of([data]), str(len(data))),
             size=len(data),
             crc=zlib.crc32(data),
-            program=path in members and members[path].program,
+            attributes=members[path].attributes if path in members else 0,
             stored=len(data),
         )
 
@@ -176,8 +175,9 @@ def _write(
             sizes = (member.crc, member.stored, member.size, len(path), 0)
             # Both headers share these: from the reader's version to the extra field.
             common = (_READER, flags, member.method, _TIME, _DATE, *sizes)
-            mode = (stat.S_IFREG | (0o755 if member.program else 0o644)) << 16
-            fields = (_UNIX << 8 | _READER, *common, 0, 0, 0, mode, sink.tell())
+            program = member.attributes >> 16 & stat.S_IXUSR
+            mode = stat.S_IFREG | (0o755 if program else 0o644)
+            fields = (_UNIX << 8 | _READER, *common, 0, 0, 0, mode << 16, sink.tell())
             directory.append(_CENTRAL.pack(_CENTRAL_MARK, *fields) + path)
             sink.write(_LOCAL.pack(_FILE_MARK, *common) + path)
             for chunk in member.chunks():

@@ -27,20 +27,16 @@ _EXAMPLE = "patchkit repack vllm==0.25.1; or name a wheel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """An open wheel of vLLM; ``locked`` if the lock names its sha256 as upstream's."""
+    """An open wheel of vLLM.
+
+    ``locked`` if the lock names its sha256 as upstream's, ``repacked`` if patchkit made it.
+    """
 
     wheel: WheelFile
     version: Version
+    cpu: str
     locked: bool
-
-    @property
-    def cpu(self) -> str:
-        return next(iter(self.wheel.name.cpus))
-
-    @property
-    def repacked(self) -> bool:
-        """Whether patchkit made it."""
-        return not self.locked and bool(self.wheel.facts)
+    repacked: bool
 
 
 @contextmanager
@@ -78,10 +74,10 @@ def find_wheel(
     entry = lock.get(cpu, {}).get(version.public)
     with WheelFile(path) as wheel:
         locked = entry is not None and entry.sha256 == wheel.sha256
-        origin = Origin(wheel=wheel, version=version, locked=locked)
-        if not locked and not origin.repacked:
+        repacked = not locked and bool(wheel.facts)
+        if not locked and not repacked:
             _require_vouched(wheel, sha256, entry)
-        yield origin
+        yield Origin(wheel=wheel, version=version, cpu=cpu, locked=locked, repacked=repacked)
 
 
 def locked_wheels() -> dict[str, dict[str, LockEntry]]:

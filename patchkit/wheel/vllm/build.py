@@ -16,7 +16,7 @@ from patchkit.errors import ProofError
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
-from patchkit.wheel.build.ccache import counted, told
+from patchkit.wheel.build.ccache import counted, savings
 from patchkit.wheel.build.full_toolkit import full_toolkit
 from patchkit.wheel.build.make import Progress, clean_environment, require_tools
 from patchkit.wheel.build.network import network
@@ -85,7 +85,7 @@ def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress)
     variables = build_variables(root, order, prepared)
     before = counted(variables)
     raw = compile_wheel(root, prepared.python.python, variables, progress)
-    circumstances = (network(), told(before, counted(variables)))
+    circumstances = (network(), savings(before, counted(variables)))
     note(root, *circumstances)
     prepared.python.check("after the build")
     with WheelFile(raw) as wheel:

@@ -77,6 +77,7 @@ def test_it_needs_nothing_but_the_standard_library(module):
     names = done.stdout.split()
     ours = {name.partition(".")[2] for name in names if name.startswith("patchkit.")}
     assert {name for name in ours if not name.startswith("runtime")} <= {
+        "elf",
         "errors",
         "paths",
         "process",

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from patchkit.wheel.build.ccache import counted, told
+from patchkit.wheel.build.ccache import counted, savings
 from support.needed import need
 
 BEFORE = {"direct_cache_hit": 7, "preprocessed_cache_hit": 1, "cache_miss": 100, "x": 5}
@@ -24,13 +24,13 @@ BEFORE = {"direct_cache_hit": 7, "preprocessed_cache_hit": 1, "cache_miss": 100,
 def test_only_what_came_in_between_counts(grown, says):
     names = ("direct_cache_hit", "preprocessed_cache_hit", "cache_miss")
     after = {name: BEFORE[name] + more for name, more in zip(names, grown, strict=True)}
-    assert told(BEFORE, after) == says
+    assert savings(BEFORE, after) == says
 
 
 def test_without_a_ccache(tmp_path):
     assert counted({"PATH": str(tmp_path)}) is None
     assert counted({"PATH": os.environ["PATH"], "CCACHE_DISABLE": "1"}) is None
-    assert told(None, None) == "no ccache: a second build compiles everything again"
+    assert savings(None, None) == "no ccache: a second build compiles everything again"
 
 
 def test_a_real_one(tmp_path):
@@ -41,5 +41,5 @@ def test_a_real_one(tmp_path):
     for _ in range(2):
         command = ["ccache", "g++", "-c", "a.cc"]
         subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-        says.append(told(before, counted(environment)))
+        says.append(savings(before, counted(environment)))
     assert says == [f"ccache: {n} compilations were hits" for n in ("0 of 1", "1 of 2")]

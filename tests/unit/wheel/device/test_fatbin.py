@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from patchkit.elf import Section, parse_library
 from patchkit.errors import SourceError
 from patchkit.target import Arch
-from patchkit.wheel.device.fatbin import FatbinEntry, entries
+from patchkit.wheel.device.fatbin import CodeEntry, entries
 
 MAGIC = 0xBA55ED50
 PTX, SASS, LTO = 1, 2, 8
@@ -51,9 +51,9 @@ def test_entries_are_read_in_order():
     )
     second = container(entry(LTO, 90, 0x8011, payload=0), header=24)
     assert walk(first + bytes(200) + second + bytes(8)) == (
-        FatbinEntry("sass", Arch(12, 1, "a", False), "none", 152, 24),
-        FatbinEntry("ptx", Arch(12, 0, "", True), "lz4", 88, 24),
-        FatbinEntry("lto", Arch(9, 0, "", False), "zstd", 64, 24 + len(first) + 200),
+        CodeEntry("sass", Arch(12, 1, "a", False), "none", 152, 24),
+        CodeEntry("ptx", Arch(12, 0, "", True), "lz4", 88, 24),
+        CodeEntry("lto", Arch(9, 0, "", False), "zstd", 64, 24 + len(first) + 200),
     )
 
 
