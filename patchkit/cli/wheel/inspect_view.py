@@ -21,7 +21,7 @@ from patchkit.cli.show import text
 from patchkit.cli.wheel.library_view import binary_fields, parts, print_library
 from patchkit.finding import Finding
 from patchkit.target import Target
-from patchkit.wheel.device.inspect import LIVE, Binary, inspect, inspect_wheel
+from patchkit.wheel.device.inspect import LIVE, Binary, CodeSummary, inspect, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, judge
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
