@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.digests import digest
 from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
-from patchkit.edit.python import check_syntax
-from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import Case, Fix, Request, Severity, State, Verdict
-from patchkit.patching.fix_file import mistakes_shown
+from patchkit.errors import DriftError
+from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
     edited_files,
@@ -30,16 +27,11 @@ from patchkit.patching.ledger import (
 from patchkit.patching.plan import Plan, Texts, check_selection, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.rescue import Rescued, rescue
-from patchkit.proof.jobs import side_by_side
-from patchkit.proof.sandbox import missing
+from patchkit.prove import prove
 from patchkit.reading import decoded
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.installed import restored_record, rewrite_record
 from patchkit.source.tree import Sandboxed, SourceTree
-
-_PROVABLE = (State.APPLY, State.APPLIED)
-_IN_EFFECT = (*_PROVABLE, State.UPSTREAM)
-_Proved = tuple[str, dict[str, str]]  # a sentence, and the digests of the files it rests on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,53 +111,6 @@ def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
             + "\n".join(f"  {verdict.fix.id}: {verdict.reason}" for verdict in plan.drifted)
         )
     return plan
-
-
-def prove(plan: Plan) -> tuple[str, ...]:
-    """Check the effect of a plan, and that each fix recognises its own result.
-
-    Raises ProofError; nothing has been written then. Returns what was established.
-    """
-    missing()  # found out once, not by each process that is forked now
-    before = plan.before()
-    calls = [partial(_check_recognised, plan)]
-    for fix in (verdict.fix for verdict in plan.verdicts if _is_provable(verdict)):
-        stock = plan.stock if fix.prove_from_stock else before[fix.id]
-        calls.append(partial(_proved, fix, stock, plan))
-    proofs = []
-    for said, seen in side_by_side(calls):
-        plan.stock.seen.update(seen)
-        proofs.append(said)
-    return tuple(proofs[1:])
-
-
-def _proved(fix: Fix, stock: SourceTree, plan: Plan) -> _Proved:
-    """What a fix's proof established, and what it read."""
-    assert fix.prove is not None
-    active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
-    case = Case(stock=stock, patched=plan.patched, request=plan.request, active=active)
-    with mistakes_shown(fix):
-        return fix.prove(case), plan.stock.seen
-
-
-def _is_provable(verdict: Verdict) -> bool:
-    upstream = verdict.state is State.UPSTREAM and verdict.fix.prove_upstream
-    return verdict.fix.prove is not None and (upstream or verdict.state in _PROVABLE)
-
-
-def _check_recognised(plan: Plan) -> _Proved:
-    for path, (_before, after) in plan.texts.items():
-        if path.endswith(".py"):
-            check_syntax(path, after)
-    for verdict in plan.verdicts:
-        if verdict.edits:
-            again = verdict.fix.look(plan.patched, plan.request)
-            if again.state is not State.APPLIED:
-                raise ProofError(
-                    f"{verdict.fix.id} does not recognise its own result: {again.reason}",
-                    hint="please report this with the version",
-                )
-    return "", plan.stock.seen
 
 
 def apply(

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from patchkit.apply import open_workspace, plan_for, prove, settled
+from patchkit.apply import open_workspace, plan_for, settled
 from patchkit.cli.options import SourceOptions, located
 from patchkit.patching.catalogue import catalogue
 from patchkit.patching.fix import Request
@@ -30,6 +30,7 @@ from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import load_support, support_of
 from patchkit.paths import RECIPES
+from patchkit.prove import prove
 from patchkit.recipes.vllm.archs import Group, evaluate
 from patchkit.recipes.vllm.stock import render_stock
 from patchkit.runtime.rules.flag_rules import load_flag_rules

@@ -3,8 +3,8 @@
 The one way to run a piece of upstream's code: a child is forked for a question, gives up its rights
 and only then runs it. What comes back is data (JSON, limited in size), and the caller, outside,
 judges it: whatever the code does to patchkit's memory in the child ends with the child. Its files
-can lie in answers of their own; each question has a child of its own, so that they cannot answer
-for others.
+can lie in answers of their own; the questions of each fix have a child of their own, so that the
+files that answer one cannot answer another.
 """
 
 from __future__ import annotations

@@ -17,7 +17,14 @@ from patchkit.recipes.vllm.decisions import (
     nvfp4_scheme,
     on_device,
 )
-from patchkit.recipes.vllm.routing import GB10, SM12X, Capability, prove_decision
+from patchkit.recipes.vllm.routing import (
+    GB10,
+    SM12X,
+    Capability,
+    Decision,
+    prove_decision,
+    prove_decisions,
+)
 from patchkit.recipes.vllm.stock import check_stock
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "SCALES",
     "SM12X",
     "Capability",
+    "Decision",
     "Group",
     "check_stock",
     "cmake_texts",
@@ -41,5 +49,6 @@ __all__ = [
     "on_device",
     "parsed",
     "prove_decision",
+    "prove_decisions",
 ]
 __all__ += kit.__all__

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from patchkit.errors import PatchkitError, ProofError
+from patchkit.patching.fix import Case
 from patchkit.proof import running
 from patchkit.proof.asking import ask
 from patchkit.source.tree import SourceTree
@@ -26,6 +28,7 @@ class Capability(NamedTuple):
 OTHERS = (Capability(8, 0), Capability(9, 0), Capability(10, 0))
 SM12X = (Capability(12, 0), Capability(12, 1))
 GB10 = (Capability(12, 1),)
+ALL = (*OTHERS, *SM12X)
 
 
 # How upstream says that it cannot run a layer.
@@ -54,30 +57,58 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is decided, how to ask for it, and what is ``wanted`` of devices that change."""
+
+    what: str
+    decide: Decide
+    wanted: object
+    changed: tuple[Capability, ...] = GB10
+
+    @property
+    def others(self) -> list[Capability]:
+        return [capability for capability in ALL if capability not in self.changed]
+
+
+def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
+    """Show that a patch gives what is wanted on ``changed`` devices and leaves all others alone.
+
+    One child answers for all of them. Raises ProofError on the first difference; returns a sentence
+    about each decision.
+    """
+    asked = [
+        partial(outcome, decision.decide, tree, capability)
+        for decision in decisions
+        for tree, capabilities in ((case.patched, ALL), (case.stock, decision.others))
+        for capability in capabilities
+    ]
+    answers = iter(ask(case.stock, asked))
+    return [_proved(decision, answers) for decision in decisions]
+
+
 def prove_decision(
+    case: Case,
     what: str,
     decide: Decide,
-    stock: SourceTree,
-    patched: SourceTree,
     *,
     wanted: object,
     changed: tuple[Capability, ...] = GB10,
 ) -> str:
-    """Show that a patch gives ``wanted`` on ``changed`` devices and leaves all others alone.
+    """``prove_decisions`` for one."""
+    return prove_decisions(case, [Decision(what, decide, wanted, changed)])[0]
 
-    Raises ProofError on the first difference; returns the sentence that was established.
-    """
-    capabilities = (*OTHERS, *SM12X)
-    others = [c for c in capabilities if c not in changed]
-    questions = [(patched, c) for c in capabilities] + [(stock, c) for c in others]
-    answers = ask(stock, [partial(outcome, decide, *question) for question in questions])
-    before = dict(zip(others, answers[len(capabilities) :], strict=True))
-    for capability, got in zip(capabilities, answers, strict=False):
-        expected = before.get(capability, wanted)
+
+def _proved(decision: Decision, answers: Iterator[object]) -> str:
+    """Take the answers about one decision, and say what they establish. Raises ProofError."""
+    after = dict(zip(ALL, answers, strict=False))
+    before = dict(zip(decision.others, answers, strict=False))
+    for capability, got in after.items():
+        expected = before.get(capability, decision.wanted)
         if got != expected:
             raise ProofError(
-                f"{what}: {got} on {capability}, expected {expected}",
+                f"{decision.what}: {got} on {capability}, expected {expected}",
                 why="the code was edited by hand, or decides by something else as well",
             )
-    same = ", ".join(map(str, others))
-    return f"{what}: {wanted} on {' and '.join(map(str, changed))}, unchanged on {same}"
+    changed, same = " and ".join(map(str, decision.changed)), ", ".join(map(str, decision.others))
+    return f"{decision.what}: {decision.wanted} on {changed}, unchanged on {same}"

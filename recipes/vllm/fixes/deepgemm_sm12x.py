@@ -68,12 +68,11 @@ def _lacks_sm12x(tree: kit.SourceTree) -> bool:
 def prove(case: kit.Case) -> str:
     """12.1 (12.x while there is no kernel) must get no; everybody else what they got before."""
     return kit.prove_decision(
+        case,
         "DeepGEMM",
         lambda tree, capability: (
             kit.on_device(tree, capability).name("current_platform").support_deep_gemm()
         ),
-        case.stock,
-        case.patched,
         wanted=False,
         changed=kit.SM12X if _lacks_sm12x(case.stock) else kit.GB10,
     )

@@ -70,10 +70,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """12.1 must take Triton; everybody else what they took before."""
     return kit.prove_decision(
+        case,
         "FP8 linear, one scale per block",
         lambda tree, capability: kit.fp8_linear(kit.on_device(tree, capability), "block"),
-        case.stock,
-        case.patched,
         wanted="_run_triton"
         if _OLD_CLASS in case.stock.read(_OLD)
         else "TritonFp8BlockScaledMMKernel",

@@ -70,10 +70,9 @@ def _fixed_upstream(tree: kit.SourceTree) -> str:
 def prove(case: kit.Case) -> str:
     """12.x must get no; everybody else what they got before."""
     return kit.prove_decision(
+        case,
         "CUTLASS FP8 grouped GEMM",
         _decide,
-        case.stock,
-        case.patched,
         wanted=False,
         changed=kit.SM12X,
     )

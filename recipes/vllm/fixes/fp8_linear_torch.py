@@ -1,5 +1,7 @@
 """FP8 linear layers without FlashInfer's and vLLM's CUTLASS kernels."""
 
+from functools import partial
+
 from patchkit.recipes.vllm import kit
 
 _OLD = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
@@ -62,21 +64,23 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """12.1 must take torch for every kind of scale; everybody else what they took before."""
     old = not any(case.stock.exists(p) and _SCOPE in case.stock.read(p) for p in kit.REGISTRIES)
-    return "; ".join(
-        kit.prove_decision(
+    kernels = {
+        "tensor": "PerTensorTorchFP8ScaledMMLinearKernel",
+        "token": "ChannelWiseTorchFP8ScaledMMLinearKernel",
+    }
+    decisions = [
+        kit.Decision(
             f"FP8 linear, one scale per {scales}",
-            lambda tree, capability, scales=scales: kit.fp8_linear(  # type: ignore[misc]
-                kit.on_device(tree, capability), scales
-            ),
-            case.stock,
-            case.patched,
+            partial(_kernel, scales),
             wanted="torch" if old else kernel,
         )
-        for scales, kernel in (
-            ("tensor", "PerTensorTorchFP8ScaledMMLinearKernel"),
-            ("token", "ChannelWiseTorchFP8ScaledMMLinearKernel"),
-        )
-    )
+        for scales, kernel in kernels.items()
+    ]
+    return "; ".join(kit.prove_decisions(case, decisions))
+
+
+def _kernel(scales: str, tree: kit.SourceTree, capability: kit.Capability) -> str:
+    return kit.fp8_linear(kit.on_device(tree, capability), scales)
 
 
 FIX = kit.Fix(

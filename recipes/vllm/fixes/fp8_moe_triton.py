@@ -1,5 +1,6 @@
 """FP8 mixture-of-experts layers on Triton."""
 
+from functools import partial
 from textwrap import indent
 
 from patchkit.recipes.vllm import kit
@@ -55,19 +56,15 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """12.1 must take Triton for every kind of scale; everybody else what they took before."""
-    said = {
-        kit.prove_decision(
-            f"FP8 MoE, one scale per {', '.join(kit.SCALES)}",
-            lambda tree, capability, scales=scales: kit.fp8_moe(  # type: ignore[misc]
-                kit.on_device(tree, capability), scales
-            ),
-            case.stock,
-            case.patched,
-            wanted="TRITON",
-        )
-        for scales in kit.SCALES
-    }
-    return said.pop()
+    what = f"FP8 MoE, one scale per {', '.join(kit.SCALES)}"
+    decisions = [
+        kit.Decision(what, partial(_backend, scales), wanted="TRITON") for scales in kit.SCALES
+    ]
+    return kit.prove_decisions(case, decisions)[0]
+
+
+def _backend(scales: str, tree: kit.SourceTree, capability: kit.Capability) -> str:
+    return kit.fp8_moe(kit.on_device(tree, capability), scales)
 
 
 FIX = kit.Fix(

@@ -61,18 +61,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Only an unset variable on 12.1 changes; what the user sets counts, and dense Marlin obeys."""
-    said = [
-        kit.prove_decision(
-            f"{_NAME} ({value or 'unset'})",
-            lambda tree, capability, value=value: _value(  # type: ignore[misc]
-                tree, capability, {_NAME: value} if value else {}
-            ),
-            case.stock,
-            case.patched,
-            wanted=value != "0",
-        )
-        for value in ("", "0", "1")
+    values: dict[str, dict[str, str]] = {"unset": {}, "0": {_NAME: "0"}, "1": {_NAME: "1"}}
+    decisions = [
+        kit.Decision(f"{_NAME} ({said})", partial(_value, environ), wanted=said != "0")
+        for said, environ in values.items()
     ]
+    proved, *_ = kit.prove_decisions(case, decisions)
     if kit.ask(case.patched, [partial(_dense_marlin, case.patched, value) for value in "01"]) != [
         False,
         True,
@@ -81,10 +75,10 @@ def prove(case: kit.Case) -> str:
             f"{_READER}: {_READS} does not follow {_NAME}",
             why="the function was edited by hand, or decides by something else as well",
         )
-    return f"{said[0]}; a value that the user sets is kept"
+    return f"{proved}; a value that the user sets is kept"
 
 
-def _value(tree: kit.SourceTree, capability: kit.Capability, environ: Mapping[str, str]) -> object:
+def _value(environ: Mapping[str, str], tree: kit.SourceTree, capability: kit.Capability) -> object:
     return getattr(kit.on_device(tree, capability, environ).name("envs"), _NAME)
 
 

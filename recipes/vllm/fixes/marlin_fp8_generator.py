@@ -2,6 +2,7 @@
 
 import ast
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 from patchkit.recipes.vllm import kit
@@ -32,21 +33,21 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Run each generator's own loop over the arch list that CMake hands it."""
     wanted = {case.request.arch_list: True, "8.0": False, "9.0a": False}
-    for path in case.patched.containing(_GENERATORS, _FLAG):
-        text = case.patched.read(path)
-        answers = kit.ask(
-            case.patched, [partial(_supports_fp8, path, text, archs) for archs in wanted]
-        )
-        for (archs, expected), got in zip(wanted.items(), answers, strict=True):
-            if got is not expected:
-                raise kit.ProofError(f"{path}: {_FLAG} is {got} for {archs}")
+    paths = case.patched.containing(_GENERATORS, _FLAG)
+    asked = list(product(paths, wanted))
+    run = partial(_supports_fp8, case.patched)
+    for (path, archs), got in zip(
+        asked, kit.ask(case.patched, [partial(run, *each) for each in asked]), strict=True
+    ):
+        if got is not wanted[archs]:
+            raise kit.ProofError(f"{path}: {_FLAG} is {got} for {archs}")
     return f"the generators write FP8-input kernels for {case.request.arch_list}"
 
 
-def _supports_fp8(path: str, text: str, archs: str) -> bool:
+def _supports_fp8(tree: kit.SourceTree, path: str, archs: str) -> bool:
     """The flag after the statements that decide it: plain assignments, then the loop over argv."""
     body: list[ast.stmt] = []
-    for statement in ast.parse(text).body:
+    for statement in ast.parse(tree.read(path)).body:
         if isinstance(statement, ast.Assign):
             body.append(statement)
         elif isinstance(statement, ast.For):

@@ -31,9 +31,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """12.x must take Marlin; everybody else what they took before."""
-    return kit.prove_decision(
-        "MXFP4 MoE", _decide, case.stock, case.patched, wanted="MARLIN", changed=kit.SM12X
-    )
+    return kit.prove_decision(case, "MXFP4 MoE", _decide, wanted="MARLIN", changed=kit.SM12X)
 
 
 def _decide(tree: kit.SourceTree, capability: kit.Capability) -> object:

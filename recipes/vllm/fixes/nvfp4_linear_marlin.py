@@ -139,22 +139,19 @@ def _forms(tree: kit.SourceTree) -> list[tuple[str, str, str, str, str]]:
 def prove(case: kit.Case) -> str:
     """12.1 must take Marlin; everybody else what they took before."""
     place = _forms(case.stock)[0][0]
-    said = kit.prove_decision(
-        "NVFP4 linear",
-        lambda tree, capability: kit.nvfp4_linear(kit.on_device(tree, capability)),
-        case.stock,
-        case.patched,
-        wanted=_MARLIN[place],
-    )
-    if place != _MODELOPT[0]:
-        return said
-    return f"{said}; " + kit.prove_decision(
-        "NVFP4 linear of compressed-tensors",
-        lambda tree, capability: kit.nvfp4_scheme(kit.on_device(tree, capability)),
-        case.stock,
-        case.patched,
-        wanted="CompressedTensorsW4A16Fp4",
-    )
+    decisions = [kit.Decision("NVFP4 linear", _kernel, wanted=_MARLIN[place])]
+    if place == _MODELOPT[0]:
+        what = "NVFP4 linear of compressed-tensors"
+        decisions.append(kit.Decision(what, _scheme, wanted="CompressedTensorsW4A16Fp4"))
+    return "; ".join(kit.prove_decisions(case, decisions))
+
+
+def _kernel(tree: kit.SourceTree, capability: kit.Capability) -> str:
+    return kit.nvfp4_linear(kit.on_device(tree, capability))
+
+
+def _scheme(tree: kit.SourceTree, capability: kit.Capability) -> str:
+    return kit.nvfp4_scheme(kit.on_device(tree, capability))
 
 
 FIX = kit.Fix(

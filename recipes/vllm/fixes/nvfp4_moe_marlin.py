@@ -115,10 +115,9 @@ def prove(case: kit.Case) -> str:
     """12.1 (12.x where none has a kernel) must take Marlin; everybody else what they took."""
     everybody = not case.stock.exists(kit.NVFP4_MOE) and "cutedsl" not in case.stock.read(_OLD)
     return kit.prove_decision(
+        case,
         "NVFP4 MoE",
         lambda tree, capability: kit.nvfp4_moe(kit.on_device(tree, capability)),
-        case.stock,
-        case.patched,
         wanted="MARLIN",
         changed=kit.SM12X if everybody else kit.GB10,
     )

@@ -60,8 +60,13 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """The query answers on 12.1, and a GB10 that knows its memory gets the defaults of today."""
     (today,) = kit.ask(case.stock, [lambda: _defaults(case.stock, kit.GB10[0], memory=_unknown)])
-    kit.prove_decision(_MEMORY, _memory, case.stock, case.patched, wanted=_GB10_MEMORY)
-    kit.prove_decision(_DEFAULTS, _defaults, case.stock, case.patched, wanted=today)
+    kit.prove_decisions(
+        case,
+        [
+            kit.Decision(_MEMORY, _memory, wanted=_GB10_MEMORY),
+            kit.Decision(_DEFAULTS, _defaults, wanted=today),
+        ],
+    )
     return "the total memory is known on 12.1, default batch sizes stay as they are everywhere"
 
 

@@ -9,10 +9,11 @@ import subprocess
 
 import pytest
 
-from patchkit.apply import apply, open_workspace, plan_for, prove, revert
+from patchkit.apply import apply, open_workspace, plan_for, revert
 from patchkit.errors import DriftError, PatchkitError
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
+from patchkit.prove import prove
 from patchkit.recipes.nccl.build_files import (
     COMMON_MK,
     ROOT_FILE,

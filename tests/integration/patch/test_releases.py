@@ -11,8 +11,9 @@ import time
 import pytest
 from packaging.version import Version
 
-from patchkit.apply import apply, open_workspace, plan_for, prove, revert
+from patchkit.apply import apply, open_workspace, plan_for, revert
 from patchkit.errors import DriftError
+from patchkit.prove import prove
 from support.selection import in_turns
 
 pytestmark = pytest.mark.releases

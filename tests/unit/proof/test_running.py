@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from patchkit.errors import ProofError
+from patchkit.patching.fix import Case
 from patchkit.proof import running
 from patchkit.proof.running import Anything, Code
 from patchkit.recipes.vllm.routing import GB10, SM12X, outcome, prove_decision
@@ -169,18 +170,22 @@ def test_a_refusal_is_a_decision_and_a_stumble_is_not(make_tree):
         outcome(ask("stumbles"), tree, GB10[0])
 
 
-def test_a_patch_must_change_the_right_devices_and_no_others(make_tree):
+def test_a_patch_must_change_the_right_devices_and_no_others(make_tree, ask):
     before = make_tree("0.25.1", {"x.py": "def f(cc):\n    return cc >= (12, 0)\n"})
     one = before.with_texts({"x.py": "def f(cc):\n    return cc == (12, 0)\n"})
     all_of_them = before.with_texts({"x.py": "def f(cc):\n    return cc > (99, 0)\n"})
 
-    def ask(tree, capability):
+    def decide(tree, capability):
         return Code(tree, {}).get("x.py", "f")(capability)
 
-    said = prove_decision("f", ask, before, one, wanted=False)
+    def proved(patched, **changed):
+        case = Case(stock=before, patched=patched, request=ask(), active=frozenset())
+        return prove_decision(case, "f", decide, wanted=False, **changed)
+
+    said = proved(one)
     assert said == "f: False on 12.1, unchanged on 8.0, 9.0, 10.0, 12.0"
-    assert prove_decision("f", ask, before, all_of_them, wanted=False, changed=SM12X)
+    assert proved(all_of_them, changed=SM12X)
     with pytest.raises(ProofError, match=r"f: False on 12.0, expected True"):
-        prove_decision("f", ask, before, all_of_them, wanted=False)
+        proved(all_of_them)
     with pytest.raises(ProofError, match=r"f: True on 12.1, expected False"):
-        prove_decision("f", ask, before, before, wanted=False)
+        proved(before)
