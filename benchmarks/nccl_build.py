@@ -1,6 +1,6 @@
 """Building libnccl beside plain make with the same arch, tools and jobs, in one run.
 
-    nox -s bench -- nccl [--whole] [--host aarch64|x86_64] [--stock WHEEL]
+    nox -s bench -- nccl [--whole] [--cpu aarch64|x86_64] [--stock WHEEL]
 
 `make` is NCCL's own makefiles with the variables that patchkit gives them, in an unpatched tree;
 `build` is all of `patchkit build nccl`: fetch, patch, prove, compile, inspect, pack, seal. Neither
@@ -49,13 +49,13 @@ class Cost:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--whole", action="store_true")
-    parser.add_argument("--host", default=platform.machine())
+    parser.add_argument("--cpu", default=platform.machine())
     parser.add_argument("--stock", type=Path, help="stock's wheel, for its size")
     args = parser.parse_args()
     functions = "" if args.whole else REDUCED
     try:
         with tempfile.TemporaryDirectory(prefix="patchkit-bench-") as folder:
-            measure(Path(folder), args.host, functions, args.stock)
+            measure(Path(folder), args.cpu, functions, args.stock)
     except PatchkitError as error:
         CONSOLE.print(f"bench: {error}", markup=False)
         return error.exit_code
@@ -101,7 +101,7 @@ def make(order: NcclOrder, tree: Path, build: Path) -> Cost:
 
 def patchkit(order: NcclOrder, house: Path, env: dict[str, str]) -> Cost:
     command = [sys.executable, "-m", "patchkit", "build", "nccl", "--version", order.version]
-    command += ["--host", order.toolchain.machine, "--functions", order.functions, "--fresh"]
+    command += ["--cpu", order.toolchain.machine, "--functions", order.functions, "--fresh"]
     return timed([*command, "--jobs", str(order.jobs), "--dir", str(house)], env)
 
 

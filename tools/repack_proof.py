@@ -110,7 +110,7 @@ def proved(version: str, cpu: str, folder: Path, *, full: bool) -> list[str]:
 
 
 def made(version: str, cpu: str, house: Path) -> Made:
-    command = [sys.executable, "-m", "patchkit", "repack", f"vllm=={version}", "--platform", cpu]
+    command = [sys.executable, "-m", "patchkit", "repack", f"vllm=={version}", "--cpu", cpu]
     told = json.loads(run(*command, "--dir", str(house), "--json"))
     CONSOLE.print(f"{told['wheel'].rpartition('/')[2]}: {told['seconds']} s", markup=False)
     for note in told["notes"]:

@@ -102,15 +102,13 @@ RELEASES = {"nccl": "2.29.7", "vllm": "0.25.1"}  # that NCCL is the one that a d
 STEPS: dict[str, dict[str, Step]] = {
     "nccl": {
         "build": Step(
-            command=["build", "nccl", "--host", HERE],
+            command=["build", "nccl", "--cpu", HERE],
             use=lambda told: accept(Path(told["wheel"])),
             reduced=lambda _release: ("--functions", FAMILIES),
         )
     },
     "vllm": {
-        "repack": Step(
-            command=["repack", "vllm=={}", "--platform", HERE], use=verified, compiles=False
-        ),
+        "repack": Step(command=["repack", "vllm=={}", "--cpu", HERE], use=verified, compiles=False),
         "build": Step(
             command=["build", "vllm"], use=check_wheel, reduced=reduced_options, more=with_cuda
         ),

@@ -33,8 +33,9 @@ from patchkit.source.fetch import save
 from patchkit.target import targets
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse import storage
-from patchkit.wheel.wheelhouse.contents import add, prune, replace_dependencies, settled
+from patchkit.wheel.wheelhouse.contents import add, replace_dependencies, settled
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.prune import prune
 from support import hosts
 from support.wheels import write_wheel
 from tools.torture.supervisor import supervise, undisturbed

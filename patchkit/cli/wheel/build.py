@@ -1,4 +1,4 @@
-"""patchkit build"""
+"""Build a wheel of libnccl: `patchkit build nccl`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from patchkit.cli.wheel.build_options import (
     Placed,
     chosen_jobs,
     compilers,
+    cpu_option,
     fresh_option,
     house_option,
     jobs_option,
@@ -31,7 +32,7 @@ from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.pinned import default_version
 from patchkit.source.releases import load_facts
 from patchkit.wheel.build.nccl import JOB_MEMORY, BuiltNccl, NcclOrder, build_nccl
-from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
+from patchkit.wheel.build.toolchain import find_toolchain
 from patchkit.wheel.device.inspect import arch_name
 from patchkit.wheel.wheelhouse.contents import make_room
 
@@ -55,18 +56,29 @@ command.add_command(vllm, "vllm")
 
 
 @command.command(epilog=_EPILOG)
-@click.option("--version", "version", metavar="X.Y.Z", help="[default: what torch asks for]")
-@click.option("--src", "source", metavar="SOURCE", help="A folder, an archive, a git commit.")
-@click.option("--sha256", metavar="HEX", help="Of an archive that the recipe does not know.")
+@click.option(
+    "--version",
+    "version",
+    metavar="X.Y.Z",
+    help="Release to build.  [default: the one that torch pins]",
+)
+@click.option(
+    "--src", "source", metavar="SOURCE", help="Sources: a folder, an archive, or a git commit."
+)
+@click.option(
+    "--sha256", metavar="HEX", help="SHA-256 of an archive that the recipe does not know."
+)
 @click.option("--target", default="gb10", show_default=True, metavar="gb10|thor|h200")
-@click.option("--host", metavar="|".join(MACHINES), help="The CPU.  [default: the target's]")
+@cpu_option("the target's", "--host")
 @jobs_option
 @click.option(
     "--cuda",
     metavar="DIR|locked",
     help="The CUDA toolkit.  [default: CUDA_HOME, PATH, /usr/local/cuda; else the locked one]",
 )
-@click.option("--functions", default="", metavar="TEXT", help="Only these (ONLY_FUNCS): for tests.")
+@click.option(
+    "--functions", default="", metavar="TEXT", help="Only these kernels (ONLY_FUNCS), for tests."
+)
 @fresh_option
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 @house_option
@@ -77,7 +89,7 @@ def nccl(
     source: str | None,
     sha256: str | None,
     target: str,
-    host: str | None,
+    cpu: str | None,
     jobs: int | None,
     cuda: str | None,
     functions: str,
@@ -87,13 +99,13 @@ def nccl(
     objects: Path | None,
     as_json: bool,
 ) -> None:
-    """libnccl for one device: the wheel that takes the place of stock's nvidia-nccl-cu13."""
+    """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
     began = time.monotonic()
     device = find_target(target)
     with progress() as report:
         origin = _origin(version, source, sha256, house, offline=offline, report=report)
         toolchain = find_toolchain(
-            host or device.cpu,
+            cpu or device.cpu,
             cuda=device.cuda,
             toolkit=Path(cuda) if cuda not in (None, "locked") else None,
             locked=cuda == "locked",
@@ -129,7 +141,7 @@ def _origin(
     report: Any,
 ) -> SourceOrigin:
     if version is not None and source is not None:
-        raise UsageError("--version and --src exclude each other: the sources tell their version")
+        raise UsageError("--version and --src exclude each other: the sources say their version")
     if version is None and source is None:
         chosen, reason = default_version(house)
         version = str(chosen)

@@ -1,4 +1,4 @@
-"""What `build nccl` and `build vllm` have in common: options, and how a finished wheel is told."""
+"""Share what `build nccl`, `build vllm` and `repack` have in common: options, and the report."""
 
 from __future__ import annotations
 
@@ -13,32 +13,49 @@ import click
 from rich.text import Text
 
 from patchkit.cli import show
+from patchkit.cli.options import Renamed
 from patchkit.cli.out import tell
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.build.jobs import Jobs, jobs_for
-from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.wheelhouse.contents import add
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 jobs_option = click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="[default: cores, memory]"
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compilers at once.  [default: what cores and memory allow]",
 )
-fresh_option = click.option("--fresh", is_flag=True, help="Do not go on with an interrupted build.")
+fresh_option = click.option(
+    "--fresh", is_flag=True, help="Begin anew instead of resuming an interrupted build."
+)
 house_option = click.option(
     "--dir",
     "house",
     type=click.Path(path_type=Path),
     default=Path("wheelhouse"),
     show_default=True,
-    help="Where the wheel goes.",
+    help="The wheelhouse to put the wheel into.",
 )
+
+
+def cpu_option(default: str, *former: str) -> Callable[[F], F]:
+    """Make --cpu; ``former`` are its spellings until the next release."""
+    return click.option(
+        "--cpu",
+        cls=Renamed,
+        former=former,
+        metavar="|".join(MACHINES),
+        help=f"The CPU to make it for.  [default: {default}]",
+    )
 
 
 def _writable(_context: click.Context, _option: click.Parameter, place: Path | None) -> Path | None:
     if place and not place.absolute().parent.is_dir():
-        raise UsageError(f"{place}: the folder that it would be in is not there")
+        raise UsageError(f"{place}: the folder to write it into does not exist")
     return place
 
 
@@ -46,12 +63,12 @@ objects_option = click.option(
     "--objects",
     type=click.Path(path_type=Path),
     callback=_writable,
-    help="Write the objects' digests there.",
+    help="Write the digests of the objects to this file.",
 )
 
 
 def chosen_jobs(asked: int | None, memory: int) -> Jobs:
-    """As many as are asked for, or as there are cores and memory for."""
+    """Return the number asked for, or what cores and memory allow."""
     return Jobs(asked, "as asked for") if asked else jobs_for(memory)
 
 
@@ -81,7 +98,7 @@ class Placed:
         return f"{self.wheel}  {self.wheel.stat().st_size / 1e6:.1f} MB, {self.seconds:.0f} s"
 
     def fields(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the report as JSON has it."""
         return {
             "wheel": str(self.wheel),
             "facts": dict(self.built.facts),
@@ -103,7 +120,7 @@ def compilers(tools: Toolchain) -> str:
 
 
 def print_built(title: Text, lines: Iterable[str], notes: Iterable[Text], placed: Placed) -> None:
-    """For people: a title, what holds, what else is to be known, and what to do next."""
+    """Print a title, what was proved, notes, and the next command."""
     console = show.console()
     console.print(title)
     for line in (*lines, placed.line):
@@ -114,6 +131,6 @@ def print_built(title: Text, lines: Iterable[str], notes: Iterable[Text], placed
 
 
 def reduced(is_reduced: object) -> list[Text]:
-    """The note of a build of some parts alone."""
+    """Return the note for a build of some parts alone."""
     note = show.text(("note ", "yellow"), "reduced: for tests, not for use")
     return [note] if is_reduced else []

@@ -1,4 +1,4 @@
-"""patchkit build vllm"""
+"""Build a wheel of vLLM: `patchkit build vllm`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from patchkit.cli.wheel.build_options import (
     Placed,
     chosen_jobs,
     compilers,
+    cpu_option,
     fresh_option,
     house_option,
     jobs_option,
@@ -55,18 +56,27 @@ For an H200, to test there:
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--version", "version", metavar="X.Y.Z", help="[default: the newest that is known]")
-@click.option("--src", "named", metavar="SOURCE", help="A folder or an sdist instead.")
+@click.option(
+    "--version",
+    "version",
+    metavar="X.Y.Z",
+    help="Release to build.  [default: the newest known one]",
+)
+@click.option("--src", "named", metavar="SOURCE", help="Sources instead: a folder or an sdist.")
 @request_options
-@click.option("--host", metavar="aarch64|x86_64", help="The CPU.  [default: this machine's]")
+@cpu_option("this machine's", "--host")
 @jobs_option
 @click.option(
-    "--source", "given", multiple=True, metavar="NAME=WHAT", help="A source of another project."
+    "--source",
+    "given",
+    multiple=True,
+    metavar="NAME=WHAT",
+    help="A folder, archive or wheel with the source of another project.",
 )
 @click.option(
     "--mirror",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder of such sources.",
+    help="A folder with such sources.",
 )
 @click.option(
     "--cuda", metavar="DIR|locked", default="locked", show_default=True, help="The CUDA toolkit."
@@ -74,14 +84,14 @@ For an H200, to test there:
 @click.option(
     "--python",
     type=click.Path(path_type=Path, exists=True),
-    help="One with torch and build tools.  [default: a locked environment]",
+    help="Interpreter with torch and build tools.  [default: a locked environment]",
 )
 @click.option(
     "--requirements",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="What the environment is made of, with hashes.  [default: the recipe's]",
+    help="Requirements of the environment, with hashes.  [default: the recipe's]",
 )
-@click.option("--extensions", default="", metavar="A,B", help="Only these: for tests.")
+@click.option("--extensions", default="", metavar="A,B", help="Only these, for tests.")
 @fresh_option
 @click.option("--offline", is_flag=True, help="Use only what is in caches and mirrors.")
 @house_option
@@ -91,7 +101,7 @@ def command(
     version: str | None,
     named: str | None,
     selection: Selection,
-    host: str | None,
+    cpu: str | None,
     jobs: int | None,
     given: tuple[str, ...],
     mirror: Path | None,
@@ -105,12 +115,12 @@ def command(
     objects: Path | None,
     as_json: bool,
 ) -> None:
-    """vLLM for one device, from its sources; `patchkit repack` takes seconds instead."""
+    """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
     left_out = frozenset(each.option for each in by_option(sorted(selection.skip - fixes)))
     request = replace(selection, skip=selection.skip & fixes).request()
-    _check_host(request.target, host)
+    _check_cpu(request.target, cpu)
     parts, sources = frozenset(filter(None, extensions.split(","))), parse_given(given)
 
     def check(tree: SourceTree) -> None:
@@ -149,14 +159,14 @@ def command(
         _show(order, built, placed)
 
 
-def _check_host(device: Target, host: str | None) -> None:
+def _check_cpu(device: Target, cpu: str | None) -> None:
     here = platform.machine()
-    if host not in (None, here):
+    if cpu not in (None, here):
         raise UsageError(
-            f"vLLM for {host} cannot be built on {here}",
+            f"vLLM for {cpu} cannot be built on {here}",
             why="its CMake asks torch through Python, and both are for the CPU that runs them",
-            hint=f"build on a machine with {host}, such as the {device.title}; or take upstream's "
-            f"kernels: {quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--platform', host)}",
+            hint=f"build on a machine with {cpu}, such as the {device.title}; or take upstream's "
+            f"kernels: {quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--cpu', cpu)}",
         )
     if here != device.cpu:
         tell(f"for {here}: a wheel for tests; {device.title} has {device.cpu}")
@@ -170,7 +180,7 @@ def _toolchain(
     offline: bool,
     report: Report,
 ) -> Toolchain:
-    """What compiles, on a machine that has all that the sources take."""
+    """Return the toolchain, once the machine has all that the sources need."""
     release = str(source.version)
     for note in check_machine(source.needs, release=release, python=python, cuda=device.cuda):
         tell(note)
@@ -185,7 +195,7 @@ def _toolchain(
 
 
 def _foretell(order: VllmOrder, jobs: Jobs) -> None:
-    """What is going to happen, before it takes long."""
+    """Say what is going to happen, before it takes long."""
     tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
     tell(f"what the build says: {order.work}/log.txt")
     for each in by_option(sorted(order.without)):

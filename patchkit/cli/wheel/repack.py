@@ -1,4 +1,4 @@
-"""patchkit repack"""
+"""Repack upstream's wheel: `patchkit repack`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from patchkit.cli.options import (
 )
 from patchkit.cli.out import print_json, tell
 from patchkit.cli.patch.archs import STYLES
-from patchkit.cli.wheel.build_options import house_option
+from patchkit.cli.wheel.build_options import cpu_option, house_option
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
@@ -36,7 +36,7 @@ _EPILOG = """\
 For a Spark, on any machine:
   patchkit repack vllm==0.25.1
 The same for x86-64, for tests elsewhere:
-  patchkit repack vllm==0.25.1 --platform x86_64
+  patchkit repack vllm==0.25.1 --cpu x86_64
 A wheel of your own, vouched for:
   patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 <64 hex digits>
 """
@@ -54,11 +54,9 @@ _USES = {
 
 @click.command(epilog=_EPILOG)
 @click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL")
-@click.option(
-    "--platform", "cpu", metavar="aarch64|x86_64", help="The CPU.  [default: the target's]"
-)
+@cpu_option("the target's", "--platform")
 @request_options
-@click.option("--sha256", metavar="HEX", help="Of a wheel that the lock does not know.")
+@click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that the lock does not know.")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 @trust_source
 @house_option
@@ -73,10 +71,10 @@ def command(
     house: Path,
     as_json: bool,
 ) -> None:
-    """Upstream's wheel with the fixes that are Python or data, under a version of its own.
+    """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
 
-    Its kernels stay as they are; whether they load on the device is checked first. Where they do
-    not, nothing is written, and only a build from source helps.
+    Its kernels stay as they are; whether they load on the device is checked first. If they do not,
+    nothing is written, and only a build from source helps.
     """
     began = time.monotonic()
     request = selection.request()

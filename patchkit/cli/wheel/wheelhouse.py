@@ -10,16 +10,17 @@ import click
 from rich.table import Table
 
 from patchkit.cli import show
-from patchkit.cli.options import as_json, progress
+from patchkit.cli.options import Renamed, as_json, progress
 from patchkit.cli.out import print_json
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.target import targets
-from patchkit.wheel.wheelhouse.contents import entries, prune
+from patchkit.wheel.wheelhouse.contents import entries
 from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, ManifestEntry
+from patchkit.wheel.wheelhouse.prune import prune
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelIndex, place
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
 
@@ -94,12 +95,12 @@ def _cells(entry: ManifestEntry) -> tuple[str, ...]:
     return name.project, str(name.version), name.tag, megabytes, digest, target, str(entry.kind)
 
 
-@command.command("verify")
+@command.command("verify", hidden=True)  # `patchkit verify`, until the next release
 @_folder
 @trust_options
 @as_json
 def verify_wheels(house: Path, *, trust: Trust | None, as_json: bool) -> None:
-    """The same as `patchkit verify`."""
+    """Run `patchkit verify`, which takes its place."""
     run(house, trust, as_json=as_json)
 
 
@@ -170,9 +171,25 @@ def prune_wheels(
 
 @command.command("fill")
 @_folder
-@click.option("--python", default="3.12", show_default=True, metavar="X.Y", help="The nodes' one.")
-@click.option("--machine", metavar="CPU", help="The nodes' CPU.  [default: that of the wheels]")
-@click.option("--glibc", metavar="2.X", help="The nodes' glibc.  [default: that of the target]")
+@click.option(
+    "--python-version",
+    "python",
+    cls=Renamed,
+    former=["--python"],
+    default="3.12",
+    show_default=True,
+    metavar="X.Y",
+    help="Python of the nodes.",
+)
+@click.option(
+    "--cpu",
+    "machine",
+    cls=Renamed,
+    former=["--machine"],
+    metavar="CPU",
+    help="CPU of the nodes.  [default: that of the wheels]",
+)
+@click.option("--glibc", metavar="2.X", help="glibc of the nodes.  [default: that of the target]")
 @click.option(
     "--with", "also", multiple=True, metavar="REQUIREMENT", help='More to install, as "ray==2.5".'
 )

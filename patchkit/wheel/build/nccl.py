@@ -171,7 +171,7 @@ def _facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
 
 
 def _wheel_version(order: NcclOrder, facts: Mapping[str, Any]) -> str:
-    """``2.29.7+gb10.0a1b2c3d4e``: a digest of the facts and of the recipe that packs."""
+    """Return ``2.29.7+gb10.0a1b2c3d4e``, with a digest of the facts and the recipe that packs."""
     texts = [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
     reduced = "reduced." if order.functions else ""
     return f"{order.version}+{order.target.name}.{reduced}{digest_label(facts, texts)}"

@@ -1,4 +1,4 @@
-"""The facts that patchkit writes into a wheel, and the version that is a digest of them."""
+"""Write the facts that patchkit puts into a wheel, and the version that is a digest of them."""
 
 from __future__ import annotations
 

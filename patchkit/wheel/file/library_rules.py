@@ -1,4 +1,4 @@
-"""Rules about the libraries in a wheel, and what they may need: ``recipes/wheel_rules.toml``."""
+"""Read the rules about libraries in wheels, from ``recipes/wheel_rules.toml``."""
 
 from __future__ import annotations
 

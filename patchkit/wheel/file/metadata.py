@@ -1,4 +1,4 @@
-"""What a wheel says about itself: requirements, SBOMs, and what patchkit did to it."""
+"""Read what a wheel says about itself: requirements, SBOMs, and what patchkit did to it."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class WheelMetadata:
         found: dict[str, str] = {}
         for requirement in self.requires:
             exact = [s.version for s in requirement.specifier if s.operator in ("==", "===")]
-            if len(requirement.specifier) == len(exact) == 1 and not exact[0].endswith(".*"):
-                if "extra" not in str(requirement.marker or ""):
-                    found[canonicalize_name(requirement.name)] = exact[0]
+            one = len(requirement.specifier) == len(exact) == 1 and not exact[0].endswith(".*")
+            if one and "extra" not in str(requirement.marker or ""):
+                found[canonicalize_name(requirement.name)] = exact[0]
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""What the file name of a wheel says: project, version, tag, CPUs."""
+"""Parse the file name of a wheel: project, version, tag, CPUs."""
 
 from __future__ import annotations
 

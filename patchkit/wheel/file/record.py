@@ -1,4 +1,4 @@
-"""RECORD: the digest of each file of a wheel, and what in a wheel contradicts it."""
+"""Write RECORD, which has the digest of each file, and find what in a wheel contradicts it."""
 
 from __future__ import annotations
 

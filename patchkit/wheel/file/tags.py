@@ -1,4 +1,4 @@
-"""The platform tag of a wheel, from the symbol versions that its libraries need."""
+"""Find the platform tag of a wheel from the symbol versions that its libraries need."""
 
 from __future__ import annotations
 

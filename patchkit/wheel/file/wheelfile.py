@@ -1,4 +1,4 @@
-"""A wheel, opened once: its name, members, metadata, and the libraries in it one at a time.
+"""Open a wheel, once: its name, members, metadata, and the libraries in it one at a time.
 
 Opening checks what a hostile wheel could do: names that lead out of it, two members of one name or
 with the same bytes, sizes that explode. Everything is then read through the one open file, so that

@@ -1,8 +1,8 @@
-"""Which signed wheelhouses were accepted on this machine: what known_hosts is for ssh.
+"""Remember which signed wheelhouses were accepted on this machine, as known_hosts does for ssh.
 
-A line of ``known_wheelhouses`` is: wheelhouse, counter, date of signing, date of acceptance, sha256
-of SHA256SUMS.signed. There is one line for each wheelhouse, whoever signed it: a signer who leaves
-takes no memory along.
+Each line of ``known_wheelhouses`` has: wheelhouse, counter, date of signing, date of acceptance,
+sha256 of SHA256SUMS.signed. There is one line for each wheelhouse, whoever signed it: a signer who
+leaves takes no memory along.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def memory() -> Path:
 
 
 def last_seen(wheelhouse: str) -> Seen | None:
-    """Raises StorageError if the file cannot be read."""
+    """Return what was accepted of a wheelhouse. Raises StorageError if the file is unreadable."""
     return _read(memory()).get(wheelhouse)
 
 

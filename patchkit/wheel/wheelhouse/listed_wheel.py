@@ -88,6 +88,6 @@ def _read(entry: ManifestEntry, path: Path) -> ListedWheel:
 
 
 def by_cpu(wheels: Sequence[ListedWheel]) -> Iterator[tuple[str, list[ListedWheel]]]:
-    """For each CPU that a wheel was built for, yield what a node with it can install."""
+    """Yield each CPU that a wheel was built for, and what a node with it can install."""
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
         yield cpu, [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]

@@ -1,4 +1,4 @@
-"""The three files that describe a wheelhouse, and which wheels fit into one together."""
+"""Read and write the three files of a wheelhouse; say which wheels exclude each other."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ManifestEntry:
 
 
 def read_manifest(data: bytes) -> tuple[ManifestEntry, ...]:
-    """Raises SourceError if this is not a manifest of this format."""
+    """Parse a manifest. Raises SourceError if it is not one of this format."""
     try:
         fields = json.loads(data)
         if fields["format"] not in _READ:
@@ -91,7 +91,7 @@ def _entry(row: dict[str, Any]) -> ManifestEntry:
 
 
 def documents(entries: Iterable[ManifestEntry]) -> dict[str, str]:
-    """File name → text of everything that is told of these wheels; the same for the same wheels."""
+    """Return the three files by name; the same wheels give the same texts."""
     ordered = sorted(entries, key=lambda entry: entry.filename)
     manifest = {"format": _FORMAT, "wheels": [entry.fields() for entry in ordered]}
     rows = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -114,7 +114,7 @@ def _header(entries: Iterable[ManifestEntry]) -> str:
 
 
 def _requirement(entry: ManifestEntry, entries: Iterable[ManifestEntry]) -> str:
-    """A line of requirements.txt.
+    """Return a line of requirements.txt.
 
     A marker only where there is a choice: alone, it would make pip on the other CPU install
     nothing and be content.
@@ -126,19 +126,19 @@ def _requirement(entry: ManifestEntry, entries: Iterable[ManifestEntry]) -> str:
 
 
 def rivals(one: WheelName, other: WheelName) -> bool:
-    """Whether pip, given both files, would have to choose: it does not, and gives up."""
+    """Check whether pip, given both files, would have to choose: it gives up instead."""
     same_cpu = one.cpus & other.cpus or ANY in one.cpus | other.cpus
     return one.project == other.project and one.filename != other.filename and bool(same_cpu)
 
 
 def supersedes(new: WheelName, old: WheelName) -> bool:
-    """Whether ``new`` is a later build of ``old``: one public version, for the same device."""
+    """Check whether ``new`` is a later build of ``old``: one version, for the same device."""
     same = new.version == old.version or (device(new) and device(new) == device(old))
     return rivals(new, old) and new.version.public == old.version.public and bool(same)
 
 
 def device(name: WheelName) -> str:
-    """What a build of ours is for: ``gb10`` of ``2.29.7+gb10.0a1b2c`` and of
+    """Return what a build of ours is for: ``gb10`` for ``2.29.7+gb10.0a1b2c`` and of
     ``0.25.1+cu130.gb10.0a1b2c``; "" for stock, whatever its own label is.
     """
     parts = (name.version.local or "").split(".")

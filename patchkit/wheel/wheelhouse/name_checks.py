@@ -1,4 +1,4 @@
-"""What the name of a wheel promises, against what is in it."""
+"""Check what is in a wheel against what its name promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 
 
 def floor(binaries: Sequence[Binary]) -> dict[str, str]:
-    """The highest symbol version of each family that any of them needs, ``GLIBC_2.34``."""
+    """Return the highest symbol version of each family that any of them needs, ``GLIBC_2.34``."""
     highest = {
         family: max((each.library.highest(family) for each in binaries), key=by_version, default="")
         for family in _FAMILIES
@@ -31,13 +31,13 @@ def floor(binaries: Sequence[Binary]) -> dict[str, str]:
 
 
 def promised_glibc(tag: str) -> str:
-    """The oldest glibc that a tag says to be enough; "" if it says nothing (``linux_aarch64``)."""
+    """Return the oldest glibc that a tag names as enough; "" for ``linux_aarch64``."""
     said = {rules().glibc(each.platform) for each in parse_tag(tag)}
     return "" if not all(said) else min(said, key=by_version)
 
 
 def broken_promises(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
-    """Libraries that need a newer system, or another Python, than the name of the wheel says."""
+    """Find libraries that need a newer system, or another Python, than the wheel's name says."""
     yield from _too_new(metadata, binaries)
     yield from _uncovered(metadata)
 
@@ -60,7 +60,7 @@ def _too_new(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Fi
 
 
 def _uncovered(metadata: WheelMetadata) -> Iterator[Finding]:
-    """Modules that are built for one Python each, but not for every one that the wheel is for."""
+    """Find modules that are built for one Python each, but not for every one of the wheel's."""
     wanted = supported(metadata)
     built: dict[str, set[int]] = {}
     for member in metadata.members:
@@ -80,7 +80,7 @@ def _uncovered(metadata: WheelMetadata) -> Iterator[Finding]:
 
 
 def supported(metadata: WheelMetadata) -> list[int]:
-    """The minor versions of CPython 3 that tag and Requires-Python allow, up to 3.30."""
+    """Return the minor versions of CPython 3 that tag and Requires-Python allow, up to 3.30."""
     try:
         allowed = SpecifierSet(metadata.requires_python)
     except InvalidSpecifier:
@@ -95,7 +95,7 @@ def supported(metadata: WheelMetadata) -> list[int]:
 
 
 def _minors(minors: Sequence[int]) -> str:
-    """``3.10 to 3.14``, ``3.12``; a row without an end is ``3.10 and later``."""
+    """Write ``3.10 to 3.14`` or ``3.12``; a row without an end is ``3.10 and later``."""
     if len(minors) > 1 and minors[-1] == _LATEST:
         return f"3.{minors[0]} and later"
     if len(minors) > 2 and minors == list(range(minors[0], minors[-1] + 1)):

@@ -1,4 +1,4 @@
-"""The files of a wheelhouse: regular files in it, never links to what lies elsewhere."""
+"""Read the files of a wheelhouse: regular files in it, never links to what lies elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the wheels of a wheelhouse fit together: pins, Pythons, systems, devices, CUDA."""
+"""Check that the wheels of a wheelhouse fit together: pins, Pythons, systems, devices, CUDA."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, by_cpu
 from patchkit.wheel.wheelhouse.name_checks import promised_glibc, supported
+from patchkit.wheel.wheelhouse.storage import command
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
 _NCCL = "nvidia-nccl-cu"
 
 
 def disagreements(wheels: Sequence[ListedWheel]) -> tuple[Finding, ...]:
-    """Everything that keeps these wheels from working together on a node; each thing once."""
+    """Find everything that keeps these wheels from working together on a node, each thing once."""
     found: list[Finding] = []
     for cpu, group in by_cpu(wheels):
         for check in (_needs, _nccl, _torch_and_cuda, _devices, _pythons, _systems):
@@ -34,51 +35,39 @@ def disagreements(wheels: Sequence[ListedWheel]) -> tuple[Finding, ...]:
 
 
 def _needs(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """Requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
+    """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
     here = {wheel.project: wheel for wheel in wheels}
     complete = any(not wheel.built for wheel in wheels)
     for wheel in wheels:
         for requirement in _applicable(wheel.metadata, cpu, wheels):
-            other = here.get(canonicalize_name(requirement.name))
+            other, specifier = here.get(canonicalize_name(requirement.name)), requirement.specifier
+            needed = str(requirement).partition(";")[0].strip()  # its marker is met
             if other is None and complete:
-                what = f"needs {_said(requirement)}, which is not in the lock"
+                what = f"needs {needed}, which is not in the lock"
                 hint, why = _fill(wheel), "it was built after a fill"
                 yield finding(UsageError, wheel.filename, what, hint, why)
-            elif other and not _met(requirement, other):
+            elif other and not specifier.contains(other.entry.name.version, prereleases=True):
                 yield finding(
                     UsageError,
                     wheel.filename,
-                    f"needs {_said(requirement)}; here is {other.entry.name.pinned}",
-                    _remedy(requirement, other),
+                    f"needs {needed}; here is {other.entry.name.pinned}",
+                    _instead(other, str(specifier).removeprefix("=="))
+                    if other.built
+                    else _fill(other),
                     "pip finds no set that fits together (ResolutionImpossible)",
                 )
 
 
-def _met(requirement: Requirement, wheel: ListedWheel) -> bool:
-    return requirement.specifier.contains(wheel.entry.name.version, prereleases=True)
-
-
-def _remedy(requirement: Requirement, other: ListedWheel) -> str:
-    if not other.built:
-        return _fill(other)
-    return _instead(other, str(requirement.specifier).removeprefix("=="))
-
-
-def _said(requirement: Requirement) -> str:
-    """Without the marker, which is met."""
-    return str(requirement).partition(";")[0].strip()
-
-
 def _fill(wheel: ListedWheel, *options: str) -> str:
-    """How the dependencies are resolved anew."""
-    return quoted("patchkit", "wheelhouse", "fill", "--dir", wheel.path.parent, *options)
+    """Return the command that resolves the dependencies anew."""
+    return command("fill", wheel.path.parent, *options)
 
 
 def _instead(wheel: ListedWheel, version: object) -> str:
-    """How a wheel that was built here gives way to another version: there is room for one."""
+    """Return the commands that replace a wheel that was built here by another version."""
     house = wheel.path.parent
     name = "nccl" if wheel.project.startswith(_NCCL) else wheel.project
-    drop = quoted("patchkit", "wheelhouse", "prune", "--dir", house, "--drop", wheel.project)
+    drop = command("prune", house, "--drop", wheel.project)
     build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
     return f"{drop} && {build}"
 
@@ -93,7 +82,7 @@ def _applicable(
 
 
 def _environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, str]:
-    """What markers ask for: this CPU, and the Python of the lock if there is one."""
+    """Return what markers ask for: this CPU, and the Python of the lock if there is one."""
     said = {**default_environment(), "platform_machine": cpu, "extra": ""}
     if python := _locked_python(wheels):
         said["python_version"] = ".".join(python.split(".")[:2])
@@ -107,7 +96,7 @@ def _locked_python(wheels: Sequence[ListedWheel]) -> str:
 
 
 def _nccl(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa: ARG001
-    """The NCCL that the torch in question pins, where torch's own METADATA is not at hand."""
+    """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
     if any(wheel.project == "torch" and wheel.metadata for wheel in wheels):
         return
     nccl = next((wheel for wheel in wheels if wheel.project.startswith(_NCCL)), None)
@@ -136,7 +125,7 @@ def _torch_pins(wheels: Sequence[ListedWheel]) -> dict[str, str]:
 
 
 def _torch_and_cuda(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """One CUDA for everything, and a torch that has one."""
+    """Find a second CUDA, or a torch that has none."""
     majors: dict[int, str] = {}
     for wheel in wheels:
         for binary in wheel.binaries:
@@ -172,25 +161,24 @@ def _devices(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
 
 
 def _pythons(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa: ARG001
-    """Some Python must be able to take every wheel, and the lock's if there is a lock."""
-    ranges = {wheel.filename: {*supported(_metadata(wheel))} for wheel in wheels}
+    """Find wheels for other Pythons than the lock's or, without a lock, than the other wheels'."""
+    ranges = {}
+    for wheel in wheels:
+        unread = WheelMetadata(name=wheel.entry.name, members=(), facts={})
+        ranges[wheel.filename] = set(supported(wheel.metadata or unread))
     python = _locked_python(wheels)
     for wheel in wheels:
         if python and int(python.split(".")[1]) not in ranges[wheel.filename]:
             what = f"is not for CPython {python}, for which the dependencies were resolved"
-            yield finding(UsageError, wheel.filename, what, _fill(wheel, "--python", "X.Y"))
+            yield finding(UsageError, wheel.filename, what, _fill(wheel, "--python-version", "X.Y"))
     if not python and ranges and not set.intersection(*ranges.values()):
         few = min(ranges, key=lambda name: len(ranges[name]))
         what = "no Python can install it together with what lies beside it"
         yield finding(UsageError, few, what, "build it for the same Python as the others")
 
 
-def _metadata(wheel: ListedWheel) -> WheelMetadata:
-    return wheel.metadata or WheelMetadata(name=wheel.entry.name, members=(), facts={})
-
-
 def _systems(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """Wheels that need a newer glibc than the nodes have."""
+    """Find wheels that need a newer glibc than the nodes have."""
     has = min((w.target.glibc for w in wheels if w.target), key=by_version, default="")
     for wheel in wheels:
         needs = promised_glibc(wheel.entry.name.tag)
@@ -205,7 +193,7 @@ def _systems(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
 
 
 def _uneven(wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """With nodes of two CPUs: a project that only some can install, or in another version."""
+    """Find projects that only nodes of some CPUs can install, or in another version."""
     cpus = {cpu for wheel in wheels if wheel.built for cpu in wheel.entry.name.cpus} - {ANY}
     if len(cpus) < 2:
         return
@@ -232,7 +220,7 @@ def _uneven_project(
 
 
 def pin_table(wheels: Sequence[ListedWheel]) -> Mapping[str, str]:
-    """Project → version of what decides: vLLM, torch, NCCL, triton, as far as they are here."""
+    """Map projects to versions, of those that decide: vLLM, torch, NCCL, triton."""
     return {
         wheel.project: str(wheel.entry.name.version)
         for wheel in wheels

@@ -1,4 +1,4 @@
-"""Signatures of a wheelhouse, made and checked by ssh-keygen with the keys that users have.
+"""Sign a wheelhouse and check signatures, by ssh-keygen with the keys that users have.
 
 Nothing here is cryptography of our own: see ssh-keygen(1), ``-Y sign`` and ALLOWED SIGNERS.
 """

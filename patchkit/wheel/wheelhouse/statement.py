@@ -64,13 +64,13 @@ class Statement:
         return {"wheelhouse": self.wheelhouse, "counter": self.counter, "date": self.date}
 
     def changed(self, house: Path) -> list[str]:
-        """Names of the documents that are not those that were signed. Raises as ``read_own``."""
+        """Return the names of documents that were changed since. Raises as ``read_own``."""
         now = digests(house)
         return [name for name in _DOCUMENTS if now[name] != self.sums[name]]
 
 
 def read_statement(data: bytes) -> Statement:
-    """Raises HashMismatchError for what is not, byte for byte, a statement of this format."""
+    """Parse a statement. Raises HashMismatchError unless it is one, byte for byte."""
     found = _TEXT.fullmatch(data.decode(errors="replace"))
     if not found:
         raise HashMismatchError(
@@ -87,7 +87,7 @@ def read_statement(data: bytes) -> Statement:
 
 
 def digests(house: Path) -> dict[str, str]:
-    """Document → sha256 in hex, "" for one that is missing. Raises as ``read_own``."""
+    """Return the sha256 of each document, "" for a missing one. Raises as ``read_own``."""
     found = {name: read_own(house / name) for name in _DOCUMENTS}
     return {
         name: "" if data is None else hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""A wheelhouse on the disk: held by one process, changed through a journal of its own."""
+"""Hold a wheelhouse on the disk by one process, and change it through a journal of its own."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ DOCUMENTS = frozenset(
 PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
 
 
+def command(verb: str, folder: Path, *options: str) -> str:
+    """Return the command line of ``patchkit wheelhouse VERB``, for hints."""
+    return quoted("patchkit", "wheelhouse", verb, "--dir", folder, *options)
+
+
 def journal(folder: Path) -> Journal:
     """Return the journal of a wheelhouse; it changes plain names of the folder itself alone."""
-    prune = quoted("patchkit", "wheelhouse", "prune", "--dir", folder)
     return Journal(
         root=folder,
         folder=folder / JOURNAL,
-        again=prune,
-        rescue=f"{prune} --force",
-        allowed=_belongs,
+        again=command("prune", folder),
+        rescue=command("prune", folder, "--force"),
+        allowed=lambda path: "/" not in path and (path in DOCUMENTS or path.endswith(".whl")),
     )
-
-
-def _belongs(path: str) -> bool:
-    return "/" not in path and (path in DOCUMENTS or path.endswith(".whl"))
 
 
 @contextlib.contextmanager
@@ -72,13 +72,8 @@ def writing(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     with translated(at=folder):
         make_folders(folder)
     with held(folder, patience):
-        recover(folder)
+        journal(folder).recover()
         yield
-
-
-def recover(folder: Path) -> None:
-    """Clear away what was only staged, finish or take back what was cut short."""
-    journal(folder).recover()
 
 
 def clear(folder: Path, name: str) -> None:

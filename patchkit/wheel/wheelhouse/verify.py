@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a wheelhouse: files, wheels, devices, and versions."""
+"""Verify a wheelhouse: files, wheels, devices, and versions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.finding import Finding
-from patchkit.wheel.wheelhouse import contents as wheelhouse
+from patchkit.wheel.wheelhouse.contents import entries
 from patchkit.wheel.wheelhouse.device_checks import unfit
+from patchkit.wheel.wheelhouse.file_checks import check_files
 from patchkit.wheel.wheelhouse.listed_wheel import read
 from patchkit.wheel.wheelhouse.manifest import ManifestEntry
 from patchkit.wheel.wheelhouse.pin_checks import disagreements, pin_table
@@ -25,9 +26,11 @@ class Verified:
 
 
 def verify(house: Path) -> Verified:
-    """Raises SourceError if there is no wheelhouse to look at, StorageError, BusyError."""
-    files = wheelhouse.verify(house)
-    listed = wheelhouse.entries(house)
+    """Find everything that is wrong with a wheelhouse.
+
+    Raises SourceError if there is none, StorageError, BusyError.
+    """
+    files, listed = check_files(house), entries(house)
     wheels, unread = read(house, listed, {each.where for each in files})
     found = [*files, *unread]
     for wheel in wheels:

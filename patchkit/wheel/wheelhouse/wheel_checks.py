@@ -1,4 +1,4 @@
-"""What speaks against a wheel, whatever device it is for and whatever lies beside it."""
+"""Check a wheel by itself, whatever device it is for and whatever lies beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
 def check(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding, ...]:
-    """Everything that is wrong with one wheel, from what was read of it."""
+    """Find everything that is wrong with one wheel, from what was read of it."""
     return (
         *_unreadable(metadata),
         *_folders(binaries),
@@ -26,7 +26,7 @@ def check(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding,
 
 
 def cuda_majors(binary: Binary) -> tuple[int, ...]:
-    """The major versions of CUDA whose libraries it asks the loader for."""
+    """Return the major versions of CUDA whose libraries it asks the loader for."""
     return rules().cuda_majors(binary.library.needed)
 
 

@@ -24,7 +24,8 @@ from patchkit.elf import read_loadable
 from patchkit.wheel.build.repro import first_member, first_object
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.file.sbom import nccl_sbom
-from patchkit.wheel.wheelhouse.contents import entries, verify
+from patchkit.wheel.wheelhouse.contents import entries
+from patchkit.wheel.wheelhouse.file_checks import check_files
 from support.building import (
     HERE,
     PATCHKIT,
@@ -57,7 +58,7 @@ def built(toolchain, tmp_path_factory):
         if machine not in known:
             home = tmp_path_factory.mktemp(machine)
             work, house, objects = home / "work", home / "house", home / "objects.json"
-            arguments = ["--src", SMALL, "--host", machine, "--dir", house, "--objects", objects]
+            arguments = ["--src", SMALL, "--cpu", machine, "--dir", house, "--objects", objects]
             done = subprocess.run(
                 [*PATCHKIT, work, "build", "nccl", *map(str, arguments), "--json"],
                 env={
@@ -94,7 +95,7 @@ def work(built):
 
 def same(built, house):
     """The one wheel there is, byte for byte, that of the undisturbed build."""
-    assert verify(house) == ()
+    assert check_files(house) == ()
     (wheel,) = wheels(house)
     assert first_member(built.wheel, wheel) == ""
     return True
@@ -120,7 +121,7 @@ def test_from_sources_to_a_wheel(built, cli, machine):
     assert facts["gencode"] == "-gencode=arch=compute_121,code=sm_121"
     assert (facts["machine"], facts["target"], facts["functions"]) == (machine, "gb10", "all")
 
-    assert verify(made.house) == ()
+    assert check_files(made.house) == ()
     (entry,) = entries(made.house)
     assert entry.facts == facts
     home = f"nvidia_nccl_cu13-{facts['wheel']}.dist-info"
@@ -205,7 +206,7 @@ def test_circumstances_do_not_matter(built, build, work, tmp_path):
         "PYTHONHASHSEED": "7",
     }
     objects = tmp_path / "objects.json"
-    arguments = ["--src", sources, "--host", HERE, "--dir", tmp_path / "house"]
+    arguments = ["--src", sources, "--cpu", HERE, "--dir", tmp_path / "house"]
     more = ["--jobs", 1, "--objects", objects]
     build(*arguments, *more, work=work, env=foreign, umask=0o077)
     assert first_object(made.objects, json.loads(objects.read_text())) == ""
@@ -233,7 +234,7 @@ def test_other_sources_are_another_wheel(built, build, tmp_path):
     code = (sources / "src/init.cc").read_text()
     (sources / "src/init.cc").write_text(code.replace("return *where", "return 0 && *where"))
     objects = tmp_path / "objects.json"
-    arguments = ["--src", sources, "--host", HERE, "--dir", tmp_path / "house"]
+    arguments = ["--src", sources, "--cpu", HERE, "--dir", tmp_path / "house"]
     build(*arguments, "--objects", objects, "--functions", "sum")
     (wheel,) = wheels(tmp_path / "house")
     assert f"-{VERSION}+gb10.reduced." in wheel.name
@@ -279,7 +280,7 @@ def test_a_build_while_another_one_runs(built, run, build, tmp_path):
     stdout, stderr = first.communicate()
     assert first.returncode == 0, stdout + stderr
     assert wheels(tmp_path / "other") == []
-    assert verify(house) == ()
+    assert check_files(house) == ()
     assert len(wheels(house)) == 1
 
 
@@ -289,7 +290,7 @@ def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
     disk = small_disk("size=8g,nr_inodes=10,mode=755")
     rooms = (10, files - 50, files - 25)
     a_disk_that_fills_up(build, [*made.arguments, "--dir", house], disk, rooms)
-    assert verify(house) == ()
+    assert check_files(house) == ()
     assert sorted(path.name for path in disk.iterdir()) == [f"nccl-{VERSION}-gb10-{HERE}"]
 
 
@@ -357,7 +358,7 @@ def test_too_little_space_to_begin_with(built, build, small_disk, tmp_path):
 )
 def test_a_build_that_fails(toolchain, build, sources, tmp_path, path, before, after, rc, says):
     toolchain(HERE)
-    arguments = ["--src", sources(path, before, after), "--host", HERE, "--dir", tmp_path / "house"]
+    arguments = ["--src", sources(path, before, after), "--cpu", HERE, "--dir", tmp_path / "house"]
     said = build(*arguments, rc=rc).stderr
     for text in says:
         assert text in said
@@ -368,5 +369,5 @@ def test_a_tree_without_its_licence(toolchain, build, sources, tmp_path):
     toolchain(HERE)
     root = sources("README.md", "in small", "in small")
     (root / "LICENSE.txt").unlink()
-    said = build("--src", root, "--host", HERE, "--dir", tmp_path / "house", rc=3).stderr
+    said = build("--src", root, "--cpu", HERE, "--dir", tmp_path / "house", rc=3).stderr
     assert f"{root}: LICENSE.txt is missing" in said

@@ -18,7 +18,7 @@ def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path, version):
     toolchain(HERE)
     house = tmp_path / "house"
     write_wheel(house, VERSION)
-    said = build("--src", SMALL, "--host", HERE, "--dir", house, rc=2).stderr
+    said = build("--src", SMALL, "--cpu", HERE, "--dir", house, rc=2).stderr
     assert "cannot be added" in said
     assert "ResolutionImpossible" in said
     assert not (tmp_path / "work").exists()
@@ -28,7 +28,7 @@ def test_a_wheelhouse_that_is_a_file(toolchain, build, tmp_path):
     toolchain(HERE)
     (tmp_path / "house").write_text("")
     for house in ("house", "house/below"):
-        said = build("--src", SMALL, "--host", HERE, "--dir", tmp_path / house, rc=7).stderr
+        said = build("--src", SMALL, "--cpu", HERE, "--dir", tmp_path / house, rc=7).stderr
         assert f"{tmp_path / house}: no folder that can be written to" in said
         assert f"{tmp_path / 'house'} is a file" in said
     assert not (tmp_path / "work").exists()
@@ -54,9 +54,9 @@ REFUSED = [
     (["--version", "2.99.0"], 3, "2.99.0"),
     (["--version", "new"], 2, "'new' is not a version"),
     (["--src", SMALL, "--target", "gb300"], 2, "gb300"),
-    (["--src", SMALL, "--host", "ppc64"], 2, "builds on and for aarch64 and x86_64"),
+    (["--src", SMALL, "--cpu", "ppc64"], 2, "builds on and for aarch64 and x86_64"),
     (["--src", SMALL, "--jobs", "0"], 2, "--jobs"),
-    (["--src", SMALL, "--host", HERE, "--cuda", "/nonexistent"], 2, "no CUDA toolkit: bin/nvcc"),
+    (["--src", SMALL, "--cpu", HERE, "--cuda", "/nonexistent"], 2, "no CUDA toolkit: bin/nvcc"),
     (["--src", SMALL, "--objects", "/nonexistent/x.json"], 2, "/nonexistent/x.json"),
 ]
 

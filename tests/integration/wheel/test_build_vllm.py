@@ -16,7 +16,7 @@ import pytest
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.build.repro import first_member
 from patchkit.wheel.file.sbom import vllm_sbom
-from patchkit.wheel.wheelhouse.contents import verify
+from patchkit.wheel.wheelhouse.file_checks import check_files
 from support.building import (
     HERE,
     SMALL_VLLM,
@@ -85,7 +85,7 @@ def test_from_sources_to_a_wheel(build, arguments, tmp_path):
         assert json.loads(bundle.read(f"{home}/patchkit.json")) == facts
         sbom = json.loads(bundle.read(f"{home}/sboms/patchkit.cdx.json"))
     assert sbom == vllm_sbom(facts, ())
-    assert verify(tmp_path / "house") == ()
+    assert check_files(tmp_path / "house") == ()
 
     foreign = {"TZ": "Asia/Tokyo", "CXXFLAGS": "-O0", "LDFLAGS": "-Wl,--no-such-option"}
     build(*arguments(house=tmp_path / "again"), "--fresh", env=foreign, umask=0o077)
@@ -117,7 +117,7 @@ def test_interrupted(run, arguments, sources, tmp_path, sent, everything):
     before = compiled.stat().st_mtime_ns
     gone_on_with(start)
     assert compiled.stat().st_mtime_ns == before  # gone on with, not begun anew
-    assert verify(house) == ()
+    assert check_files(house) == ()
     assert len(wheels(house)) == 1
 
 

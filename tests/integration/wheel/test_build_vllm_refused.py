@@ -45,8 +45,8 @@ def refused(build, tmp_path):
 
 
 REFUSED = [
-    (["--host", OTHER_CPU], 2, f"vLLM for {OTHER_CPU} cannot be built on {HERE}"),
-    (["--host", OTHER_CPU], 2, f"patchkit repack vllm==X.Y.Z --platform {OTHER_CPU}"),
+    (["--cpu", OTHER_CPU], 2, f"vLLM for {OTHER_CPU} cannot be built on {HERE}"),
+    (["--cpu", OTHER_CPU], 2, f"patchkit repack vllm==X.Y.Z --cpu {OTHER_CPU}"),
     (
         [*SRC, "--without", "x"],
         2,

@@ -26,7 +26,8 @@ from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
 from patchkit.wheel.device.libraries import Use
 from patchkit.wheel.file.record import faults
-from patchkit.wheel.wheelhouse.contents import add, entries, verify
+from patchkit.wheel.wheelhouse.contents import add, entries
+from patchkit.wheel.wheelhouse.file_checks import check_files
 from support.building import PATCHKIT
 from support.repacking import house, known, repacked, run, workplace  # noqa: F401  (fixtures)
 from support.vllm_wheels import (
@@ -76,7 +77,7 @@ def test_one_version_everywhere(run, tmp_path):
         homes = {name.partition("/")[0] for name in bundle.namelist() if ".dist-info/" in name}
     assert homes == {f"vllm-{version}.dist-info"}
     assert list(faults(done.wheel)) == []
-    assert verify(done.wheel.parent) == ()
+    assert check_files(done.wheel.parent) == ()
 
 
 def test_what_is_in_the_wheel(run, tmp_path):
@@ -223,12 +224,12 @@ def test_a_repack_that_was_damaged_is_made_again(run, known, house, tmp_path):
     place = run(source).wheel
     data = place.read_bytes()
     place.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
-    first, *_rest = verify(house)
+    first, *_rest = check_files(house)
     assert first.what.startswith("was changed: its sha256 begins with ")
     assert first.what.endswith(f", with {hashlib.sha256(data).hexdigest()[:12]} in manifest.json")
     assert first.hint == f"patchkit repack vllm=={VERSION} --cpu aarch64 --dir {house}"
     run(source)
-    assert (place.read_bytes(), verify(house)) == (data, ())
+    assert (place.read_bytes(), check_files(house)) == (data, ())
 
 
 def test_what_decides_the_bytes_decides_the_version(run, tmp_path, house):
@@ -402,7 +403,7 @@ def test_a_wheel_of_the_same_release_that_is_there(run, house, tmp_path, there, 
     kept = [str(entry.name.version) for entry in entries(house)]
     assert len(kept) == 1
     assert (kept == [there]) is not replaced
-    assert verify(house) == ()
+    assert check_files(house) == ()
 
 
 @pytest.mark.parametrize(

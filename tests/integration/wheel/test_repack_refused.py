@@ -16,11 +16,15 @@ from patchkit.errors import (
     StorageError,
     UsageError,
 )
-from patchkit.wheel.wheelhouse.contents import verify
+from patchkit.patching.fix import Request
+from patchkit.target import targets
+from patchkit.wheel.repack.repack import repack
+from patchkit.wheel.wheelhouse.file_checks import check_files
 from support.faults import in_child, killed_everywhere
 from support.repacking import found, house, known, quiet, run, workplace  # noqa: F401  (fixtures)
 from support.selection import SUPPORTED, WHOLE
 from support.vllm_wheels import (
+    FIX,
     NAME,
     PATCHED,
     sha256,
@@ -75,6 +79,18 @@ def test_hashes_that_are_named(tmp_path):
         locked("vllm==0.25.1", digest="0" * 64)
 
 
+def test_the_wheel_that_was_hashed_is_the_one_that_is_repacked(house, tmp_path):
+    wheel, other = vllm_wheel(tmp_path), vllm_wheel(tmp_path / "other", libraries={})
+    digest = sha256(wheel)
+    with found(wheel, digest=digest) as origin:
+        other.replace(wheel)
+        done = repack(
+            origin, Request(target=targets()["gb10"], only=frozenset({FIX})), house, report=quiet
+        )
+    assert (done.facts["source"], done.facts["cuda"]) == (f"sha256:{digest}", "13")
+    assert check_files(house) == ()
+
+
 def test_half_a_download(tmp_path, known):
     wheel = known(vllm_wheel(tmp_path))
     assert locked(wheel)
@@ -124,9 +140,9 @@ def test_killed_at_any_change_of_the_disk(run, house, tmp_path):
         kills = number
         if number % 7 == 0 and house.is_dir():
             run(source)
-            assert verify(house) == ()
+            assert check_files(house) == ()
     assert kills > 40
-    assert verify(house) == ()
+    assert check_files(house) == ()
     assert len(list(house.glob("*.whl"))) == 1
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError, UsageError
 from patchkit.wheel.wheelhouse.accepted import memory, remember
-from patchkit.wheel.wheelhouse.contents import add, prune
+from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.prune import prune
 from patchkit.wheel.wheelhouse.sign import Trust, check, sign, signature
 from patchkit.wheel.wheelhouse.statement import Statement
 from support.wheels import write_wheel

@@ -12,7 +12,9 @@ import pytest
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.file.record import faults
-from patchkit.wheel.wheelhouse.contents import add, entries, make_room, prune, verify
+from patchkit.wheel.wheelhouse.contents import add, entries, make_room
+from patchkit.wheel.wheelhouse.file_checks import check_files
+from patchkit.wheel.wheelhouse.prune import prune
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 
 FACTS = {"target": "gb10", "archs": ["12.1a"], "toolchain": {"nvcc": "13.0.88"}}
@@ -44,7 +46,7 @@ def contents(house):
 
 
 def kinds(house):
-    return [(finding.where, finding.kind.exit_code) for finding in verify(house)]
+    return [(finding.where, finding.kind.exit_code) for finding in check_files(house)]
 
 
 def test_what_it_tells(house, made):
@@ -74,7 +76,7 @@ def test_what_it_tells(house, made):
     assert checked.stdout == f"{FILE}: OK\n"
     line = (house / "requirements.txt").read_text().splitlines()[-1]
     assert line == f"nvidia-nccl-cu13=={OURS} --hash=sha256:{sha256(wheel)}"
-    assert verify(house) == ()
+    assert check_files(house) == ()
     assert [entry.facts for entry in entries(house)] == [FACTS]
     assert sorted(contents(house)) == ["SHA256SUMS", "manifest.json", FILE, "requirements.txt"]
     assert sorted(path.name for path in house.iterdir()) == sorted(contents(house))
@@ -121,7 +123,7 @@ def test_an_older_build_gives_way(there, new, tag, house, made):
 
     assert [path.name for path in house.glob("*.whl")] == [place.name]
     assert [(entry.filename, entry.facts) for entry in entries(house)] == [(place.name, FACTS)]
-    assert verify(house) == ()
+    assert check_files(house) == ()
     old = f"nvidia_nccl_cu13-{there}-{HERE}.whl"
     expected = [f"{old}: an older build of nvidia-nccl-cu13=={new}, replaced"]
     assert said == (expected if old != place.name else [])
@@ -172,7 +174,7 @@ def test_other_projects_and_the_other_cpu_have_room(house, made):
         made("2.29.7", project="nvidia-nccl-cu12"),
     ):
         add(house, wheel, {})
-    assert verify(house) == ()
+    assert check_files(house) == ()
     with pytest.raises(UsageError):
         make_room(house, "nvidia_nccl_cu13-3.0-py3-none-any.whl")
 
@@ -268,10 +270,10 @@ def test_any_changed_byte_of_a_wheel_is_found_or_harmless(house, made):
     place = next(house.glob("*.whl"))
     for index in range(0, len(whole), 3):
         place.write_bytes(whole[:index] + bytes([whole[index] ^ 0x41]) + whole[index + 1 :])
-        codes = {finding.kind.exit_code for finding in verify(house)}
+        codes = {finding.kind.exit_code for finding in check_files(house)}
         assert codes == {8}, index
     place.write_bytes(whole)
-    assert verify(house) == ()
+    assert check_files(house) == ()
 
 
 # verify and prune
@@ -328,7 +330,7 @@ def test_verify_finds_and_prune_makes_right(what, found, pruned, house, made):
     before = contents(house)
 
     assert {*kinds(house)} == found
-    assert all(finding.what and finding.hint for finding in verify(house))
+    assert all(finding.what and finding.hint for finding in check_files(house))
     planned = prune(house, dry_run=True)
     assert contents(house) == before
     assert prune(house) == planned
@@ -337,7 +339,7 @@ def test_verify_finds_and_prune_makes_right(what, found, pruned, house, made):
     # What was damaged stays as evidence, until it is dropped or built again.
     assert {*kinds(house)} == (set() if pruned else found)
     add(house, wheel, FACTS)
-    assert verify(house) == ()
+    assert check_files(house) == ()
 
 
 def test_pruning_a_whole_wheelhouse_changes_nothing(house, made):
@@ -353,7 +355,7 @@ def test_a_listed_wheel_can_be_dropped(name, house, made):
     add(house, made("1.0", project="vllm"), {})
     assert prune(house, drop=[name])[0].filename == FILE
     assert held(house) == ["1.0"]
-    assert verify(house) == ()
+    assert check_files(house) == ()
     with pytest.raises(UsageError, match="no wheel here is called"):
         prune(house, drop=[name])
 
@@ -369,11 +371,11 @@ def test_without_a_manifest_nothing_is_removed(house, made):
 
 def test_an_empty_folder_and_none(house):
     with pytest.raises(UsageError, match="no such folder"):
-        verify(house)
+        check_files(house)
     with pytest.raises(UsageError, match="no such folder"):
         prune(house)
     house.mkdir()
-    assert (entries(house), verify(house), prune(house)) == ((), (), ())
+    assert (entries(house), check_files(house), prune(house)) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -387,7 +389,7 @@ def test_a_manifest_that_is_none(text, house, made):
     add(house, made(OURS), FACTS)
     (house / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
     before = contents(house)
-    for action in (entries, verify, prune, lambda house: add(house, made(OURS), {})):
+    for action in (entries, check_files, prune, lambda house: add(house, made(OURS), {})):
         with pytest.raises(SourceError, match=r"manifest\.json: cannot be read"):
             action(house)
     assert contents(house) == before

@@ -22,12 +22,12 @@ from patchkit.wheel.wheelhouse.contents import (
     add,
     entries,
     make_room,
-    prune,
     replace_dependencies,
     settled,
-    verify,
 )
+from patchkit.wheel.wheelhouse.file_checks import check_files
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.prune import prune
 from support.faults import in_child, kill
 from support.wheels import write_wheel
 
@@ -55,7 +55,7 @@ def contents(house):
 
 
 def kinds(house):
-    return [(finding.where, finding.kind.exit_code) for finding in verify(house)]
+    return [(finding.where, finding.kind.exit_code) for finding in check_files(house)]
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def stop_in_the_middle(way, house):
 
 def test_cut_short_it_is_told_and_finished(way, house):
     stop_in_the_middle(way, house)
-    for action in (entries, verify, lambda house: prune(house, dry_run=True)):
+    for action in (entries, check_files, lambda house: prune(house, dry_run=True)):
         with pytest.raises(StorageError, match="cut short in mid-commit") as caught:
             action(house)
     assert caught.value.hint == f"finish it first: patchkit wheelhouse prune --dir {house}"
@@ -184,10 +184,10 @@ def test_a_disk_that_fills_up_at_any_moment(small_disk, tmp_path, made):
             if not refused(house, new):
                 break
             assert contents(house) == before
-            assert verify(house) == ()
+            assert check_files(house) == ()
     assert inodes > 9
     assert held(house) == [NEWER]
-    assert verify(house) == ()
+    assert check_files(house) == ()
 
 
 def refused(house, wheel):
@@ -206,7 +206,7 @@ def test_a_full_disk(small_disk, made):
     large = made(NEWER, files={"a": random.Random(0).randbytes(80_000)})
     with pytest.raises(StorageError, match="No space left on device; nothing was changed"):
         add(house, large, {})
-    assert (contents(house), verify(house)) == (before, ())
+    assert (contents(house), check_files(house)) == (before, ())
 
 
 def test_a_read_only_wheelhouse_can_be_read(small_disk, made):
@@ -214,7 +214,7 @@ def test_a_read_only_wheelhouse_can_be_read(small_disk, made):
     add(disk, made(OURS), {})
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     assert held(disk) == [OURS]
-    assert verify(disk) == ()
+    assert check_files(disk) == ()
     with pytest.raises(StorageError, match="Read-only file system; nothing was changed"):
         add(disk, made(NEWER), {})
 
@@ -228,7 +228,7 @@ def test_many_at_once(house, made):
     assert codes[:6] == [0] * 6
     assert sorted(codes[6:]) == [0, 2, 2, 2]
     assert len(entries(house)) == 7
-    assert verify(house) == ()
+    assert check_files(house) == ()
 
 
 def start(action):

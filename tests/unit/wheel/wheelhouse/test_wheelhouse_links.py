@@ -7,9 +7,11 @@ import shutil
 import pytest
 
 from patchkit.errors import HashMismatchError
-from patchkit.wheel.wheelhouse.contents import add, entries, prune, verify
+from patchkit.wheel.wheelhouse.contents import add, entries
+from patchkit.wheel.wheelhouse.file_checks import check_files
 from patchkit.wheel.wheelhouse.fill import fill
 from patchkit.wheel.wheelhouse.own_files import LINKED
+from patchkit.wheel.wheelhouse.prune import prune
 from patchkit.wheel.wheelhouse.resolve import WheelIndex, place
 from support.wheels import CPU, write_wheel
 
@@ -43,7 +45,7 @@ def wheel_of(house):
 
 
 def found(house):
-    return {each.where: (each.kind.exit_code, each.what) for each in verify(house)}
+    return {each.where: (each.kind.exit_code, each.what) for each in check_files(house)}
 
 
 def test_a_wheel_that_is_a_link_to_the_same_bytes(house, elsewhere, cli, tmp_path):
@@ -94,7 +96,7 @@ def test_a_manifest_that_is_a_link_is_not_read(house, elsewhere, tmp_path):
     kept = aside.read_bytes()
     new = write_wheel(tmp_path / "made", "1.0", project="other")
     for action in (
-        *(entries, verify, prune, lambda house: add(house, new, {})),
+        *(entries, check_files, prune, lambda house: add(house, new, {})),
         lambda house: fill(house, place(CPU, "3.12", "2.39"), WheelIndex(offline=True, folders=())),
     ):
         with pytest.raises(HashMismatchError, match=r"manifest\.json: is a link") as caught:

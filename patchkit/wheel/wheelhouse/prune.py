@@ -1,0 +1,106 @@
+"""Remove from a wheelhouse what does not belong there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.durable.lock import locked
+from patchkit.errors import SourceError, UsageError
+from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_entries
+from patchkit.wheel.wheelhouse.file_checks import leftovers, stale_documents
+from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, documents
+from patchkit.wheel.wheelhouse.storage import (
+    DAMAGED,
+    JOURNAL,
+    PATIENCE,
+    clear,
+    commit,
+    held,
+    journal,
+    reading,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A file that was removed, or would be, and why."""
+
+    filename: str
+    reason: str
+
+
+def prune(
+    house: Path,
+    *,
+    drop: Collection[str] = (),
+    dependencies: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+    patience: float = PATIENCE,
+) -> tuple[Pruned, ...]:
+    """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
+
+    ``drop`` names wheels by file name, project, or project==version; ``dependencies`` drops all
+    that ``fill`` brought. A wheel that is gone is no longer listed, and the three files are
+    written anew. ``force`` sets a journal aside that cannot be read. Raises as ``add`` does, and
+    SourceError if no manifest says what belongs here.
+    """
+    with reading(house, patience) if dry_run else held(house, patience):
+        left = [Pruned(each.where, each.what) for each in leftovers(house)]
+        if not dry_run:
+            left += _clear_leftovers(house, force=force)
+        listed, dropped = listed_entries(house), _dropped(house, drop)
+        if dependencies:
+            dropped |= {each.filename for each in listed if each.kind is not Kind.BUILT}
+        there = {path.name for path in house.glob("*.whl")}
+        if there - dropped and not (house / MANIFEST).exists():
+            raise SourceError(
+                f"{house / MANIFEST}: is missing, so nothing says which wheels belong here",
+                why="it was deleted, or this is not a wheelhouse of patchkit",
+                hint="remove the wheels by hand, or build them again",
+            )
+        held_names = {entry.filename for entry in listed if entry.held}
+        unlisted = there - {entry.filename for entry in listed} - dropped
+        removed = [
+            *(Pruned(name, "dropped") for name in sorted(dropped)),
+            *(Pruned(name, f"not in {MANIFEST}") for name in sorted(unlisted)),
+            *(
+                Pruned(name, "gone, listed no more")
+                for name in sorted(held_names - there - dropped)
+            ),
+        ]
+        gone = {each.filename for each in removed}
+        kept = [entry for entry in listed if entry.filename not in gone]
+        stale = [Pruned(each.where, "written anew") for each in stale_documents(house, kept)]
+        if (stale or removed) and not dry_run:
+            commit(house, documents(kept), sorted(gone))
+    return (*left, *removed, *stale)
+
+
+def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
+    """Remove what interrupted runs left; a journal that is set aside leaves findings for verify."""
+    clear(house, DAMAGED)
+    moved = force and journal(house).discard(house / DAMAGED)
+    journal(house).recover()
+    if (house / FILLING).is_symlink():
+        (house / FILLING).unlink()
+    elif (house / FILLING).exists():
+        with locked(house / FILLING):
+            shutil.rmtree(house / FILLING, ignore_errors=True)
+    return [Pruned(JOURNAL, f"set aside as {DAMAGED}")] if moved else []
+
+
+def _dropped(house: Path, drop: Collection[str]) -> set[str]:
+    """Return the wheels, listed or there, that ``drop`` names. Raises UsageError."""
+    known = {
+        each.filename: {each.filename, each.project, each.pinned} for each in known_wheels(house)
+    }
+    for name in drop:
+        if not any(name in names for names in known.values()):
+            raise UsageError(
+                f"no wheel here is called {name!r}", hint=f"there are {', '.join(known) or 'none'}"
+            )
+    return {filename for filename, names in known.items() if names & set(drop)}
