@@ -11,9 +11,11 @@ from patchkit.digests import digest
 from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
 from patchkit.errors import DriftError
-from patchkit.patching.fix import Request, Severity, State, Verdict
+from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
+    LedgerRequest,
+    LedgerVerdict,
     edited_files,
     journal_of,
     ledger_path,
@@ -96,7 +98,7 @@ def known_verdicts(
         ledger is not None
         and (ledger.patchkit, ledger.recipe) == (__version__, recipe.digest)
         and ledger.version == str(workspace.tree.version)
-        and ledger.request == request_fields(request)
+        and ledger.request == LedgerRequest.of(request)
         and untouched(workspace.tree, ledger)
     )
     return _recorded(workspace.state, ledger, recipe) if ledger is not None and current else None
@@ -164,17 +166,6 @@ def revert_by_force(path: Path, project: str = "vllm") -> Rescued:
         return rescue(tree, state_folder(tree))
 
 
-def request_fields(request: Request) -> dict[str, object]:
-    """A request as the ledger keeps it."""
-    return {
-        "target": request.target.name,
-        "arch": request.arch,
-        "only": sorted(request.only),
-        "skip": sorted(request.skip),
-        "also": sorted(request.also),
-    }
-
-
 def _apply(
     workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: bool, anew: bool
 ) -> Applied:
@@ -227,10 +218,10 @@ def _ledger(
         recipe=recipe.digest,
         project=tree.project,
         version=str(tree.version),
-        request=request_fields(plan.request),
+        request=LedgerRequest.of(plan.request),
         files=files,
         seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
-        verdicts=tuple(_verdict_fields(verdict) for verdict in plan.verdicts),
+        verdicts=tuple(map(_kept, plan.verdicts)),
         proofs=proofs,
         date=today(),
     )
@@ -319,30 +310,30 @@ def _check_unedited(tree: SourceTree, ledger: Ledger) -> None:
     )
 
 
-def _verdict_fields(verdict: Verdict) -> dict[str, str]:
+def _kept(verdict: Verdict) -> LedgerVerdict:
     verdict = settled(verdict)
-    return {
-        "id": verdict.fix.id,
-        "state": verdict.state.value,
-        "severity": verdict.severity.value if verdict.severity else "",
-        "reason": verdict.reason,
-        "note": verdict.note,
-    }
+    return LedgerVerdict(
+        id=verdict.fix.id,
+        state=verdict.state,
+        severity=verdict.severity or "",
+        reason=verdict.reason,
+        note=verdict.note,
+    )
 
 
 def _recorded(state: Path, ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
     """The ledger's verdicts. Raises DriftError unless they are about the recipe's fixes."""
     fixes = {fix.id: fix for fix in recipe.fixes}
-    if {entry["id"] for entry in ledger.verdicts} != set(fixes):
+    if {entry.id for entry in ledger.verdicts} != set(fixes):
         what = "its verdicts are not about the fixes of the recipe that it names"
         raise unusable(state, recipe.project, what)
     return tuple(
         Verdict(
-            fixes[entry["id"]],
-            State(entry["state"]),
-            entry["reason"],
-            severity=Severity(entry["severity"]) if entry["severity"] else None,
-            note=entry["note"],
+            fixes[entry.id],
+            entry.state,
+            entry.reason,
+            severity=entry.severity or None,
+            note=entry.note,
         )
         for entry in ledger.verdicts
     )

@@ -5,8 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from pathlib import Path
+from typing import Literal
 
 from patchkit.errors import StorageError
+from patchkit.records import Sha256
+
+Digest = Sha256 | Literal[""]
+"""What ``digest`` returns, as records that name files have it."""
 
 # Not upstream's: patchkit's own state, a history, and what builds leave behind.
 _ASIDE = frozenset({".git", ".patchkit", "build"})

@@ -17,7 +17,7 @@ from patchkit.cli.out import as_json as as_json
 from patchkit.cli.out import tell
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
-from patchkit.patching.ledger import Ledger
+from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.quoting import visible
 from patchkit.source.detect import project_of
@@ -41,6 +41,9 @@ class Renamed(click.Option):
         shown, self.opts = self.opts, [*self.opts, *self.former]
         super().add_to_parser(parser, ctx)
         self.opts = shown
+
+
+_FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +211,14 @@ class Selection:
 
     def request(self, ledger: Ledger | None = None) -> Request:
         """The request, defaults filled in: from the ledger of a patched tree if there is one."""
-        past = ledger.request if ledger else {}
-        only, skip, also = (
-            mine if self.chooses else frozenset(past.get(key, ()))
-            for key, mine in (("only", self.only), ("skip", self.skip), ("also", self.also))
-        )
+        past = ledger.request if ledger else _FIRST
+        chosen = self if self.chooses else past
         return Request(
-            target=find_target(self.target or past.get("target", "gb10")),
-            arch=build_arch(self.arch or past.get("arch", "native")),
-            only=only,
-            skip=skip,
-            also=also,
+            target=find_target(self.target or past.target),
+            arch=build_arch(self.arch or past.arch),
+            only=frozenset(chosen.only),
+            skip=frozenset(chosen.skip),
+            also=frozenset(chosen.also),
         )
 
 

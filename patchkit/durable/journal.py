@@ -182,9 +182,9 @@ class Journal:
                 shutil.rmtree(self.folder / side, ignore_errors=True)
                 make_folders(self.folder / side)
             (self.folder / "draft").unlink(missing_ok=True)
-            steps = [self._stage_one(number, change) for number, change in enumerate(changes)]
+            steps = tuple(self._stage_one(number, change) for number, change in enumerate(changes))
             made = {path for each in changes if each.after is not None for path in self._new(each)}
-            found = Steps(steps, sorted(made), note)
+            found = Steps(steps, tuple(sorted(made)), note)
             write_staged(self.folder / "draft", found.to_json(), None, self.root)
             for folder in (self.folder / _BEFORE, self.folder / _AFTER, self.folder):
                 sync(folder)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
 from patchkit.errors import SourceError
+from patchkit.records import RecordError, Utf8
 
 
 def plain(path: str) -> bool:
     """Return whether a path is relative, names something, and has one spelling: no ``..``."""
     parts = path.split("/")
     return bool(path) and "\0" not in path and not {"", ".", ".."}.intersection(parts)
+
+
+def _require_plain(path: str) -> None:
+    if not plain(path):
+        raise RecordError("is not a plain relative path")
+
+
+PlainPath = Annotated[Utf8, _require_plain]
+"""A path of a record that leads nowhere but below the root."""
 
 
 def is_file(place: Path) -> bool:

@@ -18,7 +18,7 @@ LAYERS = ("python", "build")
 KINDS = ("source", "installed")
 
 
-class State(enum.Enum):
+class State(enum.StrEnum):
     """What a fix has to do in a tree."""
 
     APPLY = "apply"
@@ -29,7 +29,7 @@ class State(enum.Enum):
     DRIFTED = "drifted"
 
 
-class Severity(enum.Enum):
+class Severity(enum.StrEnum):
     """How much a release depends on a fix; optional fixes are off unless asked for."""
 
     REQUIRED = "required"

@@ -5,22 +5,72 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from patchkit.digests import digest
+from packaging.version import Version
+
+from patchkit.digests import Digest, digest
 from patchkit.durable.journal import Journal
+from patchkit.durable.names import PlainPath
 from patchkit.errors import DriftError, HashMismatchError, PatchkitError, SourceError, UsageError
-from patchkit.patching.ledger_fields import checked
+from patchkit.patching.fix import Request, Severity, State
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
+from patchkit.records import RecordError, Sha256, Utf8, matching, one_of, read_json
 from patchkit.source.tree import SourceTree
+from patchkit.target import MODES, targets
 
 _NAME = "ledger.json"
 _ORIGINALS = "originals"
-_FORMAT = 1
+
+
+def _day(text: str) -> None:
+    if text and date.fromisoformat(text).isoformat() != text:
+        raise RecordError(f"is {text!r}, not as 2026-11-22")
+
+
+# A tree may be somebody else's, and its ledger with it: every field has a form.
+_Id = Annotated[Utf8, matching(r"[a-z0-9][a-z0-9_-]{0,99}", "an id")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRequest:
+    """What the user asked for when a tree was patched."""
+
+    target: Annotated[str, one_of(*targets())]
+    arch: Annotated[str, one_of(*MODES)]
+    only: tuple[_Id, ...]
+    skip: tuple[_Id, ...]
+    also: tuple[_Id, ...]
+
+    @classmethod
+    def of(cls, request: Request) -> LedgerRequest:
+        return cls(
+            target=request.target.name,
+            arch=request.arch,
+            only=tuple(sorted(request.only)),
+            skip=tuple(sorted(request.skip)),
+            also=tuple(sorted(request.also)),
+        )
+
+    def fields(self) -> dict[str, object]:
+        """Return it as JSON has it."""
+        lists = {"only": list(self.only), "skip": list(self.skip), "also": list(self.also)}
+        return {"target": self.target, "arch": self.arch, **lists}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerVerdict:
+    """A verdict as the ledger keeps it; ``severity`` is "" where the fix has none."""
+
+    id: _Id
+    state: State
+    severity: Severity | Literal[""]
+    reason: Utf8
+    note: Utf8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,22 +78,26 @@ class Ledger:
     """``.patchkit/ledger.json``; the originals lie beside it.
 
     ``files``: path → sha256 (before, after), ``""`` before a file was created. ``seen``: path →
-    sha256 of every other file that a fix looked at, ``""`` if it did not exist. ``verdicts``: fix
-    id, state, severity, reason, note. ``request``: target, arch, only, skip, also. ``date``: when
-    it was proved, as ``today`` has it; "" in wheels, which are the same on every day.
+    sha256 of every other file that a fix looked at, ``""`` if it did not exist. ``date``: when it
+    was proved, as ``today`` has it; "" in wheels, which are the same on every day.
     """
 
-    patchkit: str
-    recipe: str
-    project: str
-    version: str
-    request: Mapping[str, Any]
-    files: Mapping[str, tuple[str, str]]
-    seen: Mapping[str, str]
-    verdicts: tuple[Mapping[str, str], ...]
-    proofs: tuple[str, ...]
-    date: str = ""
-    format: int = field(default=_FORMAT)
+    patchkit: Annotated[str, Version]
+    recipe: Annotated[str, matching("[0-9a-z]{1,64}", "a digest")]
+    project: _Id
+    version: Annotated[str, Version]
+    request: LedgerRequest
+    files: Mapping[PlainPath, tuple[Digest, Sha256]]
+    seen: Mapping[PlainPath, Digest]
+    verdicts: tuple[LedgerVerdict, ...]
+    proofs: tuple[Utf8, ...]
+    date: Annotated[str, _day] = ""
+    format: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a fix with two verdicts."""
+        if len({each.id for each in self.verdicts}) < len(self.verdicts):
+            raise ValueError("has a fix twice")
 
     def to_json(self) -> bytes:
         """Deterministic: the same patch on the same release and day gives the same bytes."""
@@ -102,13 +156,10 @@ def read_ledger(state: Path, project: str = "vllm") -> Ledger | None:
     if not os.path.lexists(place):
         return None
     try:
-        table = json.loads(read_text(place, limit=LARGEST_IN_TREE, follow=False))
-        if isinstance(table, dict) and table.get("format", _FORMAT) != _FORMAT:
-            raise ValueError(f"it has format {table['format']!r}, this patchkit reads {_FORMAT}")
-        return Ledger(**checked(table))
+        return read_json(Ledger, read_text(place, limit=LARGEST_IN_TREE, follow=False))
     except (UsageError, SourceError) as error:
         raise unusable(state, project, error.what.removeprefix(f"{place}: ")) from None
-    except (ValueError, RecursionError) as error:
+    except RecordError as error:
         raise unusable(state, project, f"not a ledger of this patchkit: {error}") from None
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import types
-import typing
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import Any, TypeVar
 
 from patchkit.errors import SourceError
-
-T = TypeVar("T")
+from patchkit.records import RecordError, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,31 +203,9 @@ def to_json(host: Host) -> str:
 def from_json(text: str, where: str) -> Host:
     """Read what ``to_json`` wrote. Raises SourceError, naming ``where``."""
     try:
-        return _read(Host, json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return read_json(Host, text)
+    except RecordError as error:
         raise SourceError(
             f"{where}: is not what `patchkit probe --json` prints: {error}",
             hint="write it with the same patchkit on that machine: patchkit probe --json",
         ) from None
-
-
-def _read(kind: type[T], value: Any) -> T:
-    """A dataclass from a dict: unknown and missing keys are errors."""
-    hints = typing.get_type_hints(kind)
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := set(value) - names:
-        raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-    return kind(**{name: _field(hints[name], value[name]) for name in value})
-
-
-def _field(kind: Any, value: Any) -> Any:
-    if typing.get_origin(kind) is tuple:
-        return tuple(_field(typing.get_args(kind)[0], each) for each in value)
-    if isinstance(kind, types.UnionType):
-        inner = next(each for each in typing.get_args(kind) if each is not type(None))
-        return None if value is None else _field(inner, value)
-    if is_dataclass(kind):
-        return _read(typing.cast("type[Any]", kind), value)
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
-    return value

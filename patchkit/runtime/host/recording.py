@@ -10,13 +10,23 @@ import json
 import os
 import posixpath
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
 from patchkit.reading import read_text
+from patchkit.records import RecordError, read_json
 
 _INDEX = "recording.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Index:
+    """``recording.json``: path → what reading it said."""
+
+    patchkit: str = ""
+    errors: dict[str, str]
 
 
 class RecordingWriter:
@@ -47,9 +57,9 @@ class RecordingWriter:
         self._errors[path] = words
 
     def finish(self) -> None:
-        index = {"patchkit": __version__, "errors": self._errors}
+        index = _Index(patchkit=__version__, errors=self._errors)
         self.home.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(index, indent=1, ensure_ascii=False)
+        text = json.dumps(asdict(index), indent=1, ensure_ascii=False)
         (self.home / _INDEX).write_text(f"{text}\n", encoding="utf-8")
 
     def _place(self, path: str) -> Path:
@@ -79,9 +89,8 @@ def recorded_errors(root: Path) -> dict[str, str]:
     if not place.exists():
         return {}
     try:
-        errors = json.loads(read_text(place))["errors"]
-        return {str(path): str(words) for path, words in errors.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return read_json(_Index, read_text(place)).errors
+    except RecordError as error:
         raise SourceError(
             f"{place}: is not what `patchkit probe --save` writes: {error}",
             hint="take the whole folder, as it was saved",

@@ -9,6 +9,7 @@ from typing import Any
 
 from patchkit.durable.journal import Change
 from patchkit.errors import HostError, PatchkitError, StorageError
+from patchkit.records import RecordError, record
 from patchkit.runtime.net import live as net_live
 from patchkit.runtime.net import state as net_state
 from patchkit.runtime.net.netplan_file import render
@@ -116,13 +117,16 @@ def _activate(
 
 
 def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
-    former, addresses = note.get("former"), note.get("addresses")
-    if not (net_state.are_addresses(former) and net_state.are_addresses(addresses)):
+    try:
+        former, addresses = (
+            record(dict[str, tuple[str, ...]], note.get(key)) for key in ("former", "addresses")
+        )
+    except RecordError as error:
         raise StorageError(
-            f"{place.journal.folder}: does not say which addresses there were",
+            f"{place.journal.folder}: does not say which addresses there were: {error}",
             why="somebody edited it",
             hint=place.journal.rescue,
-        )
+        ) from None
     _activate(place, former, addresses)
 
 

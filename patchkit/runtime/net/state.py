@@ -17,17 +17,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeGuard
 
-from patchkit.digests import digest
+from patchkit.digests import Digest, digest
 from patchkit.durable import lock
 from patchkit.durable.failure import translated
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import DriftError, StorageError, UsageError
 from patchkit.quoting import quoted
+from patchkit.records import RecordError, read_json
 from patchkit.runtime.net.conflicts import OURS
 
 STATE = Path("var/lib/patchkit/net")
+Addresses = Mapping[str, tuple[str, ...]]
+"""Netdev → ``address/prefix``."""
+
 MODE = 0o600  # netplan warns about files that others may read
 
 
@@ -35,10 +38,10 @@ MODE = 0o600  # netplan warns about files that others may read
 class NetChange:
     """One change. Digests are ``""`` for no file; ``mode`` is that of the file before."""
 
-    before: str
-    after: str
+    before: Digest
+    after: Digest
     mode: int
-    addresses: Mapping[str, Sequence[str]]
+    addresses: Addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def writing(place: NetHistory, data: bytes, addresses: Mapping[str, Sequence[str
         before=digest(before),
         after=digest(data),
         mode=place.file.stat().st_mode & 0o7777 if before is not None else MODE,
-        addresses=addresses,
+        addresses={netdev: tuple(each) for netdev, each in addresses.items()},
     )
     note = json.dumps(asdict(step), indent=1).encode()
     kept = {"before": before, "after": data, "step.json": note}
@@ -186,21 +189,8 @@ def read_step(folder: Path) -> NetChange:
     """Read the note of a change. Raises StorageError if it is damaged."""
     path = folder / "step.json"
     try:
-        step = NetChange(**json.loads(path.read_text()))
-        if not are_addresses(step.addresses) or not isinstance(step.mode, int):
-            raise ValueError("a field has the wrong type")
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        return read_json(NetChange, path.read_bytes())
+    except (OSError, RecordError) as error:
         raise StorageError(
             f"{path}: is damaged: {error}", hint=f"{folder / 'before'} is what was there"
         ) from None
-    return step
-
-
-def are_addresses(value: object) -> TypeGuard[Mapping[str, Sequence[str]]]:
-    """Return whether this is a map of netdev → list of ``address/prefix``."""
-    return isinstance(value, dict) and all(
-        isinstance(netdev, str)
-        and isinstance(each, list)
-        and all(isinstance(address, str) for address in each)
-        for netdev, each in value.items()
-    )

@@ -16,10 +16,10 @@ from typing import Any
 from packaging.version import Version
 
 from patchkit import __version__
-from patchkit.apply import Applied, Workspace, request_fields
+from patchkit.apply import Applied, Workspace
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Request, State
-from patchkit.patching.ledger import Ledger, ledger_path, original_path
+from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
 from patchkit.patching.plan import Plan
 from patchkit.wheel.file.facts import FACTS, as_text, label_of
 from patchkit.wheel.file.sbom import patches, vllm_sbom
@@ -148,7 +148,7 @@ def _facts(patched: PatchedTree, version: str) -> dict[str, Any]:
         "made": "repack",
         "patchkit": __version__,
         "recipe": ledger.recipe,
-        "request": request_fields(patched.asked),
+        "request": LedgerRequest.of(patched.asked).fields(),
         "turned_on": sorted(patched.request.also - patched.asked.also),
         "source": f"sha256:{origin.wheel.sha256}",
         "source_file": origin.wheel.name.filename,

@@ -15,12 +15,13 @@ from typing import Any
 
 from packaging.version import Version
 
-from patchkit.apply import Applied, apply, open_workspace, request_fields
+from patchkit.apply import Applied, apply, open_workspace
 from patchkit.digests import sha256_of
 from patchkit.durable.names import is_file
 from patchkit.elf import by_version, damaged
 from patchkit.errors import DriftError, SourceError, StorageError, UsageError
 from patchkit.patching.fix import Request, Severity, State
+from patchkit.patching.ledger import LedgerRequest
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.source.tree import Sandboxed
@@ -214,7 +215,7 @@ def _check_request(given: Origin, request: Request) -> None:
     lock = locked_wheels()[given.cpu].get(given.version.public)
     found = {key: facts.get(key) for key in ("made", "request", "source")}
     source = f"sha256:{lock.sha256}" if lock else None
-    if found != {"made": "repack", "request": request_fields(request), "source": source}:
+    if found != {"made": "repack", "request": LedgerRequest.of(request).fields(), "source": source}:
         raise UsageError(
             f"{given.wheel.path}: patchkit {facts.get('patchkit')} made it already, for "
             f"{facts.get('target')}, and not as it is asked for now",

@@ -27,7 +27,8 @@ from patchkit import __version__, cli
 from patchkit.cli import out, show
 from patchkit.cli.options import progress
 from patchkit.errors import PatchkitError
-from patchkit.patching.ledger import Ledger, ledger_path
+from patchkit.patching.fix import State
+from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import visible
 from patchkit.runtime.envfile.header import BLANK, sealed
@@ -275,17 +276,8 @@ def patched_tree(folder, name):
     shutil.copytree(SMALL, tree)
     (tree / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
     recipe = load_recipe("vllm")
-    request = {"target": "gb10", "arch": "native", "only": [], "skip": [], "also": []}
-    said = [
-        {
-            "id": fix.id,
-            "state": "applied",
-            "severity": "required",
-            "reason": f"{name}{MARK}",
-            "note": f"{name}{MARK}",
-        }
-        for fix in recipe.fixes
-    ]
+    request = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
+    hostile = f"{name}{MARK}"
     ledger = Ledger(
         patchkit=__version__,
         recipe=recipe.digest,
@@ -294,7 +286,10 @@ def patched_tree(folder, name):
         request=request,
         files={},
         seen={},
-        verdicts=tuple(said),
+        verdicts=tuple(
+            LedgerVerdict(id=fix.id, state=State.APPLIED, severity="", reason=hostile, note=hostile)
+            for fix in recipe.fixes
+        ),
         proofs=(f"{name}{MARK}",),
     )
     ledger_path(tree / ".patchkit").parent.mkdir()

@@ -7,7 +7,7 @@ import csv
 import hashlib
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from patchkit.digests import digest
 from patchkit.errors import DriftError, HashMismatchError, SourceError, UsageError
+from patchkit.patching.fix import State
 from patchkit.patching.ledger import (
     Ledger,
+    LedgerRequest,
+    LedgerVerdict,
     edited_files,
     ledger_path,
     original_path,
@@ -35,14 +38,14 @@ LEDGER = Ledger(
     recipe="5eed",
     project="vllm",
     version="0.19.1",
-    request={"target": "gb10", "arch": "native", "only": [], "skip": ["x"], "also": []},
+    request=LedgerRequest(target="gb10", arch="native", only=(), skip=("x",), also=()),
     files={
         "vllm/a.py": (digest(BEFORE), digest(AFTER)),
         "b.cu": (digest("b\n"), digest("B\n")),
         NEW: ("", digest("{}\n")),
     },
     seen={"setup.py": digest("setup\n"), "gone.py": ""},
-    verdicts=({"id": "x", "state": "off", "severity": "", "reason": "≥ 12", "note": ""},),
+    verdicts=(LedgerVerdict(id="x", state=State.OFF, severity="", reason="≥ 12", note=""),),
     proofs=("it works",),
 )
 
@@ -67,8 +70,8 @@ def test_a_ledger_is_read_as_it_was_written(patched):
     assert read_ledger(state).to_json() == LEDGER.to_json()
 
 
-VERDICT = dict(LEDGER.verdicts[0])
-REQUEST = dict(LEDGER.request)
+VERDICT = asdict(LEDGER.verdicts[0])
+REQUEST = asdict(LEDGER.request)
 
 
 def altered(**changes):
