@@ -29,9 +29,9 @@ from patchkit.cli.wheel.build_vllm import command as vllm
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import SourceOrigin, nccl_tree
-from patchkit.source.pinned import default_version
 from patchkit.source.releases import load_facts
 from patchkit.wheel.build.nccl import JOB_MEMORY, BuiltNccl, NcclOrder, build_nccl
+from patchkit.wheel.build.nccl_version import default_version
 from patchkit.wheel.build.toolchain import find_toolchain
 from patchkit.wheel.device.inspect import arch_name
 from patchkit.wheel.wheelhouse.contents import make_room

@@ -42,6 +42,7 @@ from patchkit.wheel.file.write import seal
 
 _FREE = 2 << 30  # bytes; 2.29.7 for one arch leaves 204 MB, and compilers write as they go
 _LICENSE = "LICENSE.txt"
+_PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
 JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
 
@@ -102,9 +103,13 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltNccl:
     with staging() as staged:
         seen = environment(staged, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, seen)
-        facts = _patched(order, staged / "source")
+        _copy_sources(order.origin, source := staged / "source")
+        # The build that follows runs the source's own code by design, sandbox or not.
+        possible = Sandboxed.IF_POSSIBLE
+        outcome = apply(source, load_recipe("nccl"), order.request, anew=True, sandboxed=possible)
+        facts = _facts(order, source, outcome)
         with work_folder(
-            order.work, [staged / "source"], as_text(facts), fresh=order.fresh, free=_FREE
+            order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:
             return _build(root, order, facts, progress)
 
@@ -124,16 +129,7 @@ def _build(root: Path, order: NcclOrder, facts: Mapping[str, Any], progress: Pro
     )
 
 
-def _patched(order: NcclOrder, source: Path) -> dict[str, Any]:
-    """Make a patched copy of the sources; return the facts of the build to come."""
-    _place(order.origin, source)
-    # The build that follows runs the source's own code by design, sandbox or not.
-    possible = Sandboxed.IF_POSSIBLE
-    outcome = apply(source, load_recipe("nccl"), order.request, anew=True, sandboxed=possible)
-    return _facts(order, source, outcome)
-
-
-def _place(origin: SourceOrigin, dest: Path) -> None:
+def _copy_sources(origin: SourceOrigin, dest: Path) -> None:
     if origin.is_tree:
         aside = shutil.ignore_patterns(".git", "build")
         shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
@@ -167,17 +163,11 @@ def _facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
             "cuda": CUDA_LICENSE,
         },
     }
-    return facts | {"wheel": _wheel_version(order, facts)}
-
-
-def _wheel_version(order: NcclOrder, facts: Mapping[str, Any]) -> str:
-    """Return ``2.29.7+gb10.0a1b2c3d4e``, with a digest of the facts and the recipe that packs."""
     texts = [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
     reduced = "reduced." if order.functions else ""
-    return f"{order.version}+{order.target.name}.{reduced}{digest_label(facts, texts)}"
-
-
-_PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
+    # 2.29.7+gb10.0a1b2c3d4e: a digest of the facts and of the recipe that packs.
+    version = f"{order.version}+{order.target.name}.{reduced}{digest_label(facts, texts)}"
+    return facts | {"wheel": version}
 
 
 def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> None:

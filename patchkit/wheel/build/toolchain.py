@@ -68,7 +68,12 @@ def find_toolchain(
         )
     root = None if locked or machine != here else _installed(toolkit, cuda)
     home = root or locked_toolkit(here, machine, offline=offline, progress=progress)
-    _require_one_word(home)
+    if len(str(home).split()) > 1:
+        raise HostError(
+            f"{home}: a path with a space",
+            why="NCCL's makefiles take it for two",
+            hint="name a toolkit elsewhere with --cuda, or another cache with PATCHKIT_CACHE_DIR",
+        )
     half = home / CROSS if machine != here else home
     lib = next((half / name for name in ("lib64", "lib") if (half / name).is_dir()), half / "lib")
     return Toolchain(
@@ -127,15 +132,6 @@ def _compiler(machine: str, here: str) -> Path:
     return Path(found).absolute()
 
 
-def _require_one_word(home: Path) -> None:
-    if len(str(home).split()) > 1:
-        raise HostError(
-            f"{home}: a path with a space",
-            why="NCCL's makefiles take it for two",
-            hint="name a toolkit elsewhere with --cuda, or another cache with PATCHKIT_CACHE_DIR",
-        )
-
-
 def _missing(tool: str, package: str) -> HostError:
     return HostError(
         f"{tool} is not on this machine",
@@ -148,9 +144,13 @@ def _installed(toolkit: Path | None, cuda: str) -> Path | None:
     """Return the toolkit that is named, or the first found that fits; None if there is none."""
     if toolkit is not None:
         return _fitting(toolkit, cuda)
-    named = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
-    on_path = shutil.which("nvcc")
-    for home in [*named, *([_home_of(on_path)] if on_path else []), USUAL]:
+    homes = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
+    if nvcc := shutil.which("nvcc"):
+        # What is on PATH may be a script; nvcc itself says where its toolkit is.
+        said = attempt(nvcc, "--dryrun", "-x", "cu", "-c", os.devnull).errors
+        top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
+        homes.append(Path(top[1]).resolve() if top else Path(nvcc).resolve().parents[1])
+    for home in [*homes, USUAL]:
         try:
             return _fitting(home, cuda)
         except UsageError:
@@ -170,13 +170,6 @@ def _fitting(home: Path, cuda: str) -> Path:
             hint="--cuda locked takes the toolkit that patchkit knows",
         )
     return home.resolve()
-
-
-def _home_of(nvcc: str) -> Path:
-    """Return the toolkit's root as nvcc itself sees it: what is on PATH may be a script."""
-    said = attempt(nvcc, "--dryrun", "-x", "cu", "-c", os.devnull).errors
-    top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
-    return Path(top[1]).resolve() if top else Path(nvcc).resolve().parents[1]
 
 
 def _nvcc_version(nvcc: Path) -> str:

@@ -53,12 +53,22 @@ def compiled_sources(build: Path, source: Path) -> tuple[Compiled, ...]:
     found = sorted(build.rglob("compile_commands.json"))
     if not found:
         raise BuildError(f"{build}: CMake left no compile_commands.json")
-    entries = json.loads(found[0].read_text(encoding="utf-8"))
-    return tuple(
-        Compiled(_short(entry["file"], source), _library(entry), _codes(entry["command"]))
-        for entry in entries
-        if entry["file"].endswith(".cu")
-    )
+    sources = []
+    for entry in json.loads(found[0].read_text(encoding="utf-8")):
+        path, command = Path(entry["file"]), entry["command"]
+        if path.suffix != ".cu":
+            continue
+        library = _LIBRARY.search(command)
+        if library is None:
+            raise BuildError(f"{path}: CMake does not say which library it is for")
+        name = path.relative_to(source) if path.is_relative_to(source) else path
+        codes = frozenset(
+            ("sass" if match[1] == "sm" else "ptx", parse_arch(f"{match[2]}.{match[3]}{match[4]}"))
+            for names in _CODE.findall(command)
+            for match in _NUMBER.finditer(names)
+        )
+        sources.append(Compiled(str(name), library[1], codes))
+    return tuple(sources)
 
 
 def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
@@ -127,23 +137,3 @@ def _proved(binary: Binary, sources: list[Compiled], target: Target) -> str:
 
 def _names(codes: Iterable[tuple[str, Arch]]) -> Names:
     return frozenset(arch_name(kind, arch) for kind, arch in codes)
-
-
-def _codes(command: str) -> Codes:
-    return frozenset(
-        ("sass" if match[1] == "sm" else "ptx", parse_arch(f"{match[2]}.{match[3]}{match[4]}"))
-        for names in _CODE.findall(command)
-        for match in _NUMBER.finditer(names)
-    )
-
-
-def _library(entry: dict[str, str]) -> str:
-    match = _LIBRARY.search(entry["command"])
-    if match is None:
-        raise BuildError(f"{entry['file']}: CMake does not say which library it is for")
-    return match[1]
-
-
-def _short(file: str, source: Path) -> str:
-    path = Path(file)
-    return str(path.relative_to(source)) if path.is_relative_to(source) else file

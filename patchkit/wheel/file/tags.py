@@ -7,7 +7,6 @@ import sys
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import ProofError
 from patchkit.process import run
@@ -20,8 +19,14 @@ def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
     ``libtorch*.so``. Raises ProofError if it keeps none: a library that nothing brings, or another
     CPU's.
     """
-    shown = _shown(wheel)
-    foreign = [name for name in shown["external_libs"] if not _matches(name, provided)]
+    command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
+    why = "its library is not for the CPU of its file name, or is no ELF file"
+    shown = json.loads(run(*command, kind=ProofError, why=why, timeout=None).output)
+    foreign = [
+        name
+        for name in shown["external_libs"]
+        if not any(fnmatchcase(name, pattern) for pattern in provided)
+    ]
     tag: str = shown["overall_tag"] if foreign or not provided else shown["sym_tag"]
     if not tag.startswith("manylinux"):
         raise ProofError(
@@ -30,15 +35,3 @@ def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
             hint="build on a released distribution, without libraries of your own on the link line",
         )
     return tag
-
-
-def _shown(wheel: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
-    why = "its library is not for the CPU of its file name, or is no ELF file"
-    done = run(*command, kind=ProofError, why=why, timeout=None)
-    shown: dict[str, Any] = json.loads(done.output)
-    return shown
-
-
-def _matches(name: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -95,34 +96,28 @@ def documents(entries: Iterable[ManifestEntry]) -> dict[str, str]:
     ordered = sorted(entries, key=lambda entry: entry.filename)
     manifest = {"format": _FORMAT, "wheels": [entry.fields() for entry in ordered]}
     rows = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    needs = "".join(f"{_requirement(entry, ordered)}\n" for entry in ordered)
+    others = [entry for entry in ordered if entry.kind is not Kind.BUILT]
+    header = _HEADER.format(file=REQUIREMENTS)
+    if others:
+        index = "--no-index " if all(entry.held for entry in others) else ""
+        facts = (str(others[0].facts.get(name, "?")) for name in ("python", "machine", "glibc"))
+        python, machine, glibc = (" ".join(text.split()) for text in facts)  # it stays a comment
+        header = _FILLED.format(
+            file=REQUIREMENTS, index=index, python=python, machine=machine, glibc=glibc
+        )
+    builds = Counter(entry.name.project for entry in ordered)
+    lines = []
+    for entry in ordered:
+        # A marker only where there is a choice: alone, it would make pip on the other CPU install
+        # nothing and be content.
+        cpus = " or ".join(f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus))
+        marker = f" ; {cpus}" if builds[entry.name.project] > 1 else ""
+        lines.append(f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}\n")
     return {
         MANIFEST: rows + "\n",
         SUMS: "".join(f"{entry.sha256}  {entry.filename}\n" for entry in ordered if entry.held),
-        REQUIREMENTS: _header(ordered) + needs,
+        REQUIREMENTS: header + "".join(lines),
     }
-
-
-def _header(entries: Iterable[ManifestEntry]) -> str:
-    others = [entry for entry in entries if entry.kind is not Kind.BUILT]
-    if not others:
-        return _HEADER.format(file=REQUIREMENTS)
-    index = "--no-index " if all(entry.held for entry in others) else ""
-    facts = {name: str(others[0].facts.get(name, "?")) for name in ("python", "machine", "glibc")}
-    said = {name: " ".join(text.split()) for name, text in facts.items()}  # it stays a comment
-    return _FILLED.format(file=REQUIREMENTS, index=index, **said)
-
-
-def _requirement(entry: ManifestEntry, entries: Iterable[ManifestEntry]) -> str:
-    """Return a line of requirements.txt.
-
-    A marker only where there is a choice: alone, it would make pip on the other CPU install
-    nothing and be content.
-    """
-    siblings = [other for other in entries if other.name.project == entry.name.project]
-    cpus = " or ".join(f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus))
-    marker = f" ; {cpus}" if len(siblings) > 1 else ""
-    return f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}"
 
 
 def rivals(one: WheelName, other: WheelName) -> bool:

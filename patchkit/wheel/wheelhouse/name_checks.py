@@ -36,13 +36,8 @@ def promised_glibc(tag: str) -> str:
     return "" if not all(said) else min(said, key=by_version)
 
 
-def broken_promises(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
-    """Find libraries that need a newer system, or another Python, than the wheel's name says."""
-    yield from _too_new(metadata, binaries)
-    yield from _uncovered(metadata)
-
-
-def _too_new(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
+def too_new(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
+    """Find libraries that need a newer system than the wheel's name says."""
     if not (glibc := promised_glibc(metadata.name.tag)):
         return
     allowed = rules().allowed(glibc)
@@ -59,7 +54,7 @@ def _too_new(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Fi
                 )
 
 
-def _uncovered(metadata: WheelMetadata) -> Iterator[Finding]:
+def uncovered(metadata: WheelMetadata) -> Iterator[Finding]:
     """Find modules that are built for one Python each, but not for every one of the wheel's."""
     wanted = supported(metadata)
     built: dict[str, set[int]] = {}

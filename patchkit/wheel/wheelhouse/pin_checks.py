@@ -75,19 +75,15 @@ def _instead(wheel: ListedWheel, version: object) -> str:
 def _applicable(
     metadata: WheelMetadata | None, cpu: str, wheels: Sequence[ListedWheel]
 ) -> Iterator[Requirement]:
-    environment = _environment(cpu, wheels)
-    for requirement in metadata.requires if metadata else ():
-        if requirement.marker is None or requirement.marker.evaluate(environment):
-            yield requirement
-
-
-def _environment(cpu: str, wheels: Sequence[ListedWheel]) -> dict[str, str]:
-    """Return what markers ask for: this CPU, and the Python of the lock if there is one."""
+    """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
     said = {**default_environment(), "platform_machine": cpu, "extra": ""}
     if python := _locked_python(wheels):
         said["python_version"] = ".".join(python.split(".")[:2])
         said["python_full_version"] = ".".join((*python.split("."), "0")[:3])
-    return {key: str(value) for key, value in said.items()}
+    environment = {key: str(value) for key, value in said.items()}
+    for requirement in metadata.requires if metadata else ():
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            yield requirement
 
 
 def _locked_python(wheels: Sequence[ListedWheel]) -> str:
@@ -100,8 +96,9 @@ def _nccl(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa
     if any(wheel.project == "torch" and wheel.metadata for wheel in wheels):
         return
     nccl = next((wheel for wheel in wheels if wheel.project.startswith(_NCCL)), None)
-    pinned = _torch_pins(wheels)
-    for filename, torch in pinned.items():
+    pins = {w.filename: w.metadata.pins.get("torch", "") for w in wheels if w.metadata}
+    locked = {w.filename: w.entry.name.version.public for w in wheels if w.project == "torch"}
+    for filename, torch in (pins if any(pins.values()) else locked).items():
         wanted = load_facts().torch.get(".".join(torch.split(".")[:2]))
         if nccl and wanted and Version(nccl.entry.name.version.public) != wanted:
             yield finding(
@@ -111,17 +108,6 @@ def _nccl(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa
                 _instead(nccl, wanted),
                 "beside that torch pip replaces it by stock's, or installs nothing",
             )
-
-
-def _torch_pins(wheels: Sequence[ListedWheel]) -> dict[str, str]:
-    """File name → torch, of wheels that pin one, and of torch itself if it is only locked."""
-    pins = {
-        w.filename: w.metadata.pins["torch"]
-        for w in wheels
-        if w.metadata and "torch" in w.metadata.pins
-    }
-    locked = {w.filename: w.entry.name.version.public for w in wheels if w.project == "torch"}
-    return pins or locked
 
 
 def _torch_and_cuda(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:

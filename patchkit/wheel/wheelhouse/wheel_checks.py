@@ -7,36 +7,37 @@ from collections.abc import Iterator, Sequence
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, finding
 from patchkit.wheel.device.inspect import Binary
-from patchkit.wheel.file.library_rules import SharedLibraries, rules
+from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.metadata import WheelMetadata
-from patchkit.wheel.wheelhouse.name_checks import broken_promises
+from patchkit.wheel.wheelhouse.name_checks import too_new, uncovered
 
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
 def check(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding, ...]:
     """Find everything that is wrong with one wheel, from what was read of it."""
+    name, again = metadata.name.filename, "build it again"
+    unreadable = [
+        *(finding(SourceError, name, fault, again) for fault in metadata.faults),
+        *(
+            finding(SourceError, sbom.path, f"is no SBOM: {sbom.fault}", again)
+            for sbom in metadata.sboms
+            if sbom.fault
+        ),
+    ]
     return (
-        *_unreadable(metadata),
+        *unreadable,
         *_folders(binaries),
         *_copies(metadata),
         *_mixed_cuda(metadata, binaries),
-        *broken_promises(metadata, binaries),
+        *too_new(metadata, binaries),
+        *uncovered(metadata),
     )
 
 
 def cuda_majors(binary: Binary) -> tuple[int, ...]:
     """Return the major versions of CUDA whose libraries it asks the loader for."""
     return rules().cuda_majors(binary.library.needed)
-
-
-def _unreadable(metadata: WheelMetadata) -> Iterator[Finding]:
-    again = "build it again"
-    for fault in metadata.faults:
-        yield finding(SourceError, metadata.name.filename, fault, again)
-    for sbom in metadata.sboms:
-        if sbom.fault:
-            yield finding(SourceError, sbom.path, f"is no SBOM: {sbom.fault}", again)
 
 
 def _folders(binaries: Sequence[Binary]) -> Iterator[Finding]:
@@ -56,21 +57,15 @@ def _folders(binaries: Sequence[Binary]) -> Iterator[Finding]:
 
 def _copies(metadata: WheelMetadata) -> Iterator[Finding]:
     for member in metadata.members:
-        shared = rules().foreign(metadata.name.project, member)
-        if shared is not None:
+        if shared := rules().foreign(metadata.name.project, member):
+            owners = [owner.replace("nvidia-*", "NVIDIA's wheels") for owner in shared.owners]
             yield finding(
                 SourceError,
                 member,
-                f"is a private copy of a library of {_owner(shared)}",
+                f"is a private copy of a library of {' or '.join(owners) or 'the driver'}",
                 "leave it out (auditwheel repair --exclude), and let the loader find the one copy",
                 "a process with two of them has two CUDA contexts, or crashes",
             )
-
-
-def _owner(shared: SharedLibraries) -> str:
-    return " or ".join(each.replace("nvidia-*", "NVIDIA's wheels") for each in shared.owners) or (
-        "the driver"
-    )
 
 
 def _mixed_cuda(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:

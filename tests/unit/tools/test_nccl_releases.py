@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import zipfile
 
 import pytest
 
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.debian import Mirror, mirrors, stanzas, upstream_archive
-from patchkit.source.pinned import default_version
 from patchkit.source.releases import load_facts
 from patchkit.target import parse_arch
+from patchkit.wheel.build.nccl_version import default_version
+from support.wheels import write_wheel
 
 FACTS = load_facts()
 
@@ -113,10 +113,8 @@ def test_the_table_is_consistent():
 
 
 def wheel(folder, name, *requirements):
-    metadata = "".join(f"Requires-Dist: {each}\n" for each in requirements)
-    project = name.split("-")[0]
-    with zipfile.ZipFile(folder / name, "w") as bundle:
-        bundle.writestr(f"{project}-1.dist-info/METADATA", f"Name: {project}\n{metadata}\ntext\n")
+    project, version, tag = name.removesuffix(".whl").split("-", 2)
+    write_wheel(folder, version, project=project, tag=tag, requires=requirements)
 
 
 EMPTY_ZIP = b"PK\5\6" + bytes(18)
