@@ -108,5 +108,5 @@ def stale_documents(house: Path, listed: Sequence[ManifestEntry]) -> Iterator[Fi
         if not is_file(path) or read_own(path) != text.encode():
             there = "is not the one of these wheels" if is_file(path) else LINKED
             what = there if os.path.lexists(path) else "is missing"
-            hint = f"`{command('prune', house)}` writes it anew"
+            hint = f"to write it anew: {command('prune', house)}"
             yield finding(HashMismatchError, filename, what, hint)

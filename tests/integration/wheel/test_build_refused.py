@@ -29,7 +29,7 @@ def test_a_wheelhouse_that_is_a_file(toolchain, build, tmp_path):
     (tmp_path / "house").write_text("")
     for house in ("house", "house/below"):
         said = build("--src", SMALL, "--cpu", HERE, "--dir", tmp_path / house, rc=7).stderr
-        assert f"{tmp_path / house}: no folder that can be written to" in said
+        assert f"{tmp_path / house}: not a folder that can be written to" in said
         assert f"{tmp_path / 'house'} is a file" in said
     assert not (tmp_path / "work").exists()
 

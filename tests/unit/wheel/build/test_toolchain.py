@@ -126,7 +126,7 @@ def test_a_toolkit_that_is_older_than_the_target_needs(bare, toolkit):
 
 @pytest.mark.parametrize("says", ["hello", "release x, Vy"])
 def test_an_nvcc_that_does_not_tell_its_version(bare, toolkit, says):
-    with pytest.raises(HostError, match="does not tell its version"):
+    with pytest.raises(HostError, match="does not say its version"):
         find_toolchain(HERE, toolkit=toolkit(says=says))
 
 

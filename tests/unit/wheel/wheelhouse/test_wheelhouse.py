@@ -364,7 +364,7 @@ def test_without_a_manifest_nothing_is_removed(house, made):
     add(house, made(OURS), FACTS)
     (house / "manifest.json").unlink()
     assert (FILE, 2) in kinds(house)
-    with pytest.raises(SourceError, match="is missing, so nothing tells which wheels belong here"):
+    with pytest.raises(SourceError, match="is missing, so nothing says which wheels belong here"):
         prune(house)
     assert (house / FILE).exists()
 

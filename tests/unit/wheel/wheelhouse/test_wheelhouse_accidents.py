@@ -251,7 +251,7 @@ def test_what_cannot_be_written_is_known_before_a_build(small_disk, tmp_path):
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     (tmp_path / "file").write_text("")
     for house in (disk, disk / "not/there", tmp_path / "file", tmp_path / "file/below"):
-        with pytest.raises(StorageError, match=f"{house}: no folder that can be written to"):
+        with pytest.raises(StorageError, match=f"{house}: not a folder that can be written to"):
             make_room(house, f"nvidia_nccl_cu13-{OURS}-py3-none-linux_aarch64.whl")
     assert make_room(tmp_path / "not/there", f"x-{OURS}-py3-none-any.whl") == ()
     assert not (tmp_path / "not").exists()
