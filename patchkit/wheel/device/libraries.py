@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import enum
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -23,6 +21,7 @@ from packaging.version import Version
 from patchkit.errors import ProofError
 from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
+from patchkit.records import read_toml
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries
 from patchkit.wheel.device.lost_kernels import OTHERS, is_lost, lost_kernels
@@ -58,6 +57,24 @@ class WithoutCuda:
     machine: str
     read_in: str
     instead: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelPurpose:
+    """What kernels are for whose mangled names match; ``around`` is a fix that avoids them."""
+
+    name: str
+    purpose: str = field(metadata={"key": "is"})
+    around: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryTable:
+    """The tables of ``libraries.toml``."""
+
+    library: tuple[KnownLibrary, ...]
+    torch_without_cuda: tuple[WithoutCuda, ...]
+    kernels: tuple[KernelPurpose, ...]
 
 
 class Use(enum.Enum):
@@ -116,7 +133,7 @@ def judge(
     wheel: WheelFile, binaries: Sequence[Binary], target: Target, version: Version
 ) -> tuple[Judged, ...]:
     """Judge each library of a wheel on the device, and those that a release ought to have."""
-    expected = [known for known in known_libraries() if known.covers(version)]
+    expected = [known for known in library_table().library if known.covers(version)]
     found = []
     for binary in binaries:
         known = next((each for each in expected if fnmatchcase(binary.name, each.file)), None)
@@ -131,7 +148,7 @@ def judge(
     present = [each.known for each in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
     partly = [each.name for each in found if each.use is Use.PARTLY]
-    purposes = [(re.compile(entry["name"]), entry["is"]) for entry in _table()["kernels"]]
+    purposes = [(re.compile(each.name), each.purpose) for each in library_table().kernels]
     lost_by_name = lost_kernels(wheel, partly, target, purposes)
     return (
         *(replace(each, kernels=lost_by_name.get(each.name, Counter())) for each in found),
@@ -179,7 +196,7 @@ def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
     """Return what is known of a torch version if the index has it for that CPU without CUDA."""
     if not torch:
         return None
-    known = (WithoutCuda(**entry) for entry in _table()["torch_without_cuda"])
+    known = library_table().torch_without_cuda
     return next(
         (
             each
@@ -190,25 +207,17 @@ def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
     )
 
 
-@cache
-def known_libraries() -> tuple[KnownLibrary, ...]:
-    """Load the libraries of ``libraries.toml``, once."""
-    return tuple(
-        KnownLibrary(**{**entry, "devices": tuple(entry["devices"])})
-        for entry in _table()["library"]
-    )
-
-
 def ways_around(judged: Iterable[Judged]) -> dict[str, str]:
     """Map fixes to the lost kernels that vLLM does not choose with them."""
     lost = {purpose for each in judged for purpose in each.kernels}
-    entries = (entry for entry in _table()["kernels"] if entry["is"] in lost)
-    return {entry["around"]: entry["is"] for entry in entries if "around" in entry}
+    kernels = library_table().kernels
+    return {each.around: each.purpose for each in kernels if each.purpose in lost and each.around}
 
 
 @cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads((RECIPES / "vllm" / "libraries.toml").read_text(encoding="utf-8"))
+def library_table() -> LibraryTable:
+    """Load ``libraries.toml``, once."""
+    return read_toml(LibraryTable, RECIPES / "vllm" / "libraries.toml")
 
 
 def _use(binary: Binary, target: Target, known: KnownLibrary | None, lost: Counter[str]) -> Use:

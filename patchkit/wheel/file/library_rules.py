@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -12,6 +11,7 @@ from pathlib import PurePosixPath
 
 from patchkit.elf import by_version
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 
 _FILE = re.compile(r"(?P<name>lib[\w+-]+?)(?:[-.][0-9a-f]{8,})?\.so(?:\.(?P<number>\d+)[\d.]*)?")
 _PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
@@ -26,14 +26,21 @@ class SharedLibraries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryNames:
+    """Names of libraries, or patterns of projects."""
+
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryRules:
     """The fields are described in the file."""
 
     shared: tuple[SharedLibraries, ...]
-    cuda: frozenset[str]
-    libstdcxx: dict[str, dict[str, str]]
-    legacy: dict[str, str]
-    pins: tuple[str, ...]
+    cuda: LibraryNames
+    libstdcxx: Mapping[str, Mapping[str, str]]
+    legacy: Mapping[str, str]
+    pins: LibraryNames
 
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
         """Return whose a library is that a wheel of this project must not carry, None if it may."""
@@ -44,12 +51,12 @@ class LibraryRules:
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
         """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""
         matches = filter(None, map(_FILE.fullmatch, needed))
-        numbers = (match["number"] for match in matches if match["name"] in self.cuda)
+        numbers = (match["number"] for match in matches if match["name"] in self.cuda.names)
         return tuple(sorted({int(number) for number in numbers if number}))
 
     def decisive(self, project: str) -> bool:
         """Check whether a pin of this project decides which wheels fit together."""
-        return _any(self.pins, project)
+        return _any(self.pins.names, project)
 
     def glibc(self, platform: str) -> str:
         """Return the glibc that is enough by a platform tag, ``2.28``; "" if it names none."""
@@ -60,7 +67,8 @@ class LibraryRules:
     def allowed(self, glibc: str) -> dict[str, str]:
         """Return the highest symbol version of each family on a system with this glibc."""
         known = [each for each in self.libstdcxx if by_version(each) <= by_version(glibc)]
-        return {"GLIBC": glibc} | (self.libstdcxx[max(known, key=by_version)] if known else {})
+        newest = self.libstdcxx[max(known, key=by_version)] if known else {}
+        return {"GLIBC": glibc, **newest}
 
 
 def _any(patterns: Iterable[str], project: str) -> bool:
@@ -70,14 +78,4 @@ def _any(patterns: Iterable[str], project: str) -> bool:
 @cache
 def rules() -> LibraryRules:
     """Load the rules that ship with patchkit, once."""
-    table = tomllib.loads((RECIPES / "wheel_rules.toml").read_text(encoding="utf-8"))
-    return LibraryRules(
-        shared=tuple(
-            SharedLibraries(owners=tuple(each["owners"]), names=frozenset(each["names"]))
-            for each in table["shared"]
-        ),
-        cuda=frozenset(table["cuda"]["names"]),
-        libstdcxx=table["libstdcxx"],
-        legacy=table["legacy"],
-        pins=tuple(table["pins"]["names"]),
-    )
+    return read_toml(LibraryRules, RECIPES / "wheel_rules.toml")

@@ -18,7 +18,7 @@ from patchkit.wheel.device.libraries import (
     Use,
     cuda_major,
     judge,
-    known_libraries,
+    library_table,
     require_loading,
     torch_without_cuda,
     ways_around,
@@ -37,13 +37,13 @@ def judged(folder, target, libraries=KERNELS):
 
 def test_every_release_has_one_of_each_library_that_it_needs():
     for version in load_recipe().supported:
-        names = [k.file for k in known_libraries() if k.covers(version) and k.required]
+        names = [k.file for k in library_table().library if k.covers(version) and k.required]
         cores = {re.sub(r"_stable_libtorch|\.abi3\.so|vllm/", "", name) for name in names}
         assert cores == {"_C", "_moe_C"}, version
 
 
 def test_the_table_is_whole():
-    for known in known_libraries():
+    for known in library_table().library:
         assert known.code in ("embedded", "jit", "host")
         assert known.gives
         assert known.cost
