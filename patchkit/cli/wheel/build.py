@@ -30,10 +30,11 @@ from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.releases import load_facts
-from patchkit.wheel.build.nccl import JOB_MEMORY, BuiltNccl, NcclOrder, build_nccl
+from patchkit.wheel.build.make import BuiltWheel
+from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
 from patchkit.wheel.build.nccl_version import default_version
 from patchkit.wheel.build.toolchain import find_toolchain
-from patchkit.wheel.device.inspect import arch_name
+from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.wheelhouse.contents import make_room
 
 _EPILOG = """\
@@ -156,7 +157,7 @@ def _origin(
     )
 
 
-def _show(order: NcclOrder, built: BuiltNccl, placed: Placed) -> None:
+def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
     tools = order.toolchain
     across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
     title = show.text(
@@ -165,21 +166,13 @@ def _show(order: NcclOrder, built: BuiltNccl, placed: Placed) -> None:
         (order.gencode.rpartition("=")[2], "bold"),
         f", {tools.machine}{across}",
     )
-    lines = [
-        compilers(tools),
-        *(f"{binary.name}: {_codes(binary)}" for binary in built.binaries),
-        f"every kernel of NCCL is exact for {order.target.title}",
-    ]
+    lines = [compilers(tools)]
+    for binary in built.binaries:
+        live = (code for code in binary.codes if code.section == LIVE)
+        lines.append(f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}")
+    lines.append(f"every kernel of NCCL is exact for {order.target.title}")
     known = (
         show.text(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}")
         for bug in load_facts().bugs_of(order.origin.version)
     )
     print_built(title, lines, [*reduced(order.functions), *known], placed)
-
-
-def _codes(binary: Any) -> str:
-    return ", ".join(
-        f"{code.count} {arch_name(code.kind, code.arch)}"
-        for code in binary.codes
-        if code.section == ".nv_fatbin"
-    )

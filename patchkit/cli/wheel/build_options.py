@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich.text import Text
@@ -18,6 +18,7 @@ from patchkit.cli.out import tell
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.build.jobs import Jobs, jobs_for
+from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.wheelhouse.contents import add
 
@@ -72,25 +73,12 @@ def chosen_jobs(asked: int | None, memory: int) -> Jobs:
     return Jobs(asked, "as asked for") if asked else jobs_for(memory)
 
 
-class BuildResult(Protocol):
-    """What a build of either project returns."""
-
-    @property
-    def wheel(self) -> Path: ...
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
-    @property
-    def objects(self) -> Mapping[str, str]: ...
-    @property
-    def log(self) -> Path: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """A wheel in the wheelhouse, and how long all of it took, in seconds."""
 
     wheel: Path
-    built: BuildResult
+    built: BuiltWheel
     seconds: float
 
     @property
@@ -107,7 +95,7 @@ class Placed:
         }
 
 
-def place(built: BuildResult, house: Path, objects: Path | None, began: float) -> Placed:
+def place(built: BuiltWheel, house: Path, objects: Path | None, began: float) -> Placed:
     """Put what was built into the wheelhouse, and the objects' digests where they are wanted."""
     wheel = add(house, built.wheel, built.facts, say=tell)
     if objects:

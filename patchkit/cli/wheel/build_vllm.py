@@ -32,9 +32,10 @@ from patchkit.source.resolve import Report
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.build.jobs import Jobs
+from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.network import can_cut_off, network
 from patchkit.wheel.build.toolchain import Toolchain, find_toolchain
-from patchkit.wheel.vllm.build import JOB_MEMORY, BuiltVllm, build_vllm
+from patchkit.wheel.vllm.build import JOB_MEMORY, build_vllm
 from patchkit.wheel.vllm.build_recipe import by_option
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.order import VllmOrder
@@ -205,7 +206,7 @@ def _foretell(order: VllmOrder, jobs: Jobs) -> None:
         tell(network())
 
 
-def _show(order: VllmOrder, built: BuiltVllm, placed: Placed) -> None:
+def _show(order: VllmOrder, built: BuiltWheel, placed: Placed) -> None:
     title = show.text(
         (f"vllm {order.version}", "bold"),
         f"  →  {order.request.target.title}, {built.facts['archs']}, {order.toolchain.machine}",

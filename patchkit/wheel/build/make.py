@@ -7,13 +7,16 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from patchkit.elf import parse_sections
 from patchkit.errors import BuildError, HostError, SourceError
 from patchkit.process import attempt, stream
 from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.write import EPOCH
 
 Progress = Callable[[int, int], None]
@@ -41,6 +44,22 @@ _FAILURE = re.compile(
     r"error|fatal|\*\*\* \[|undefined reference|No space left|Killed", re.IGNORECASE
 )
 _CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compilers by other names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltWheel:
+    """A sealed wheel, its facts, the digests of its objects, its libraries, what was proved of it.
+
+    ``circumstances`` say how it was built; nothing of them is in the wheel.
+    """
+
+    wheel: Path
+    facts: Mapping[str, Any]
+    objects: Mapping[str, str]
+    binaries: tuple[Binary, ...]
+    log: Path
+    proofs: tuple[str, ...] = ()
+    circumstances: tuple[str, ...] = ()
 
 
 def require_tools(*names: str) -> None:

@@ -23,6 +23,7 @@ from patchkit.source.nccl import SourceOrigin
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.wheel.build.make import (
+    BuiltWheel,
     Progress,
     compiled,
     drop_partial,
@@ -34,7 +35,7 @@ from patchkit.wheel.build.make import (
 from patchkit.wheel.build.repro import object_digests
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.build.work import emptied, staging, work_folder, work_path
-from patchkit.wheel.device.inspect import Binary, inspect, prove_exact
+from patchkit.wheel.device.inspect import inspect, prove_exact
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, nccl_sbom
 from patchkit.wheel.file.tags import platform_tag
@@ -86,18 +87,7 @@ class NcclOrder:
         return load_recipe("nccl").build.value_for(self.request)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltNccl:
-    """A sealed wheel, what is known of it, what is in it, and the digests of its objects."""
-
-    wheel: Path
-    facts: Mapping[str, Any]
-    objects: Mapping[str, str]
-    binaries: tuple[Binary, ...]
-    log: Path
-
-
-def build_nccl(order: NcclOrder, progress: Progress) -> BuiltNccl:
+def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
     require_tools("auditwheel", "build", "ninja", "scikit_build_core")
     with staging() as staged:
@@ -114,13 +104,15 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltNccl:
             return _build(root, order, facts, progress)
 
 
-def _build(root: Path, order: NcclOrder, facts: Mapping[str, Any], progress: Progress) -> BuiltNccl:
+def _build(
+    root: Path, order: NcclOrder, facts: Mapping[str, Any], progress: Progress
+) -> BuiltWheel:
     _write_project(root, order, facts)
     raw = _compile(root, order, progress)
     binaries = inspect(raw)
     for binary in binaries:
         prove_exact(binary, order.target, cpu=order.toolchain.machine)
-    return BuiltNccl(
+    return BuiltWheel(
         wheel=seal(raw, emptied(root / "sealed"), platform_tag(raw)),
         facts=facts,
         objects=object_digests(root / "build"),

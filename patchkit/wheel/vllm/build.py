@@ -7,10 +7,7 @@ vLLM's own setup.py and CMake do the work; everything that they would fetch is b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import ProofError
 from patchkit.recipes.vllm.archs import evaluate
@@ -18,7 +15,7 @@ from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.wheel.build.ccache import counted, savings
 from patchkit.wheel.build.full_toolkit import full_toolkit
-from patchkit.wheel.build.make import Progress, clean_environment, require_tools
+from patchkit.wheel.build.make import BuiltWheel, Progress, clean_environment, require_tools
 from patchkit.wheel.build.network import network
 from patchkit.wheel.build.repro import object_digests
 from patchkit.wheel.build.toolchain import check_toolchain
@@ -46,23 +43,7 @@ _PROVIDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltVllm:
-    """A sealed wheel, what is known of it, what is in it, and what was proved of it.
-
-    ``circumstances`` say how it was built; nothing of them is in the wheel.
-    """
-
-    wheel: Path
-    facts: Mapping[str, Any]
-    objects: Mapping[str, str]
-    binaries: tuple[Binary, ...]
-    proofs: tuple[str, ...]
-    circumstances: tuple[str, ...]
-    log: Path
-
-
-def build_vllm(order: VllmOrder, report: Report) -> BuiltVllm:
+def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
     """Patch, compile, prove and pack; ``report(task)`` gives each long task its progress.
 
     Raises BuildError, DriftError, HostError, ProofError, StorageError, UsageError.
@@ -81,7 +62,7 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltVllm:
             return _build(root, order, prepared, report("compiling"))
 
 
-def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress) -> BuiltVllm:
+def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress) -> BuiltWheel:
     variables = build_variables(root, order, prepared)
     before = counted(variables)
     raw = compile_wheel(root, prepared.python.python, variables, progress)
@@ -93,7 +74,7 @@ def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress)
         proofs = _prove(root, order, wheel, binaries)
     sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
     _require_clean(sealed, binaries)
-    return BuiltVllm(
+    return BuiltWheel(
         wheel=sealed,
         facts=prepared.facts,
         objects=object_digests(root / "source" / "build"),
