@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
-import tomllib
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import StorageError
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.lock import LockEntry
+from patchkit.wheel.file.wheelfile import WheelFile
 
 CROSS = "targets/sbsa-linux"
 """Where, below a toolkit, nvcc looks when it compiles for an Arm server."""
@@ -22,26 +21,24 @@ _PREFIX = "nvidia/cu13/"  # where the wheels of CUDA 13 keep what a toolkit keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolkitWheel:
+class ToolkitWheel(LockEntry):
     """One locked wheel of NVIDIA's; the fields are described in ``recipes/toolchain.toml``."""
 
     project: str
-    version: str
     role: str
     machine: str
-    filename: str
-    sha256: str
-    size: int
 
-    @property
-    def entry(self) -> LockEntry:
-        return LockEntry(self.version, self.filename, self.sha256, self.size)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolkitTable:
+    """The wheels of ``recipes/toolchain.toml``."""
+
+    wheel: tuple[ToolkitWheel, ...]
 
 
 def locked_wheels() -> tuple[ToolkitWheel, ...]:
     """Read the wheels of ``recipes/toolchain.toml``."""
-    table = tomllib.loads((RECIPES / "toolchain.toml").read_text(encoding="utf-8"))
-    return tuple(ToolkitWheel(**entry) for entry in table["wheel"])
+    return read_toml(ToolkitTable, RECIPES / "toolchain.toml").wheel
 
 
 def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress | None) -> Path:
@@ -56,7 +53,7 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
     if home.is_dir():
         return home
     archives = [
-        (fetch(w.project, w.version, {w.version: w.entry}, offline=offline, progress=progress), w)
+        (fetch(w.project, w.version, {w.version: w}, offline=offline, progress=progress), w)
         for w in [*wheels, *cross]
     ]
     try:
@@ -79,16 +76,16 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
 
 
 def _extract(archive: Path, dest: Path, wheel: ToolkitWheel) -> None:
-    with zipfile.ZipFile(archive) as bundle:
-        for member in bundle.infolist():
-            name = member.filename.removeprefix(_PREFIX)
-            part = name.partition("/")[0]
-            other = wheel.role == "compiler" and dest.name == Path(CROSS).name and part != "include"
-            wanted = part in {"bin", "include", "lib", "nvvm"} and name != member.filename
-            if not wanted or other or member.is_dir() or ".." in name.split("/"):
+    # Of the other CPU's compiler only the headers are for here.
+    only_headers = wheel.role == "compiler" and dest.name == Path(CROSS).name
+    parts = {"include"} if only_headers else {"bin", "include", "lib", "nvvm"}
+    with WheelFile(archive) as opened:
+        for path in opened.members:
+            name = path.removeprefix(_PREFIX)
+            if name == path or name.partition("/")[0] not in parts:
                 continue
-            place = dest / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with bundle.open(member) as source, place.open("wb") as sink:
-                shutil.copyfileobj(source, sink)
-            place.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)
+            file = dest / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as sink:
+                sink.writelines(opened.unpacked(path))
+            file.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)

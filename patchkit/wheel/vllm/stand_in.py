@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import shutil
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +15,7 @@ from packaging.utils import canonicalize_name
 from patchkit.errors import StorageError, UsageError
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry
+from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.build_recipe import Wanted, build_table
 
 
@@ -82,13 +81,12 @@ def unpack_stand_in(
     lock = {chosen.version: entry}
     wheel = fetch(chosen.project, chosen.version, lock, offline=offline, progress=progress)
     try:
-        with zipfile.ZipFile(wheel) as bundle:
-            for member in bundle.infolist():
-                place = _place(member.filename, chosen.parts)
-                if not member.is_dir() and place:
+        with WheelFile(wheel) as opened:
+            for path in opened.members:
+                if place := _place(path, chosen.parts):
                     (dest / place).parent.mkdir(parents=True, exist_ok=True)
-                    with bundle.open(member) as source, (dest / place).open("wb") as sink:
-                        shutil.copyfileobj(source, sink)
+                    with (dest / place).open("wb") as sink:
+                        sink.writelines(opened.unpacked(path))
         (dest / "CMakeLists.txt").write_text(_cmake(chosen), encoding="utf-8")
     except OSError as error:
         raise StorageError(
