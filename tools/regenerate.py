@@ -22,15 +22,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from patchkit.apply import open_workspace, plan_for, settled
+from patchkit.apply import plan_for
 from patchkit.cli.options import SourceOptions, located
 from patchkit.patching.catalogue import catalogue
+from patchkit.patching.commit import settled
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import load_support, support_of
+from patchkit.patching.workspace import open_workspace
 from patchkit.paths import RECIPES
-from patchkit.prove import prove
+from patchkit.proof.prove import prove
 from patchkit.recipes.vllm.archs import Group, evaluate
 from patchkit.recipes.vllm.stock import render_stock
 from patchkit.runtime.rules.flag_rules import load_flag_rules

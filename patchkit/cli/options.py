@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import click
 
-from patchkit.apply import Workspace, open_workspace
 from patchkit.cli.out import as_json as as_json
 from patchkit.cli.out import tell
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.patching.workspace import Workspace, open_workspace
 from patchkit.quoting import visible
 from patchkit.source.detect import project_of
 from patchkit.source.resolve import Options, Report, resolved

@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from patchkit.apply import Applied, Workspace
 from patchkit.cli import out
+from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import Workspace
 from patchkit.quoting import visible
 
 STYLES = {

@@ -14,14 +14,16 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
 
-from patchkit.apply import commit_plan, open_workspace, plan_for, revert
+from patchkit.apply import plan_for, revert
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError
+from patchkit.patching.commit import commit_plan
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import journal_of
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
 from patchkit.runtime.envfile import render as envfile
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from patchkit.apply import Applied, apply, open_workspace
+from patchkit.apply import apply
 from patchkit.cli import show
 from patchkit.cli.options import (
     Selection,
@@ -18,9 +18,11 @@ from patchkit.cli.options import (
     source_options,
 )
 from patchkit.cli.out import print_json
+from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, read_ledger
 from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.patching.workspace import open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, state_folder
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from patchkit.apply import known_verdicts, settled
 from patchkit.cli.options import (
     Selection,
     SourceOptions,
@@ -15,8 +14,10 @@ from patchkit.cli.options import (
 )
 from patchkit.cli.out import print_json
 from patchkit.errors import DriftError
+from patchkit.patching.commit import settled
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.plan import Plan, make_plan
+from patchkit.patching.workspace import known_verdicts
 
 
 @click.command()

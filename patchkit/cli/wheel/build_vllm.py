@@ -28,6 +28,7 @@ from patchkit.cli.wheel.build_options import (
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
+from patchkit.recipes.vllm.build import by_option
 from patchkit.source.resolve import Report
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
@@ -36,7 +37,6 @@ from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.network import can_cut_off, network
 from patchkit.wheel.build.toolchain import Toolchain, find_toolchain
 from patchkit.wheel.vllm.build import JOB_MEMORY, build_vllm
-from patchkit.wheel.vllm.build_recipe import by_option
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.order import VllmOrder
 from patchkit.wheel.vllm.preflight import check_machine

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from patchkit import __version__
-from patchkit.apply import Applied, apply
+from patchkit.apply import apply
 from patchkit.digests import tree_digest
 from patchkit.errors import BuildError, SourceError
+from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack

@@ -16,11 +16,12 @@ from typing import Any
 from packaging.version import Version
 
 from patchkit import __version__
-from patchkit.apply import Applied, Workspace
 from patchkit.errors import DriftError
+from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
 from patchkit.patching.plan import Plan
+from patchkit.patching.workspace import Workspace
 from patchkit.wheel.file.facts import FACTS, as_text, label_of
 from patchkit.wheel.file.sbom import patches, vllm_sbom
 from patchkit.wheel.file.write import tagged

@@ -15,14 +15,16 @@ from typing import Any
 
 from packaging.version import Version
 
-from patchkit.apply import Applied, apply, open_workspace
+from patchkit.apply import apply
 from patchkit.digests import sha256_of
 from patchkit.durable.names import is_file
 from patchkit.elf import by_version, damaged
 from patchkit.errors import DriftError, SourceError, StorageError, UsageError
+from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity, State
 from patchkit.patching.ledger import LedgerRequest
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.tree import Sandboxed
 from patchkit.wheel.build.work import staging

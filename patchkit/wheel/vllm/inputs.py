@@ -28,10 +28,10 @@ from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.failure import translated
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
+from patchkit.recipes.vllm.build import Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
-from patchkit.wheel.vllm.build_recipe import Wanted, by_option
 from patchkit.wheel.vllm.licenses import notices, spdx
 from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
 

@@ -15,9 +15,9 @@ from packaging.version import Version
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, SourceError
 from patchkit.paths import RECIPES
-from patchkit.source.external import ROOT_FILE, for_cuda
+from patchkit.recipes.vllm.build import build_table
+from patchkit.recipes.vllm.external import ROOT_FILE, for_cuda
 from patchkit.source.tree import SourceTree
-from patchkit.wheel.vllm.build_recipe import build_table
 
 _PROJECT = "pyproject.toml"
 _REQUIREMENTS = RECIPES / "vllm" / "requirements"

@@ -12,24 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from patchkit import __version__
-from patchkit.apply import Applied, apply, open_workspace
+from patchkit.apply import apply
 from patchkit.digests import tree_digest
 from patchkit.errors import ProofError
+from patchkit.patching.commit import Applied
 from patchkit.patching.fix import State
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
+from patchkit.recipes.vllm.build import by_option, wanted
+from patchkit.recipes.vllm.external import externals
+from patchkit.recipes.vllm.leave_out import leave_out, only_extensions
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.external import externals
 from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.make import Progress
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, patches, vllm_sbom
 from patchkit.wheel.vllm.build_python import BuildPython, build_python
-from patchkit.wheel.vllm.build_recipe import by_option, wanted
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather
-from patchkit.wheel.vllm.leave_out import leave_out, only_extensions
 from patchkit.wheel.vllm.needs import requirements_of
 from patchkit.wheel.vllm.order import VllmOrder
 from patchkit.wheel.vllm.requirements import environment

@@ -13,10 +13,10 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import StorageError, UsageError
+from patchkit.recipes.vllm.build import Wanted, build_table
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.build_recipe import Wanted, build_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

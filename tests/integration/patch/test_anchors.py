@@ -15,9 +15,10 @@ from difflib import SequenceMatcher
 
 import pytest
 
-from patchkit.apply import apply, open_workspace, plan_for
+from patchkit.apply import apply, plan_for
 from patchkit.errors import DriftError, ProofError, SourceError, UsageError
-from patchkit.prove import prove
+from patchkit.patching.workspace import open_workspace
+from patchkit.proof.prove import prove
 from patchkit.recipes.vllm.archs import evaluate
 from support.selection import WHOLE
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from patchkit.apply import apply, open_workspace, plan_for, revert
+from patchkit.apply import apply, plan_for, revert
 from patchkit.errors import DriftError
+from patchkit.patching.workspace import open_workspace
 
 pytestmark = pytest.mark.releases
 OLDER, NEWER = "0.11.1", "0.14.1"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from patchkit.apply import apply, open_workspace, plan_for
+from patchkit.apply import apply, plan_for
+from patchkit.patching.workspace import open_workspace
 from support.selection import MODES, WHOLE
 
 pytestmark = [

@@ -9,11 +9,12 @@ import subprocess
 
 import pytest
 
-from patchkit.apply import apply, open_workspace, plan_for, revert
+from patchkit.apply import apply, plan_for, revert
 from patchkit.errors import DriftError, PatchkitError
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
-from patchkit.prove import prove
+from patchkit.patching.workspace import open_workspace
+from patchkit.proof.prove import prove
 from patchkit.recipes.nccl.build_files import (
     COMMON_MK,
     ROOT_FILE,

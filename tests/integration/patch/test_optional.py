@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from patchkit.apply import apply, open_workspace, plan_for
+from patchkit.apply import apply, plan_for
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Case, Severity, State
 from patchkit.patching.plan import make_plan
-from patchkit.prove import prove
+from patchkit.patching.workspace import open_workspace
+from patchkit.proof.prove import prove
 from patchkit.recipes.vllm.archs import evaluate
 
 pytestmark = pytest.mark.releases

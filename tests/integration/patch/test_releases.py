@@ -11,9 +11,10 @@ import time
 import pytest
 from packaging.version import Version
 
-from patchkit.apply import apply, open_workspace, plan_for, revert
+from patchkit.apply import apply, plan_for, revert
 from patchkit.errors import DriftError
-from patchkit.prove import prove
+from patchkit.patching.workspace import open_workspace
+from patchkit.proof.prove import prove
 from support.selection import in_turns
 
 pytestmark = pytest.mark.releases

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from patchkit.apply import open_workspace, plan_for
+from patchkit.apply import plan_for
+from patchkit.patching.workspace import open_workspace
 from patchkit.proof import running
 from patchkit.proof.running import Anything
 from patchkit.recipes.vllm.decisions import (

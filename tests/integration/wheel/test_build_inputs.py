@@ -16,12 +16,12 @@ from packaging.version import Version
 from patchkit.errors import DriftError, SourceError, UsageError
 from patchkit.proof.cmake import cmake_program
 from patchkit.recipes.vllm.archs import evaluate
+from patchkit.recipes.vllm.build import by_option, wanted
+from patchkit.recipes.vllm.external import externals
+from patchkit.recipes.vllm.leave_out import leave_out
 from patchkit.source.detect import detect
-from patchkit.source.external import externals
 from patchkit.target import targets
-from patchkit.wheel.vllm.build_recipe import by_option, wanted
 from patchkit.wheel.vllm.inputs import gather
-from patchkit.wheel.vllm.leave_out import leave_out
 from patchkit.wheel.vllm.needs import needs, recorded_needs, requirements_of
 from patchkit.wheel.vllm.requirements import read_requirements
 from support.needed import need

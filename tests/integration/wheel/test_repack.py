@@ -13,7 +13,6 @@ import zipfile
 
 import pytest
 
-from patchkit.apply import open_workspace
 from patchkit.errors import (
     DriftError,
     ProofError,
@@ -22,6 +21,7 @@ from patchkit.errors import (
 )
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
 from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
 from patchkit.wheel.device.libraries import Use

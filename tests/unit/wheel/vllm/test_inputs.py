@@ -13,9 +13,9 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import HashMismatchError, SourceError, UsageError
-from patchkit.source.external import External
+from patchkit.recipes.vllm.build import Wanted, known_externals
+from patchkit.recipes.vllm.external import External
 from patchkit.source.git import submodules
-from patchkit.wheel.vllm.build_recipe import Wanted, known_externals
 from patchkit.wheel.vllm.inputs import gather, parse_given
 from patchkit.wheel.vllm.stand_in import stand_ins
 

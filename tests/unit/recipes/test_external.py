@@ -11,9 +11,9 @@ from packaging.version import Version
 
 from patchkit.edit.cmake import Branch
 from patchkit.errors import DriftError, UsageError
-from patchkit.source.external import External, externals, for_cuda
+from patchkit.recipes.vllm.build import by_option, known_externals, wanted
+from patchkit.recipes.vllm.external import External, externals, for_cuda
 from patchkit.target import targets
-from patchkit.wheel.vllm.build_recipe import by_option, known_externals, wanted
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DECLARED = """\
@@ -202,7 +202,7 @@ def test_options_are_unique_and_every_cost_has_a_source():
         assert bool(each.file) == bool(each.cost) == bool(each.targets) == bool(each.source)
         assert all(pin.vouched for pin in each.pins if pin.commit)
         assert list(each.pins) == sorted(each.pins, key=lambda pin: pin.since)
-    with pytest.raises(UsageError, match="no source is called 'cutlas'"):
+    with pytest.raises(UsageError, match="no source or extension is called 'cutlas'"):
         by_option(["cutlas"])
 
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from patchkit.errors import DriftError, UsageError
 from patchkit.paths import RECIPES
-from patchkit.source.external import External
+from patchkit.recipes.vllm.external import External
 from patchkit.target import Target
 
 BUILD_FILE = RECIPES / "vllm" / "build.toml"

@@ -19,9 +19,9 @@ from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, swap_text
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.plan import with_edits
-from patchkit.source.external import ROOT_FILE, for_cuda
+from patchkit.recipes.vllm.build import KnownSource
+from patchkit.recipes.vllm.external import ROOT_FILE, for_cuda
 from patchkit.source.tree import SourceTree
-from patchkit.wheel.vllm.build_recipe import KnownSource
 
 _SETUP = "setup.py"
 _MARK = "left out by patchkit"

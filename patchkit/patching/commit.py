@@ -1,0 +1,166 @@
+"""The files of a plan, its ledger and the originals, written or put back as one change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from patchkit import __version__
+from patchkit.digests import digest
+from patchkit.durable.journal import Change
+from patchkit.patching.fix import State, Verdict
+from patchkit.patching.ledger import (
+    Ledger,
+    LedgerRequest,
+    LedgerVerdict,
+    journal_of,
+    ledger_path,
+    original_path,
+    today,
+)
+from patchkit.patching.plan import Plan, Texts
+from patchkit.patching.recipe import Recipe
+from patchkit.patching.workspace import Workspace
+from patchkit.reading import decoded
+from patchkit.source.detect import dist_info
+from patchkit.source.installed import restored_record, rewrite_record
+from patchkit.source.tree import SourceTree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What an apply did: the verdicts as they now stand, what it proved, and the files written.
+
+    ``diff`` is what a dry run would have changed. Where a ledger tells that nothing is to do, this
+    run proves nothing: ``recorded_proofs`` are the ledger's words, ``recorded_by`` says whose.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    proofs: tuple[str, ...]
+    written: tuple[str, ...]
+    diff: str = ""
+    recorded_proofs: tuple[str, ...] = ()
+    recorded_by: str = ""
+
+
+def commit_plan(
+    workspace: Workspace, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
+) -> Applied:
+    """Write the texts of a plan, with the ledger and the originals: all files or none."""
+    ledger = _ledger(workspace.tree, recipe, plan, texts, proofs) if texts else None
+    changes = _changes(workspace, texts, ledger)
+    journal_of(workspace.tree, workspace.state).commit(changes)
+    return Applied(
+        verdicts=tuple(map(settled, plan.verdicts)),
+        proofs=proofs,
+        written=tuple(change.path for change in changes if change.path in texts),
+    )
+
+
+def take_back(workspace: Workspace) -> tuple[str, ...]:
+    """Put back what upstream shipped; return the paths that were restored, if any."""
+    if workspace.ledger is None:
+        return ()
+    journal_of(workspace.tree, workspace.state).commit(_changes(workspace, {}, None))
+    return tuple(workspace.ledger.files)
+
+
+def settled(verdict: Verdict) -> Verdict:
+    """A verdict after the commit: what was to be applied is applied."""
+    if verdict.state is not State.APPLY:
+        return verdict
+    return replace(verdict, state=State.APPLIED, reason=verdict.done)
+
+
+def _ledger(
+    tree: SourceTree, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
+) -> Ledger:
+    files = {path: (digest(b), digest(a)) for path, (b, a) in texts.items()}
+    return Ledger(
+        patchkit=__version__,
+        recipe=recipe.digest,
+        project=tree.project,
+        version=str(tree.version),
+        request=LedgerRequest.of(plan.request),
+        files=files,
+        seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
+        verdicts=tuple(map(_kept, plan.verdicts)),
+        proofs=proofs,
+        date=today(),
+    )
+
+
+def _kept(verdict: Verdict) -> LedgerVerdict:
+    verdict = settled(verdict)
+    return LedgerVerdict(
+        id=verdict.fix.id,
+        state=verdict.state,
+        severity=verdict.severity or "",
+        reason=verdict.reason,
+        note=verdict.note,
+    )
+
+
+def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[Change]:
+    """Everything that has to be written or removed, the ledger and the originals included."""
+    tree, state = workspace.tree, workspace.state
+    before = _encoded(tree.pristine) | _encoded({path: pair[0] for path, pair in texts.items()})
+    after = {path: pair[1].encode() for path, pair in texts.items()}
+    wanted: dict[str, bytes | None] = {**before, **after}
+    home = state.relative_to(tree.root)
+    kept = {path: before[path] for path in texts if before[path] is not None}
+    if tree.kind == "installed":
+        record = str((dist_info(tree) / "RECORD").relative_to(tree.root))
+        listed = before.get(record) or _unpatched_record(workspace, record)
+        if ledger is not None:
+            kept[record] = listed
+        added = [str(home / "ledger.json"), *(str(home / "originals" / path) for path in kept)]
+        text = rewrite_record(listed.decode(), after, added) if ledger else None
+        wanted[record] = text.encode() if text is not None else listed
+        if ledger is not None and text is not None:
+            pair = (digest(listed), digest(text))
+            ledger = replace(ledger, files={**ledger.files, record: pair})
+    place = ledger_path(state).relative_to(tree.root)
+    wanted[str(place)] = ledger.to_json() if ledger else None
+    if tree.kind == "git":
+        wanted[str(home / ".gitignore")] = b"*\n" if ledger else None
+    stale = workspace.ledger.files if workspace.ledger else {}
+    for path in {*stale, *kept}:
+        wanted[str(original_path(state, path).relative_to(tree.root))] = kept.get(path)
+    found = {path: _on_disk(tree.root / path) for path in wanted}
+    # The commit refuses what is no longer as the plan read it, and what has appeared since.
+    found |= {path: before[path] for path in texts if path not in tree.pristine}
+    ordered = sorted(wanted.items(), key=lambda each: (_turn(home, *each), each[0]))
+    return [
+        Change(path, digest(found[path]), data) for path, data in ordered if found[path] != data
+    ]
+
+
+def _turn(home: Path, path: str, data: bytes | None) -> int:
+    """When a file is changed: no file of upstream's ever lacks its original and its ledger."""
+    if not Path(path).is_relative_to(home):
+        return 2
+    early, late = (1, 3) if path == str(home / "ledger.json") else (0, 4)
+    return late if data is None else early
+
+
+def _unpatched_record(workspace: Workspace, record: str) -> bytes:
+    """RECORD of a package that was patched before it was installed, or not at all."""
+    data, ledger = workspace.tree.read_bytes(record), workspace.ledger
+    text = decoded(data, str(workspace.tree.root / record))
+    if ledger is None:
+        return data
+    state, root = workspace.state, workspace.tree.root
+    own = [ledger_path(state), *(original_path(state, path) for path in ledger.files)]
+    shipped = _encoded(workspace.tree.pristine)
+    gone = [str(place.relative_to(root)) for place in own]
+    return restored_record(text, shipped, gone).encode()
+
+
+def _encoded(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:
+    return {path: None if text is None else text.encode() for path, text in texts.items()}
+
+
+def _on_disk(place: Path) -> bytes | None:
+    return place.read_bytes() if place.is_file() else None
