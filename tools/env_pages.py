@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from patchkit.cli.runtime.env_explain import condition
-from patchkit.patching.markdown import table
 from patchkit.runtime.rules.variable_rules import Avoid, Rule, VariableRules
+from tools.markdown import table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/rules.toml. Do not edit. -->\n"
 INTRODUCTION = """\

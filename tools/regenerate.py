@@ -24,7 +24,6 @@ from pathlib import Path
 
 from patchkit.apply import plan_for
 from patchkit.cli.options import SourceOptions, located
-from patchkit.patching.catalogue import catalogue
 from patchkit.patching.commit import settled
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan
@@ -43,6 +42,7 @@ from patchkit.runtime.rules.variable_rules import load_rules
 from patchkit.runtime.rules.vllm_names import read_names
 from patchkit.target import targets
 from tools import env_pages, golden_env, serve_pages
+from tools.catalogue import catalogue
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 DOCS = Path(__file__).parents[1] / "docs"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from patchkit.cli.runtime.env_explain import condition
-from patchkit.patching.markdown import table
 from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.variable_rules import Advice
+from tools.markdown import table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/. Do not edit. -->\n"
 INTRODUCTION = """\

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from patchkit.cli.patch.fixes import command
-from patchkit.patching.catalogue import catalogue, folder, matrix
-from patchkit.patching.markdown import table
 from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import SupportLevel, load_support
+from tools.catalogue import catalogue, folder, matrix
+from tools.markdown import table
 
 RECIPE = load_recipe()
 DOCS = Path(__file__).parents[3] / "docs"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from patchkit.patching.markdown import MADE_OF_RECIPE, table
 from patchkit.patching.recipe import Recipe
 from patchkit.source.releases import Release, ReleaseFacts
+from tools.markdown import MADE_OF_RECIPE, table
 
 _INTRODUCTION = """\
 From [recipes/{project}/recipe.toml](../recipes/{project}/recipe.toml), which also says where each
