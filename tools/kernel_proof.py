@@ -34,13 +34,13 @@ from patchkit.apply import apply
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
-from patchkit.proof.kernels import Kernels, idle, likeness, read_sass, stubs, total
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.fetch import cache_dir, fetch
 from patchkit.source.lock import LockEntry, read_lock
 from patchkit.target import parse_arch, targets
+from tools.machine_code import Kernels, idle, likeness, read_sass, stubs, total
 
 HOME = load_recipe().home
 TABLE = tomllib.loads((HOME / "kernels.toml").read_text(encoding="utf-8"))

@@ -16,9 +16,8 @@ from patchkit.errors import SourceError
 from patchkit.patching.fix import Fix, Request
 from patchkit.patching.fix_file import load_fixes
 from patchkit.paths import RECIPES
+from patchkit.source.detect import projects
 from patchkit.source.releases import Bug
-
-PROJECTS = ("vllm", "nccl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,7 @@ def load_recipe(project: str = "vllm") -> Recipe:
 
 def load_recipes() -> tuple[Recipe, ...]:
     """Every recipe that ships with patchkit."""
-    return tuple(map(load_recipe, PROJECTS))
+    return tuple(map(load_recipe, projects()))
 
 
 def _releases(table: dict[str, Any]) -> list[str]:

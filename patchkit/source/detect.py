@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import RecipeError, SourceError, UsageError
+from patchkit.paths import RECIPES
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
+from patchkit.records import read_toml
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
@@ -20,31 +24,24 @@ _ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Project:
-    """What makes a folder a tree of the project, and what else the option may name."""
+class Project:
+    """What makes a folder a tree of a project; ``recipes/projects.toml`` describes the fields."""
 
     title: str
     markers: tuple[str, ...]
     where: str
     spelled: str
+    example: str
+
+    def is_at(self, root: Path) -> bool:
+        """Return whether a folder has every marker."""
+        return all((root / marker).is_file() for marker in self.markers)
 
 
-_PROJECTS = {
-    "vllm": _Project(
-        title="vLLM",
-        markers=("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py"),
-        where="setup.py and CMakeLists.txt",
-        spelled="an unpacked sdist, a git checkout, an sdist file, an installed "
-        "site-packages/vllm, or a release such as vllm==0.24.0",
-    ),
-    "nccl": _Project(
-        title="NCCL",
-        markers=("makefiles/version.mk", "makefiles/common.mk", "src/Makefile", "src/nccl.h.in"),
-        where="makefiles and src",
-        spelled="an unpacked archive, a git checkout, an archive file, a git URL with a commit, "
-        "or a release such as nccl==2.29.7",
-    ),
-}
+@cache
+def projects() -> Mapping[str, Project]:
+    """Return every project by name, in the order of the file."""
+    return read_toml(dict[str, Project], RECIPES / "projects.toml", RecipeError)
 
 
 # The checkout's own settings may name a program that fetches objects which it lacks.
@@ -77,32 +74,32 @@ def project_of(spec: str) -> str:
     """
     path = Path(spec)
     release = re.fullmatch(r"([A-Za-z0-9._-]+)==[^/]+", spec)
-    if release and release[1].lower() in _PROJECTS:
+    if release and release[1].lower() in projects():
         return release[1].lower()
     if path.is_dir():
         root = path.resolve()
         if root.name == "vllm" and (root / "__init__.py").is_file():
             return "vllm"
-        for name, project in _PROJECTS.items():
-            if all((root / marker).is_file() for marker in project.markers):
+        for name, project in projects().items():
+            if project.is_at(root):
                 return name
-    named = [name for name in _PROJECTS if name in path.name.lower()]
+    named = [name for name in projects() if name in path.name.lower()]
     if len(named) == 1:
         return named[0]
     raise UsageError(
         f"{spec}: neither its name nor what lies there says whether it is vLLM or NCCL",
-        hint=f"name it with {' or '.join(f'--{name}-src' for name in _PROJECTS)}",
+        hint=f"name it with {' or '.join(f'--{name}-src' for name in projects())}",
     )
 
 
 def spelled(project: str) -> str:
-    """In words: what may name sources of the project."""
-    return _PROJECTS[project].spelled
+    """Return in words what may name sources of the project."""
+    return projects()[project].spelled
 
 
 def _check_tree(path: Path, root: Path, project: str) -> None:
     """Raise SourceError unless the folder is a tree of the project."""
-    wanted = _PROJECTS[project]
+    wanted = projects()[project]
     if not root.exists():
         raise UsageError(f"{path}: no such directory", hint=f"name {wanted.spelled}")
     if not root.is_dir():
@@ -110,8 +107,8 @@ def _check_tree(path: Path, root: Path, project: str) -> None:
     missing = [marker for marker in wanted.markers if not (root / marker).is_file()]
     if not missing:
         return
-    for name, other in _PROJECTS.items():
-        if name != project and all((root / marker).is_file() for marker in other.markers):
+    for name, other in projects().items():
+        if name != project and other.is_at(root):
             raise SourceError(
                 f"{path}: is a source tree of {other.title}, not of {wanted.title}",
                 hint=f"name it with --{name}-src",

@@ -15,14 +15,13 @@ from packaging.version import Version
 from patchkit.durable.signals import committed
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.source.detect import detect, spelled
+from patchkit.source.detect import detect, projects, spelled
 from patchkit.versions import named_version
 
 if TYPE_CHECKING:
     from patchkit.source.nccl import SourceOrigin
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
-_EXAMPLES = {"vllm": "vllm==0.24.0", "nccl": "nccl==2.29.7"}
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Report = Callable[[str], Progress]
 
@@ -103,7 +102,7 @@ def fetch_release(spec: str, options: Options) -> Path:
     version = _release(spec, options.project)
     if version is None:
         raise UsageError(
-            f"{spec!r} names no release", hint=f"for example {_EXAMPLES[options.project]}"
+            f"{spec!r} names no release", hint=f"for example {projects()[options.project].example}"
         )
     if options.project == "nccl":
         return _nccl(spec, options).path

@@ -10,14 +10,17 @@ from patchkit.cli import show
 from patchkit.cli.options import as_json
 from patchkit.cli.out import print_json
 from patchkit.patching.fix import Fix, Need
-from patchkit.patching.recipe import PROJECTS, Recipe, load_recipe, load_recipes
+from patchkit.patching.recipe import Recipe, load_recipe, load_recipes
 from patchkit.patching.support import load_support
+from patchkit.source.detect import projects
 from patchkit.versions import named_version
 
 
 @click.command()
 @click.option("--version", "wanted", metavar="X.Y.Z", help="What this release needs.")
-@click.option("--project", type=click.Choice(PROJECTS), help="Only the fixes of one project.")
+@click.option(
+    "--project", type=click.Choice(list(projects())), help="Only the fixes of one project."
+)
 @as_json
 def command(wanted: str | None, project: str | None, *, as_json: bool) -> None:
     """The catalogue of fixes; with a version, what the table says that release needs."""

@@ -9,7 +9,7 @@ import pytest
 
 from patchkit.errors import ProofError
 from patchkit.paths import RECIPES
-from patchkit.proof.kernels import Kernel, idle, likeness, read_sass, stubs, total
+from tools.machine_code import Kernel, idle, likeness, read_sass, stubs, total
 from patchkit.source.lock import read_lock
 
 LISTINGS = Path(__file__).parents[2] / "data" / "kernels"
