@@ -19,7 +19,7 @@ from patchkit.source.tree import Sandboxed
 
 
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
-    """The plan for a tree. Raises DriftError with every place that does not fit."""
+    """Return the plan for a tree. Raises DriftError with every place that does not fit."""
     plan = make_plan(workspace.tree, recipe, request)
     if plan.drifted:
         raise DriftError(
@@ -54,7 +54,7 @@ def apply(
 
 
 def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
-    """Put back what upstream shipped, byte by byte; the paths that were restored.
+    """Put back what upstream shipped, byte by byte; return the paths that were restored.
 
     There are none if patchkit has changed nothing here. Raises DriftError if a patched file was
     edited.

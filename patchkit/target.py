@@ -58,7 +58,7 @@ class Load(enum.IntEnum):
 
 
 def load(arch: Arch, capability: tuple[int, int]) -> Load:
-    """How code built for ``arch`` reaches a device of ``capability``.
+    """Return how code built for ``arch`` reaches a device of ``capability``.
 
     SASS moves forward within a major version only; ``a`` code does not move at all; ``f`` code
     moves within its major version; PTX without a suffix is compiled on the device.
@@ -73,7 +73,7 @@ def load(arch: Arch, capability: tuple[int, int]) -> Load:
 
 
 def load_ptx(arch: Arch, capability: tuple[int, int]) -> Load:
-    """How bare PTX for ``arch`` (``compute_120f``) reaches a device: compiled there, or not at all.
+    """Return how bare PTX for ``arch`` (``compute_120f``) reaches a device: compiled there or not.
 
     Without a suffix it is compiled on every later device, ``f`` within its major version, ``a`` on
     its own device alone.
@@ -88,7 +88,7 @@ def load_ptx(arch: Arch, capability: tuple[int, int]) -> Load:
 
 
 def best_load(archs: tuple[str, ...], capability: tuple[int, int]) -> Load:
-    """The best way any entry of an arch list reaches the device; NONE for an empty list."""
+    """Return the best way any entry of an arch list reaches the device; NONE for an empty list."""
     return max((load(parse_arch(arch), capability) for arch in archs), default=Load.NONE)
 
 
@@ -116,15 +116,15 @@ class Target:
         return f"cu{self.cuda.replace('.', '')}"
 
     def arch_list(self, arch: str) -> str:
-        """TORCH_CUDA_ARCH_LIST for a ``native`` or ``family`` build."""
+        """Return TORCH_CUDA_ARCH_LIST for a ``native`` or ``family`` build."""
         return self.native if arch == "native" else self.family
 
     def plain(self, arch: str) -> str:
-        """The arch without a suffix, as nvcc names it: ``121`` for ``native``, else ``120``."""
+        """Return the arch without suffix, as nvcc names it: ``121`` if ``native``, else ``120``."""
         return replace(parse_arch(self.arch_list(arch)), suffix="", ptx=False).gencode
 
     def gencode_flags(self, arch_list: str) -> str:
-        """What torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto`` asks the device."""
+        """Return what torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto`` asks the device."""
         if arch_list == "Auto":
             return self.detected
         return " ".join(_gencode(parse_arch(entry)) for entry in _entries(arch_list))
@@ -153,7 +153,7 @@ def _gencode(arch: Arch) -> str:
 
 @cache
 def targets() -> dict[str, Target]:
-    """All known targets by name."""
+    """Return all known targets by name."""
     table = tomllib.loads((RECIPES / "targets.toml").read_text(encoding="utf-8"))
     return {
         name: Target(

@@ -122,7 +122,7 @@ def tokenize(text: str, path: str = "<cmake>") -> list[Token]:
 
 
 def commands(text: str, path: str = "<cmake>") -> list[Command]:
-    """All commands, in order. Raises CMakeSyntaxError, for blocks that do not nest as well."""
+    """Return all commands in order. Raises CMakeSyntaxError, also for blocks that do not nest."""
     calls = list(_calls(tokenize(text, path), _line_finder(text), path))
     stops = _block_stops(calls, path)
     stack: list[Branch] = []
@@ -138,7 +138,7 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
 
 
 def list_items(argument: Argument) -> list[str]:
-    r"""The items of a ;-list, empty ones dropped; ``\;`` does not separate."""
+    r"""Return the items of a ;-list, empty ones dropped; ``\;`` does not separate."""
     return [item for item in _SEPARATOR.split(argument.value) if item]
 
 
@@ -173,7 +173,7 @@ def _delimiters(text: str) -> tuple[str, str]:
 
 
 def _calls(tokens: Sequence[Token], line_at: Callable[[int], int], path: str) -> Iterator[Command]:
-    """The commands, each with an empty ``block``."""
+    """Yield the commands, each with an empty ``block``."""
     stream = iter(tokens)
     fresh_line = True
     for token in stream:
@@ -208,7 +208,7 @@ def _call(
 
 
 def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:
-    """Where each block stops, by where it starts. Raises like CMake if blocks do not nest."""
+    """Return where each block stops, by where it starts. Raises if blocks do not nest."""
     stops: dict[int, int] = {}
     opened: list[tuple[Command, str]] = []  # what opened the block, and its latest branch's name
     for call in calls:
@@ -248,6 +248,6 @@ def _values(call: Command) -> tuple[str, ...]:
 
 
 def _line_finder(text: str) -> Callable[[int], int]:
-    """``line_of`` for many offsets of one text."""
+    """Return ``line_of`` for many offsets of one text."""
     breaks = [match.start() for match in re.finditer("\n", text)]
     return lambda offset: bisect_left(breaks, offset) + 1

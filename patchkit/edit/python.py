@@ -29,7 +29,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str) -> list[Edit]:
-    """The edit that turns ``before`` into ``after`` within ``scope``; ``[]`` if it is done already.
+    """Return the edit that turns ``before`` into ``after`` in ``scope``; ``[]`` if it is done.
 
     Raises DriftError unless exactly one of the two is found, exactly once.
     """
@@ -47,7 +47,7 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
 
 
 def define(path: str, text: str, code: str, *, before: str, note: str) -> list[Edit]:
-    """The edit that puts a definition in front of another; ``[]`` if it is there already.
+    """Return the edit that puts a definition in front of another; ``[]`` if it is there already.
 
     Raises DriftError if ``before`` is not there, or the name is taken by other code.
     """
@@ -64,7 +64,7 @@ def define(path: str, text: str, code: str, *, before: str, note: str) -> list[E
 def wrap(
     path: str, text: str, scope: str, before: str, after: str, using: str, *, note: str
 ) -> list[Edit]:
-    """``swap`` where ``after`` calls a new function ``using``, defined ahead of ``scope``.
+    """Return ``swap`` where ``after`` calls ``using``, a new function that is put before ``scope``.
 
     Raises DriftError as both do, or if only one half of the two is there.
     """
@@ -92,7 +92,7 @@ def _start(text: str, node: Definition) -> int:
 
 
 def _count(node: ast.AST, code: str) -> int:
-    """How often code occurs in a piece of syntax; telling is quicker than finding where."""
+    """Count how often code occurs in a piece of syntax: quicker than finding where."""
     pattern = ast.parse(_normal(code)).body
     wanted: list[ast.AST] = [*pattern]
     runs: Iterator[list[ast.AST]] = (
@@ -124,7 +124,7 @@ class Segment:
         self.code = "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
 
     def matches(self, code: str) -> list[tuple[int, int]]:
-        """Spans of the file (code points) that equal ``code`` structurally."""
+        """Return the spans of the file (code points) that equal ``code`` structurally."""
         shell = _SHELL if self.code[:1] in " \t" else ""
         shift = self.start - len(shell)
         return [(start + shift, stop + shift) for start, stop in _matches(shell + self.code, code)]
@@ -137,7 +137,7 @@ def check_syntax(path: str, text: str) -> None:
 
 @lru_cache(maxsize=16)
 def parsed(path: str, text: str) -> ast.Module:
-    """The syntax tree of a file, which nobody changes. Raises DriftError, with the line."""
+    """Return the syntax tree of a file; nobody may change it. Raises DriftError, with the line."""
     try:
         return ast.parse(text)
     except SyntaxError as error:
@@ -213,7 +213,7 @@ def _span(source: str, first: object, last: object) -> tuple[int, int]:
 
 
 def _kind(node: cst.CSTNode) -> tuple[type, ...]:
-    """What sort of statement it is: telling is much cheaper than writing it out to compare."""
+    """Return the kind of a statement: much cheaper than writing the statement out to compare."""
     import libcst as cst
 
     parts = node.body if isinstance(node, cst.SimpleStatementLine) else ()

@@ -67,12 +67,12 @@ def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
 
 
 def line_of(text: str, offset: int) -> int:
-    """The 1-based line that holds ``offset``."""
+    """Return the 1-based line that holds ``offset``."""
     return text.count("\n", 0, offset) + 1
 
 
 def unified_diff(path: str, before: str | None, after: str) -> str:
-    """A diff that ``git apply`` takes, missing final newlines included; empty if equal.
+    """Return a diff that ``git apply`` takes, missing final newlines included; "" if equal.
 
     ``before`` is None for a file that is created.
     """
@@ -86,7 +86,7 @@ def unified_diff(path: str, before: str | None, after: str) -> str:
 
 
 def git_diff(path: str, before: str | None, after: str) -> str:
-    """``unified_diff`` below git's own header, which names the mode of a new file."""
+    """Return ``unified_diff`` below git's own header, which names the mode of a new file."""
     mode = "new file mode 100644\n" if before is None else ""
     return f"diff --git a/{path} b/{path}\n{mode}{unified_diff(path, before, after)}"
 

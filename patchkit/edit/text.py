@@ -19,7 +19,7 @@ def swap_text(
     note: str,
     within: tuple[int, int] | None = None,
 ) -> list[Edit]:
-    """The edit that turns ``before`` into ``after``; ``[]`` if it is done already.
+    """Return the edit that turns ``before`` into ``after``; ``[]`` if it is done already.
 
     ``within`` limits the search to a span. Raises DriftError unless exactly one of the two is
     found, exactly once.
@@ -35,7 +35,7 @@ def swap_text(
 
 
 def new_file(path: str, found: str | None, text: str, *, note: str) -> list[Edit]:
-    """The edit that creates a file; ``[]`` if it is ``found`` with that text already.
+    """Return the edit that creates a file; ``[]`` if it is ``found`` with that text already.
 
     Raises DriftError if another text is in its place: that is somebody else's file.
     """
@@ -101,7 +101,7 @@ def drift(
     scope: str = "",
     start: int = 0,
 ) -> DriftError:
-    """The error for an anchor at ``spots``, which is not one place, or already changed at ``done``.
+    """Return the error for an anchor that is at ``spots``, and already replaced at ``done``.
 
     ``scope`` names the function that was searched, ``start`` is where the search began.
     """

@@ -25,7 +25,7 @@ class Claim:
 
 @cache
 def load_claims(project: str = "vllm") -> tuple[Claim, ...]:
-    """The claims that ship with a recipe, in the order of the file; none without one."""
+    """Return the claims that ship with a recipe, in the order of the file; none without one."""
     place = RECIPES / project / "folklore.toml"
     table = tomllib.loads(place.read_text(encoding="utf-8")) if place.is_file() else {"claim": ()}
     return tuple(

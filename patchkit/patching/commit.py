@@ -67,7 +67,7 @@ def take_back(workspace: Workspace) -> tuple[str, ...]:
 
 
 def settled(verdict: Verdict) -> Verdict:
-    """A verdict after the commit: what was to be applied is applied."""
+    """Return a verdict as it is after the commit: what was to be applied is applied."""
     if verdict.state is not State.APPLY:
         return verdict
     return replace(verdict, state=State.APPLIED, reason=verdict.done)
@@ -103,7 +103,7 @@ def _kept(verdict: Verdict) -> LedgerVerdict:
 
 
 def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[Change]:
-    """Everything that has to be written or removed, the ledger and the originals included."""
+    """Return all that has to be written or removed, with the ledger and the originals."""
     tree, state = workspace.tree, workspace.state
     before = _encoded(tree.pristine) | _encoded({path: pair[0] for path, pair in texts.items()})
     after = {path: pair[1].encode() for path, pair in texts.items()}
@@ -138,7 +138,7 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
 
 
 def _turn(home: Path, path: str, data: bytes | None) -> int:
-    """When a file is changed: no file of upstream's ever lacks its original and its ledger."""
+    """Return when to change a file: none of upstream's ever lacks its original and its ledger."""
     if not Path(path).is_relative_to(home):
         return 2
     early, late = (1, 3) if path == str(home / "ledger.json") else (0, 4)
@@ -146,7 +146,7 @@ def _turn(home: Path, path: str, data: bytes | None) -> int:
 
 
 def _unpatched_record(workspace: Workspace, record: str) -> bytes:
-    """RECORD of a package that was patched before it was installed, or not at all."""
+    """Return RECORD of a package that was patched before it was installed, or not at all."""
     data, ledger = workspace.tree.read_bytes(record), workspace.ledger
     text = decoded(data, str(workspace.tree.root / record))
     if ledger is None:

@@ -20,7 +20,7 @@ _WIDTH = 72
 
 
 def series(plan: Plan) -> dict[str, str]:
-    """File name → mail, in order. Fixes without edits have none."""
+    """Return file name → mail, in order. Fixes without edits have none."""
     steps = list(plan.steps())
     return {
         f"{number:04}-{verdict.fix.id.replace('_', '-')}.patch": _mail(

@@ -61,7 +61,7 @@ class Need:
         return ", ".join(filter(None, (f"--arch {self.arch}" if self.arch else "", self.kind)))
 
     def covers(self, version: Version) -> bool:
-        """Pre-releases and development versions count; those of a boundary belong to it."""
+        """Return whether a release needs it; pre-releases of a boundary belong to the boundary."""
         return SpecifierSet(self.versions).contains(version, prereleases=True) or SpecifierSet(
             self.versions
         ).contains(version.base_version, prereleases=True)
@@ -108,20 +108,20 @@ class Observation:
 
 
 def found(edits: Sequence[Edit], *, now: str, done: str) -> Observation:
-    """APPLY with these edits, or APPLIED if there is nothing left to edit."""
+    """Return APPLY with these edits, or APPLIED if there is nothing left to edit."""
     if not edits:
         return Observation(State.APPLIED, done)
     return Observation(State.APPLY, now, tuple(edits), done)
 
 
 def places(paths: Sequence[str]) -> str:
-    """The first of several places, and how many more there are."""
+    """Return the first of several places, and how many more there are."""
     more = f" (+{len(paths) - 1} more)" if len(paths) > 1 else ""
     return f"{paths[0]}{more}" if paths else ""
 
 
 def upstream(reason: str) -> Observation:
-    """The release has it."""
+    """Return UPSTREAM: the release has it."""
     return Observation(State.UPSTREAM, reason)
 
 
@@ -189,7 +189,7 @@ class Fix:
         _check("arches", self.arches, MODES)
 
     def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:
-        """The first need that covers a release in an arch mode, as source or as installed."""
+        """Return the first need that covers a release in an arch mode, as source or installed."""
         return next((n for n in self.needs_of(arch, kind) if n.covers(version)), None)
 
     def needs_of(self, arch: str, kind: str = "source") -> list[Need]:

@@ -100,7 +100,7 @@ class Ledger:
             raise ValueError("has a fix twice")
 
     def to_json(self) -> bytes:
-        """Deterministic: the same patch on the same release and day gives the same bytes."""
+        """Return JSON: the same patch on the same release and day gives the same bytes."""
         fields = {name: value for name, value in asdict(self).items() if name != "date" or value}
         return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 
@@ -177,7 +177,7 @@ def _force(state: Path, project: str) -> str:
 
 
 def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
-    """What upstream shipped, for every file that was changed; None for those that were created.
+    """Return what upstream shipped of every file that was changed; None for those created.
 
     Raises HashMismatchError.
     """
@@ -196,7 +196,7 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
 
 
 def _original(place: Path) -> bytes | None:
-    """What lies in an original's place: None for nothing, and for what is no file of sound size."""
+    """Return an original; None if nothing, or no file of sound size, is in its place."""
     try:
         there = os.path.lexists(place)
         return read_bytes(place, limit=LARGEST_IN_TREE, follow=False) if there else None
@@ -205,19 +205,19 @@ def _original(place: Path) -> bytes | None:
 
 
 def edited_files(tree: SourceTree, ledger: Ledger) -> list[str]:
-    """Files that are neither as patchkit left them nor as it found them."""
+    """Return the files that are neither as patchkit left them nor as it found them."""
     return [path for path, pair in ledger.files.items() if _now(tree, path) not in pair]
 
 
 def untouched(tree: SourceTree, ledger: Ledger) -> bool:
-    """Whether everything a fix looked at is as the ledger says: nothing needs to be parsed."""
+    """Return whether everything that a fix looked at is as the ledger says; nothing is parsed."""
     return all(
         _now(tree, path) == after for path, (_before, after) in ledger.files.items()
     ) and all(_now(tree, path) == known for path, known in ledger.seen.items())
 
 
 def _now(tree: SourceTree, path: str) -> str:
-    """The digest of what lies there now; of a link, a folder and the like one that fits nothing."""
+    """Return the digest of a file as it is now; of a link or a folder one that fits nothing."""
     if not os.path.lexists(tree.root / path):
         return ""
     try:

@@ -41,11 +41,11 @@ class Plan:
         return [verdict for verdict in self.verdicts if verdict.state is State.DRIFTED]
 
     def diff(self) -> str:
-        """One unified diff of the whole plan, in git's format."""
+        """Return one unified diff of the whole plan, in git's format."""
         return "".join(git_diff(path, *pair) for path, pair in self.texts.items())
 
     def before(self) -> dict[str, SourceTree]:
-        """fix id → the tree as that fix found it."""
+        """Return fix id → the tree as that fix found it."""
         trees, tree = {}, self.stock
         for verdict in self.verdicts:
             trees[verdict.fix.id] = tree
@@ -53,7 +53,7 @@ class Plan:
         return trees
 
     def steps(self) -> Iterator[tuple[Verdict, Texts]]:
-        """Each verdict with edits, and the texts before and after it alone."""
+        """Yield each verdict with edits, and the texts before and after it alone."""
         tree = self.stock
         for verdict in self.verdicts:
             if verdict.edits:
@@ -119,7 +119,7 @@ def _looked(fix: Fix, tree: SourceTree, request: Request) -> Observation:
 
 
 def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
-    """The tree with edits spliced into its overlay."""
+    """Return the tree with edits spliced into its overlay."""
     ordered = sorted(edits, key=lambda edit: edit.path)
     by_path = {path: list(of) for path, of in groupby(ordered, key=lambda edit: edit.path)}
     return tree.with_texts({path: splice(_base(tree, of), of) for path, of in by_path.items()})
@@ -148,7 +148,7 @@ def check_selection(recipe: Recipe, request: Request) -> None:
 
 
 def close_to(recipe: Recipe, fix_id: str) -> str:
-    """A hint for an id that no fix has."""
+    """Return a hint for an id that no fix has."""
     close = difflib.get_close_matches(fix_id, [fix.id for fix in recipe.fixes], n=1)
     return f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
 
@@ -189,7 +189,7 @@ def _switched_off(fix: Fix, severity: Severity, request: Request) -> str:
 
 
 def _upstream_place(fix: Fix, tree: SourceTree, request: Request) -> str:
-    """Where a release has what an optional fix would do; "" if it cannot be seen."""
+    """Return where a release has what an optional fix would do; "" if it cannot be seen."""
     try:
         finding = _looked(fix, tree, request)
     except DriftError:
@@ -210,7 +210,7 @@ def _disagreement(finding: Observation, needed: bool, version: Version, fix: Fix
 def _check_requirements(
     recipe: Recipe, request: Request, verdicts: list[Verdict], tree: SourceTree
 ) -> None:
-    """A fix may rest on another: leaving that one out must not pass unnoticed."""
+    """Raise UsageError if a fix rests on another one that is left out."""
     active = {v.fix.id for v in verdicts if v.state in (State.APPLY, State.APPLIED)}
     off = {v.fix.id for v in verdicts if v.state is State.OFF}
     for fix in recipe.fixes:

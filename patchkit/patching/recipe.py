@@ -43,7 +43,7 @@ class BuildVariable:
         return self.value.format(list=request.arch_list, plain=plain)
 
     def setting(self, request: Request) -> str:
-        """As it is written on a command line."""
+        """Return it as it is written on a command line."""
         return f"{self.variable}={self.value_for(request)}"
 
 
@@ -65,7 +65,7 @@ class Recipe:
         return max(self.releases)
 
     def knows(self, version: Version) -> bool:
-        """Whether this very release is in the table (a local label such as +cu130 is ignored)."""
+        """Return whether this release is in the table; a local label such as +cu130 is ignored."""
         return Version(version.public) in self.releases
 
     def check(self, version: Version) -> None:
@@ -84,11 +84,11 @@ class Recipe:
         return sorted(v for v in self.releases if not self.refuses(v))
 
     def refuses(self, version: Version) -> bool:
-        """Whether ``check`` would raise."""
+        """Return whether ``check`` would raise."""
         return any(SpecifierSet(e.versions).contains(version) for e in self.refused)
 
     def bugs_of(self, version: Version) -> tuple[Bug, ...]:
-        """Bugs of that release that no fix mends."""
+        """Return the bugs of a release that no fix mends."""
         return tuple(bug for bug in self.bugs if bug.covers(version))
 
     def fix(self, fix_id: str) -> Fix | None:
@@ -116,12 +116,12 @@ def load_recipe(project: str = "vllm") -> Recipe:
 
 
 def load_recipes() -> tuple[Recipe, ...]:
-    """Every recipe that ships with patchkit."""
+    """Return every recipe that ships with patchkit."""
     return tuple(map(load_recipe, projects()))
 
 
 def _releases(table: dict[str, Any]) -> list[str]:
-    """A list of versions, or a table per release; of those the ones whose files were read."""
+    """Return the list of versions, or of the tables per release those whose files were read."""
     return table.get("releases") or [
         each["version"] for each in table["release"] if each.get("read", True)
     ]

@@ -73,7 +73,7 @@ def rescue(tree: SourceTree, state: Path) -> Rescued:
 
 
 def _known(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
-    """Path → sha256 (of the original, as patchkit left it), and whether a ledger says so."""
+    """Return path → sha256 (of the original, as patchkit left it), and whether a ledger says so."""
     try:
         ledger = read_ledger(state)
     except PatchkitError:
@@ -91,7 +91,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _free(root: Path) -> Path:
-    """A folder of the tree that is not there yet."""
+    """Return a folder of the tree that is not there yet."""
     number = 1
     while (root / (name := ASIDE if number == 1 else f"{ASIDE}-{number}")).exists():
         number += 1

@@ -25,7 +25,7 @@ class SupportLevel(enum.Enum):
 
 
 def support_of(verdict: Verdict) -> SupportLevel:
-    """The level that a verdict on an untouched release amounts to."""
+    """Return the level that a verdict on an untouched release amounts to."""
     if verdict.state in (State.UPSTREAM, State.NOT_APPLICABLE):
         return SupportLevel(verdict.state.value)
     assert verdict.severity is not None
@@ -34,7 +34,7 @@ def support_of(verdict: Verdict) -> SupportLevel:
 
 @cache
 def load_support(project: str = "vllm") -> Support:
-    """The table that ships with a recipe, ``support.json``; empty if its releases cannot be had."""
+    """Return the table ``support.json`` of a recipe; empty if its releases cannot be had."""
     place = RECIPES / project / "support.json"
     table = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
     return {

@@ -41,7 +41,7 @@ def open_workspace(
     writing: bool = False,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> Workspace:
-    """The tree of a project at ``path``; upstream's texts of changed files from the ledger.
+    """Return the tree of a project at ``path``, with upstream's texts of changed files.
 
     Raises SourceError if it is no such tree, DriftError if a patched file was edited since,
     StorageError if an earlier run was cut short and this one must not write.
@@ -65,7 +65,7 @@ def open_workspace(
 def known_verdicts(
     workspace: Workspace, recipe: Recipe, request: Request
 ) -> tuple[Verdict, ...] | None:
-    """The ledger's verdicts, if nothing that they rest on has changed; no parsing is needed."""
+    """Return the ledger's verdicts if nothing that they rest on has changed; nothing is parsed."""
     ledger = workspace.ledger
     current = (
         ledger is not None
@@ -97,7 +97,7 @@ def _check_unedited(tree: SourceTree, ledger: Ledger) -> None:
 
 
 def _recorded(state: Path, ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
-    """The ledger's verdicts. Raises DriftError unless they are about the recipe's fixes."""
+    """Return the ledger's verdicts. Raises DriftError unless they are about the recipe's fixes."""
     fixes = {fix.id: fix for fix in recipe.fixes}
     if {entry.id for entry in ledger.verdicts} != set(fixes):
         what = "its verdicts are not about the fixes of the recipe that it names"

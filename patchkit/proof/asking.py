@@ -69,7 +69,7 @@ def ask(tree: SourceTree, questions: Questions, *, limits: Limits = LIMITS) -> l
 
 
 def _is_path(path: object) -> bool:
-    """Whether it can be the path of a file in a tree."""
+    """Return whether this can be the path of a file in a tree."""
     if not isinstance(path, str) or not path.isprintable():
         return False
     return ".." not in PurePosixPath(path).parts and not path.startswith("/")
@@ -84,7 +84,7 @@ def _silent(trouble: str) -> ProofError:
 
 
 def _error(kind: str, what: str, why: str, hint: str) -> PatchkitError:
-    """What the child raised, from its words."""
+    """Return the error that the child raised, from its words."""
     made = _KINDS.get(kind, ProofError)
     return made(str(what)[:_SHOWN], why=str(why)[:_SHOWN], hint=str(hint)[:_SHOWN])
 

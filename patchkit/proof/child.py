@@ -181,7 +181,7 @@ def _live(
     parent: int,
     files: Sequence[int],
 ) -> NoReturn:
-    """The child's whole life. Whatever happens, it must not return into the parent's code."""
+    """Live the child's whole life: whatever happens, it must not return into the parent's code."""
     status = 1
     try:
         os.setpgid(0, 0)

@@ -71,7 +71,7 @@ class _Job(Generic[T]):
 
 
 def _live(call: Callable[[], object], result: int, parent: int) -> NoReturn:
-    """The child's whole life. An interrupt ends it, after it has put its own things away."""
+    """Live the child's whole life. An interrupt ends it, after it has put its own things away."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)

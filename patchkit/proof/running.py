@@ -122,11 +122,11 @@ class Code:
         self.names = names
 
     def name(self, name: str) -> Any:
-        """What stands for a name everywhere."""
+        """Return what stands for a name everywhere."""
         return self.names[name]
 
     def get(self, path: str, scope: str) -> Any:
-        """``name`` or ``Class.name`` of a file. Raises ProofError if it is not there."""
+        """Return ``name`` or ``Class.name`` of a file. Raises ProofError if it is not there."""
         first, *rest = scope.split(".")
         module = self.module(path)
         found = module[first] if module.has(first) else _MISSING
@@ -137,7 +137,7 @@ class Code:
         return found
 
     def method(self, path: str, scope: str) -> Any:
-        """``Class.name`` of a file as a plain function, without running the body of its class.
+        """Return ``Class.name`` of a file as a plain function; the class body does not run.
 
         Raises ProofError if it is not there.
         """
@@ -150,7 +150,7 @@ class Code:
         return space[name]
 
     def has(self, path: str, name: str) -> bool:
-        """Whether a file is there and defines or imports ``name``."""
+        """Return whether a file is there and defines or imports ``name``."""
         return self._tree.exists(path) and self.module(path).has(name)
 
     def put(self, path: str, name: str, value: object) -> None:
@@ -163,7 +163,7 @@ class Code:
         return self._modules[path]
 
     def imported(self, source: Import, name: str) -> object:
-        """What an import statement that binds ``name`` gives."""
+        """Return what an import statement that binds ``name`` gives."""
         module, wanted = source
         if module.split(".")[0] in sys.stdlib_module_names:
             real = importlib.import_module(module)
@@ -180,7 +180,7 @@ class Code:
         return Anything(name)
 
     def _file(self, module: str) -> str:
-        """The file of a module of upstream's; torch lies beside an installed vLLM, and is not."""
+        """Return the file of a module of the project; torch beside an installed vLLM is none."""
         if module.partition(".")[0] != self._tree.project:
             return ""
         path = module.replace(".", "/")
@@ -248,7 +248,7 @@ class _Module(dict[str, Any]):
         wanted: tuple[str, ...] | None = (),
         level: int = 0,
     ) -> object:
-        """An import statement within a function."""
+        """Return what an import statement within a function binds."""
         dotted = _absolute(self._path, module, level)
         if dotted == "__future__" or not wanted:
             return self._code.names.get(module) or self._code.imported((dotted, None), module)
@@ -323,7 +323,7 @@ _source = lru_cache(maxsize=512)(_Source)
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements of a module, those under ``if`` and ``try`` too."""
+    """Yield the statements of a module, also those under ``if`` and ``try``."""
     for node in body:
         if isinstance(node, ast.If):
             yield from _statements(node.orelse)
@@ -347,7 +347,7 @@ def _decorator(node: ast.expr) -> str:
 
 
 def _at_once(node: ast.AST) -> Iterator[str]:
-    """Names that are looked up when a definition is run, not when a function in it is called."""
+    """Yield names that running a definition looks up, not those that calling it does."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id
     for name, value in ast.iter_fields(node):

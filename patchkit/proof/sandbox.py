@@ -78,7 +78,7 @@ def box_for(tree: SourceTree, box: Box) -> Box | None:
 
 
 def python_box() -> Box:
-    """What this interpreter may still have to read: its libraries, patchkit and its recipes."""
+    """Return a box with what this interpreter may still read: libraries, patchkit, recipes."""
     own = (Path(os.__file__).parent, Path(sys.base_prefix, "lib"), _PATCHKIT, RECIPES)
     packages = (each for each in map(Path, sys.path) if each.name in _PACKAGES)
     return Box(read=(*own, *packages))

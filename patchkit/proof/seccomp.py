@@ -159,7 +159,7 @@ def load(instructions: bytes) -> None:
 
 
 def _filter(calls: Mapping[str, int], machine: str, *, children: bool) -> Iterator[Instruction]:
-    """Of ``struct seccomp_data``: number at 0, architecture at 4, arguments of 8 bytes from 16."""
+    """Yield the filter. ``seccomp_data``: the number at 0, the machine at 4, arguments from 16."""
     yield _LOAD, 0, 0, 4
     yield _JEQ, 1, 0, _MACHINES[machine][1]
     yield _RET, 0, 0, _KILL
@@ -175,7 +175,7 @@ def _filter(calls: Mapping[str, int], machine: str, *, children: bool) -> Iterat
 
 
 def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
-    """Instructions that let a call with harmless arguments through, and go on with any other."""
+    """Return instructions that let a call through if its arguments are harmless."""
     if name == "clone":
         return [_argument(0), *_let(_JSET, [_CLONE_THREAD | (_CLONE_VFORK if children else 0)])]
     if name == "ioctl":

@@ -159,7 +159,7 @@ def _require_data_filter() -> None:
 def _reported(
     items: Sequence[T], size: Callable[[T], int], progress: Progress | None
 ) -> Iterator[T]:
-    """The items, with ``progress`` told of each one once the consumer is through with it."""
+    """Yield the items, and report each to ``progress`` once the consumer is through with it."""
     if progress is None:
         yield from items
         return
@@ -228,7 +228,7 @@ def _parts(name: str) -> _Parts:
 
 
 def _require_safe(archive: Path, members: Sequence[_ArchiveMember]) -> str:
-    """The name of the one top-level folder. Raises SourceError at the first complaint."""
+    """Return the name of the one top-level folder. Raises SourceError at the first complaint."""
     complaints = chain(
         _bad_names(members), _bad_tops(members), _bad_places(members), _bad_links(members)
     )
@@ -268,7 +268,7 @@ def _bad_tops(members: Sequence[_ArchiveMember]) -> _Complaints:
 
 
 def _bad_places(members: Sequence[_ArchiveMember]) -> _Complaints:
-    """Members that would be written over, or through, another one that is not a folder."""
+    """Return the members that would be written over, or through, another one that is no folder."""
     leaves: set[_Parts] = set()
     for member in members:
         if member.kind is not _Kind.FOLDER:
@@ -294,7 +294,7 @@ def _bad_links(members: Sequence[_ArchiveMember]) -> _Complaints:
 
 
 def _stays_inside(link: _ArchiveMember, symlinks: set[_Parts]) -> bool:
-    """Whether the link's target lies in the top-level folder, whatever the other links do."""
+    """Return whether a link's target lies in the top-level folder, whatever the other links do."""
     if link.target.startswith("/"):
         return False
     position = link.parts[:-1]

@@ -58,7 +58,7 @@ def upstream_archive(
 
 
 def mirrors(folder: Path) -> tuple[Mirror, ...]:
-    """The archives that a machine is configured for: sources.list and sources.list.d, in order."""
+    """Return the archives of sources.list and sources.list.d, in order."""
     parts = folder / "sources.list.d"
     lists = [folder / "sources.list", *sorted(parts.glob("*.list"))]
     found = [mirror for path in lists for mirror in _from_lines(_text(path))]
@@ -85,7 +85,7 @@ def _deb822(text: str) -> Iterator[Mirror]:
 
 
 def stanzas(text: str) -> list[dict[str, str]]:
-    """The paragraphs of a control file: field name in lower case → value, lines joined."""
+    """Return the paragraphs of a control file: field name in lower case → value, lines joined."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip())
     return [dict(_fields(paragraph)) for paragraph in paragraphs if paragraph.strip()]
@@ -103,7 +103,7 @@ def _os_release(etc: Path) -> dict[str, str]:
 
 
 def _archives(etc: Path, codename: str, suites: tuple[str, ...]) -> tuple[Mirror, ...]:
-    """The archives that the system's own release comes from, with those suites, or its own."""
+    """Return the archives of the system's own release, with those suites, or with its own."""
     plain = [
         mirror
         for mirror in mirrors(etc / "apt")
@@ -174,7 +174,7 @@ class _Apt:
         )
 
     def _absent(self, version: str, shown: str, trouble: str) -> PatchkitError:
-        """StorageError where apt could not get its lists, SourceError where they do not have it."""
+        """Return StorageError if apt got no lists, SourceError if they lack the version."""
         offered = sorted({fields.get("version", "") for fields in stanzas(shown)} - {""})
         return (StorageError if "ailed to " in trouble else SourceError)(
             f"apt offers no {self.package} {version}"

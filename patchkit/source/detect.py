@@ -133,13 +133,13 @@ def _vllm(path: Path, root: Path) -> SourceTree:
 
 
 def _nccl(root: Path) -> SourceTree:
-    """The makefiles say the version, with and without a history."""
+    """Return a tree of NCCL: its makefiles say the version, with and without a git history."""
     kind = "git" if (root / ".git").exists() else "archive"
     return SourceTree(root=root, project="nccl", version=_make_version(root), kind=kind)
 
 
 def _make_version(root: Path) -> Version:
-    """MAJOR.MINOR.PATCH and SUFFIX (rc1, mostly nothing), as the library itself reports it.
+    """Return MAJOR.MINOR.PATCH and SUFFIX (rc1, mostly nothing), as the library reports it.
 
     PKG_REVISION is no part of it: it counts packagings of one version, and is 1 in every tag.
     """
@@ -158,13 +158,13 @@ def _make_version(root: Path) -> Version:
 
 
 def state_folder(tree: SourceTree) -> Path:
-    """Where the ledger of a tree lies."""
+    """Return the folder that holds the ledger of a tree."""
     home = tree.root / tree.project if tree.kind == "installed" else tree.root
     return home / ".patchkit"
 
 
 def dist_info(tree: SourceTree) -> Path:
-    """The .dist-info folder of an installed package. Raises SourceError."""
+    """Return the .dist-info folder of an installed package. Raises SourceError."""
     found = sorted(tree.root.glob(f"{tree.project}-*.dist-info"))
     if len(found) != 1:
         raise SourceError(
@@ -202,7 +202,7 @@ def _pkg_info(root: Path) -> Version:
 
 
 def _field(place: Path, name: str) -> str:
-    """A field of core metadata, which has the form of mail headers; ``""`` if it is not there."""
+    """Return a field of core metadata (mail headers); "" if it is not there."""
     text = _text(place) if place.is_file() else ""
     match = re.search(rf"^{name}:[ \t]*(.*)$", text.partition("\n\n")[0], re.MULTILINE)
     return match[1].strip() if match else ""
@@ -213,7 +213,7 @@ def _text(place: Path) -> str:
 
 
 def _git_version(root: Path) -> Version:
-    """As setuptools-scm does it: the tag, or the next version's .devN of its commit."""
+    """Return the version as setuptools-scm does: the tag, or the next version's .devN."""
     command = ("git", "-C", root, "describe", "--tags", "--long", "--match", "v*")
     result = attempt(*command, env=os.environ | _NO_FETCH)
     if not result.started:

@@ -40,7 +40,7 @@ _LARGEST = 1 << 30  # bytes of a file whose size nobody says
 
 
 def cache_dir() -> Path:
-    """Where downloads are kept: ``$PATCHKIT_CACHE_DIR``, else the user's cache directory."""
+    """Return the folder for downloads: ``$PATCHKIT_CACHE_DIR``, else the user's cache directory."""
     chosen = os.environ.get("PATCHKIT_CACHE_DIR")
     return Path(chosen) if chosen else platformdirs.user_cache_path("patchkit")
 
@@ -54,7 +54,7 @@ def fetch(
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """The path of the sdist in the cache, downloaded if need be, its sha256 verified either way.
+    """Return the path of an sdist in the cache, downloaded if need be, its sha256 always verified.
 
     The index is the one that pip is configured for. Any number of fetches may run at once.
 
@@ -87,7 +87,7 @@ def _locked(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEn
 
 
 def _nearest(version: str, known: Iterable[str], count: int = 4) -> list[str]:
-    """The ``count`` known versions around ``version``; the newest if that is no version."""
+    """Return the ``count`` known versions around ``version``; the newest if that is no version."""
     ordered = sorted(known, key=Version)
     if not is_version(version):
         return ordered[-count:]
@@ -97,7 +97,7 @@ def _nearest(version: str, known: Iterable[str], count: int = 4) -> list[str]:
 
 
 def _digest(path: Path) -> str | None:
-    """The sha256 of a file in hex, None if there is no such file."""
+    """Return the sha256 of a file in hex, None if there is no such file."""
     with translated(at=path, hint=_CACHE_HINT):
         try:
             with path.open("rb") as stream:
@@ -151,7 +151,7 @@ def save(url: str, path: Path, sha256: str, progress: Progress | None = None) ->
 
 
 def _body(url: str) -> Generator[int | bytes, None, None]:
-    """The size of a file in bytes, 0 if the server does not say, then its content."""
+    """Yield the size of a file in bytes, 0 if the server does not say, then its content."""
     import requests
 
     headers = {"Accept-Encoding": "identity"}
@@ -189,7 +189,7 @@ def _copy(
 
 
 def _chunks(project: str, filename: str) -> Generator[bytes, None, None]:
-    """The bytes of one file of the project, from the index."""
+    """Yield the bytes of one file of the project, from the index."""
     with _index() as client:
         packages = client.get_project_page(project, timeout=_TIMEOUT).packages
         package = next((each for each in packages if each.filename == filename), None)
@@ -215,7 +215,7 @@ def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
 
 
 def described(project: str) -> list[tuple[str, str]]:
-    """The name and the sha256 of every file of a project, as the index describes them.
+    """Return the name and the sha256 of every file of a project, as the index describes them.
 
     For the maintainer of a recipe, too. Raises StorageError if the index fails.
     """
@@ -228,7 +228,7 @@ def described(project: str) -> list[tuple[str, str]]:
 def wheel_entries(
     project: str, versions: Iterable[str], cpus: Iterable[str] = ("aarch64", "x86_64")
 ) -> list[LockEntry]:
-    """The same for wheels, one for each CPU: of several, the one that pip would take.
+    """Return lock entries for wheels, one for each CPU: of several, the one that pip would take.
 
     That is the one with the highest build number in its name. Raises as ``lock_entries`` does.
     """
@@ -273,7 +273,7 @@ def _remote_size(client: PyPISimple, url: str) -> int:
 
 
 def _index_url() -> str | None:
-    """The index that pip would use, None if it is pip's default."""
+    """Return the index that pip would use, None if it is pip's default."""
     return os.environ.get("PIP_INDEX_URL") or _configured_index()
 
 
@@ -289,14 +289,14 @@ def _configured_index() -> str | None:
 
 
 def _pip_config(*arguments: str) -> str:
-    """What ``pip config`` prints; nothing if it fails or there is no pip."""
+    """Return what ``pip config`` prints; "" if it fails or there is no pip."""
     done = attempt(sys.executable, "-m", "pip", "config", *arguments)
     return "" if done.trouble else done.output
 
 
 @contextmanager
 def _index() -> Iterator[PyPISimple]:
-    """A client for the index, whose failures become StorageErrors.
+    """Open a client for the index; its failures become StorageErrors.
 
     Their text is never passed on: it may hold the index's URL, and that a password.
     """
@@ -353,6 +353,6 @@ def _no_index(url: str, error: Exception) -> PatchkitError:
 
 
 def _host(url: str) -> str:
-    """The host of a URL, without user, password or path, also if the URL is malformed."""
+    """Return the host of a URL, without user, password or path, also if the URL is malformed."""
     location = url.rpartition("@")[2].rpartition("://")[2]
     return re.split(r"[/?#]", location, maxsplit=1)[0]

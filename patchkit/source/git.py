@@ -56,7 +56,7 @@ def parse_git(spec: str) -> GitSource | None:
 
 
 def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: bool) -> Path:
-    """A tar of the files of that commit, below ``prefix``; ``cache`` keeps the commit.
+    """Return a tar of the files of a commit, below ``prefix``; ``cache`` keeps the commit.
 
     Only that commit is fetched, without its history; what git keeps is checked on every call.
     Raises SourceError if it cannot be had, HashMismatchError if the cache is damaged, HostError
@@ -89,7 +89,7 @@ class Submodule:
 
 
 def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
-    """The submodules of a commit that ``commit_archive`` has put into the cache.
+    """Return the submodules of a commit that ``commit_archive`` has put into the cache.
 
     The commit names those of its submodules, so that they need no other voucher. Raises SourceError
     for one whose URL is missing.
@@ -116,7 +116,7 @@ def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
 
 
 def _joined(url: str, relative: str) -> str:
-    """Where a submodule is: ``../other.git`` counts from the repository's own URL."""
+    """Return the URL of a submodule: ``../other.git`` counts from the repository's own URL."""
     if not relative.startswith(("./", "../")):
         return relative
     parts = url.rstrip("/").split("/")
@@ -129,7 +129,7 @@ def _joined(url: str, relative: str) -> str:
 
 
 def _is_kept(repository: Path) -> bool:
-    """It is put in place complete; whether it is still is for ``_verify`` to say."""
+    """Return whether the commit was put in place; ``_verify`` says whether it is complete."""
     return (repository / "HEAD").is_file()
 
 
@@ -171,7 +171,7 @@ def _verify(repository: Path, commit: str) -> None:
 
 
 def _not_fetched(url: str, commit: str, stderr: str) -> PatchkitError:
-    """SourceError where a repository answered, or there is none; else it is the network."""
+    """Return StorageError if the network failed, else SourceError."""
     what = f"git cannot fetch the commit {commit} from {_shown(url)}: {_last(stderr)}"
     hint = "check the URL, or clone the repository yourself and name the folder"
     if _ANSWERED.search(stderr):
@@ -188,7 +188,7 @@ def _last(stderr: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """The URL without user and password."""
+    """Return the URL without user and password."""
     return re.sub(r"://[^/@]*@", "://", url)
 
 
@@ -215,5 +215,5 @@ def _call(repository: Path | None, *arguments: str) -> Completed:
 
 
 def _redirects(key: str) -> bool:
-    """Variables that would send git to another repository than the one it is told."""
+    """Return the variables that would send git to another repository than the one named."""
     return key.startswith("GIT_") and not key.startswith(("GIT_SSH", "GIT_SSL", "GIT_CONFIG"))

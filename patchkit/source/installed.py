@@ -12,7 +12,7 @@ from patchkit.errors import SourceError
 
 
 def restored_record(record: str, originals: Mapping[str, bytes | None], gone: Iterable[str]) -> str:
-    """RECORD as it would be without a patch: ``originals`` by path, None for those we created.
+    """Return RECORD without a patch: ``originals`` by path, None for files that the patch created.
 
     For a package that was patched before pip installed it, so that no RECORD of upstream's is
     kept. ``gone`` are patchkit's own files.
@@ -27,7 +27,7 @@ def restored_record(record: str, originals: Mapping[str, bytes | None], gone: It
 
 
 def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[str]) -> str:
-    """RECORD text with hashes and sizes for ``changed`` and lines for ``added``.
+    """Return RECORD with hashes and sizes for ``changed`` and lines for ``added``.
 
     Paths are relative to site-packages; a changed file that has no line yet was created. Added
     files carry no hash, as pip itself does for files that may change: the ledger names the digest
@@ -46,7 +46,7 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
 
 
 def _rows(record: str) -> list[list[str]]:
-    """The rows of RECORD. Raises SourceError if it is not as pip writes it."""
+    """Return the rows of RECORD. Raises SourceError if it is not as pip writes it."""
     try:
         return list(csv.reader(io.StringIO(record, newline="")))
     except csv.Error as error:

@@ -44,7 +44,7 @@ class LockEntry:
 
 
 def read_lock(path: Path) -> dict[str, LockEntry]:
-    """The entries of a lock of sdists by version.
+    """Return the entries of a lock of sdists by version.
 
     Raises SourceError, naming the file and the key, if it is not a lock; StorageError if it
     cannot be read.
@@ -53,7 +53,7 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
-    """The entries of a lock of wheels by CPU, as platform tags name it, then by version.
+    """Return the entries of a lock of wheels by CPU, as platform tags name it, then by version.
 
     Raises as ``read_lock`` does.
     """
@@ -81,7 +81,7 @@ def _read(path: Path, kind: str, ordered: Callable[[list[LockEntry]], T]) -> T:
 
 
 def _tables(document: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """The tables of a lock. This and its helpers raise ValueError about a bad lock."""
+    """Return the tables of a lock. This and its helpers raise ValueError about a bad lock."""
     _require_keys(document, {kind}, "the file")
     tables = document[kind]
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -107,7 +107,7 @@ def _by_cpu(listed: list[LockEntry]) -> dict[str, dict[str, LockEntry]]:
 
 
 def wheel_cpus(filename: str) -> list[str]:
-    """The CPUs that a wheel's platform tags name: ``aarch64`` of ``manylinux_2_28_aarch64``.
+    """Return the CPUs that a wheel's tags name: ``aarch64`` of ``manylinux_2_28_aarch64``.
 
     Raises ValueError if that is not the name of a wheel.
     """
@@ -150,7 +150,7 @@ def is_version(text: str) -> bool:
 
 
 def render_lock(entries: Iterable[LockEntry], kind: str = "sdist") -> str:
-    """The text of a lock of one kind of file, in the order of the versions."""
+    """Return the text of a lock of one kind of file, in the order of the versions."""
     ordered = sorted(entries, key=lambda entry: Version(entry.version))
     what, how = _LOCKS[kind]
     header = _LOCK_HEADER.format(what=what, how=how)

@@ -71,7 +71,7 @@ def nccl_tree(
     check: Callable[[Version], None] | None = None,
     facts: ReleaseFacts | None = None,
 ) -> SourceOrigin:
-    """The sources that ``spec`` names, fetched if need be and verified in any case.
+    """Return the sources that ``spec`` names, fetched if need be and verified in any case.
 
     ``spec`` is a folder, an archive, ``git+URL@COMMIT`` or ``URL#COMMIT``, or ``nccl==2.29.7``.
     ``sha256`` is what an archive must have, for one that the recipe does not know. ``cache`` is the
@@ -138,7 +138,7 @@ def _found(
 
 
 def _archive(path: Path, sha256: str | None, wanted: _Wanted) -> SourceOrigin:
-    """An archive that the user has: known by the recipe, or vouched for with its sha256."""
+    """Take an archive that the user has: known by the recipe, or vouched for with its sha256."""
     actual = sha256_of(path)
     if sha256 is not None and actual != sha256:
         raise HashMismatchError(
@@ -169,7 +169,7 @@ def _unverified(path: Path, actual: str, version: Version, facts: ReleaseFacts) 
 
 
 def _other_ways(release: Release | None, facts: ReleaseFacts) -> str:
-    """Where verified sources of a release can be had, in words."""
+    """Return in words where verified sources of a release can be had."""
     ways = []
     if release is not None and release.sha256:
         address = facts.archive.format(tag=release.tag)
@@ -181,7 +181,7 @@ def _other_ways(release: Release | None, facts: ReleaseFacts) -> str:
 
 
 def _commit(source: GitSource, wanted: _Wanted) -> SourceOrigin:
-    """A commit of a repository; the tag of a known release stands for the commit it should be."""
+    """Take a commit of a repository; a known release's tag stands for the commit it should be."""
     name = source.name
     release = next((each for each in wanted.facts.releases if each.tag == name), None)
     commit = release.commit if release is not None else name
@@ -210,7 +210,7 @@ def _from_git(url: str, commit: str, release: Release | None, wanted: _Wanted) -
 
 
 def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
-    """A release: kept in the cache, or from the distribution, or from upstream."""
+    """Take a release from the cache, the distribution or upstream."""
     if not release.verifiable:
         raise SourceError(
             f"the sources of NCCL {release.version} cannot be verified: the recipe knows neither "
@@ -239,7 +239,7 @@ _Way = Callable[[Release, _Wanted], SourceOrigin]
 
 
 def _ways(release: Release) -> Iterator[_Way]:
-    """The distribution first: signed, mirrored and near; a commit before an archive."""
+    """Yield the distribution first: signed, mirrored and near; a commit before an archive."""
     if release.debian:
         yield _from_distribution
     if release.commit:
@@ -304,7 +304,7 @@ def _check(path: Path, release: Release) -> None:
 
 
 def _version_inside(archive: Path) -> Version:
-    """What the makefiles inside an archive say; also a check that it is one of NCCL, and safe."""
+    """Return the version in an archive's makefiles; check that it is one of NCCL, and safe."""
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         tree = unpack(archive, Path(folder) / PROJECT)
         try:

@@ -74,7 +74,7 @@ class ReleaseFacts:
         return next((each for each in self.releases if each.version == version), None)
 
     def known(self, version: Version) -> Release:
-        """The release of that version. Raises SourceError, naming those that are known."""
+        """Return the release of a version. Raises SourceError, naming those that are known."""
         if found := self.release(version):
             return found
         names = ", ".join(str(each.version) for each in self.releases)
@@ -86,7 +86,7 @@ class ReleaseFacts:
         )
 
     def by_digest(self, sha256: str) -> Release | None:
-        """The release whose archive has this sha256."""
+        """Return the release whose archive has this sha256."""
         return next((each for each in self.releases if each.sha256 == sha256), None)
 
     def bugs_of(self, version: Version) -> tuple[Bug, ...]:
@@ -95,7 +95,7 @@ class ReleaseFacts:
 
 @cache
 def load_facts(project: str = "nccl") -> ReleaseFacts:
-    """The facts that ship with a recipe."""
+    """Return the facts that ship with a recipe."""
     text = (RECIPES / project / "recipe.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     upstream, debian = table["upstream"], table["debian"]

@@ -54,7 +54,7 @@ class Resolved:
 
 @contextlib.contextmanager
 def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
-    """The folder that ``spec`` names.
+    """Give the folder that ``spec`` names.
 
     An archive or a release is unpacked into ``options.dest`` (default ``build/PROJECT-VERSION``),
     or into a folder that is removed again if nobody wants to ``keep`` it. A release that was
@@ -98,7 +98,7 @@ def _default_dest(project: str, label: str) -> Path:
 
 
 def fetch_release(spec: str, options: Options) -> Path:
-    """The archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache, verified."""
+    """Return the archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache, verified."""
     version = _release(spec, options.project)
     if version is None:
         raise UsageError(
@@ -137,7 +137,7 @@ class _Archive:
 
 
 def _archive(spec: str, options: Options) -> _Archive | None:
-    """The archive that ``spec`` stands for; None for a folder."""
+    """Return the archive that ``spec`` stands for; None for a folder."""
     path = Path(spec)
     if path.is_dir():
         return None

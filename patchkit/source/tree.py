@@ -58,7 +58,7 @@ class SourceTree:
         return found
 
     def read(self, path: str) -> str:
-        """The text of a file.
+        """Return the text of a file.
 
         Raises AbsentError if it is missing, DriftError if it is not UTF-8 or not LF, SourceError if
         a link leads out.
@@ -76,11 +76,11 @@ class SourceTree:
         return _decode(path, data)
 
     def find(self, path: str) -> str | None:
-        """The text of a file, None if there is none. Raises as ``read`` does."""
+        """Return the text of a file, None if there is none. Raises as ``read`` does."""
         return self.read(path) if self.exists(path) else None
 
     def read_bytes(self, path: str) -> bytes:
-        """What lies on disk. Raises as ``read`` does, StorageError for I/O."""
+        """Return what lies on disk. Raises as ``read`` does, StorageError for I/O."""
         place = inside(self.root, path)
         if not os.path.lexists(place):
             raise self._missing(path)
@@ -98,13 +98,13 @@ class SourceTree:
         )
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths of upstream's files that match, sorted; ``**`` spans folders."""
+        """Return the paths of upstream's files that match, sorted; ``**`` spans folders."""
         found = (path.relative_to(self.root) for path in self.root.glob(pattern) if path.is_file())
         paths = sorted(str(PurePosixPath(path)) for path in found)
         return [path for path in paths if self.pristine.get(path, "") is not None]
 
     def containing(self, pattern: str, needle: str) -> list[str]:
-        """Paths matching ``pattern`` whose text holds ``needle``."""
+        """Return the paths that match ``pattern`` and whose text holds ``needle``."""
         return [path for path in self.glob(pattern) if needle in self.read(path)]
 
     def with_texts(self, texts: Mapping[str, str]) -> SourceTree:

@@ -43,7 +43,7 @@ def make_flags(
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The flags that make hands to nvcc of that version, for every device file.
+    """Return the flags that make hands to nvcc of a version, for every device file.
 
     ``environment`` and ``arguments`` are what a user sets. Raises HostError without GNU make,
     ProofError if it stops.
@@ -76,7 +76,7 @@ def make_flags(
 
 
 def gencodes(flags: Sequence[str]) -> tuple[str, ...]:
-    """The -gencode flags among others, as they are written."""
+    """Return the -gencode flags among others, as they are written."""
     return tuple(flag for flag in flags if flag.startswith("-gencode"))
 
 
@@ -139,13 +139,13 @@ def _said(output: str) -> str:
 
 
 def _written(calls: _Calls, path: str) -> str:
-    """What file(WRITE) would put into a file; "" if nothing does."""
+    """Return what file(WRITE) would put into a file; "" if nothing does."""
     texts = [each[2] for each in _named(calls, ("file",)) if each[:2] == ("WRITE", path)]
     return texts[-1] if texts else ""
 
 
 def _targets(calls: _Calls, *commands: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Target → arguments of all those commands for it, keywords left out."""
+    """Yield each target and the arguments of those commands for it, without keywords."""
     found: dict[str, list[str]] = {}
     for arguments in _named(calls, commands):
         found.setdefault(arguments[0], []).extend(
@@ -155,7 +155,7 @@ def _targets(calls: _Calls, *commands: str) -> Iterator[tuple[str, tuple[str, ..
 
 
 def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The arguments of every call of one of the commands."""
+    """Yield the arguments of every call of one of the commands."""
     for call in calls:
         if call.command in commands and call.arguments:
             yield call.arguments
@@ -166,7 +166,7 @@ def _keyword(item: str) -> bool:
 
 
 def _outputs(calls: _Calls, build: str) -> Iterator[str]:
-    """What follows OUTPUT and BYPRODUCTS of each custom command, relative to the build folder."""
+    """Yield what follows OUTPUT and BYPRODUCTS of each custom command, below the build folder."""
     for arguments in _named(calls, ("add_custom_command",)):
         keyword = ""
         for argument in arguments:

@@ -66,7 +66,7 @@ class _Site:
 
 
 def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> list[Group]:
-    """Every kernel group of the tree and the archs it gets.
+    """Return every kernel group of the tree and the archs it gets.
 
     ``arch_list`` is TORCH_CUDA_ARCH_LIST, or ``Auto`` for what torch detects on the device;
     ``cuda`` the compiler's version. Raises ProofError if CMake stops or a group cannot be read.
@@ -80,19 +80,19 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
 
 
 def cmake_texts(tree: SourceTree) -> dict[str, str]:
-    """The CMake files that decide arch lists, by path."""
+    """Return the CMake files that decide arch lists, by path."""
     paths = [ROOT_FILE, *tree.glob(HELPER_FILES), *tree.glob(EXTERNAL_FILES)]
     return {path: tree.read(path) for path in paths}
 
 
 @lru_cache(maxsize=64)
 def parsed(path: str, text: str) -> tuple[Command, ...]:
-    """``edit.cmake.commands``, once per text."""
+    """Return the commands of a CMake file, which is parsed once per text."""
     return tuple(commands(text, path))
 
 
 def _check_lists(sites: list[_Site], texts: Mapping[str, str]) -> None:
-    """A group whose list nobody sets would silently not be built."""
+    """Raise DriftError for a group whose list nobody sets: it would silently not be built."""
     known = {
         argument.value
         for path, text in texts.items()
@@ -115,7 +115,7 @@ def _is_build_file(path: str) -> bool:
 
 
 def _sites(path: str, text: str) -> Iterator[_Site]:
-    """Calls that give sources an arch list, and lists that no such call in the file uses."""
+    """Yield calls that give sources an arch list, and lists that no such call in the file uses."""
     calls = parsed(path, text)
     used = {_keyword(call, "CUDA_ARCHS") for call in calls if call.name == GENCODE}
     ordinal = 0
@@ -139,7 +139,7 @@ def _names_project(path: str, call: Command, used: set[str]) -> bool:
 
 
 def _keyword(call: Command, keyword: str) -> str:
-    """The variable behind a keyword: ``CUDA_ARCHS "${X}"`` → ``X``."""
+    """Return the variable behind a keyword: ``CUDA_ARCHS "${X}"`` → ``X``."""
     values = [argument.value for argument in call.arguments]
     if keyword not in values[:-1]:
         return ""
@@ -147,7 +147,7 @@ def _keyword(call: Command, keyword: str) -> str:
 
 
 def _first_source(before: tuple[Command, ...], variable: str) -> str:
-    """A name a reader recognises: folder and stem of the first CUDA source of the variable."""
+    """Return a name a reader recognises: folder and stem of the variable's first CUDA source."""
     for call in reversed(before):
         values = [argument.value for argument in call.arguments]
         if call.name in ("set", "file") and variable in values[:2]:
@@ -163,7 +163,7 @@ def _short(source: str) -> str:
 
 
 def _defines(calls: tuple[Command, ...], site: Command) -> Iterator[str]:
-    """-D flags that the same branch switches on."""
+    """Yield the -D flags that the same branch switches on."""
     if not site.block:
         return
     for call in calls:
@@ -185,7 +185,7 @@ def _group(site: _Site, archs: tuple[str, ...]) -> Group:
 def _archs(
     calls: Iterable[Traced], known: set[tuple[str, int]]
 ) -> Iterator[tuple[tuple[str, int], tuple[str, ...]]]:
-    """The archs of each known site, in the order of the trace."""
+    """Yield the archs of each known site, in the order of the trace."""
     pending: tuple[str, int] | None = None
     for call in calls:
         if call.command == GENCODE:
@@ -217,7 +217,7 @@ def _unreadable(call: Traced) -> ProofError:
 
 
 def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> list[Traced]:
-    """The calls that CMake made in the build files, from a run in a throw-away folder."""
+    """Return the calls that CMake made in the build files, run in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
         mirror(tree, texts, root)

@@ -65,20 +65,20 @@ class KnownSource:
         return bool(self.file)
 
     def pin_of(self, version: Version) -> Pin | None:
-        """The newest pin that is not newer than the release; None for older releases."""
+        """Return the newest pin that is not newer than the release; None for older releases."""
         base = Version(version.base_version)
         return next((pin for pin in reversed(self.pins) if pin.since <= base), None)
 
     def defined(self, version: Version) -> str:
-        """The CMake variable that takes the folder, "" where the environment does."""
+        """Return the CMake variable that takes the folder, "" where the environment does."""
         return self.define.value if self.define and self.define.covers(version) else ""
 
     def serves(self, major: int) -> bool:
-        """Whether it has code for devices of this major capability."""
+        """Return whether it has code for devices of this major capability."""
         return not self.majors or major in self.majors
 
     def cost_on(self, target: Target) -> str:
-        """What a build for a device loses without it, in a line."""
+        """Return in a line what a build for a device loses without it."""
         if self.serves(target.major):
             return f"{self.option}: {self.cost}"
         return f"{self.option}: nothing on {target.name}, for which it has no code"
@@ -102,7 +102,7 @@ class Wanted:
 
 @cache
 def known_externals() -> tuple[KnownSource, ...]:
-    """Every external source that some release fetches."""
+    """Return every external source that some release fetches."""
     return tuple(map(_known, build_table()["external"]))
 
 
@@ -112,7 +112,7 @@ def build_table() -> dict[str, Any]:
 
 
 def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
-    """What options such as ``--without flash-attn`` name. Raises UsageError for anything else."""
+    """Return what options such as ``--without flash-attn`` name. Raises UsageError."""
     known = {each.option: each for each in known_externals()}
     names = tuple(dict.fromkeys(names))
     for name in names:
@@ -125,7 +125,7 @@ def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
 
 
 def wanted(found: Iterable[External], version: Version, *, release: bool) -> tuple[Wanted, ...]:
-    """What a tree fetches, each compared with what is known.
+    """Return what a tree fetches, each source compared with what is known.
 
     ``release`` says whether the version is in the table, so that its pins are known; those of
     another tree are what its files say. Raises DriftError for an unknown source, or another pin.

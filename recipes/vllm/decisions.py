@@ -110,7 +110,7 @@ def on_device(
     linear_backend: str = "auto",
     moe_backend: str = "auto",
 ) -> Code:
-    """The code of a tree as it runs on a CUDA device of ``capability``.
+    """Return the code of a tree as it runs on a CUDA device of ``capability``.
 
     The device is the release's own platform class, the settings are its own ``vllm/envs.py`` under
     ``environ``, the user's variables; the backends are the user's flags of these names.
@@ -142,7 +142,7 @@ def on_device(
 
 
 def fp8_linear(code: Code, scales: str) -> str:
-    """The kernel class of an FP8 linear layer, or before there were such classes its backend.
+    """Return the kernel class of an FP8 linear layer; before there were any its backend.
 
     ``scales`` is a key of ``SCALES``.
     """
@@ -193,7 +193,7 @@ def _chosen(code: Code, path: str, run: Callable[[], object]) -> str:
 
 
 def nvfp4_linear(code: Code) -> str:
-    """The kernel class of an NVFP4 linear layer, or before 0.20 its backend."""
+    """Return the kernel class of an NVFP4 linear layer, or before 0.20 its backend."""
     if code.has(REGISTRIES[0], _NVFP4_INIT):
         return type(code.get(REGISTRIES[0], _NVFP4_INIT)()).__name__
     if code.has(_NVFP4, "select_nvfp4_linear_backend"):
@@ -202,7 +202,7 @@ def nvfp4_linear(code: Code) -> str:
 
 
 def nvfp4_scheme(code: Code) -> str:
-    """Before 0.16: how an NVFP4 layer of a compressed-tensors checkpoint is run, by its class."""
+    """Return the class that runs an NVFP4 layer of a compressed-tensors checkpoint before 0.16."""
     choose = code.get(_COMPRESSED, "CompressedTensorsConfig._get_scheme_from_parts")
     for name in ("CompressedTensorsW4A4Fp4", "CompressedTensorsW4A16Fp4"):
         code.put(_COMPRESSED, name, lambda name=name, **_named: name)
@@ -213,7 +213,7 @@ def nvfp4_scheme(code: Code) -> str:
 
 
 def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str:
-    """The backend of an FP8 MoE layer; compressed-tensors checkpoints may take vLLM's CUTLASS."""
+    """Return the backend of an FP8 MoE layer; compressed-tensors may take vLLM's CUTLASS."""
     if not code.has(FP8_MOE, "select_fp8_moe_backend"):
         select = code.get(f"{_QUANTIZATION}/fp8.py", "get_fp8_moe_backend")
         given: dict[str, object] = {"block_quant": scales == "block"}
@@ -226,7 +226,7 @@ def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str
 
 
 def nvfp4_moe(code: Code) -> str:
-    """The backend of an NVFP4 MoE layer; before 0.14 "MARLIN" or what else there is."""
+    """Return the backend of an NVFP4 MoE layer; before 0.14 "MARLIN" or what else there is."""
     if code.has(NVFP4_MOE, "select_nvfp4_moe_backend"):
         select = code.get(NVFP4_MOE, "select_nvfp4_moe_backend")
         return _backend(code, select, {}, ("kNvfp4Static", "kNvfp4Dynamic"))
@@ -252,7 +252,7 @@ def _backend(
 
 
 def _moe_config(code: Code) -> Off:
-    """64 experts of 768 by 2048, SiLU, one GPU: Qwen3-30B-A3B's shapes, halved in number."""
+    """Return 64 experts of 768 by 2048, SiLU, one GPU: half the experts of Qwen3-30B-A3B."""
     silu = (
         code.get(_ACTIVATION, "MoEActivation").SILU
         if code.has(_ACTIVATION, "MoEActivation")

@@ -68,7 +68,7 @@ class External:
 
 
 def externals(tree: SourceTree) -> tuple[External, ...]:
-    """Every source that configuring a CUDA build fetches, in the order of the files.
+    """Return every source that configuring a CUDA build fetches, in the order of the files.
 
     Raises DriftError, with the place, for a fetch in a form that is not understood, or that no
     variable replaces.
@@ -84,7 +84,7 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
 
 
 def _reached(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
-    """The commands of each CMake file that a CUDA build reads, branches of others left out."""
+    """Return the commands of each CMake file that a CUDA build reads, without others' branches."""
     files: dict[str, tuple[Command, ...]] = {}
     waiting = [ROOT_FILE]
     while waiting:
@@ -97,7 +97,7 @@ def _reached(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
 
 
 def _entered(tree: SourceTree, path: str, call: Command) -> str:
-    """The file of the tree that a command reads; "" for CMake's own modules."""
+    """Return the file of the tree that a command reads; "" for CMake's own modules."""
     if call.name not in ("include", "add_subdirectory") or not call.arguments:
         return ""
     value = call.arguments[0].value
@@ -116,14 +116,14 @@ def _entered(tree: SourceTree, path: str, call: Command) -> str:
 
 
 def for_cuda(block: tuple[Branch, ...]) -> bool:
-    """Whether a CUDA build can be inside of all these branches."""
+    """Return whether a CUDA build can be inside of all these branches."""
     return not any(
         _holds(branch.condition) is False or any(map(_holds, branch.excluded)) for branch in block
     )
 
 
 def _holds(condition: tuple[str, ...]) -> bool | None:
-    """What a condition is in a CUDA build, None if that cannot be told.
+    """Return what a condition is in a CUDA build, None if that is unknown.
 
     Understood are comparisons of the device with a text, and those joined by OR or AND.
     """
@@ -145,7 +145,7 @@ def _holds(condition: tuple[str, ...]) -> bool | None:
 
 
 def _external(path: str, call: Command, calls: tuple[Command, ...]) -> External | None:
-    """The source that a command fetches, None if it fetches nothing."""
+    """Return the source that a command fetches, None if it fetches nothing."""
     values = [argument.value for argument in call.arguments]
     if call.name in _FOREIGN or _downloads(call, values):
         raise _error(path, call.line, f"{call.name} fetches something in an unknown way")
@@ -191,7 +191,7 @@ def _downloads(call: Command, values: list[str]) -> bool:
 
 
 def _after(values: list[str], keyword: str) -> tuple[str, ...]:
-    """The values between a keyword and the next one."""
+    """Return the values between a keyword and the next one."""
     if keyword not in values:
         return ()
     rest = values[values.index(keyword) + 1 :]
@@ -200,7 +200,7 @@ def _after(values: list[str], keyword: str) -> tuple[str, ...]:
 
 
 def _texts(call: Command, calls: tuple[Command, ...]) -> dict[str, set[str]]:
-    """variable → the texts that the file sets it to ahead of a command."""
+    """Return variable → the texts that the file sets it to before a command."""
     texts: dict[str, set[str]] = {}
     for other in calls:
         if other.name == "set" and other.start < call.start and len(other.arguments) > 1:
@@ -210,7 +210,7 @@ def _texts(call: Command, calls: tuple[Command, ...]) -> dict[str, set[str]]:
 
 
 def _resolved(value: str, texts: Mapping[str, set[str]]) -> str:
-    """The value with each variable that has one text replaced by it."""
+    """Return the value with each variable that has one text replaced by it."""
 
     def text(match: re.Match[str]) -> str:
         known = texts.get(match[1], set())
@@ -220,7 +220,7 @@ def _resolved(value: str, texts: Mapping[str, set[str]]) -> str:
 
 
 def _override(path: str, call: Command, calls: tuple[Command, ...], name: str) -> str:
-    """The environment variable that replaces a fetch: its branch is the one without it."""
+    """Return the environment variable that replaces a fetch: its branch is the one without it."""
     for condition in _passed_by(call):
         if len(condition) == 1 and _reads_environment(calls, condition[0]):
             return condition[0]
@@ -235,7 +235,7 @@ def _passed_by(call: Command) -> Iterator[tuple[str, ...]]:
 
 
 def _reads_environment(calls: tuple[Command, ...], variable: str) -> bool:
-    """Whether a file sets the variable to that of the environment if there is one."""
+    """Return whether a file sets the variable to that of the environment if there is one."""
     return any(
         call.name == "set"
         and [argument.value for argument in call.arguments] == [variable, f"$ENV{{{variable}}}"]

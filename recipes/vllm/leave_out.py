@@ -66,7 +66,7 @@ _COPYING = ("cmake_build_ext.run", _COPIED, _COPIED_IF_THERE)
 
 
 def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
-    """The tree without these extensions, as an overlay; what is out already stays out.
+    """Return the tree without these extensions, as an overlay; what is out already stays out.
 
     Raises UsageError for what cannot be left out, DriftError if the files are not as expected.
     """
@@ -84,7 +84,7 @@ def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
 
 
 def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
-    """The tree with a setup.py that asks for these targets alone, for a build that tests.
+    """Return the tree with a setup.py that asks for these targets alone, for a build that tests.
 
     Raises UsageError for a target that it does not ask for.
     """
@@ -130,7 +130,7 @@ def _cmake(tree: SourceTree, left: KnownSource) -> list[Edit]:
 
 
 def _setup(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
-    """Statements that ask for a target become ``pass``: some are alone in their branch."""
+    """Replace statements that ask for a target by ``pass``: some are alone in their branch."""
     text = tree.read(_SETUP)
     for statement, target in _asked(text):
         if target in left.targets:
@@ -139,7 +139,7 @@ def _setup(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
 
 
 def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
-    """The statements ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))``."""
+    """Yield the statements ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))``."""
     for node in ast.walk(parsed(_SETUP, text)):
         match node:
             case ast.Expr(
@@ -163,7 +163,7 @@ def _copies(tree: SourceTree, left: KnownSource) -> list[Edit]:
 
 
 def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
-    """Without its names the module still loads; backends that import them are passed over.
+    """Let the module load without its names; backends that import them are passed over.
 
     vLLM asks every attention backend in turn and takes an ImportError for "not available".
     """
@@ -187,7 +187,7 @@ def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
 
 
 def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.stmt, bool]]:
-    """Imports of flash-attention in the branch for CUDA, and whether they may fail."""
+    """Yield imports of flash-attention in the branch for CUDA, and whether they may fail."""
     for node in module.body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "current_platform.is_cuda()":
             for statement in node.body:
@@ -220,7 +220,7 @@ def _built(tree: SourceTree, left: KnownSource) -> Iterator[str]:
 
 
 def _extensions(text: str) -> set[str]:
-    """The targets that setup.py names for an extension, in whatever form."""
+    """Return the targets that setup.py names for an extension, in whatever form."""
     calls = [node for node in ast.walk(parsed(_SETUP, text)) if isinstance(node, ast.Call)]
     named = (
         str(part.value)
@@ -241,7 +241,7 @@ def _still(path: str, problem: str) -> DriftError:
 
 
 def _span(text: str, node: ast.stmt) -> tuple[int, int]:
-    """Where a statement stands, in code points."""
+    """Return where a statement stands, in code points."""
     lines: Sequence[str] = text.split("\n")
     assert node.end_lineno is not None
     assert node.end_col_offset is not None

@@ -95,7 +95,7 @@ def prove_decision(
     wanted: object,
     changed: tuple[Capability, ...] = GB10,
 ) -> str:
-    """``prove_decisions`` for one."""
+    """Show what ``prove_decisions`` shows, for one."""
     return prove_decisions(case, [Decision(what, decide, wanted, changed)])[0]
 
 

@@ -53,7 +53,7 @@ def check_stock(
 
 
 def render_stock(releases: Iterable[tuple[str, Sequence[Group]]]) -> str:
-    """The table for releases in ascending order, one row per run of releases that agree."""
+    """Return the table for releases in ascending order, one row per run of releases that agree."""
     rows: list[list[str]] = []
     running: dict[tuple[Key, tuple[str, ...]], list[str]] = {}
     for version, groups in releases:

@@ -18,9 +18,7 @@ from patchkit.versions import named_version
 
 @click.command()
 @click.option("--version", "wanted", metavar="X.Y.Z", help="What this release needs.")
-@click.option(
-    "--project", type=click.Choice(list(projects())), help="Only the fixes of one project."
-)
+@click.option("--project", type=click.Choice([*projects()]), help="Only the fixes of one project.")
 @as_json
 def command(wanted: str | None, project: str | None, *, as_json: bool) -> None:
     """The catalogue of fixes; with a version, what the table says that release needs."""

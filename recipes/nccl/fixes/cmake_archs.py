@@ -18,7 +18,7 @@ def _arch(request: kit.Request) -> str:
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Whether anything chooses archs before project(), which otherwise takes nvcc's default."""
+    """Look whether anything chooses archs before project(), which else takes nvcc's default."""
     text = tree.read(kit.ROOT_FILE)
     calls = kit.commands(text, kit.ROOT_FILE)
     project = _project(calls)
@@ -34,7 +34,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def _project(calls: list[kit.Command]) -> kit.Command:
-    """The one project() that brings CUDA in. Raises DriftError."""
+    """Return the one project() that brings CUDA in. Raises DriftError."""
     named = [call for call in calls if call.name == "project"]
     if len(named) != 1 or "CUDA" not in {argument.value for argument in named[0].arguments}:
         raise kit.altered(
@@ -48,7 +48,7 @@ def _sets_archs(call: kit.Command) -> bool:
 
 
 def prove(case: kit.Case) -> str:
-    """CMake runs the build files, with project() as it is: alone, and with the user's archs."""
+    """Run the build files in CMake, with project() as it is: alone, and with the user's archs."""
     cuda = case.request.target.cuda
     before, after = (kit.configured(tree, cuda).archs for tree in (case.stock, case.patched))
     if after != _arch(case.request):

@@ -17,7 +17,7 @@ set(CUDARTLIB "cudart_static" CACHE STRING "CUDA runtime to link: cudart_static 
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Which CUDA runtime the targets name; where they name none, CMake links the static one."""
+    """Look which CUDA runtime the targets name; if they name none, CMake links the static one."""
     text = tree.read(kit.SOURCE_FILE)
     linked = [
         argument
@@ -51,7 +51,7 @@ def _swap(argument: kit.Argument) -> kit.Edit:
 
 
 def prove(case: kit.Case) -> str:
-    """CMake runs the build files: which cudart both libraries link, and whether the shim is in."""
+    """Run the build files in CMake: which cudart both libraries link, and if the shim is in."""
     cuda = case.request.target.cuda
     built = kit.configured(case.patched, cuda)
     for target in ("nccl", "nccl_static"):

@@ -8,7 +8,7 @@ _MARK = "\n    # nccl.h is the OUTPUT, and once is enough: Ninja stops at a seco
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Whether a custom command names one file both as its output and as a by-product."""
+    """Look whether a custom command names one file both as its output and as a by-product."""
     text = tree.read(kit.SOURCE_FILE)
     calls = [c for c in kit.commands(text, kit.SOURCE_FILE) if c.name == "add_custom_command"]
     done = f"{kit.SOURCE_FILE}: no file is made twice"
@@ -33,7 +33,7 @@ def _edits(call: kit.Command) -> list[kit.Edit]:
 
 
 def _section(call: kit.Command, keyword: str) -> list[kit.Argument]:
-    """A keyword and the arguments up to the next one; [] if it is not there."""
+    """Return a keyword and the arguments up to the next one; [] if it is not there."""
     section: list[kit.Argument] = []
     for argument in call.arguments:
         if argument.value in _KEYWORDS:
@@ -46,7 +46,7 @@ def _section(call: kit.Command, keyword: str) -> list[kit.Argument]:
 
 
 def prove(case: kit.Case) -> str:
-    """CMake runs the build files: no custom command may make a file twice."""
+    """Run the build files in CMake: no custom command may make a file twice."""
     before, after = (
         kit.configured(tree, case.request.target.cuda).outputs
         for tree in (case.stock, case.patched)

@@ -15,7 +15,7 @@ _USERS = "/opt/nccl"
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Whether configure_file is given a template with make's placeholders, which it ignores."""
+    """Look whether configure_file gets a template with make's placeholders, which it ignores."""
     text = tree.read(kit.SOURCE_FILE)
     done = f"{kit.SOURCE_FILE}: nccl.pc gets its prefix and its version"
     if _MARK in text:
@@ -32,7 +32,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def _configures(text: str) -> kit.Command:
-    """The one configure_file of nccl.pc.in. Raises DriftError."""
+    """Return the one configure_file of nccl.pc.in. Raises DriftError."""
     calls = [
         call
         for call in kit.commands(text, kit.SOURCE_FILE)
@@ -58,7 +58,7 @@ def _after(template: str, output: str) -> str:
 
 
 def prove(case: kit.Case) -> str:
-    """CMake runs the build files: nccl.pc must have the user's prefix and the release's version."""
+    """Run the build files in CMake: nccl.pc has the user's prefix and the release's version."""
     built = kit.configured(
         case.patched, case.request.target.cuda, [f"-DCMAKE_INSTALL_PREFIX={_USERS}"]
     )

@@ -24,7 +24,7 @@ def _gencode(request: kit.Request) -> str:
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Whether NVCC_GENCODE has the device as its default, before upstream's own choice."""
+    """Look whether NVCC_GENCODE has the device as its default, before upstream's own choice."""
     text = tree.read(kit.COMMON_MK)
     operators = {match["operator"] for match in _ASSIGNED.finditer(text)}
     if operators != {"?="}:
@@ -46,7 +46,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """GNU make, asked what it would give nvcc: alone, and with the user's NVCC_GENCODE."""
+    """Ask GNU make what it would give nvcc: alone, and with the user's NVCC_GENCODE."""
     cuda, wanted = case.request.target.cuda, _gencode(case.request)
     before, after = (
         kit.gencodes(kit.make_flags(tree, cuda)) for tree in (case.stock, case.patched)

@@ -25,7 +25,7 @@ _SWAPS = (
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Whether the C++ standard follows CUDA's version, or is C++11 in any case."""
+    """Look whether the C++ standard follows CUDA's version, or is C++11 in any case."""
     text = tree.read(kit.COMMON_MK)
     if "CXXSTD ?= -std=c++17" in text and _STANDARD not in text:
         return kit.upstream(f"{kit.COMMON_MK}: C++17 from CUDA 13 on")
@@ -47,7 +47,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """GNU make, asked which standard it would give nvcc 13, and which an older one."""
+    """Ask GNU make which standard it would give nvcc 13, and which an older one."""
     standards = [
         [flag for flag in kit.make_flags(case.patched, cuda) if flag.startswith("-std=")]
         for cuda in (case.request.target.cuda, "12.8")

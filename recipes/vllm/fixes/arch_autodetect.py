@@ -16,7 +16,7 @@ _AFTER = """\
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """How the requested archs are read out of the -gencode flags."""
+    """Look how the requested archs are read out of the -gencode flags."""
     text = tree.read(_PATH)
     start, stop = kit.region(_PATH, text, _FUNCTION, "endfunction()")
     body = text[start:stop]
@@ -41,7 +41,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """Without TORCH_CUDA_ARCH_LIST, on the device itself, the base kernels must load."""
+    """Check that the base kernels load without TORCH_CUDA_ARCH_LIST, on the device itself."""
     target = case.request.target
     groups = kit.evaluate(case.patched, target, "Auto", target.cuda)
     archs = next(group.archs for group in groups if group.variable == "CUDA_ARCHS")

@@ -31,7 +31,7 @@ _QUTLASS_WIDER = r'elseif(QUTLASS_ARCHS MATCHES "12\\.[01][af]")'
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Every list that has to name the arch: all of them do, none does, or somebody edited them."""
+    """Read every list that has to name the arch: all do, none does, or somebody edited them."""
     texts = kit.cmake_texts(tree)
     units = [*_list_units(texts, request), *_condition_units(texts, request)]
     done = [place for place, edits in units if not edits]
@@ -100,7 +100,7 @@ def _condition_units(
 
 
 def _carries_families(utils: str) -> bool:
-    """Whether a list that names the family hands on the arch as it was requested (0.19)."""
+    """Return whether a list that names the family hands on the arch as it was requested (0.19)."""
     tests = (call for call in kit.parsed(_UTILS, utils) if call.name == "elseif")
     return any([a.value for a in test.arguments] == ["_arch", "MATCHES", "f$"] for test in tests)
 
@@ -122,7 +122,7 @@ def _list_of(call: kit.Command) -> kit.Argument | None:
 
 
 def _before_cuda13(branch: kit.Branch) -> bool:
-    """Whether a branch is only taken by older compilers: the else of ``>= 13.0``."""
+    """Return whether only older compilers take a branch: the else of ``>= 13.0``."""
     return any(_at_least(condition) for condition in branch.excluded)
 
 
@@ -169,7 +169,7 @@ def prove(case: kit.Case) -> str:
 def _expected(
     group: kit.Group, request: kit.Request, active: frozenset[str]
 ) -> set[frozenset[str]]:
-    """The arch sets a group may get, given what stock builds for the family's first member."""
+    """Return the arch sets a group may get, from what stock builds for the family's first member."""
     members = {a for a in group.archs if kit.parse_arch(a).major == request.target.major}
     others = frozenset(group.archs) - members
     wanted = frozenset({request.arch_list})

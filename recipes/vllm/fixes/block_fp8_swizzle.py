@@ -26,7 +26,7 @@ _AFTER = """\
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The launch of the block-FP8 kernel."""
+    """Read the launch of the block-FP8 kernel."""
     path = kit.first_existing(tree, _PATHS)
     text = tree.read(path)
     if _UPSTREAM in text:

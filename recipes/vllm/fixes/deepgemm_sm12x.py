@@ -42,7 +42,7 @@ if cls.is_device_capability((12, 1)) and not envs.is_set("VLLM_USE_DEEP_GEMM"):
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The pinned DeepGEMM decides: one without SM12x code must not be offered to any of them."""
+    """Read the pinned DeepGEMM: one without SM12x code must not be offered to any of them."""
     text = tree.read(_PATH)
     if _WITHOUT_SM12X in text:
         return kit.upstream(f"{_PATH}: DeepGEMM is not offered to SM12x")
@@ -66,7 +66,7 @@ def _lacks_sm12x(tree: kit.SourceTree) -> bool:
 
 
 def prove(case: kit.Case) -> str:
-    """12.1 (12.x while there is no kernel) must get no; everybody else what they got before."""
+    """Check that 12.1 (12.x while there is no kernel) gets no, and all others what they got."""
     return kit.prove_decision(
         case,
         "DeepGEMM",

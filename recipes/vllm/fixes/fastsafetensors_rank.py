@@ -22,7 +22,7 @@ _FILES = ["/a/2", "/a/1", "/a/3"]
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Which device the loader copies to, and whether it sorts the files."""
+    """Look which device the loader copies to, and whether it sorts the files."""
     text = tree.read(_PATH)
     if _UPSTREAM in text:
         return kit.upstream(f"{_PATH}: {_SCOPE} copies to the current device")
@@ -35,7 +35,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """Two nodes with one device each, whose folders list the files in different orders."""
+    """Run two nodes with one device each, whose folders list the files in different orders."""
     # rank, its device, what the folder lists: two nodes, and the second rank of one host
     ranks = [(0, 0, _FILES), (1, 0, sorted(_FILES)), (1, 1, _FILES)]
     runs = kit.ask(case.patched, [partial(_loaded, case.patched, *rank) for rank in ranks])
@@ -50,7 +50,7 @@ def prove(case: kit.Case) -> str:
 
 
 def _loaded(tree: kit.SourceTree, rank: int, device: int, files: list[str]) -> list[object]:
-    """What a rank of two hands to its loader: (device, files) for each round."""
+    """Return what a rank of two hands to its loader: (device, files) for each round."""
     rounds: list[object] = []
     group = SimpleNamespace(rank=lambda: rank, size=lambda: 2)
 

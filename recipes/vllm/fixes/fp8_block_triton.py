@@ -52,7 +52,7 @@ def _triton_first_on_gb10(kernels):
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """A list of kernels in order of preference; before 0.20, one choice in an operator."""
+    """Read a list of kernels in order of preference; before 0.20, one choice in an operator."""
     old = _OLD_CLASS in tree.read(_OLD)
     path = _OLD if old else _PATH
     form = (
@@ -68,7 +68,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """12.1 must take Triton; everybody else what they took before."""
+    """Check that 12.1 takes Triton, and all others what they took before."""
     return kit.prove_decision(
         case,
         "FP8 linear, one scale per block",

@@ -45,7 +45,7 @@ def cutlass_group_gemm_supported() -> bool:
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The compiled gate decides whether the Python one needs help."""
+    """Read the compiled gate, which decides whether the Python one needs help."""
     if place := _fixed_upstream(tree):
         return kit.upstream(f"{place} says no to SM12x")
     edits = kit.swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="no SM12x grouped GEMM")
@@ -68,7 +68,7 @@ def _fixed_upstream(tree: kit.SourceTree) -> str:
 
 
 def prove(case: kit.Case) -> str:
-    """12.x must get no; everybody else what they got before."""
+    """Check that 12.x gets no, and all others what they got before."""
     return kit.prove_decision(
         case,
         "CUTLASS FP8 grouped GEMM",

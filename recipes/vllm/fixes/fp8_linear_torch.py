@@ -47,7 +47,7 @@ def _torch_first_on_gb10(kernels):
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """A list of kernels in order of preference; before 0.16, one choice in Fp8LinearOp."""
+    """Read a list of kernels in order of preference; before 0.16, one choice in Fp8LinearOp."""
     path = next((p for p in kit.REGISTRIES if tree.exists(p) and _SCOPE in tree.read(p)), _OLD)
     form = (
         (_OLD, tree.read(_OLD), "Fp8LinearOp.__init__", _OLD_BEFORE, _OLD_AFTER, _OLD_HELPER)
@@ -62,7 +62,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """12.1 must take torch for every kind of scale; everybody else what they took before."""
+    """Check that 12.1 takes torch for every kind of scale, and all others what they took before."""
     old = not any(case.stock.exists(p) and _SCOPE in case.stock.read(p) for p in kit.REGISTRIES)
     kernels = {
         "tensor": "PerTensorTorchFP8ScaledMMLinearKernel",

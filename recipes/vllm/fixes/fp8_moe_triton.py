@@ -41,7 +41,7 @@ if current_platform.is_cuda() and current_platform.is_device_capability((12, 1))
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """A list of backends in order of preference; before there was one, Triton was the only one."""
+    """Read a list of backends in order of preference; before it came, Triton was the only one."""
     text = tree.read(kit.FP8_MOE)
     if "AVAILABLE_BACKENDS" not in text:
         raise kit.absent(f"{kit.FP8_MOE}: no list of backends in order of preference")
@@ -55,7 +55,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """12.1 must take Triton for every kind of scale; everybody else what they took before."""
+    """Check that 12.1 takes Triton for every kind of scale, and all others what they took."""
     what = f"FP8 MoE, one scale per {', '.join(kit.SCALES)}"
     decisions = [
         kit.Decision(what, partial(_backend, scales), wanted="TRITON") for scales in kit.SCALES

@@ -43,7 +43,7 @@ _STOCK = (
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The entry of the variable, and the function that takes its place."""
+    """Read the entry of the variable, and the function that takes its place."""
     text = tree.read(_ENVS)
     stock = next((form for form in _STOCK if _ENTRY + form in text), _STOCK[-1])
     edits = [
@@ -60,7 +60,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """Only an unset variable on 12.1 changes; what the user sets counts, and dense Marlin obeys."""
+    """Check that only an unset variable on 12.1 changes, and that dense Marlin obeys a set one."""
     values: dict[str, dict[str, str]] = {"unset": {}, "0": {_NAME: "0"}, "1": {_NAME: "1"}}
     decisions = [
         kit.Decision(f"{_NAME} ({said})", partial(_value, environ), wanted=said != "0")
@@ -83,7 +83,7 @@ def _value(environ: Mapping[str, str], tree: kit.SourceTree, capability: kit.Cap
 
 
 def _dense_marlin(tree: kit.SourceTree, value: str) -> object:
-    """Whether a small dense layer on 12.1 reduces with atomic adds."""
+    """Return whether a small dense layer on 12.1 reduces with atomic adds."""
     code = kit.on_device(tree, kit.GB10[0], {_NAME: value})
     cuda = SimpleNamespace(get_device_capability=lambda _device: kit.GB10[0])
     code.put(_READER, "torch", SimpleNamespace(bfloat16="bfloat16", cuda=cuda))

@@ -14,7 +14,7 @@ _AFTER = "if arch == 89 or arch // 10 == 12:"
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The gate in each generator."""
+    """Read the gate in each generator."""
     paths = tree.containing(_GENERATORS, _FLAG)
     if not paths:
         raise kit.absent(f"{_GENERATORS}: no generator mentions {_FLAG}")
@@ -45,7 +45,7 @@ def prove(case: kit.Case) -> str:
 
 
 def _supports_fp8(tree: kit.SourceTree, path: str, archs: str) -> bool:
-    """The flag after the statements that decide it: plain assignments, then the loop over argv."""
+    """Return the flag after the statements that decide it: assignments, then the loop over argv."""
     body: list[ast.stmt] = []
     for statement in ast.parse(tree.read(path)).body:
         if isinstance(statement, ast.Assign):

@@ -8,7 +8,7 @@ _PATH = "CMakeLists.txt"
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Marlin lists that reach the device only through PTX."""
+    """Read the Marlin lists that reach the device only through PTX."""
     lists = list(_marlin_lists(tree, request))
     if not lists:
         raise kit.altered(f"{_PATH}: no Marlin arch list with PTX")

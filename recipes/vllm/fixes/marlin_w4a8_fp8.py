@@ -18,7 +18,7 @@ _DEVICES = "            major_capability == 12,\n"
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The check in Python, and one in each C++ file that carries the message."""
+    """Read the check in Python, and one in each C++ file that carries the message."""
     sources = [] if tree.kind == "installed" else tree.containing(_SOURCES, _MESSAGE)
     edits = kit.together(
         partial(_python_check, tree), *(partial(_device_check, tree, path) for path in sources)

@@ -7,7 +7,7 @@ _VARIABLE = "MLA_ARCHS"
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Two MLA lists: the one of CUDA 13 and the one of older compilers."""
+    """Read two MLA lists: the one of CUDA 13 and the one of older compilers."""
     lists = [
         call.arguments[1]
         for call in kit.parsed(_PATH, tree.read(_PATH))

@@ -63,7 +63,7 @@ class Config:
         return (_HOME / self.file).read_text(encoding="utf-8")
 
     def text(self, tree: kit.SourceTree) -> str:
-        """What to install; ``triton_version`` only where the release does not take it for a row."""
+        """Return what to install; ``triton_version`` unless the release takes it for a row."""
         text = self.shipped
         if _TOLERANT in tree.read(_PATH):
             return text
@@ -74,7 +74,7 @@ _CONFIGS = [Config(**entry) for entry in _INDEX["config"]]
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Which of the files are there, under the names that the release itself makes of the keys."""
+    """Look which of the files are there, by the names that the release itself makes of the keys."""
     edits: list[kit.Edit] = []
     theirs = 0
     for config, path in zip(_CONFIGS, _paths(tree), strict=True):
@@ -97,7 +97,7 @@ def _may_be_upstreams(config: Config, tree: kit.SourceTree) -> bool:
 
 
 def prove(case: kit.Case) -> str:
-    """The release finds each file, its rows fit the GB10, and nothing changes for other devices."""
+    """Check that the release finds each file, its rows fit, and other devices get theirs."""
     others = _INDEX["others"]
     asked = [
         (case.patched, _DEVICE),
@@ -125,12 +125,12 @@ def _packages(tree: kit.SourceTree) -> bool:
 
 
 def _rows(text: str) -> dict[int, dict[str, int]]:
-    """The rows of a file by number of tokens, without ``triton_version``."""
+    """Return the rows of a file by number of tokens, without ``triton_version``."""
     return {int(key): row for key, row in json.loads(text).items() if key.isdecimal()}
 
 
 def _pairs(rows: Mapping[int, object]) -> list[list[object]]:
-    """Rows as JSON can have them, a number as a key included."""
+    """Return rows as JSON can have them, also with a number as a key."""
     return [[size, rows[size]] for size in sorted(rows, key=str)]
 
 
@@ -181,14 +181,14 @@ def _each(answer: object) -> list[Any]:
 
 
 def _rows_found(tree: kit.SourceTree, device: str) -> list[object]:
-    """The rows that the release finds for each config, on a device of that name."""
+    """Return the rows that the release finds for each config, on a device of that name."""
     find = _lookup(tree, device)
     found = (find(config.key) for config in _CONFIGS)
     return [_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
 
 
 def _lookup(tree: kit.SourceTree, device: str) -> Callable[[Key], object]:
-    """The release's get_moe_configs on a device of that name, reading from the tree."""
+    """Return the release's get_moe_configs on a device of that name, reading from the tree."""
     name = _file_names(tree, device)
     path = SimpleNamespace(
         join=posixpath.join, dirname=posixpath.dirname, realpath=str, exists=tree.exists
@@ -208,7 +208,7 @@ def _lookup(tree: kit.SourceTree, device: str) -> Callable[[Key], object]:
 
 
 def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:
-    """The release's get_config_file_name on a device of that name."""
+    """Return the release's get_config_file_name on a device of that name."""
     platform = SimpleNamespace(get_device_name=lambda *_arguments: device)
     imported = SimpleNamespace(current_platform=platform, annotations=None)
     names: dict[str, object] = {"current_platform": platform}
@@ -228,7 +228,7 @@ def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:
 def _released(
     tree: kit.SourceTree, path: str, scope: str, names: dict[str, object]
 ) -> Callable[..., Any]:
-    """A function of the release; whatever it stumbles over is drift."""
+    """Return a function of the release; whatever it stumbles over is drift."""
     with _as_drift(path, scope):
         code = kit.Code(tree, {})
         for name, value in names.items():

@@ -22,7 +22,7 @@ def _marlin_on_sm12x() -> bool:
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The range of capabilities that Triton's MXFP4 kernels are trusted with."""
+    """Read the range of capabilities that Triton's MXFP4 kernels are trusted with."""
     if not tree.exists(_PATH) or _UPSTREAM in (text := tree.read(_PATH)) or _SCOPE not in text:
         return kit.upstream(f"{_PATH}: Triton is limited to 9.0 and 10.x")
     edits = kit.wrap(_PATH, text, _SCOPE, _BEFORE, _AFTER, _HELPER, note="Marlin on SM12x")
@@ -30,7 +30,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """12.x must take Marlin; everybody else what they took before."""
+    """Check that 12.x takes Marlin, and all others what they took before."""
     return kit.prove_decision(case, "MXFP4 MoE", _decide, wanted="MARLIN", changed=kit.SM12X)
 
 

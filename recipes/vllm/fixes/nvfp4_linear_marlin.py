@@ -109,7 +109,7 @@ _MARLIN = {
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """A list of kernels; up to 0.19 a chain of conditions, up to 0.14 one per checkpoint format."""
+    """Read a list of kernels; to 0.19 a chain of conditions, to 0.14 one per checkpoint format."""
     edits = _edits(tree)
     paths = kit.places(sorted({edit.path for edit in edits})) or _forms(tree)[0][0]
     return kit.found(
@@ -137,7 +137,7 @@ def _forms(tree: kit.SourceTree) -> list[tuple[str, str, str, str, str]]:
 
 
 def prove(case: kit.Case) -> str:
-    """12.1 must take Marlin; everybody else what they took before."""
+    """Check that 12.1 takes Marlin, and all others what they took before."""
     place = _forms(case.stock)[0][0]
     decisions = [kit.Decision("NVFP4 linear", _kernel, wanted=_MARLIN[place])]
     if place == _MODELOPT[0]:

@@ -93,7 +93,7 @@ if current_platform.is_cuda() and {condition}:
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """A list of backends; in 0.14 a chain of conditions, before that what the platform supports."""
+    """Read a list of backends; in 0.14 a chain of conditions, before what the platform supports."""
     path = kit.NVFP4_MOE if tree.exists(kit.NVFP4_MOE) else _OLD
     return kit.found(
         _edits(path, tree.read(path)),
@@ -112,7 +112,7 @@ def _edits(path: str, text: str) -> list[kit.Edit]:
 
 
 def prove(case: kit.Case) -> str:
-    """12.1 (12.x where none has a kernel) must take Marlin; everybody else what they took."""
+    """Check that 12.1 (12.x where none has a kernel) takes Marlin, and others what they took."""
     everybody = not case.stock.exists(kit.NVFP4_MOE) and "cutedsl" not in case.stock.read(_OLD)
     return kit.prove_decision(
         case,

@@ -40,7 +40,7 @@ if (
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The query, and the tier of default batch sizes that a GB10 would reach with its answer."""
+    """Read the query, and the tier of default batch sizes that a GB10 would get by its answer."""
     cuda, args = tree.read(_CUDA), tree.read(_ARGS)
     if _UPSTREAM in args:
         return kit.upstream(f"{_ARGS}: a GB10 keeps the small defaults")
@@ -58,7 +58,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def prove(case: kit.Case) -> str:
-    """The query answers on 12.1, and a GB10 that knows its memory gets the defaults of today."""
+    """Check that the query answers on 12.1, and that a GB10 keeps the defaults of today."""
     (today,) = kit.ask(case.stock, [lambda: _defaults(case.stock, kit.GB10[0], memory=_unknown)])
     kit.prove_decisions(
         case,

@@ -8,7 +8,7 @@ _PATH = "CMakeLists.txt"
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Lists with a 12.x entry whose block switches an SM100 kernel on."""
+    """Read the lists with a 12.x entry whose block switches an SM100 kernel on."""
     text = tree.read(_PATH)
     calls = kit.parsed(_PATH, text)
     lists = [
@@ -31,7 +31,7 @@ def _is_arch_list(call: kit.Command) -> bool:
 
 
 def _switches_sm100_on(call: kit.Command, later: Iterable[kit.Command]) -> bool:
-    """Whether the next -DENABLE_… before a list of another name is an SM100 one."""
+    """Return whether the next -DENABLE_… before a list of another name is an SM100 one."""
     for following in later:
         if _is_arch_list(following) and following.arguments[0].value != call.arguments[0].value:
             return False

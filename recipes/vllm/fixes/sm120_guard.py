@@ -13,7 +13,7 @@ _AFTER = "__CUDA_ARCH__ >= 1200 && __CUDA_ARCH__ < 1300"
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The guard, if any kernel is wrapped in it."""
+    """Read the guard, if any kernel is wrapped in it."""
     path = kit.first_existing(tree, _PATHS)
     users = tree.containing(_USERS, "enable_sm120_only<")
     if not users:

@@ -16,7 +16,7 @@ _LABELLED = re.compile(rf'os\.getenv\(\s*"{_VARIABLE}",\s*"([^"]+)"\s*\)')
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """The default of VLLM_VERSION_OVERRIDE, which setup.py hands to setuptools-scm as well."""
+    """Read the default of VLLM_VERSION_OVERRIDE, which setup.py also hands to setuptools-scm."""
     text = tree.read(_PATH)
     present = _LABELLED.search(text)
     if present and _is_own(present[1], request) and not set(tree.overlay) - {_PATH}:
@@ -33,7 +33,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 
 def _is_own(label: str, request: kit.Request) -> bool:
-    """A label of this target; of any version, since committing a patch changes git's."""
+    """Return whether a label is this target's; of any version: committing a patch changes git's."""
     return re.search(rf"[+.]{_tags(request)}p[0-9a-f]{{8}}$", label) is not None
 
 
@@ -54,7 +54,7 @@ def _prefix(tree: kit.SourceTree, request: kit.Request) -> str:
 
 
 def _digest(tree: kit.SourceTree) -> str:
-    """A digest of all pending texts: the same fixes on the same release give the same one.
+    """Return a digest of all pending texts: the same fixes on the same release give the same.
 
     The p keeps a digest of digits alone from being read as a number, which would drop its zeros.
     """
