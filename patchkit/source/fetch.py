@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -23,17 +22,18 @@ from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
-from patchkit.process import attempt
 from patchkit.source.lock import LockEntry, is_version, wheel_cpus
+from patchkit.source.pip_settings import index_session, pip_settings
 
 if TYPE_CHECKING:
     # At run time they are imported where they are used: with requests they take a while.
+    import requests
     from pypi_simple import DistributionPackage, PyPISimple
 
 Progress = Callable[[int, int], None]
 """Told the bytes done and the bytes in all."""
 
-_CHUNK = 1 << 18
+CHUNK = 1 << 18  # bytes that are read and written at once
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
 _LARGEST = 1 << 30  # bytes of a file whose size nobody says
@@ -125,7 +125,7 @@ def _mismatch(where: str, entry: LockEntry, actual: str, size: int | None = None
 
 def _download(project: str, entry: LockEntry, path: Path, progress: Progress | None) -> None:
     with replacing(path) as stream, closing(_chunks(project, entry.filename)) as chunks:
-        digest, size = _copy(chunks, stream, entry.size, progress)
+        digest, size = copy(chunks, stream, entry.size, progress)
         if (digest, size) != (entry.sha256, entry.size):
             raise _mismatch(f"the download of {entry.filename}", entry, digest, size)
 
@@ -135,13 +135,13 @@ def save(url: str, path: Path, sha256: str, progress: Progress | None = None) ->
 
     Raises HashMismatchError if it has another one, StorageError if network or disk fail.
     """
+    import requests
+
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
-        with replacing(path) as stream, closing(_body(url)) as chunks:
-            expected = next(chunks)
-            assert isinstance(expected, int)
-            data = (chunk for chunk in chunks if isinstance(chunk, bytes))
-            digest, _size = _copy(data, stream, expected or _LARGEST, progress)
+        with replacing(path) as stream, opened(url, requests.Session()) as response:
+            expected = int(response.headers.get("Content-Length", 0)) or _LARGEST
+            digest, _size = copy(response.iter_content(CHUNK), stream, expected, progress)
             if digest != sha256:
                 raise HashMismatchError(
                     f"{url} has the sha256 {digest}, but the recipe says {sha256}",
@@ -150,16 +150,16 @@ def save(url: str, path: Path, sha256: str, progress: Progress | None = None) ->
                 )
 
 
-def _body(url: str) -> Generator[int | bytes, None, None]:
-    """Yield the size of a file in bytes, 0 if the server does not say, then its content."""
+@contextmanager
+def opened(url: str, session: requests.Session) -> Iterator[requests.Response]:
+    """Open a file on the network. Raises StorageError if that fails, or reading it in the block."""
     import requests
 
     headers = {"Accept-Encoding": "identity"}
     try:
-        with requests.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+        with session.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
             response.raise_for_status()
-            yield int(response.headers.get("Content-Length", 0))
-            yield from response.iter_content(_CHUNK)
+            yield response
     except requests.HTTPError as error:
         status = getattr(error.response, "status_code", None)
         raise StorageError(f"{_host(url)} answered with the HTTP status {status}") from None
@@ -171,10 +171,10 @@ def _body(url: str) -> Generator[int | bytes, None, None]:
         ) from None
 
 
-def _copy(
+def copy(
     chunks: Iterable[bytes], stream: IO[bytes], expected: int, progress: Progress | None
 ) -> tuple[str, int]:
-    """Copy until the end, or until there is more than ``expected``; the sha256 and the size."""
+    """Copy to the end, or to more than ``expected`` bytes; return the sha256 and the size."""
     digest = hashlib.sha256()
     done = 0
     for chunk in chunks:
@@ -199,7 +199,7 @@ def _chunks(project: str, filename: str) -> Generator[bytes, None, None]:
         headers = {"Accept-Encoding": "identity"}
         with client.s.get(package.url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
             response.raise_for_status()
-            yield from response.iter_content(_CHUNK)
+            yield from response.iter_content(CHUNK)
 
 
 def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
@@ -272,28 +272,6 @@ def _remote_size(client: PyPISimple, url: str) -> int:
     return int(response.headers.get("Content-Length", ""))
 
 
-def _index_url() -> str | None:
-    """Return the index that pip would use, None if it is pip's default."""
-    return os.environ.get("PIP_INDEX_URL") or _configured_index()
-
-
-def _configured_index() -> str | None:
-    # No single question does for every pip: "get" of older ones looks into one file only, "list"
-    # of newer ones shows the values of all files in an order that is not their precedence.
-    key = "global.index-url"
-    settings = [line.partition("=") for line in _pip_config("list").splitlines()]
-    values = {value.strip("'\"") for name, _, value in settings if name == key}
-    if len(values) > 1:
-        return _pip_config("get", key).strip() or None
-    return next(iter(values), None)
-
-
-def _pip_config(*arguments: str) -> str:
-    """Return what ``pip config`` prints; "" if it fails or there is no pip."""
-    done = attempt(sys.executable, "-m", "pip", "config", *arguments)
-    return "" if done.trouble else done.output
-
-
 @contextmanager
 def _index() -> Iterator[PyPISimple]:
     """Open a client for the index; its failures become StorageErrors.
@@ -303,9 +281,10 @@ def _index() -> Iterator[PyPISimple]:
     import pypi_simple
     import requests
 
-    url = _index_url() or pypi_simple.PYPI_SIMPLE_ENDPOINT
+    settings = pip_settings()
+    url = settings.get("index-url", pypi_simple.PYPI_SIMPLE_ENDPOINT)
     try:
-        with pypi_simple.PyPISimple(url) as client:
+        with pypi_simple.PyPISimple(url, session=index_session(settings)) as client:
             yield client
     except requests.HTTPError as error:
         raise _http_failure(url, getattr(error.response, "status_code", None)) from None

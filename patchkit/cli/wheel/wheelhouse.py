@@ -20,9 +20,10 @@ from patchkit.target import targets
 from patchkit.wheel.wheelhouse.contents import entries
 from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, ManifestEntry
+from patchkit.wheel.wheelhouse.node_platform import NodePlatform, node_platform
 from patchkit.wheel.wheelhouse.prune import prune
-from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelIndex, place
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
+from patchkit.wheel.wheelhouse.uv import WheelSources, require_uv
 
 _folder = click.option(
     "--dir",
@@ -217,19 +218,20 @@ def fill_wheels(
 ) -> None:
     """Everything that the wheels need, locked by hash, so that every node installs the same.
 
-    pip resolves it for the nodes' machine, from the index that it is configured for. A torch for
+    uv resolves it for the nodes' machine, from the index that pip is configured for. A torch for
     CPUs alone is refused. Nothing changes until everything is there; an interrupted run is taken up
     by the next one.
     """
+    require_uv()
     built = built_wheels(house)
-    where = place(machine or machine_of(house, built), python, glibc or _glibc(built))
-    source = WheelIndex(offline=offline, folders=folders)
-    with progress("wheels") as report:
+    node = node_platform(machine or machine_of(house, built), python, glibc or _glibc(built))
+    sources = WheelSources(offline=offline, folders=folders)
+    with progress() as report:
         done = fill(
-            house, where, source, also=also, lock_only=lock_only, progress=report("downloading")
+            house, node, sources, also=also, lock_only=lock_only, progress=report("downloading")
         )
     if as_json:
-        print_json(_filled_fields(house, where, done))
+        print_json(_filled_fields(house, node, done))
         return
     console = show.console()
     for mark, style, names in (("+", "green", done.new), ("-", "red", done.gone)):
@@ -238,7 +240,7 @@ def fill_wheels(
     what = "locked" if lock_only else "there and locked"
     size = sum(entry.size for entry in done.dependencies) / 1e6
     amount = f", {size:,.0f} MB" if size else ""
-    console.print(f"{len(done.dependencies)} dependencies {what}{amount}, for {where}")
+    console.print(f"{len(done.dependencies)} dependencies {what}{amount}, for {node}")
     if done.torch:
         cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
         console.print(f"torch {done.torch.version}: {cuda}, as {done.torch.seen}", soft_wrap=True)
@@ -257,11 +259,11 @@ def _glibc(built: Sequence[ManifestEntry]) -> str:
     return min((targets()[name].glibc for name in named), key=by_version)
 
 
-def _filled_fields(house: Path, where: NodePlatform, done: Filled) -> dict[str, object]:
+def _filled_fields(house: Path, node: NodePlatform, done: Filled) -> dict[str, object]:
     torch = done.torch
     return {
         "dir": str(house),
-        **where.facts(),
+        **node.facts(),
         "dependencies": [entry.fields() for entry in done.dependencies],
         "new": list(done.new),
         "gone": list(done.gone),

@@ -1,33 +1,32 @@
-"""Filling a wheelhouse with everything that its wheels need, for every node the same."""
+"""Fill a wheelhouse with everything that its wheels need, for every node the same."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
-from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.errors import HashMismatchError, UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import FILLING, replace_dependencies, settled
+from patchkit.wheel.wheelhouse.download import Progress, download
 from patchkit.wheel.wheelhouse.listed_wheel import read
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.resolve import Locked, NodePlatform, WheelIndex, download, resolve
+from patchkit.wheel.wheelhouse.node_platform import NodePlatform
+from patchkit.wheel.wheelhouse.resolve import LockedWheel, requirements_of, resolve
+from patchkit.wheel.wheelhouse.uv import WheelSources, only_metadata
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
-_AT_ONCE = 8  # wheels that pip downloads in one go: what is whole survives an interruption
-_SCRATCH = "pip"  # the folder for what pip writes, cleared each time
-
-Progress = Callable[[int, int], None]
-"""Told the wheels that are there and the wheels in all."""
+_SCRATCH = "parts"  # the folder of what is not whole yet, cleared each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +40,21 @@ class Filled:
 
 
 def machine_of(house: Path, built: Sequence[ManifestEntry]) -> str:
-    """The one CPU that the wheels are for. Raises UsageError if there are none, or two."""
+    """Return the one CPU that the wheels are for. Raises UsageError for none, or for two."""
     cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
     if len(cpus) != 1:
         raise UsageError(
             f"{house} holds wheels for {' and '.join(sorted(cpus)) or 'no CPU in particular'}",
             why="dependencies are resolved for one machine",
-            hint="keep a wheelhouse for each CPU, or say --machine"
+            hint="keep a wheelhouse for each CPU, or say --cpu"
             if cpus
-            else "build one first, or say --machine",
+            else "build one first, or say --cpu",
         )
     return cpus.pop()
 
 
 def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
-    """The wheels that patchkit put there. Raises UsageError if there are none."""
+    """Return the wheels that patchkit put there. Raises UsageError if there are none."""
     found = tuple(entry for entry in settled(house) if entry.kind is Kind.BUILT)
     if not found:
         raise UsageError(
@@ -68,31 +67,37 @@ def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
 
 def fill(
     house: Path,
-    where: NodePlatform,
-    source: WheelIndex,
+    node: NodePlatform,
+    sources: WheelSources,
     *,
     also: Sequence[str] = (),
     lock_only: bool = False,
     progress: Progress = lambda _done, _all: None,
 ) -> Filled:
-    """Resolve what the wheels need on that machine, download it, and lock all of it by hash.
+    """Resolve what the wheels need on a node, download it, and lock all of it by hash.
 
     ``also`` are requirements of the user's own. Nothing in the wheelhouse changes until everything
     is there and proved; what was downloaded before an interruption is taken up by the next call.
-    Raises ProofError if the torch is one for CPUs alone, HashMismatchError, SourceError,
-    StorageError, BusyError.
+    Raises ProofError if the torch is one for CPUs alone, HashMismatchError, HostError, SourceError,
+    StorageError, UsageError, BusyError.
     """
     before, built = settled(house), built_wheels(house)
     needed = _cuda_needed(house, built)
-    with _working(house) as place:
-        chosen = _resolve(house, built, where, source, also, place)
-        torch = _proved_torch(chosen, where, needed)
+    ours = [house / entry.filename for entry in built if entry.name.cpus & {node.machine, ANY}]
+    with _working(house) as place, only_metadata(ours) as small:
+        # Offline, what an earlier fill brought is there to be taken.
+        more = (small, house) if sources.offline else (small,)
+        sources = replace(sources, folders=(*sources.folders, *more))
+        chosen = resolve(small.iterdir(), also, node, sources)
+        torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
+        requires = requirements_of(torch, node, sources) if torch else ()
+        proved = _proved_torch(torch, requires, node, needed)
         folders = () if lock_only else (place, house)
         files: tuple[Path, ...] = ()
         if not lock_only:
-            files = _collect(chosen, where, source, house, place, progress)
-            torch = _proved_torch(chosen, where, needed, folders)
-        fresh = tuple(_entry(each, where, folders) for each in chosen)
+            files = _collect(chosen, house, place, progress)
+            proved = _proved_torch(torch, requires, node, needed, folders)
+        fresh = tuple(_entry(wheel, node, folders) for wheel in chosen)
         replace_dependencies(house, built, fresh, files)
     old = {entry.filename for entry in before if entry.kind is not Kind.BUILT}
     new = {entry.filename for entry in fresh}
@@ -100,13 +105,13 @@ def fill(
         dependencies=fresh,
         new=tuple(sorted(new - old)),
         gone=tuple(sorted(old - new)),
-        torch=torch,
+        torch=proved,
     )
 
 
 @contextlib.contextmanager
 def _working(house: Path) -> Iterator[Path]:
-    """The folder of downloads, held alone; gone once all is done, kept if it has something."""
+    """Hold the folder of downloads alone; it stays after a failure if there is something in it."""
     place = house / FILLING
     if place.is_symlink():
         raise HashMismatchError(
@@ -127,83 +132,27 @@ def _working(house: Path) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _resolve(
-    house: Path,
-    built: Sequence[ManifestEntry],
-    where: NodePlatform,
-    source: WheelIndex,
-    also: Sequence[str],
-    place: Path,
-) -> tuple[Locked, ...]:
-    """The dependencies alone. Raises SourceError if one of our wheels was not the choice."""
-    ours = dict.fromkeys(e.filename for e in built if e.name.cpus & {where.machine, ANY})
-    wanted = [str((house / filename).absolute()) for filename in sorted(ours)]
-    with _scratch(place) as scratch:
-        chosen = resolve([*wanted, *also], where, _with_house(source, house), scratch)
-    for each in chosen:
-        ours.pop(each.name.filename, None)
-    if ours:
-        raise SourceError(f"pip chose something else than {', '.join(ours)}", hint="report it")
-    mine = {entry.filename for entry in built}
-    return tuple(each for each in chosen if each.name.filename not in mine)
-
-
-def _with_house(source: WheelIndex, house: Path) -> WheelIndex:
-    """Without an index, what is in the wheelhouse already is there to be taken."""
-    folders = (*source.folders, house) if source.offline else source.folders
-    return WheelIndex(offline=source.offline, folders=folders)
-
-
-@contextlib.contextmanager
-def _scratch(place: Path) -> Iterator[Path]:
+def _collect(
+    chosen: Sequence[LockedWheel], house: Path, place: Path, progress: Progress
+) -> tuple[Path, ...]:
+    """Download what is not in the wheelhouse; an earlier run may have left some in ``place``."""
+    missing = [wheel for wheel in chosen if not _whole(house, wheel)]
+    wanted = [wheel for wheel in missing if not _whole(place, wheel)]
     scratch = place / _SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
     with translated(at=place):
         scratch.mkdir()
-    yield scratch
-    shutil.rmtree(scratch, ignore_errors=True)
+    download(wanted, place, scratch, progress)
+    return tuple(place / wheel.name.filename for wheel in missing)
 
 
-def _collect(
-    chosen: Sequence[Locked],
-    where: NodePlatform,
-    source: WheelIndex,
-    house: Path,
-    place: Path,
-    progress: Progress,
-) -> tuple[Path, ...]:
-    """The files that are not in the wheelhouse; an earlier run may have left some in ``place``."""
-    missing = [each for each in chosen if not _whole(house, each)]
-    wanted = [each for each in missing if not _whole(place, each)]
-    progress(len(chosen) - len(wanted), len(chosen))
-    for start in range(0, len(wanted), _AT_ONCE):
-        part = wanted[start : start + _AT_ONCE]
-        with _scratch(place) as scratch:
-            download(part, where, _with_house(source, house), scratch)
-            for each in part:
-                _take(scratch, each, place)
-        progress(len(chosen) - len(wanted) + start + len(part), len(chosen))
-    return tuple(place / each.name.filename for each in missing)
-
-
-def _take(scratch: Path, wheel: Locked, place: Path) -> None:
-    """Keep a download that is what was resolved."""
-    if not _whole(scratch, wheel):
-        raise HashMismatchError(
-            f"the download of {wheel.name.filename} is not the file that was resolved",
-            hint="run it again",
-        )
-    with translated(at=place):
-        (scratch / wheel.name.filename).replace(place / wheel.name.filename)
-
-
-def _whole(folder: Path, wheel: Locked) -> bool:
+def _whole(folder: Path, wheel: LockedWheel) -> bool:
     file = folder / wheel.name.filename
     return is_file(file) and sha256_of(file) == wheel.sha256
 
 
 def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
-    """Major version → file name, of the CUDA that libraries built here ask for.
+    """Return major version → file name, of the CUDA that libraries built here ask for.
 
     Raises HashMismatchError if a wheel is not the one that was built.
     """
@@ -223,31 +172,29 @@ def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
 
 
 def _proved_torch(
-    chosen: Sequence[Locked],
-    where: NodePlatform,
+    wheel: LockedWheel | None,
+    requires: Sequence[str],
+    node: NodePlatform,
     needed: Mapping[int, str],
     folders: Sequence[Path] = (),
 ) -> Torch | None:
-    """The torch among them, known by its file if it is in one of the folders. Raises ProofError."""
-    for each in chosen:
-        if each.name.project == "torch":
-            members = _members(_place(each.name.filename, folders)) if folders else None
-            torch = torch_of(each.name.version, each.requires, members)
-            require_cuda(torch, where.machine, needed)
-            return torch
-    return None
+    """Return what the torch is, known by its file if that is in a folder. Raises ProofError."""
+    if wheel is None:
+        return None
+    members = None
+    if folders:
+        with WheelFile(_place(wheel.name.filename, folders)) as file:
+            members = file.members
+    torch = torch_of(wheel.name.version, requires, members)
+    require_cuda(torch, node.machine, needed)
+    return torch
 
 
-def _members(path: Path) -> Collection[str]:
-    with WheelFile(path) as wheel:
-        return wheel.members
-
-
-def _entry(wheel: Locked, where: NodePlatform, folders: Sequence[Path]) -> ManifestEntry:
+def _entry(wheel: LockedWheel, node: NodePlatform, folders: Sequence[Path]) -> ManifestEntry:
     kind = Kind.DEPENDENCY if folders else Kind.LOCKED
     size = _place(wheel.name.filename, folders).stat().st_size if folders else 0
     return ManifestEntry(
-        name=wheel.name, sha256=wheel.sha256, size=size, facts=where.facts(), kind=kind
+        name=wheel.name, sha256=wheel.sha256, size=size, facts=node.facts(), kind=kind
     )
 
 

@@ -1,4 +1,4 @@
-"""Wheelhouses filled by a real pip: from folders of small wheels, and once from the index."""
+"""Wheelhouses filled by a real uv: from folders, from small indexes, and once from the index."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import venv
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 
-from patchkit.errors import HashMismatchError, HostError
+from patchkit.digests import sha256_of
+from patchkit.errors import HashMismatchError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add, entries
-from patchkit.wheel.wheelhouse.resolve import Locked, WheelIndex, download, place, read_report
+from patchkit.wheel.wheelhouse.download import download
+from patchkit.wheel.wheelhouse.resolve import LockedWheel
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 
 OURS = "2.28.9+gb10.abc123"
@@ -99,7 +107,7 @@ ALL += ["torch==2.11.0", "typing-thing==2.0", "vllm==0.25.1"]
 
 def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
     world(ELSEWHERE, OTHER_CPU)
-    said = fill("--python", "3.12").stdout
+    said = fill("--python-version", "3.12").stdout
 
     assert locked(house) == ALL
     assert f"5 dependencies there and locked, 0 MB, for CPython 3.12 on {OTHER_CPU} with" in said
@@ -117,7 +125,7 @@ def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
     assert json.loads(fill("--json").stdout)["new"] == []
     assert contents(house) == before
 
-    fill("--python", "3.11")
+    fill("--python-version", "3.11")
     assert [each for each in locked(house) if each.startswith("for-")] == ["for-old==1.0"]
     assert not list(house.glob("for_new*"))
 
@@ -170,7 +178,7 @@ def installed(node):
 
 def test_every_node_installs_the_same(world, fill, house, node):
     world()
-    fill("--python", THIS)
+    fill("--python-version", THIS)
     node("install", "--no-index", *LOCK)
     assert installed(node) == locked(house)
     assert "No broken requirements found" in node("check")
@@ -202,29 +210,26 @@ def test_a_torch_for_cpus_alone(seen, built, offered, fill, house):
 
 
 @pytest.mark.parametrize(
-    ("requires", "there", "says"),
+    ("requires", "says"),
     [
-        (["gone>=1"], (), "gone>=1: no wheel of it for CPython 3.12 on"),
-        (["only-source"], (), "it is there as a source distribution alone"),
-        (["other-cpu"], (("other-cpu", "1.0", ELSEWHERE),), "other-cpu: no wheel of it for"),
-        (
-            ["a", "b<2"],
-            (("a", "1.0", "py3-none-any"), ("b", "1.0", "py3-none-any")),
-            "no set of wheels",
-        ),
+        ("gone>=1", "gone was not found"),
+        ("only-source", "only-source==1.0 has no usable wheels"),
+        ("other-cpu", "no wheels with a matching platform tag"),
+        ("a, b<2", "all versions of a depend on b>=2"),
     ],
 )
-def test_what_cannot_be_had(requires, there, says, built, offered, fill, house, tmp_path):
-    built("0.25.1", project="vllm", requires=requires)
-    (tmp_path / "offered").mkdir(exist_ok=True)
-    (tmp_path / "offered/only_source-1.0.tar.gz").write_bytes(b"")
-    for each in there:
-        offered(*each, requires=["b>=2"] if each[0] == "a" else ())
+def test_what_cannot_be_had(requires, says, built, offered, fill, house, tmp_path):
+    built("0.25.1", project="vllm", requires=requires.split(", "))
+    offered("other-cpu", "1.0", ELSEWHERE)
+    offered("a", "1.0", requires=["b>=2"])
+    offered("b", "1.0")
     offered("b", "2.0")
+    (tmp_path / "offered/only_source-1.0.tar.gz").write_bytes(b"")
     before = contents(house)
 
     said = fill(rc=3).stderr
 
+    assert f"there is no set of wheels for CPython 3.12 on {CPU} with glibc 2.39 that fits" in said
     assert says in said
     assert contents(house) == before
     assert not (house / ".filling").exists()
@@ -236,14 +241,14 @@ def test_the_conflict_is_told_in_full(built, offered, fill):
     offered("torch", "2.11.0", HERE, requires=["nvidia-nccl-cu13==2.28.9"], files=TORCH)
     offered("nvidia-nccl-cu13", "2.28.9", HERE)
     said = fill(rc=3).stderr
-    assert "torch 2.11.0 depends on nvidia-nccl-cu13==2.28.9" in said
+    assert "all versions of torch depend on nvidia-nccl-cu13==2.28.9" in said
     assert "2.29.7+gb10.a1b2c3" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--python", "2.7"], "--python takes a version such as 3.12, not '2.7'"),
+        (["--python-version", "2.7"], "--python-version takes a version such as 3.12, not '2.7'"),
         (["--glibc", "3.0"], "--glibc takes a version such as 2.39, not '3.0'"),
         (["--dir", "empty"], "empty holds no wheel that patchkit built"),
     ],
@@ -260,48 +265,127 @@ def test_two_cpus_need_two_wheelhouses(built, fill):
     assert "wheels for aarch64 and x86_64" in fill(rc=2).stderr
 
 
-def test_other_bytes_under_the_name_of_what_was_resolved(offered, tmp_path):
-    offered("six", "1.0")
-    wheel = Locked(name=wheel_name("six-1.0-py3-none-any.whl"), sha256="0" * 64, requires=())
-    there = place(CPU, "3.12", "2.39")
-    (tmp_path / "new").mkdir()
-    with pytest.raises(HashMismatchError, match="other bytes") as caught:
-        download(
-            [wheel],
-            there,
-            WheelIndex(offline=True, folders=(tmp_path / "offered",)),
-            tmp_path / "new",
-        )
-    assert "six" in caught.value.why
+def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
+    wheel = offered("six", "1.0")
+    locked = LockedWheel(name=wheel_name(wheel.name), sha256="0" * 64, url=wheel.as_uri(), size=0)
+    for name in ("new", "parts"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(HashMismatchError, match=r"six-1\.0-py3-none-any\.whl is not the file"):
+        download([locked], tmp_path / "new", tmp_path / "parts", lambda _done, _all: None)
+    assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_pip_that_decides_for_this_machine_is_found_out():
-    report = {"environment": {"platform_machine": "vax", "python_version": "3.12"}, "install": []}
-    with pytest.raises(HostError, match="pip decided for vax, not for x86_64"):
-        read_report(report, place("x86_64", "3.12", "2.39"))
+def test_the_file_that_an_installer_takes(built, offered, fill, house, node):
+    """pip, asked on this machine, takes the same of several files that fit."""
+    short = THIS.replace(".", "")
+    built("0.25.1", project="vllm", requires=["choice"])
+    for tag in (
+        *("py3-none-any", f"cp38-abi3-manylinux_2_17_{CPU}", f"cp{short}-cp{short}-linux_{CPU}"),
+        *(f"cp{short}-cp{short}-manylinux_2_{minor}_{CPU}" for minor in (17, 28, 40)),
+        *(f"cp{short}-cp{short}-manylinux2014_{OTHER_CPU}", "cp39-cp39-manylinux2014_x86_64"),
+    ):
+        offered("choice", "1.0", tag)
+    fill("--python-version", THIS, "--glibc", "2.36", "--lock-only")
+    (chosen,) = (entry for entry in entries(house) if entry.name.project == "choice")
+    assert chosen.name.tag == f"cp{short}-cp{short}-manylinux_2_28_{CPU}"
 
 
-def test_killed_while_it_downloads(world, fill, house, cli, environment, tmp_path):
+@pytest.fixture
+def index(offered, tmp_path):
+    """An index with a password, of what is offered then; ``stopped`` has the path it hangs at."""
+    files = tmp_path / "offered"
+    seen = SimpleNamespace(stopped="", reached=threading.Event(), arguments=b"")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.arguments += b"".join(map(_command_line, Path("/proc").glob("[0-9]*")))
+            if self.headers["Authorization"] != f"Basic {b64encode(b'me:s3cret').decode()}":
+                self.send_error(401)
+                return
+            body = self._body()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if seen.stopped and self.path.endswith(seen.stopped):
+                self.wfile.write(body[:50])
+                seen.reached.set()
+                time.sleep(60)
+            self.wfile.write(body)
+
+        def _body(self):
+            path = self.path.strip("/").removesuffix(".metadata")
+            if self.path.endswith(".metadata"):
+                with ZipFile(files / path) as wheel:
+                    return wheel.read(next(n for n in wheel.namelist() if n.endswith("/METADATA")))
+            if not self.path.endswith("/"):
+                return (files / path).read_bytes()
+            stem = path.rpartition("/")[2].replace("-", "_")
+            links = (
+                f'<a href="/{file.name}#sha256={sha256_of(file)}" data-core-metadata="true">'
+                f"{file.name}</a>"
+                for file in sorted(files.glob(f"{stem}-*"))
+            )
+            return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode()
+
+        def log_message(self, *_arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    seen.url = f"http://me:s3cret@127.0.0.1:{server.server_port}/simple/"
+    yield seen
+    server.shutdown()
+    server.server_close()
+
+
+def _command_line(process):
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it ended
+        return b""
+
+
+def alone_with(index):
+    return {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_INDEX_URL": index.url}
+
+
+def test_an_index_with_a_password(world, index, house, cli):
+    """It is given to uv and to the downloads, is in no list of processes, and in no message."""
+    world()
+    wrong = alone_with(SimpleNamespace(url=index.url.replace("s3cret", "wr0ng")))
+    refused = cli("wheelhouse", "fill", env=wrong, rc=7).stderr
+    assert "the package index denies access" in refused
+    said = cli("wheelhouse", "fill", env=alone_with(index))
+    assert locked(house) == ALL
+    assert b"pip\0compile" in index.arguments
+    assert b"s3cret" not in index.arguments
+    assert "s3cret" not in said.stdout + said.stderr
+    assert "wr0ng" not in refused
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_while_it_downloads(number, world, index, house, cli, environment, tmp_path):
     world()
     before = contents(house)
-    command = [sys.executable, "-m", "patchkit", "wheelhouse", "fill", "--offline"]
-    command += ["--find-links", tmp_path / "offered"]
+    index.stopped = f"torch-2.11.0-{HERE}.whl"
     process = subprocess.Popen(
-        list(map(str, command)),
+        [sys.executable, "-m", "patchkit", "wheelhouse", "fill"],
         cwd=tmp_path,
-        env={**environment, "PIP_CONFIG_FILE": os.devnull},
-        start_new_session=True,
+        env={**environment, **alone_with(index)},
     )
-    while not (house / ".filling/pip").exists():
+    assert index.reached.wait(60)
+    while len(list((house / ".filling").glob("*.whl"))) < 4:
         time.sleep(0.01)
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    assert process.wait(30) == (143 if number == signal.SIGTERM else -number)
 
     assert contents(house) == before
     (left,) = json.loads(cli("verify", "--json", rc=7).stdout)["findings"]
     assert (left["filename"], left["what"][:27]) == (".filling", "left by an interrupted fill")
-    fill()
+    index.stopped = ""
+    cli("wheelhouse", "fill", env=alone_with(index))
     assert locked(house) == ALL
     assert "all as listed" in cli("verify").stdout
     assert not (house / ".filling").exists()
@@ -324,7 +408,7 @@ def test_a_full_disk(small_disk, built, offered, cli, fill, tmp_path):
     add(disk, write_wheel(tmp_path / "made", "1.0", project="vllm", requires=["large"]), FACTS)
     offered("large", "1.0", files={"large.bin": os.urandom(400_000)})
     before = contents(disk)
-    assert "disk space" in fill("--dir", disk, rc=7).stderr
+    assert "No space left on device" in fill("--dir", disk, rc=7).stderr
     assert contents(disk) == before
     assert "all as listed" in cli("wheelhouse", "verify", "--dir", disk).stdout
 
@@ -365,7 +449,7 @@ def test_from_the_package_index(built, cli, house, tmp_path, environment, node):
     built("0.25.1", project="vllm", tag=tag, requires=requires)
     built(OURS, tag=tag)
     command = [sys.executable, "-m", "patchkit", "wheelhouse", "fill"]
-    command += ["--python", THIS, "--glibc", "2.31"]
+    command += ["--python-version", THIS, "--glibc", "2.31"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     if done.returncode == 7 and "cannot be reached" in done.stderr:
         pytest.skip(done.stderr.splitlines()[0])

@@ -1,0 +1,82 @@
+"""pip's settings: which package index, and how to reach it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from patchkit.process import attempt
+
+if TYPE_CHECKING:
+    import requests  # imported where it is used: it takes a while
+
+_SECTION = "global."
+
+
+def pip_settings() -> dict[str, str]:
+    """Return what pip is configured for: ``index-url`` and the like, {} if there is no pip.
+
+    Environment variables (``PIP_INDEX_URL``) come before its files. As for pip, a setting that is
+    empty is none, and one with several values separates them by white space.
+    """
+    values = defaultdict(set)
+    for name, value in _listed():
+        values[name].add(value)
+    # "list" of newer pips has the values of all files, in an order that is not their precedence.
+    found = {
+        name: given.pop() if len(given) == 1 else _effective(name) for name, given in values.items()
+    }
+    for name, value in os.environ.items():
+        if name.startswith("PIP_") and value:
+            found[name.removeprefix("PIP_").lower().replace("_", "-")] = value
+    return {name: value for name, value in found.items() if value}
+
+
+def index_session(settings: Mapping[str, str]) -> requests.Session:
+    """Return a session that reaches the files of pip's indexes as pip does."""
+    import requests
+
+    session = requests.Session()
+    session.verify = settings.get("cert", True)
+    session.cert = settings.get("client-cert")
+    if proxy := settings.get("proxy"):
+        session.proxies = {"http": proxy, "https": proxy}
+    passwords = dict(_credentials(settings))
+
+    def authenticate(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        user = passwords.get(urlsplit(request.url or "").hostname)
+        return requests.auth.HTTPBasicAuth(*user)(request) if user else request
+
+    if passwords:  # else netrc is asked
+        session.auth = authenticate
+    return session
+
+
+def _listed() -> Iterator[tuple[str, str]]:
+    for line in _pip_config("list").splitlines():
+        name, _, value = line.partition("=")
+        if name.startswith(_SECTION):
+            yield name.removeprefix(_SECTION), str(ast.literal_eval(value))
+
+
+def _effective(name: str) -> str:
+    return _pip_config("get", f"{_SECTION}{name}").strip()
+
+
+def _pip_config(*arguments: str) -> str:
+    done = attempt(sys.executable, "-m", "pip", "config", *arguments)
+    return "" if done.trouble else done.output
+
+
+def _credentials(settings: Mapping[str, str]) -> Iterator[tuple[str | None, tuple[str, str]]]:
+    """Return the user and the password of each host that an index's URL names with them."""
+    for option in ("extra-index-url", "index-url"):
+        for url in settings.get(option, "").split():
+            parts = urlsplit(url)
+            if parts.username is not None:
+                yield parts.hostname, (unquote(parts.username), unquote(parts.password or ""))

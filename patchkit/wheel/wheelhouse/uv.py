@@ -1,0 +1,149 @@
+"""Run uv, which resolves requirements for other machines than the one it runs on.
+
+The index, its credentials and its certificates are those that pip is configured for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
+from patchkit.extras import require_extra
+from patchkit.process import attempt
+from patchkit.source.fetch import cache_dir
+from patchkit.source.pip_settings import pip_settings
+from patchkit.wheel.wheelhouse.node_platform import NodePlatform
+
+_OPTIONS = (
+    *("--only-binary=:all:", "--no-header"),
+    *(f"--python={sys.executable}", "--no-python-downloads"),  # it would fetch one to build with
+    *("--no-config", "--color=never", "--no-progress"),
+)
+# pip's settings as uv takes them: in variables, since everybody on a machine can read arguments.
+_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "retries": "UV_HTTP_RETRIES",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
+}
+_FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
+_SHOWN = 12  # lines of what uv says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelSources:
+    """Where wheels may come from: pip's index and folders or, ``offline``, folders alone."""
+
+    offline: bool = False
+    folders: tuple[Path, ...] = ()
+
+
+def compile_requirements(
+    wanted: Sequence[str], node: NodePlatform, sources: WheelSources, *options: str
+) -> str:
+    """Return what `uv pip compile` writes for requirements.
+
+    No wheel is downloaded where the index tells metadata. Raises HostError without uv, SourceError
+    if there is no solution, UsageError for what is no requirement, StorageError if the index or
+    the disk fails.
+    """
+    require_uv()
+    from uv import find_uv_bin
+
+    done = attempt(
+        *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS, *options),
+        *(f"--python-platform={node.uv_name}", f"--python-version={node.python}"),
+        *(["--no-index"] if sources.offline else []),
+        input="\n".join(wanted).encode(),
+        env=_environment(sources),
+        timeout=None,
+    )
+    if done.trouble:
+        raise _failure(done.errors, wanted, node)
+    return done.output
+
+
+def require_uv() -> None:
+    """Raise HostError if uv is not installed."""
+    require_extra("build", "uv")
+
+
+@contextlib.contextmanager
+def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
+    """Make a folder of wheels of the same names with nothing but metadata in them.
+
+    Of a whole wheel uv would unpack every file, and keep it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for wheel in wheels:
+            small = Path(folder) / wheel.name
+            with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(small, "w") as new:
+                for name in old.namelist():
+                    if ".dist-info/" in name:
+                        new.writestr(name, old.read(name))
+        yield Path(folder)
+
+
+def _environment(sources: WheelSources) -> dict[str, str]:
+    """Return the variables that uv gets, none of the user's own for uv: all get the same lock."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    links = [folder.absolute().as_uri() for folder in sources.folders]
+    if not sources.offline:
+        settings = pip_settings()
+        found |= {_VARIABLES[name]: settings[name] for name in _VARIABLES if name in settings}
+        if "extra-index-url" in settings:  # as pip: the best of all indexes, not of the first one
+            found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        links += settings.get("find-links", "").split()
+    return found | {
+        "UV_FIND_LINKS": ",".join(links),
+        "UV_CACHE_DIR": str(cache_dir() / "uv"),
+        "UV_SYSTEM_CERTS": "1",  # the system's certificates, as pip
+    }
+
+
+def _failure(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitError:
+    """Return what uv's words mean."""
+    told = (line for line in said.splitlines() if not line.startswith("warning:"))
+    lines = [_FRAME.sub("", _PASSWORD.sub("", line)) for line in told]
+    names = [unquote(each).rpartition("/")[2] for each in wanted]
+    why = "\n        ".join([line for line in lines if line][:_SHOWN])
+    if "No space left on device" in said:
+        return StorageError("uv ran out of disk space", why=why, hint="free some; run it again")
+    if "authentication" in said or re.search(r"\b40[137]\b", said):
+        return StorageError(
+            "the package index denies access",
+            why=why,
+            hint="check the credentials in pip's configuration, or in ~/.netrc",
+        )
+    if "No solution found" in said:
+        return SourceError(
+            f"there is no set of wheels for {node} that fits together with {', '.join(names)}",
+            why=why.partition("\n")[2].strip(),
+            hint="take another release or --python-version; build a wheel of what has sources alone "
+            "on a node (pip wheel), and name its folder with --find-links; if an index has what was "
+            "not found, check its credentials in pip's configuration",
+        )
+    if "parse" in said and "requirement" in said:
+        return UsageError("--with takes a requirement such as 'ray>=2.40'", why=why)
+    if re.search(r"[Ff]ailed to fetch|Request failed|error sending request", said):
+        return StorageError(
+            "the package index cannot be reached",
+            why=why,
+            hint="check pip's configuration; --offline takes wheels from --find-links alone",
+        )
+    return StorageError("uv failed", why=why, hint="update it (pip install -U uv), and try again")
