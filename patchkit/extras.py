@@ -12,6 +12,8 @@ from patchkit.errors import HostError
 from patchkit.quoting import quoted
 
 DISTRIBUTION = "patchkit-gb10"
+BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core", "uv")
+"""Import names of what the extra ``build`` brings."""
 BASE = ("cmake", "libcst", "packaging", "platformdirs", "pypi_simple", "rich")
 """Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""
 
@@ -21,14 +23,29 @@ def require_base() -> None:
     _require(BASE, "", "patchkit was installed with --no-deps, which serves what a node runs")
 
 
-def require_extra(extra: str, *names: str) -> None:
-    """Raise HostError unless modules that an extra of patchkit brings are there."""
-    _require(names, f"[{extra}]", f"patchkit was installed without its extra {extra!r}")
+def require_build() -> None:
+    """Raise HostError unless all that the extra ``build`` brings is there."""
+    _require(BUILD, "[build]", "patchkit was installed without its extra 'build'")
 
 
 def missing_library(name: str) -> HostError:
     """Return the error for a library that an import did not find."""
+    if others := namesakes():
+        return HostError(
+            f"{name} cannot be imported",
+            why=f"{' and '.join(others)} is installed, too: another project with the same package",
+            hint=quoted(sys.executable, "-m", "pip", "uninstall", *others)
+            + "; then install this one again",
+        )
     return _missing([name], "", "patchkit was installed without all that it depends on")
+
+
+def namesakes() -> list[str]:
+    """Return the other installed distributions that bring a package ``patchkit``."""
+    from importlib import metadata  # 20 ms, and more to read what is installed
+
+    owners = metadata.packages_distributions().get("patchkit", [])
+    return sorted({name for name in owners if name.lower().replace("_", "-") != DISTRIBUTION})
 
 
 def _require(names: Iterable[str], extra: str, why: str) -> None:

@@ -15,7 +15,7 @@ from patchkit import __version__
 from patchkit.cli import out
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError, StorageError, UsageError
-from patchkit.extras import missing_library, require_base
+from patchkit.extras import missing_library, namesakes, require_base
 
 _WINGS = {"patch": "Sources", "wheel": "Wheels", "runtime": "This machine"}  # folder → help's title
 _VERBS = {
@@ -106,12 +106,27 @@ class _Verbs(click.Group):
                 formatter.write_dl(list(verbs.items()))
 
 
+def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        out.say(f"patchkit, version {__version__}")
+        for name in namesakes():
+            out.say(f"note: {name} is installed, too: another project's package patchkit", err=True)
+        context.exit()
+
+
 @click.command(
     cls=_Verbs,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, "-V", "--version", prog_name="patchkit")
+@click.option(
+    *("-V", "--version"),
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def group() -> None:
     """Makes vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
 

@@ -27,6 +27,7 @@ from patchkit.cli.wheel.build_options import (
 )
 from patchkit.cli.wheel.build_vllm import command as vllm
 from patchkit.errors import UsageError
+from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.releases import load_facts
@@ -101,6 +102,7 @@ def nccl(
     as_json: bool,
 ) -> None:
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
+    require_build()
     began = time.monotonic()
     device = find_target(target)
     with progress() as report:

@@ -26,6 +26,7 @@ from patchkit.cli.wheel.build_options import (
     reduced,
 )
 from patchkit.errors import UsageError
+from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import by_option
@@ -117,6 +118,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
+    require_build()
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
     left_out = frozenset(each.option for each in by_option(sorted(selection.skip - fixes)))

@@ -15,6 +15,7 @@ from patchkit.cli.out import print_json
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
+from patchkit.extras import require_build
 from patchkit.quoting import quoted
 from patchkit.target import targets
 from patchkit.wheel.wheelhouse.contents import entries
@@ -23,7 +24,7 @@ from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, ManifestEntry
 from patchkit.wheel.wheelhouse.node_platform import NodePlatform, node_platform
 from patchkit.wheel.wheelhouse.prune import prune
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
-from patchkit.wheel.wheelhouse.uv import WheelSources, require_uv
+from patchkit.wheel.wheelhouse.uv import WheelSources
 
 _folder = click.option(
     "--dir",
@@ -222,7 +223,7 @@ def fill_wheels(
     CPUs alone is refused. Nothing changes until everything is there; an interrupted run is taken up
     by the next one.
     """
-    require_uv()
+    require_build()
     built = built_wheels(house)
     node = node_platform(machine or machine_of(house, built), python, glibc or _glibc(built))
     sources = WheelSources(offline=offline, folders=folders)

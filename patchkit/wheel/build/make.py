@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.elf import parse_sections
-from patchkit.errors import BuildError, HostError, SourceError
+from patchkit.errors import BuildError, SourceError
 from patchkit.process import attempt, stream
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary
@@ -60,17 +59,6 @@ class BuiltWheel:
     log: Path
     proofs: tuple[str, ...] = ()
     circumstances: tuple[str, ...] = ()
-
-
-def require_tools(*names: str) -> None:
-    """Raise HostError for modules that `pip install patchkit` alone does not bring."""
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise HostError(
-            f"{' and '.join(missing)} cannot be imported: needed to build wheels",
-            why="patchkit was installed without its extra for builds",
-            hint="pip install 'patchkit[build]'; or use nox -s build-nccl and build-vllm",
-        )
 
 
 def clean_environment(root: Path, namespace: str) -> dict[str, str]:

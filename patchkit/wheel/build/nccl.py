@@ -30,7 +30,6 @@ from patchkit.wheel.build.make import (
     drop_partial,
     environment,
     objects_to_make,
-    require_tools,
     run,
 )
 from patchkit.wheel.build.repro import object_digests
@@ -90,7 +89,6 @@ class NcclOrder:
 
 def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
-    require_tools("auditwheel", "build", "ninja", "scikit_build_core")
     with staging() as staged:
         seen = environment(staged, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, seen)

@@ -15,7 +15,7 @@ from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.wheel.build.ccache import counted, savings
 from patchkit.wheel.build.full_toolkit import full_toolkit
-from patchkit.wheel.build.make import BuiltWheel, Progress, clean_environment, require_tools
+from patchkit.wheel.build.make import BuiltWheel, Progress, clean_environment
 from patchkit.wheel.build.network import network
 from patchkit.wheel.build.repro import object_digests
 from patchkit.wheel.build.toolchain import check_toolchain
@@ -48,7 +48,6 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
 
     Raises BuildError, DriftError, HostError, ProofError, StorageError, UsageError.
     """
-    require_tools("auditwheel", "pyproject_hooks")
     with staging() as staged:
         target = order.request.target
         arch = target.gencode_flags(target.arch_list(order.request.arch))

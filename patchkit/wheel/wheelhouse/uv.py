@@ -17,7 +17,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
-from patchkit.extras import require_extra
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir
 from patchkit.source.pip_settings import pip_settings
@@ -58,12 +57,10 @@ def compile_requirements(
 ) -> str:
     """Return what `uv pip compile` writes for requirements.
 
-    No wheel is downloaded where the index tells metadata. Raises HostError without uv, SourceError
-    if there is no solution, UsageError for what is no requirement, StorageError if the index or
-    the disk fails.
+    No wheel is downloaded where the index tells metadata. Raises SourceError if there is no
+    solution, UsageError for what is no requirement, StorageError if the index or the disk fails.
     """
-    require_uv()
-    from uv import find_uv_bin
+    from uv import find_uv_bin  # comes with the extra for builds
 
     done = attempt(
         *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS, *options),
@@ -76,11 +73,6 @@ def compile_requirements(
     if done.trouble:
         raise _failure(done.errors, wanted, node)
     return done.output
-
-
-def require_uv() -> None:
-    """Raise HostError if uv is not installed."""
-    require_extra("build", "uv")
 
 
 @contextlib.contextmanager
@@ -134,9 +126,9 @@ def _failure(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitEr
         return SourceError(
             f"there is no set of wheels for {node} that fits together with {', '.join(names)}",
             why=why.partition("\n")[2].strip(),
-            hint="take another release or --python-version; build a wheel of what has sources alone "
-            "on a node (pip wheel), and name its folder with --find-links; if an index has what was "
-            "not found, check its credentials in pip's configuration",
+            hint="take another release or --python-version; build a wheel of what has sources "
+            "alone on a node (pip wheel), and name its folder with --find-links; if an index has "
+            "what was not found, check its credentials in pip's configuration",
         )
     if "parse" in said and "requirement" in said:
         return UsageError("--with takes a requirement such as 'ray>=2.40'", why=why)

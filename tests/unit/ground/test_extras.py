@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from patchkit import __version__, extras
 from patchkit.errors import HostError
-from patchkit.extras import BASE, require_base, require_extra
+from patchkit.extras import BASE, BUILD, require_base, require_build
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -21,14 +22,40 @@ def test_the_libraries_are_those_of_the_dependencies():
     distributions = {line.partition(">")[0] for line in project["dependencies"]}
     brought = importlib.metadata.packages_distributions()
     assert {brought[name][0] for name in BASE} == distributions - {"click"}
+    extra = {line.partition(">")[0] for line in project["optional-dependencies"]["build"]}
+    assert {name.replace("_", "-") for name in BUILD} == extra
     require_base()
 
 
 def test_an_extra_that_is_missing_is_told_with_a_command(tmp_path, monkeypatch):
     (tmp_path / "patchkit_test_tool").mkdir()  # a folder build/ is no module either
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(extras, "BUILD", ("packaging", "patchkit_test_tool"))
     with pytest.raises(HostError, match=r"^not installed: patchkit_test_tool\n") as caught:
-        require_extra("build", "packaging", "patchkit_test_tool")
+        require_build()
     assert shlex.split(caught.value.hint) == [
         *(sys.executable, "-m", "pip", "install", f"{REPOSITORY}[build]")
     ]
+
+
+@pytest.mark.parametrize(
+    "verb", [("build", "nccl"), ("build", "vllm"), ("wheelhouse", "fill")], ids=" ".join
+)
+def test_a_verb_that_needs_the_extra_says_so_first(verb, cli, tmp_path):
+    """Before it resolves, downloads or reads anything: there is no network, and no folder."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['auditwheel'] = None\n")
+    blocked = {"PYTHONPATH": str(tmp_path), "HTTPS_PROXY": "http://127.0.0.1:9"}
+    said = cli(*verb, "--dir", tmp_path / "none", env=blocked, rc=9).stderr
+    assert "not installed: auditwheel" in said
+    assert "its extra 'build'" in said
+
+
+def test_another_project_of_the_same_name_is_told(cli, tmp_path):
+    home = tmp_path / "stranger-2.0.dist-info"
+    home.mkdir()
+    (home / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 2.0\n")
+    (home / "top_level.txt").write_text("patchkit\n")
+    said = cli("--version", env={"PYTHONPATH": str(tmp_path)})
+    assert said.stdout == f"patchkit, version {__version__}\n"
+    assert "stranger is installed, too: another project's package patchkit" in said.stderr
+    assert "stranger" not in cli("--version").stderr
