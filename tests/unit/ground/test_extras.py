@@ -51,11 +51,11 @@ def test_a_verb_that_needs_the_extra_says_so_first(verb, cli, tmp_path):
 
 
 def test_another_project_of_the_same_name_is_told(cli, tmp_path):
-    home = tmp_path / "stranger-2.0.dist-info"
-    home.mkdir()
+    home = tmp_path / "site/stranger-2.0.dist-info"
+    home.mkdir(parents=True)
     (home / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 2.0\n")
     (home / "top_level.txt").write_text("patchkit\n")
-    said = cli("--version", env={"PYTHONPATH": str(tmp_path)})
+    said = cli("--version", env={"PYTHONPATH": str(home.parent)})
     assert said.stdout == f"patchkit, version {__version__}\n"
     assert "stranger is installed, too: another project's package patchkit" in said.stderr
     assert "stranger" not in cli("--version").stderr
