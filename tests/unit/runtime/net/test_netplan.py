@@ -57,7 +57,10 @@ def machine(tmp_path_factory):
 
     @functools.cache
     def probed(name, node=1) -> Host:
-        return probe(hosts.build(folder, name, node=node), environment={})
+        root = folder / f"{name}-{node}"
+        if not root.exists():
+            hosts.build(folder, name, node=node)
+        return probe(root, environment={})
 
     return probed
 
