@@ -253,7 +253,7 @@ class _Image:
 
     @cached_property
     def _loads(self) -> list[tuple[int, int, int]]:
-        """The address, length in the file and offset of each segment."""
+        """Return address, length in the file and offset of each segment."""
         segments = [each for each in self._segments if each[0] == _PT_LOAD]
         for _, _, offset, _, _, length, _, _ in segments:
             self.check(offset + length <= self._size, "a segment ends behind the end of the file")
@@ -261,7 +261,7 @@ class _Image:
 
     @cached_property
     def _segments(self) -> list[tuple[int, ...]]:
-        """The program headers; none of an object file or of device code, which no loader takes."""
+        """Return the program headers; none for an object or device code: no loader takes them."""
         place, _, _, _, size, count, _, _, _ = self._tables
         if self.kind not in _LOADABLE or self.machine == "cuda" or not count:
             return []
@@ -271,7 +271,7 @@ class _Image:
 
     @cached_property
     def _entries(self) -> list[tuple[int, int]]:
-        """The tags and values of the dynamic section."""
+        """Return the tags and values of the dynamic section."""
         found: list[tuple[int, int]] = []
         for kind, _, offset, _, _, length, _, _ in self._segments:
             if kind == _PT_DYNAMIC:

@@ -1,7 +1,7 @@
-"""The way out: whatever patchkit prints leaves here, or through the console of cli/show.py.
+"""Print: everything that patchkit prints leaves here, or through the console of cli/show.py.
 
 Text is escaped where a terminal would obey it, unless it is ``Shown``; data for programs goes out
-byte for byte. Without rich: verbs that a node runs need the wheel and click alone.
+byte for byte. rich is not needed: what a node runs has click alone.
 """
 
 from __future__ import annotations
@@ -74,15 +74,12 @@ def data(text: str) -> None:
 
 def print_json(value: object) -> None:
     """Print JSON, in which no character stands as itself that a terminal would obey."""
-    lines = json.dumps(value, indent=1, ensure_ascii=False).split("\n")
-    data("\n".join(map(_safe_json, lines)) + "\n")
-
-
-def _safe_json(line: str) -> str:
-    """Such characters are inside of strings, where JSON has an escape for each."""
-    if line.isprintable():
-        return line
-    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    if not text.replace("\n", "").isprintable():
+        # Such characters are in strings alone, where JSON has an escape for each.
+        safe = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+        text = "".join(safe)
+    data(text + "\n")
 
 
 def confirm(question: str) -> bool:
@@ -91,20 +88,15 @@ def confirm(question: str) -> bool:
 
 
 def table(rows: Iterable[Sequence[str]], indent: str = "") -> list[Shown]:
-    """Lines with aligned columns; cells may be styled, the last one is not padded."""
-    kept = [tuple(map(_cell, row)) for row in rows]
+    """Return lines with aligned columns; cells may be styled, the last one is not padded."""
+    # A name with a newline in it does not begin a line of its own.
+    kept = [[Shown(shown(cell).replace("\n", "\\n")) for cell in row] for row in rows]
     widths = [max(map(_width, column)) for column in zip(*kept, strict=True)]
-    return [Shown(indent + _line(row, widths)) for row in kept]
-
-
-def _cell(text: str) -> Shown:
-    """A name with a newline in it does not begin a line of its own."""
-    return Shown(shown(text).replace("\n", "\\n"))
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
-    return "  ".join([*cells[:-1], row[-1]]).rstrip()
+    lines = []
+    for *cells, last in kept:
+        padded = (cell + " " * (w - _width(cell)) for cell, w in zip(cells, widths, strict=False))
+        lines.append(Shown(indent + "  ".join([*padded, last]).rstrip()))
+    return lines
 
 
 def _width(cell: str) -> int:

@@ -1,4 +1,4 @@
-"""The console, and what several verbs show on it; the fields of the same for JSON."""
+"""Show with rich what several verbs have in common, and return the same as fields for JSON."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class _Console(Console):
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Every ``str`` comes through here, in a cell of a table as well."""
+        """Escape a text: every ``str`` comes through here, in a cell of a table as well."""
         return super().render_str(visible(text), **options)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Standard output; without a terminal: no colour, and wide enough not to cut paths."""
+    """Return standard output; without a terminal without colour, and too wide to cut paths."""
     found = _Console(stderr=stderr)
     return found if found.is_terminal else _Console(stderr=stderr, width=160)
 
 
 def text(*parts: str | tuple[str, str], style: str = "") -> Text:
-    """Parts, each escaped; one with a style of its own is a pair: ``("gb10.so", "bold")``."""
+    """Return parts, each escaped; a part with a style is a pair: ``("gb10.so", "bold")``."""
     pairs = [(each, "") if isinstance(each, str) else each for each in parts]
     return Text.assemble(*((visible(each), own) for each, own in pairs), style=style)
 
 
 def header(workspace: Workspace, request: Request) -> Text:
-    """One line: what is patched, and for what."""
+    """Return one line: what is patched, and for which device."""
     tree, target = workspace.tree, request.target
     return text(
         (f"{tree.project} {tree.version}", "bold"),
@@ -63,7 +63,7 @@ def header(workspace: Workspace, request: Request) -> Text:
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> Table:
-    """A row per fix."""
+    """Return a row for each fix."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("", "fix", "state", "severity"):
         table.add_column(column, no_wrap=True)
@@ -84,13 +84,13 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
 
 
 def notes(verdicts: Iterable[Verdict]) -> list[Text]:
-    """What verdicts have to add, each thing once."""
+    """Return the notes of verdicts, each once."""
     found = dict.fromkeys(verdict.note for verdict in verdicts if verdict.note)
     return [text(("note ", "yellow"), note) for note in found]
 
 
 def bugs(workspace: Workspace) -> list[Text]:
-    """What is known against this very release, whatever fixes it gets."""
+    """Return the known bugs of this release, whatever fixes it gets."""
     tree = workspace.tree
     return [
         text(("known ", "yellow"), f"{bug.says}; instead: {bug.instead} ({bug.source})")
@@ -125,7 +125,7 @@ def tree_fields(workspace: Workspace, request: Request) -> dict[str, Any]:
 
 
 def print_diff(diff: str) -> None:
-    """A unified diff: coloured in a terminal, byte for byte elsewhere."""
+    """Print a unified diff: coloured in a terminal, byte for byte elsewhere."""
     shown = console()
     if not shown.is_terminal or not diff:
         out.data(diff)
@@ -137,7 +137,7 @@ def print_diff(diff: str) -> None:
 
 
 def recorded_lines(outcome: Applied) -> list[Text]:
-    """What a ledger says that an earlier run proved; this one took its word."""
+    """Return what an earlier run proved by the ledger; this run did not prove it again."""
     if not outcome.recorded_proofs:
         return []
     said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
@@ -145,5 +145,5 @@ def recorded_lines(outcome: Applied) -> list[Text]:
 
 
 def proof_lines(proofs: Sequence[str]) -> list[Text]:
-    """What this run proved."""
+    """Return what this run proved."""
     return [text(("proved ", "green"), proof) for proof in proofs]

@@ -82,7 +82,7 @@ def _sweep(path: Path) -> None:
 
 
 def _opened_beside(path: Path) -> IO[bytes]:
-    """A new private file in the same folder, held: no sweep takes it for one that was left."""
+    """Open a new private file in the same folder, locked: no sweep takes it for a left one."""
     while True:
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         file = open(part, "x+b", opener=_private)  # noqa: SIM115

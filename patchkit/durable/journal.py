@@ -166,7 +166,7 @@ class Journal:
 
     @property
     def incoming(self) -> Path:
-        """A folder for files that are prepared, and then committed by their path."""
+        """Return a folder for files that are prepared, and then committed by their path."""
         return self.folder / "new"
 
     def clear_staged(self) -> None:
@@ -228,7 +228,7 @@ class Journal:
             )
 
     def _new(self, change: Change) -> list[str]:
-        """Folders that a change needs and that are not there."""
+        """Return folders that a change needs and that are not there."""
         folders = (self.root / change.path).parents
         missing = [each for each in folders if self.root in each.parents and not each.exists()]
         return [each.relative_to(self.root).as_posix() for each in missing]
@@ -243,7 +243,7 @@ class Journal:
         sync(self.folder)
 
     def _turn(self, direction: Direction) -> None:
-        """Have the journal lead elsewhere from now on."""
+        """Make the journal lead elsewhere from now on."""
         if (former := self.unfinished()) and former is not direction:
             self._path(former).rename(self._path(direction))
             sync(self.folder)
@@ -408,7 +408,7 @@ def _meanwhile(path: str) -> DriftError:
 
 
 def _standing(place: Path) -> Path:
-    """The nearest folder above a file that is there."""
+    """Return the nearest folder above a file that is there."""
     return next(each for each in place.parents if each.is_dir())
 
 

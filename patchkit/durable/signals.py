@@ -31,7 +31,7 @@ class Interrupted(BaseException):
 
 
 def raise_interrupts() -> None:
-    """Have SIGNALS raise Interrupted from now on; one that is ignored (nohup) stays ignored."""
+    """Make SIGNALS raise Interrupted from now on; one that is ignored (nohup) stays ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _strike)

@@ -91,7 +91,7 @@ def command() -> None:
 )
 @as_json
 def plan(facts_file: Path | None, *, as_json: bool, **options: Any) -> None:
-    """The netplan file that this node should have; nothing is written."""
+    """Print the netplan file that this node should have; nothing is written."""
     root: Path = options["root"]
     if facts_file:
         made = make_plan(from_file(facts_file), _as_wish(options))
@@ -164,11 +164,11 @@ def _as_wish(options: Mapping[str, Any]) -> NetPlanOptions:
 
 
 def _node(node: int | None, role: str | None, nodes: int) -> int:
-    """The number of this node. Raises UsageError if it cannot be told."""
+    """Return the number of this node. Raises UsageError if the options do not tell it."""
     by_role = {"head": 1, "worker": 2 if nodes == 2 else None}.get(role or "")
     if node is None and by_role is None:
         raise UsageError(
-            "which node is this?", hint=f"--node 1 to {nodes}, or --role head; the head is 1"
+            "missing --node or --role", hint=f"--node 1 to {nodes}, or --role head; the head is 1"
         )
     if node is not None and role and (node == 1) != (role == "head"):
         raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
@@ -176,7 +176,7 @@ def _node(node: int | None, role: str | None, nodes: int) -> int:
 
 
 def _planned(options: Mapping[str, Any], root: Path) -> NetPlan:
-    """The plan for this host, held against what the host has."""
+    """Return the plan for this host, checked against what the host has."""
     place = NetHistory(root)
     live = net_apply.is_live(place)
     host = probe(root, python=None, environment=os.environ)
@@ -191,7 +191,7 @@ def _planned(options: Mapping[str, Any], root: Path) -> NetPlan:
 
 
 def _check_peer(made: NetPlan, peer: IPv4Address | None) -> None:
-    """Raises UsageError for a peer that this plan could not reach."""
+    """Raise UsageError for a peer that this plan could not reach."""
     if peer is None:
         return
     if any(peer == line.address.ip for line in made.lines):

@@ -20,7 +20,7 @@ class AddressType(click.ParamType[IPv4Address]):
         try:
             return IPv4Address(value)
         except ValueError:
-            self.fail(f"{value!r} is no IPv4 address", param, ctx)
+            self.fail(f"{value!r} is not an IPv4 address", param, ctx)
 
 
 class NetworkType(click.ParamType[IPv4Network]):
@@ -45,7 +45,7 @@ NETDEV = click.option(
 
 
 def sudo(*arguments: str) -> str:
-    """This patchkit as root, by its full path: sudo does not know a virtual environment's."""
+    """Return this patchkit as root, by its full path: sudo does not look into a venv."""
     program = Path(sys.argv[0])
     started = [str(program.absolute())]
     if program.name == "__main__.py":

@@ -62,11 +62,11 @@ _MARKS = {
 @ROOT
 @as_json
 def verify(*, as_json: bool, **options: Any) -> None:
-    """Whether the QSFP network is as it should be; needs no rights, changes nothing.
+    """Check the QSFP network; needs no rights, changes nothing.
 
     Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;
-    with the peer's facts both ends compared. What could not be checked is told and does not count
-    as passed. Exits with 9 if a check failed.
+    with the peer's facts both ends compared. What could not be checked is reported and does not
+    count as passed. Exits with 9 if a check failed.
     """
     root: Path = options["root"]
     host = probe(root, python=options["python"], environment=os.environ)

@@ -39,10 +39,10 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 )
 @click.option("--python", metavar="EXE", help="The Python that has vLLM. Default: the present one.")
 def command(*, as_json: bool, root: Path, save: Path | None, python: str | None) -> None:
-    """The facts of this machine: GPU, memory, network, RDMA, cables, software.
+    """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
     Reads sysfs and /proc, and asks NVML and ip if they are there: no rights, no GPU and no
-    tool is needed. What cannot be read is told as a note.
+    tool is needed. What cannot be read becomes a note.
     """
     copy = RecordingWriter(root, save) if save else None
     host = probe(root, python=python, environment=os.environ, copy=copy)
@@ -73,7 +73,7 @@ def lines(host: Host) -> Iterator[str]:
 
 
 def _product(system: System) -> str:
-    """``: NVIDIA NVIDIA_DGX_Spark, BIOS 5.36 (08/06/2025)``"""
+    """Return ``: NVIDIA NVIDIA_DGX_Spark, BIOS 5.36 (08/06/2025)``."""
     firmware = f"BIOS {system.bios} ({system.bios_date})" if system.bios else ""
     told = ", ".join(filter(None, (f"{system.vendor} {system.product}".strip(), firmware)))
     return f": {told}" if told else ""
@@ -103,7 +103,7 @@ def _gib(kib: int) -> str:
 
 
 def _gpu(gpu: Gpu) -> str:
-    """GB10 and Thor have no memory of their own: NVML tells none."""
+    """Describe a GPU. GB10 and Thor have no memory of their own: NVML reports none."""
     unified = gpu.capability in hardware.facts()["capabilities"].values()
     missing = "its memory is the system's" if unified else "memory unknown"
     own = _gib(gpu.memory << 10) if gpu.memory else missing
@@ -128,7 +128,7 @@ def _network(host: Host) -> Iterator[tuple[str, ...]]:
 
 
 def _rank(netdev: Netdev) -> tuple[bool, int, int, str, str]:
-    """The cages first, their halves side by side; then what else is hardware."""
+    """Return a sort key: cages first, with their halves side by side, then other hardware."""
     kind = _KINDS.index(netdev.kind)
     return netdev.cage is None, netdev.cage or 0, kind, netdev.pci, netdev.name
 
@@ -147,13 +147,13 @@ def _row(netdev: Netdev, device: Rdma | None) -> tuple[str, ...]:
 
 
 def _addresses(netdev: Netdev) -> str:
-    """Without fe80, which every interface that is up has."""
+    """Return the addresses, without fe80, which every interface that is up has."""
     told = (each for each in netdev.addresses if each.family == "inet" or not each.link_local)
     return " ".join(f"{each.address}/{each.prefix}" for each in told)
 
 
 def _device(device: Rdma) -> tuple[str, str]:
-    """Name and state; the indices of the GIDs that RoCE v2 over IPv4 takes."""
+    """Return name and state, and the indices of the GIDs that RoCE v2 over IPv4 takes."""
     state = device.state or "unknown"
     told = shown(f"{device.name} ") + (style(state, fg="green") if device.active else state)
     taken = (gid for gid in device.gids if gid.address and gid.kind == "RoCE v2")

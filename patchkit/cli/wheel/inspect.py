@@ -30,13 +30,13 @@ from patchkit.extras import require_base
 def command(
     file: Path | None, *, name: str, codes: bool, loaded: bool, python: str, as_json: bool
 ) -> None:
-    """Which device code a shared library or a wheel holds, and how it loads on a device.
+    """Show which device code a shared library or a wheel holds, and how it loads on a device.
 
-    exact, family, compatible, jit (from PTX) or none, as NVIDIA's rules say; no GPU and no toolkit
-    is asked. A device runs live code (.nv_fatbin); __nv_relfatbin is what that was linked from.
+    It loads as exact, family, compatible, jit (from PTX) or none, by NVIDIA's rules; no GPU and no
+    toolkit is needed. A device runs live code (.nv_fatbin), which is linked from __nv_relfatbin.
 
     Of a wheel also: pins, SBOMs, what patchkit did to it, which CUDA and which glibc its libraries
-    need, and what speaks against it.
+    need, and its problems.
     """
     if (file is None) != loaded:
         raise UsageError("name a FILE, or say --loaded", hint="patchkit inspect --help")

@@ -156,7 +156,7 @@ def _library_table(
 
 
 def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
-    """Name, library and number: modules that differ in their Python alone are one row."""
+    """Yield name, library and number; modules that differ in their Python alone are one row."""
     alike: dict[tuple[str, tuple[CodeSummary, ...], tuple[int, ...]], list[Binary]] = {}
     folder = _common_folder(binaries)
     for binary in binaries:
@@ -168,14 +168,14 @@ def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
 
 
 def _common_folder(binaries: Sequence[Binary]) -> str:
-    """``vllm/``: what all names begin with; "" if they do not."""
+    """Return the folder that all names begin with, ``vllm/``; "" for none."""
     folders = [binary.name.rpartition("/")[0] for binary in binaries]
     common = os.path.commonpath(folders) if all(folders) else ""
     return f"{common}/" if common else ""
 
 
 def _archs(binary: Binary) -> str:
-    """``80 90a 120f, PTX 80``: those of live code."""
+    """Return the archs of live code: ``80 90a 120f, PTX 80``."""
     live = [code for code in binary.codes if code.section == LIVE]
     sass = dict.fromkeys(code.arch.gencode for code in live if code.kind == "sass")
     others: dict[str, list[str]] = {}

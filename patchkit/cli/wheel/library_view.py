@@ -1,4 +1,4 @@
-"""What is shown of one library: for people, and as JSON."""
+"""Print what one library holds, and return the same as JSON fields."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 
 
 def print_library(console: Console, binary: Binary, target: Target) -> None:
-    """Everything of one library."""
+    """Print everything about one library."""
     console.print(text((binary.name, "bold"), f"  {binary.size:,} bytes"))
     for label, value in _facts(binary):
         console.print(text((f"  {label:9}", "dim"), value), soft_wrap=True)
@@ -37,7 +37,7 @@ def print_library(console: Console, binary: Binary, target: Target) -> None:
 
 
 def conclusion(binary: Binary, target: Target) -> str:
-    """One sentence: how the binary's code reaches the device."""
+    """Return one sentence: how the binary's code reaches the device."""
     if not binary.live:
         unlinked = "only code that was not linked: no device can load it"
         return f"holds {unlinked if binary.relocatable else 'no device code'}"
@@ -128,5 +128,5 @@ def binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
 
 
 def parts(loads: Counter[Load]) -> str:
-    """``33 family, 19 none``, best first."""
+    """Return ``33 family, 19 none``, best first."""
     return ", ".join(f"{loads[each]} {each}" for each in sorted(loads, reverse=True))

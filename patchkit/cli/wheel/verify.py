@@ -25,7 +25,7 @@ from patchkit.wheel.wheelhouse.verify import Verified, verify
 
 
 def trust_options(command: Callable[..., None]) -> Callable[..., None]:
-    """--signers, --revoked and --newer-than, handed on as one ``trust``: None without --signers."""
+    """Add --signers, --revoked and --newer-than; hand them on as ``trust``, None without one."""
 
     @functools.wraps(command)
     def wrapped(
@@ -65,11 +65,11 @@ def trust_options(command: Callable[..., None]) -> Callable[..., None]:
 @trust_options
 @as_json
 def command(house: Path, *, trust: Trust | None, as_json: bool) -> None:
-    """Whether the wheels of a wheelhouse are whole, load on their device, and fit together.
+    """Check that the wheels of a wheelhouse are whole, load on their device, and fit together.
 
-    Files against manifest, hashes and RECORD; device code against the target; vLLM, torch, NCCL and
-    triton, Pythons, CPUs and CUDA against each other. That is consistency: who made all of it says
-    only a signature, which --signers checks first.
+    It compares files with manifest, hashes and RECORD; device code with the target; vLLM, torch,
+    NCCL and triton, Pythons, CPUs and CUDA with each other. That is consistency: only a signature
+    says who made the wheels, and --signers checks that first.
 
     Exits with 8 if bytes are not those of the manifest or the signature does not hold, 7 if
     something is missing, 5 if code does not load, 3 if a wheel is not sound, 2 if wheels do not
@@ -134,7 +134,7 @@ def _signature(signed: Signed) -> str:
 
 
 def _print_group(console: Console, filename: str, lines: Sequence[str], hint: str) -> None:
-    """Lines below a file's name. Names and commands stay whole, so that they can be copied."""
+    """Print lines below a file's name; names and commands stay whole, to be copied."""
     console.print(show.text(("✗ ", "bold red"), (filename, "bold")), soft_wrap=True)
     for line in filter(None, lines):
         if console.is_terminal:

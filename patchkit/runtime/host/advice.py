@@ -1,4 +1,4 @@
-"""What the owner of a Spark should know of the facts probed; texts and sources are in data."""
+"""Find in the facts of a machine what its owner should know; texts and sources are data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Found = Iterator[dict[str, object]]
 
 
 def remarks(host: Host) -> tuple[Finding, ...]:
-    """In the order of hardware.toml: what stops RoCE first."""
+    """Return remarks in the order of hardware.toml: what stops RoCE comes first."""
     return tuple(
         Finding(
             about=each["id"],
@@ -50,7 +50,7 @@ def _same_subnet(host: Host) -> Found:
     for one, other in _twins(host):
         shared = {each.network for each in one.ipv4} & {each.network for each in other.ipv4}
         for network in sorted(shared):
-            if not network.is_link_local:  # that one is remarked on by itself
+            if not network.is_link_local:  # the remark link-local is about these
                 yield {"netdev": one.name, "twin": other.name, "network": network}
 
 
@@ -100,21 +100,18 @@ _CHECKS: dict[str, Callable[[Host], Found]] = {
 
 
 def _cards(host: Host) -> list[Netdev]:
-    """The halves of cages, the first ones first, whatever their names."""
-    return sorted((each for each in host.netdevs if each.cage is not None), key=_address)
-
-
-def _address(netdev: Netdev) -> str:
-    return netdev.pci
+    """Return the halves of cages by PCI address: names depend on udev."""
+    halves = (each for each in host.netdevs if each.cage is not None)
+    return sorted(halves, key=lambda each: each.pci)
 
 
 def _cabled(host: Host) -> Iterator[tuple[Netdev, ...]]:
-    """The netdevs of each cage with a cable in it."""
+    """Yield the netdevs of each cage that has a cable."""
     for cage in host.cabled:
         yield tuple(each for each in _cards(host) if each.cage == cage)
 
 
 def _twins(host: Host) -> Iterator[tuple[Netdev, Netdev]]:
-    """The two halves of each cage with a cable in it."""
+    """Yield the two halves of each cage that has a cable."""
     for one, *others in _cabled(host):
         yield from ((one, other) for other in others if one.twin == other.name)

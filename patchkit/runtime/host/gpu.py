@@ -1,4 +1,4 @@
-"""GPUs: NVML, else nvidia-smi, else what the driver says in /proc.
+"""Ask for the GPUs: NVML, else nvidia-smi, else what the driver says in /proc.
 
 The first two answer in the same form, a line for each GPU: name, compute capability, driver, memory
 in MiB, PCI address. GB10 and Thor have no memory of their own, and both say so in several ways.
@@ -21,6 +21,7 @@ _CAPABILITY = re.compile(r"\d+\.\d+")
 
 
 def gpus(reader: Reader) -> tuple[Gpu, ...]:
+    """Return the GPUs; none, and a note, if nobody tells."""
     silent = []
     for ask in (_by_nvml, _by_smi, _by_proc):
         try:
@@ -50,7 +51,7 @@ def _by_proc(reader: Reader) -> tuple[Gpu, ...]:
 
 
 def _of_proc(reader: Reader, bus: str, driver: str) -> Gpu:
-    """/proc tells no capability; that of the GPUs that patchkit is for is known."""
+    """Read what /proc has; it lacks the capability, which data has for the GPUs of targets."""
     lines = reader.text(f"{_PROC}/gpus/{bus}/information").splitlines()
     told = {key: value for key, _, value in (line.partition(":") for line in lines)}
     name = printable(told.get("Model", ""))
@@ -65,7 +66,10 @@ def _ask_nvml() -> str:
 
 
 def _parse(text: str, who: str) -> tuple[Gpu, ...]:
-    """``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``. Raises Silent for other text."""
+    """Read lines such as ``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``.
+
+    Raises ToolUnavailable for other text.
+    """
     rows = [list(map(_told, line.split(","))) for line in text.splitlines() if line.strip()]
     if any(len(row) != 5 for row in rows):
         raise ToolUnavailable(f"{who}: what it says is not understood: {printable(text)[:80]!r}")
@@ -86,13 +90,13 @@ def _gpu(row: Sequence[str]) -> Gpu:
 
 
 def _told(cell: str) -> str:
-    """``[N/A]``, ``[Not Supported]``, ``N/A``, ``[Unknown Error]`` and the like are nothing."""
+    """Return a cell; "" for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and the like."""
     text = printable(cell)
     bare = text.strip("[]")
     return "" if text.startswith("[") or bare.lower() in ("n/a", "not supported") else text
 
 
 def _bus(text: str) -> str:
-    """The domain as sysfs writes it: ``0000000F:01:00.0`` → ``000f:01:00.0``."""
+    """Return a PCI address as sysfs writes it: ``0000000F:01:00.0`` → ``000f:01:00.0``."""
     domain, _, rest = text.lower().partition(":")
     return f"{domain[-4:]:0>4}:{rest}" if rest else ""

@@ -1,4 +1,4 @@
-"""The facts of one machine, as `probe` finds them: plain data, to and from JSON."""
+"""The facts of one machine, as `probe` finds them: data, to and from JSON."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Host:
 
     @property
     def cabled(self) -> tuple[int, ...]:
-        """The cages in which a cable leads to something that is on."""
+        """Return the numbers of the cages in which a netdev has a carrier."""
         lit = {each.cage for each in self.netdevs if each.carrier}
         return tuple(sorted(cage for cage in lit if cage is not None))
 
@@ -177,14 +177,14 @@ class Host:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of vLLM, torch, triton, and the NCCL that torch loads; empty for what is unknown."""
+        """Return the versions of vLLM, torch, triton, and torch's NCCL; "" where unknown."""
         software = self.software or Software(python="")
         nccl = software.torch_nccl.version if software.torch_nccl else ""
         found = {name: getattr(software, name) for name in ("vllm", "torch", "triton")}
         return {**found, "nccl": nccl}
 
     def vllm_home(self, version: str) -> Path | None:
-        """The folder of the installed vLLM, if it is of this version."""
+        """Return the folder of the installed vLLM, if it is of this version."""
         software = self.software
         if software is None or not software.vllm_home or plain(software.vllm) != plain(version):
             return None
@@ -192,11 +192,12 @@ class Host:
 
 
 def plain(version: str) -> str:
-    """A version without its local part: ``2.30.7`` of ``2.30.7+cuda13.0``."""
+    """Return a version without its local part: ``2.30.7`` of ``2.30.7+cuda13.0``."""
     return version.partition("+")[0]
 
 
 def to_json(host: Host) -> str:
+    """Return what `patchkit probe --json` prints."""
     return json.dumps(asdict(host), indent=1, ensure_ascii=False)
 
 

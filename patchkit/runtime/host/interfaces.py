@@ -1,4 +1,4 @@
-"""Network interfaces: /sys/class/net, and addresses from `ip -json` or the kernel."""
+"""Read network interfaces: /sys/class/net, and addresses from `ip -json` or the kernel."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Link:
 
 
 def netdevs(reader: Reader) -> tuple[Netdev, ...]:
+    """Return the interfaces, without cages and twins: ``rdma.paired`` finds those."""
     links = _links(reader)
     names = reader.folders(_CLASS, needed=True)
     if names and links and (strange := sorted(set(links) ^ set(names))):
@@ -63,7 +64,7 @@ def _kind(reader: Reader, home: str) -> str:
 
 
 def _positive(found: int | None) -> int | None:
-    """None for -1: a driver that does not know, be it signed or not."""
+    """Return None for -1, signed or not: the driver does not know."""
     return found if found is not None and found > 0 and found not in _UNKNOWN else None
 
 
@@ -81,7 +82,7 @@ def _links(reader: Reader) -> dict[str, Link]:
 
 
 def _ask() -> str:
-    """`ip -json -details address`; details name the kind of virtual netdevs. Raises Silent."""
+    """Ask `ip`, with details for the kind of virtual netdevs. Raises ToolUnavailable."""
     try:
         said = run(("ip", "-json", "-details", "address"), _PATIENCE)
     except ToolUnavailable as silent:

@@ -1,13 +1,14 @@
-"""Reading a machine: files below a root, links followed inside of it, and what tools say.
+"""Read a machine: files below a root, with links that stay inside of it, and what tools say.
 
 Nothing here raises for what the machine has or lacks: it becomes an empty value and, where it
-matters, a note. A root other than / is a recording: see recorded.py.
+matters, a note. A root other than / is a recording: see recording.py.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -39,12 +40,12 @@ class Reader:
         self._errors = {} if self.live else recorded_errors(self.root)
         if not any((self.root / name).is_dir() for name in ("sys", "proc")):
             raise SourceError(
-                f"{root}: is no machine: it holds neither sys nor proc",
+                f"{root}: is not a machine root: no sys/ or proc/ directory",
                 hint="name / or a folder that `patchkit probe --save` wrote",
             )
 
     def text(self, path: str, *, needed: bool = False) -> str:
-        """A whole file, ``""`` if it cannot be read."""
+        """Return a whole file; "" if it cannot be read."""
         try:
             data = self._data(path)
         except OSError as error:
@@ -55,23 +56,24 @@ class Reader:
         return data.decode(errors="replace")
 
     def line(self, path: str, *, needed: bool = False) -> str:
-        """The value that a file of one line holds."""
+        """Return the value that a file of one line holds."""
         return printable(self.text(path, needed=needed))
 
     def number(self, path: str, *, needed: bool = False) -> int | None:
+        """Return the whole number that a file holds; None, and a note, for other text."""
         text = self.line(path, needed=needed)
         found = whole(text)
         if text and found is None:
-            self.note(f"/{path}: {text[:40]!r} is no number")
+            self.note(f"/{path}: {text[:40]!r} is not a number")
         return found
 
     def settings(self, path: str) -> dict[str, str]:
-        """The lines ``NAME=value`` of a file, quotes around a value left out."""
+        """Return the lines ``NAME=value`` of a file, without quotes around values."""
         pairs = (line.partition("=") for line in self.text(path).splitlines())
         return {name: printable(value).strip("\"'") for name, sign, value in pairs if sign}
 
     def names(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
-        """What is in a folder, sorted; nothing if it cannot be read."""
+        """Return the names in a folder, sorted; none if it cannot be read."""
         try:
             self._raise_recorded(path)
             found = sorted(each.name for each in self._place(path).iterdir())
@@ -83,16 +85,16 @@ class Reader:
         return tuple(name for name in found if name.isprintable())
 
     def folders(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
-        """The folders in a folder, and links to folders."""
+        """Return the names of folders in a folder, and of links to folders."""
         found = self.names(path, needed=needed)
         return tuple(name for name in found if (self.root / path / name).is_dir())
 
     def real(self, path: str) -> str:
-        """A path with its links followed, whether or not something is there."""
+        """Return a path with its links followed, whether or not something is there."""
         return os.path.relpath(os.path.realpath(self.root / path), self.root)
 
     def answer(self, name: str, ask: Callable[[], str]) -> str:
-        """What a tool says, or said when the recording was made. Raises Silent."""
+        """Return what a tool says, or said when it was recorded. Raises ToolUnavailable."""
         path = f"commands/{name}"
         try:
             said = ask() if self.live else self._recorded(path)
@@ -105,6 +107,7 @@ class Reader:
         return said
 
     def note(self, text: str) -> None:
+        """Add a note, once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -134,7 +137,7 @@ class Reader:
             raise OSError(errno.EIO, words)
 
     def _place(self, path: str) -> Path:
-        """Links of a recording must not lead to files of the machine that reads it."""
+        """Return where a path lies. OSError for a link that leads out of a recording."""
         place = self.root / path
         if not self.live and not Path(os.path.realpath(place)).is_relative_to(self.root):
             raise OSError(errno.EXDEV, "leads out of the recording")
@@ -150,7 +153,7 @@ class Reader:
 
 
 def run(command: Iterable[str], patience: float) -> str:
-    """What a command prints. Raises Silent, also after ``patience`` seconds."""
+    """Return what a command prints. Raises ToolUnavailable, also after ``patience`` seconds."""
     done = attempt(*command, env={**os.environ, "LC_ALL": "C"}, timeout=patience)
     if done.trouble:
         raise ToolUnavailable(f"{done.command[0]}: {printable(done.trouble)[:200]}")
@@ -158,7 +161,7 @@ def run(command: Iterable[str], patience: float) -> str:
 
 
 def device(reader: Reader, path: str) -> tuple[str, str]:
-    """PCI address and driver of what a ``device`` link leads to; empty where there is none.
+    """Return PCI address and driver of what a ``device`` link leads to; "" where there is none.
 
     A virtio or USB device has the address of its controller.
     """
@@ -169,23 +172,19 @@ def device(reader: Reader, path: str) -> tuple[str, str]:
 
 
 def is_pci(text: str) -> bool:
-    """``0000:01:00.0``: domain, bus, slot and function."""
-    parts = text.replace(".", ":").split(":")
-    return text.count(":") == 2 and len(parts) == 4 and all(map(_is_hex, parts))
+    """Return whether this is domain, bus, slot and function: ``0000:01:00.0``."""
+    return re.fullmatch(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+", text) is not None
 
 
 def whole(text: str) -> int | None:
+    """Return a whole number of less than 20 digits, None for other text."""
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None
 
 
 def printable(text: str) -> str:
-    """One line without what would move a terminal's cursor."""
+    """Return one line, without what would move a terminal's cursor."""
     kept = (letter if letter.isprintable() else " " for letter in text.strip().strip("\0"))
     return "".join(kept).strip()
-
-
-def _is_hex(text: str) -> bool:
-    return bool(text) and not text.strip("0123456789abcdefABCDEF")
 
 
 def _words(error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""Addresses from the kernel itself, for where there is no iproute2: rtnetlink's RTM_GETADDR.
+"""Ask the kernel for addresses, where there is no iproute2: rtnetlink's RTM_GETADDR.
 
 Layouts: linux/netlink.h, linux/rtnetlink.h, linux/if_addr.h; integers in the machine's own order.
 """
@@ -22,7 +22,7 @@ _FAMILIES = {int(socket.AF_INET): "inet", int(socket.AF_INET6): "inet6"}
 
 
 def addresses() -> str:
-    """What `ip -json address` prints, as far as a probe reads it. Raises OSError."""
+    """Return what `ip -json address` would print, as far as a probe reads it. Raises OSError."""
     found: dict[str, list[dict[str, object]]] = {name: [] for _, name in socket.if_nameindex()}
     for index, address in _dump():
         found.setdefault(socket.if_indextoname(index), []).append(address)

@@ -1,4 +1,4 @@
-"""NVML by ctypes: GPUs without starting nvidia-smi. Names and layouts are those of nvml.h."""
+"""Call NVML with ctypes, without starting nvidia-smi. Names and layouts are those of nvml.h."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Pci(ctypes.Structure):
 
 
 def ask() -> str:
-    """A line for each GPU, as `nvidia-smi --format=csv,noheader,nounits` has it. Raises Silent."""
+    """Return a line for each GPU, as `nvidia-smi` does. Raises ToolUnavailable."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -87,7 +87,7 @@ def _need(library: ctypes.CDLL, name: str, *arguments: object) -> None:
 
 
 def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
-    """NVML's return code; that of a function which this driver's NVML lacks is 13, like its own."""
+    """Return NVML's code: 13, as NVML itself does, for a function that this driver's lacks."""
     try:
         function = getattr(library, name)
     except AttributeError:

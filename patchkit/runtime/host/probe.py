@@ -1,4 +1,4 @@
-"""The facts of a machine: read, paired, and put together as a Host."""
+"""Read the facts of a machine, and put them together as a Host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def probe(
 
     ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read. Of
     another root than / no software is told, unless ``python`` names an interpreter. Raises
-    SourceError for a root that is no machine, HostError for a Python that is none.
+    SourceError for a root without sys and proc, HostError for a Python that does not answer.
     """
     reader = Reader(root, copy)
     cards, devices = rdma.paired(found := netdevs(reader), rdma.rdma(reader, found))
@@ -50,7 +50,7 @@ def probe(
 def _software(
     python: str | None, environment: Mapping[str, str], notes: list[str]
 ) -> Software | None:
-    """Raises HostError for a Python that was named; one that was only found becomes a note."""
+    """Return what is installed. A Python that the user did not name may fail: that is a note."""
     try:
         return software(python, environment)
     except HostError as error:

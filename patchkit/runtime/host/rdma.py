@@ -1,4 +1,4 @@
-"""RDMA devices: /sys/class/infiniband, port 1 of each, and which of them share a cage."""
+"""Read RDMA devices: /sys/class/infiniband, port 1 of each, and which of them share a cage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLASS = "sys/class/infiniband"
 
 
 def rdma(reader: Reader, netdevs: Iterable[Netdev]) -> tuple[Rdma, ...]:
-    """Without cages and twins: ``paired`` finds them."""
+    """Return the devices, without cages and twins: ``paired`` finds those."""
     uplinks = frozenset(each.name for each in netdevs if hardware.is_uplink(each.port))
     return tuple(_rdma(reader, name, uplinks) for name in reader.folders(_CLASS))
 
@@ -25,7 +25,7 @@ def rdma(reader: Reader, netdevs: Iterable[Netdev]) -> tuple[Rdma, ...]:
 def paired(
     netdevs: tuple[Netdev, ...], found: tuple[Rdma, ...]
 ) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
-    """Netdevs and RDMA devices with their cage and the name of their twin."""
+    """Return netdevs and RDMA devices with their cage and the name of their twin."""
     uplinks = [each for each in netdevs if hardware.is_uplink(each.port)]
     halves = hardware.halves(_functions(uplinks, found))
     named = {each.pci: each.name for each in uplinks}
@@ -42,7 +42,7 @@ def _placed(each: Device, halves: Mapping[str, Half], names: Mapping[str, str]) 
 
 
 def _functions(uplinks: Iterable[Netdev], found: Iterable[Rdma]) -> dict[str, str]:
-    """PCI address → phys_port_name of each ConnectX function, ``""`` where no netdev tells."""
+    """Return PCI address → phys_port_name of ConnectX functions, "" where no netdev has it."""
     bare = {each.pci: "" for each in found if hardware.is_connectx(each.pci)}
     cards = (each for each in uplinks if hardware.is_connectx(each.pci, each.driver))
     return bare | {each.pci: each.port for each in cards if each.pci}
@@ -67,13 +67,13 @@ def _rdma(reader: Reader, name: str, uplinks: frozenset[str]) -> Rdma:
 def _gids(reader: Reader, port: str) -> Iterable[Gid]:
     types = f"{port}/gid_attrs/types"
     for index in sorted(int(name) for name in reader.names(types) if name.isdecimal()):
-        # Of an empty entry sysfs refuses to tell the type.
+        # sysfs refuses to tell the type of an empty entry.
         if kind := reader.line(f"{types}/{index}"):
             yield Gid(index=index, kind=kind, address=_mapped(reader.line(f"{port}/gids/{index}")))
 
 
 def _mapped(gid: str) -> str:
-    """``0000:…:ffff:c0a8:640a`` → ``192.168.100.10``; empty if no IPv4 address is mapped in."""
+    """Return ``192.168.100.10`` of ``0000:…:ffff:c0a8:640a``; "" if no IPv4 is mapped in."""
     try:
         mapped = IPv6Address(gid).ipv4_mapped
     except ValueError:

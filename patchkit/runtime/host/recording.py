@@ -1,4 +1,4 @@
-"""A machine in a folder: what a probe read, in the layout of /, to replay it elsewhere.
+"""Record a machine in a folder: what a probe read, in the layout of /, to replay it elsewhere.
 
 Links are kept as relative links inside of the folder, so that tar carries them. commands/ holds
 what tools answered, recording.json what could not be read and why.
@@ -47,7 +47,7 @@ class RecordingWriter:
         place.write_bytes(data)
 
     def folder(self, path: str, names: Iterable[str]) -> None:
-        """A folder; of what is in it the folders, since files come when they are read."""
+        """Add a folder and its folders; files come when they are read."""
         self._place(path).mkdir(parents=True, exist_ok=True)
         for name in names:
             if (self.root / path / name).is_dir():
@@ -63,7 +63,7 @@ class RecordingWriter:
         (self.home / _INDEX).write_text(f"{text}\n", encoding="utf-8")
 
     def _place(self, path: str) -> Path:
-        """Where a path lies in the copy; the links on its way are made."""
+        """Return where a path lies in the copy, and make the links on its way."""
         here = "/"
         for part in path.split("/"):
             step = posixpath.join(here, part)
@@ -84,7 +84,7 @@ class RecordingWriter:
 
 
 def recorded_errors(root: Path) -> dict[str, str]:
-    """Path → what reading it said; a folder that somebody made by hand has no record of it."""
+    """Return path → error of reading it; none for a folder that was made by hand."""
     place = root / _INDEX
     if not place.exists():
         return {}

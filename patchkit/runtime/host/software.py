@@ -1,4 +1,4 @@
-"""What a Python environment has installed, and which libnccl it would load: nothing is imported."""
+"""Find what a Python environment holds and which libnccl it would load; nothing is imported."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _TRITON = ("triton", "pytorch_triton")
 
 
 def software(python: str | None, environment: Mapping[str, str]) -> Software:
-    """What is installed under ``python``, started once, with these variables. Raises HostError.
+    """Return what is installed for ``python``, started once, with these variables.
 
-    None stands for the Python of VIRTUAL_ENV, else the one that runs this if it has vLLM, else that
-    of PATH.
+    None stands for ``find_python``. Raises HostError.
     """
     python = python or find_python(environment)
     facts = ask(python, environment)
@@ -48,7 +47,7 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
 
 
 def find_python(environment: Mapping[str, str]) -> str:
-    """The Python that a user of this shell means: of the venv, the present one, or that of PATH."""
+    """Return the Python of VIRTUAL_ENV, else the one that runs this if it has vLLM, else PATH's."""
     if venv := environment.get("VIRTUAL_ENV"):
         place = f"{venv}/bin/python"
         if os.access(place, os.X_OK):
@@ -70,12 +69,12 @@ class _Installed:
         self.homes = distributions(self.facts.path)
 
     def first(self, *projects: str) -> str:
-        """The version of the first of these projects that is installed, ``""`` if none is."""
+        """Return the version of the first of these projects that is installed, "" if none is."""
         homes = (home for project in projects for home in self.homes.get(project, ()))
         return next(filter(None, (header(home, "Version") for home in homes)), "")
 
     def version(self, package: str, origin: str | None) -> str:
-        """The version of the package that an import would find at ``origin``.
+        """Return the version of the package that an import would find at ``origin``.
 
         The distribution beside it says it, by whatever name; else the package itself, as where
         sources are on sys.path; else the distribution of its name, wherever that is.
@@ -116,7 +115,7 @@ def _nccl(choice: Choice, facts: InterpreterFacts) -> Nccl:
 
 
 def _version(place: Path, facts: InterpreterFacts) -> str:
-    """What the file says; a package that owns it is asked last: others overwrite its files."""
+    """Return what the file says, else what its package says: others overwrite its files."""
     if found := nccl_version(place):
         return found
     known = owners(facts.path, STEM).get(str(place), ())

@@ -1,4 +1,4 @@
-"""The machine itself: firmware, kernel, distribution, processor, memory."""
+"""Read firmware, kernel, distribution, processor and memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _ARM = "0x41"  # the implementer Arm, whose part numbers hardware.toml has
 
 
 def system(reader: Reader) -> System:
+    """Return what DMI, the device tree and the kernel say."""
     cores = _blocks(reader.text("proc/cpuinfo", needed=True))
     product = reader.line(f"{_DMI}/product_name") or reader.line("proc/device-tree/model")
     if not product:
@@ -35,7 +36,7 @@ def system(reader: Reader) -> System:
 
 
 def memory(reader: Reader) -> Memory | None:
-    """/proc/meminfo: on a machine with unified memory the only one that is right."""
+    """Return /proc/meminfo, the only source that is right where CPU and GPU share memory."""
     text = reader.text("proc/meminfo", needed=True)
     told = {key: whole(value.removesuffix(" kB")) for key, value in map(_pair, text.splitlines())}
     sizes = {key: value for key, value in told.items() if value is not None}
@@ -58,7 +59,7 @@ def _distribution(reader: Reader) -> str:
 
 
 def _machine(reader: Reader) -> str:
-    """``aarch64``; the file is there since Linux 6.1."""
+    """Return ``aarch64``; Linux has the file since 6.1."""
     if told := reader.line(f"{_KERNEL}/arch"):
         return told
     try:
@@ -69,20 +70,20 @@ def _machine(reader: Reader) -> str:
 
 
 def _blocks(text: str) -> list[dict[str, str]]:
-    """/proc/cpuinfo: a block of ``key : value`` for each processor."""
+    """Return the blocks of ``key : value`` of /proc/cpuinfo, one for each processor."""
     blocks = (dict(map(_pair, block.splitlines())) for block in text.split("\n\n"))
     return [block for block in blocks if "processor" in block]
 
 
 def _models(cores: Iterable[dict[str, str]]) -> str:
-    """``10 x Cortex-X925, 10 x Cortex-A725``: most at first, then by name."""
+    """Return ``10 x Cortex-X925, 10 x Cortex-A725``: the most first, then by name."""
     counted = Counter(map(_model, cores))
     ranked = sorted(counted.items(), key=lambda each: (-each[1], each[0]))
     return ", ".join(f"{number} x {name}" for name, number in ranked if name)
 
 
 def _model(core: dict[str, str]) -> str:
-    """x86 names the model; arm64 has numbers, of the implementer and of its part."""
+    """Return the model: x86 names it, arm64 has numbers of an implementer and its part."""
     if name := core.get("model name", ""):
         return name
     part = core.get("CPU part", "")

@@ -1,4 +1,4 @@
-"""Applying a plan and taking it back, all or nothing, with the network if it is this machine's."""
+"""Apply a plan and undo it, all or nothing, with the network if it is this machine's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Done:
 
 
 def is_live(place: NetHistory) -> bool:
-    """Whether the root is that of this machine, so that its network follows the file."""
+    """Return whether the root is that of this machine, so that its network follows the file."""
     return place.root.resolve() == Path("/")
 
 
@@ -75,7 +75,7 @@ def undo(place: NetHistory, *, force: bool = False) -> Done:
 
 
 def given(plan: NetPlan) -> Mapping[str, Sequence[str]]:
-    """The addresses of a plan, as they are noted: netdev → ``address/prefix``."""
+    """Return the addresses of a plan as they are noted: netdev → ``address/prefix``."""
     return {line.netdev: [line.address.with_prefixlen] for line in plan.lines}
 
 
@@ -137,6 +137,6 @@ def recover(place: NetHistory) -> str | None:
 
 
 def _before(place: NetHistory) -> Mapping[str, Sequence[str]]:
-    """The addresses that patchkit had given before the last change."""
+    """Return the addresses that patchkit had given before the last change."""
     steps = place.steps()
     return net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}

@@ -1,4 +1,4 @@
-"""Whether the QSFP network of a host is as it should be, seen from one end. Pure."""
+"""Check the QSFP network of a host from one end. Pure."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def unknown(where: str, about: str, what: str, hint: str = "") -> Finding:
 
 
 def _finding(level: Level, where: str, about: str, what: str, hint: str = "") -> Finding:
-    """``where`` is an interface, an address or a pair; ``about`` names what was looked at."""
+    """Return a finding at an interface, an address or a pair; ``about`` names what was checked."""
     return Finding(level=level, where=where, about=about, what=what, hint=hint, kind=HostError)
 
 
 def groups(host: Host, netdevs: Sequence[str] = (), cage: int | None = None) -> Cages:
-    """The cages to check: those named, else those that are cabled or have an address.
+    """Return the cages to check: those named, else those with an address, else those cabled.
 
-    Of several that are cabled, those with an address, if any has. Raises UsageError, HostError.
+    Raises UsageError, HostError.
     """
     if netdevs:
         return named(host, netdevs)
@@ -57,7 +57,7 @@ def groups(host: Host, netdevs: Sequence[str] = (), cage: int | None = None) -> 
 
 
 def host_checks(host: Host, chosen: Cages, mtu: int) -> Iterator[Finding]:
-    """Everything that can be seen from one end."""
+    """Yield what can be seen from one end."""
     for cage, twins in chosen.items():
         for netdev in twins:
             yield _link(netdev)
@@ -71,7 +71,7 @@ def host_checks(host: Host, chosen: Cages, mtu: int) -> Iterator[Finding]:
 
 
 def lasting(netdev: Netdev) -> tuple[IPv4Interface, ...]:
-    """The IPv4 addresses that are not link-local."""
+    """Return the IPv4 addresses that are not link-local."""
     return tuple(each for each in netdev.ipv4 if not each.is_link_local)
 
 
@@ -88,7 +88,7 @@ def _link(netdev: Netdev) -> Finding:
 
 
 def _speed(netdev: Netdev) -> Finding:
-    """Of the cage: a twin shows it, too, although its PCIe half carries only part of that."""
+    """Check the cage's speed. Each twin shows it, although its PCIe half carries less."""
     wanted, (low, high) = facts()["link"]["speed"], facts()["link"]["twin_gbits"]
     if netdev.speed is None:
         return unknown(
@@ -103,7 +103,7 @@ def _speed(netdev: Netdev) -> Finding:
 
 
 def _lanes(netdev: Netdev) -> Finding:
-    """Some firmware trained the second half of the card with half of its PCIe lanes."""
+    """Check the PCIe lanes: some firmware trained half of them for the card's second half."""
     wanted = facts()["link"]["lanes"]
     if netdev.lanes is None:
         return unknown(netdev.name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
@@ -135,7 +135,7 @@ def _address(netdev: Netdev) -> Finding:
 
 
 def _gid(host: Host, netdev: Netdev) -> Finding:
-    """A RoCE v2 GID for the interface's IPv4 address."""
+    """Check for a RoCE v2 GID of the interface's IPv4 address."""
     device = next((each for each in host.rdma if each.netdev == netdev.name), None)
     if device is None:
         return unknown(
@@ -159,7 +159,7 @@ def _gid_of(device: Rdma, netdev: Netdev) -> Finding:
 
 
 def _both(cage: int | None, twins: Sequence[Netdev]) -> Finding:
-    """Both halves of a cage, in different networks."""
+    """Check that both halves of a cage are there, in different networks."""
     subject = ", ".join(each.name for each in twins)
     networks = [each.network for twin in twins for each in lasting(twin)]
     seen = ", ".join(map(str, networks)) or "none"
@@ -179,7 +179,7 @@ def _both(cage: int | None, twins: Sequence[Netdev]) -> Finding:
 
 
 def _apart(host: Host, chosen: Cages) -> Iterator[Finding]:
-    """No other interface of this host is in one of the networks."""
+    """Check that no other interface of this host is in one of the networks."""
     ours = [
         (each.name, a.network) for twins in chosen.values() for each in twins for a in each.ipv4
     ]

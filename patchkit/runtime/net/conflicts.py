@@ -1,4 +1,4 @@
-"""What on this machine speaks against a plan: other addresses, other networks, other files."""
+"""Find what on this machine contradicts a plan: addresses, networks, other netplan files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class File:
 def check(
     host: Host, plan: NetPlan, *, applied: Mapping[str, Sequence[str]], files: Iterable[File]
 ) -> None:
-    """Raise HostError with everything that speaks against the plan.
+    """Raise HostError with everything that contradicts the plan.
 
     ``applied`` holds the addresses that patchkit itself has given: netdev → ``address/prefix``.
     """
@@ -51,7 +51,7 @@ def check(
 
 
 def others(root: Path) -> tuple[File, ...]:
-    """The netplan files below a root, but for patchkit's own."""
+    """Return the netplan files below a root, without patchkit's own."""
     found: dict[Path, File] = {}
     for folder in _FOLDERS:
         for path in sorted((root / folder).glob("*.yaml")):
@@ -70,9 +70,9 @@ def _text(path: Path) -> str | None:
 def _foreign_addresses(
     host: Host, plan: NetPlan, applied: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Addresses of planned netdevs that the plan does not have, and patchkit did not give.
+    """Yield addresses of planned netdevs that neither the plan nor patchkit gave.
 
-    Link-local ones are left alone: they go when the interface has an address of its own.
+    Link-local ones do not count: they go when the interface has an address of its own.
     """
     for line in plan.lines:
         netdev = host.netdev(line.netdev)
@@ -89,7 +89,7 @@ def _foreign_addresses(
 
 
 def _collisions(host: Host, plan: NetPlan) -> Iterator[tuple[str, str]]:
-    """Planned networks that another interface of this machine is in already."""
+    """Yield planned networks that another interface of this machine is already in."""
     planned = {line.netdev for line in plan.lines}
     for netdev in host.netdevs:
         if netdev.name in planned or netdev.kind == "loopback":
@@ -103,7 +103,7 @@ def _collisions(host: Host, plan: NetPlan) -> Iterator[tuple[str, str]]:
 
 
 def _definitions(host: Host, plan: NetPlan, files: Sequence[File]) -> Iterator[tuple[str, str]]:
-    """Other files that configure the same interface: netplan would merge both."""
+    """Yield other files that also configure an interface: netplan would merge both."""
     for line in plan.lines:
         netdev = host.netdev(line.netdev)
         for file in files:
@@ -117,7 +117,7 @@ def _definitions(host: Host, plan: NetPlan, files: Sequence[File]) -> Iterator[t
 
 
 def _defined(text: str, name: str, netdev: Netdev | None) -> int:
-    """The line where a netplan file speaks about an interface, 0 if it does not."""
+    """Return the line where a netplan file names an interface, 0 if it does not."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
             continue

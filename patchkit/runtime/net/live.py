@@ -1,4 +1,4 @@
-"""The network that runs: netplan's own programs, `ip`, and the way in that must not be lost."""
+"""Change the network that runs, with netplan and `ip`, and do not lose the way in."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def _drop(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]
 
 
 def management(planned: Collection[str]) -> frozenset[str]:
-    """The addresses through which people reach this machine.
+    """Return the addresses through which people reach this machine.
 
-    Those of the interfaces that have a default route, and that of the SSH session.
+    They are those of interfaces with a default route, and that of the SSH session.
     """
     ways = {
         route.get("dev")
@@ -91,9 +91,9 @@ def management(planned: Collection[str]) -> frozenset[str]:
 
 
 def _session(process: int) -> str:
-    """The address that this SSH session came in at, empty for none.
+    """Return the address of this machine that the SSH session uses, "" for none.
 
-    sudo takes SSH_CONNECTION (client's address and port, server's address and port) away; a parent
+    sudo removes SSH_CONNECTION (client's address and port, server's address and port); a parent
     process still has it.
     """
     while process > 1:
@@ -109,7 +109,7 @@ def _session(process: int) -> str:
 
 
 def _lost(kept: Collection[str]) -> set[str]:
-    """Which of these addresses are gone, and stay so for a while."""
+    """Return which of these addresses are gone, and stay so for a while."""
     until = time.monotonic() + _BACK_SECONDS
     while True:
         lost = set(kept) - {address for _, address, _ in _addresses()}
@@ -119,7 +119,7 @@ def _lost(kept: Collection[str]) -> set[str]:
 
 
 def _addresses() -> Iterator[tuple[str, str, bool]]:
-    """(netdev, ``address/prefix``, whether it is global and no temporary one of IPv6)."""
+    """Yield netdev, ``address/prefix``, and whether it is global and not temporary (IPv6)."""
     for netdev in ip("address", "show"):
         for each in netdev.get("addr_info", ()):
             if "local" in each:
@@ -128,7 +128,7 @@ def _addresses() -> Iterator[tuple[str, str, bool]]:
 
 
 def mtu_limits() -> dict[str, int]:
-    """What each interface can do at most, as its driver says; empty where `ip` does not tell."""
+    """Return the largest MTU of each interface by its driver; {} where `ip` does not tell."""
     with contextlib.suppress(HostError):
         return {
             each["ifname"]: each["max_mtu"]
@@ -139,7 +139,7 @@ def mtu_limits() -> dict[str, int]:
 
 
 def ip(*arguments: str) -> list[dict[str, Any]]:
-    """What ``ip -json`` answers. Raises HostError if it is missing or refuses."""
+    """Return what ``ip -json`` answers. Raises HostError if it is missing or refuses."""
     done = run("ip", "-json", *arguments)
     try:
         return read_json(list[dict[str, Any]], done.output or "[]")
@@ -149,7 +149,7 @@ def ip(*arguments: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Go on when the terminal hangs up: the link under an SSH session may be what is changed."""
+    """Ignore SIGHUP: the link under an SSH session may be what is changed."""
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield

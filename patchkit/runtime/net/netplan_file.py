@@ -1,4 +1,4 @@
-"""The netplan file of a plan: the few lines of YAML that it takes, with strict values."""
+"""Write the netplan file of a plan: a few lines of YAML, with strict values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _WORDS = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
 
 
 def render(plan: NetPlan) -> str:
-    """The netplan file.
+    """Return the netplan file.
 
-    No renderer is named: the one that the machine uses applies, NetworkManager on a desktop and
-    networkd on a server. Naming one would take the interfaces from the other, and start networkd on
-    a machine without it, where its wait-online can delay every boot. Links may be absent at boot
+    It names no renderer, so the machine's applies: NetworkManager on a desktop, networkd on a
+    server. Naming one would take the interfaces from the other, and start networkd on a machine
+    without it, where its wait-online can delay every boot. Links may be absent at boot
     (``optional``); nothing but the planned addresses is configured on them.
     """
     title = f"node {plan.node} of {plan.nodes}, {plan.topology}"
@@ -47,7 +47,7 @@ def _role(line: Line) -> str:
 
 
 def _key(name: str) -> str:
-    """The name of an interface as a YAML key. Raises HostError for one that no YAML could hold."""
+    """Return the name of an interface as a YAML key. Raises HostError for one that has no form."""
     if not _NAME.fullmatch(name):
         raise HostError(
             f"an interface is called {name!r}",

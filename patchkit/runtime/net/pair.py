@@ -1,4 +1,4 @@
-"""Whether the QSFP networks of two hosts fit each other. Pure."""
+"""Compare the QSFP networks of two hosts. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = ("vllm", "torch", "triton", "ray")
 
 
 def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
-    """Both ends compared: networks, MTU, addresses, twins, versions."""
+    """Yield how both ends compare: networks, MTU, addresses, twins, versions."""
     pairs = list(_pairs(chosen, peer))
     for netdev, network, others in pairs:
         subject = f"{netdev.name} {network}"
@@ -32,7 +32,7 @@ def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
 
 
 def _pairs(chosen: Cages, peer: Host) -> Iterator[tuple[Netdev, IPv4Network, tuple[Netdev, ...]]]:
-    """Each own network with the peer's interfaces in it; a ring's other link leads elsewhere."""
+    """Yield each own network with the peer's interfaces in it; a ring's other link is left out."""
     for twins in chosen.values():
         rows = [
             (netdev, each.network, tuple(p for p in peer.netdevs if _in(p, each.network)))
@@ -63,7 +63,7 @@ def _pairing(
     peer: Host,
     pairs: Sequence[tuple[Netdev, IPv4Network, tuple[Netdev, ...]]],
 ) -> Iterator[Finding]:
-    """Twin A of one end and twin A of the other are in one network."""
+    """Check that twin A of one end and twin A of the other are in one network."""
     ours = {twin.name: n for twins in chosen.values() for n, twin in enumerate(twins)}
     theirs = {twin.name: n for twins in cages(peer).values() for n, twin in enumerate(twins)}
     for netdev, _network, others in pairs:
@@ -79,7 +79,7 @@ def _pairing(
 
 
 def _duplicates(host: Host, chosen: Cages, peer: Host) -> Finding:
-    """No address of a QSFP interface is also an address of the other host."""
+    """Check that no address of a QSFP interface is also one of the other host."""
     names = {each.name for twins in chosen.values() for each in twins}
     networks = {each.network for twins in chosen.values() for n in twins for each in n.ipv4}
     ours = {each.ip for netdev in host.netdevs if netdev.name in names for each in netdev.ipv4}
@@ -92,7 +92,7 @@ def _duplicates(host: Host, chosen: Cages, peer: Host) -> Finding:
 
 
 def _versions(ours: Software | None, theirs: Software | None) -> Iterator[Finding]:
-    """What must be equal on all nodes. NCCL first: releases that differ talk past each other."""
+    """Compare what must be equal on all nodes, NCCL first: releases that differ cannot talk."""
     if ours is None or theirs is None:
         seen = f"unknown {'here' if ours is None else 'at the peer'}"
         yield unknown("both ends", "versions", seen, "patchkit probe --json --python PYTHON")

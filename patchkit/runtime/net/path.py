@@ -22,7 +22,7 @@ _KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
 
 
 def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Iterator[Finding]:
-    """Everything about the way to one address of a peer."""
+    """Check the way to one address of a peer."""
     netdev = _towards(chosen, peer)
     if any(peer == each.ip for n in host.netdevs for each in n.ipv4):
         yield failed(str(peer), "same network", "is an address of this host", "name the peer's")
@@ -46,7 +46,7 @@ def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Itera
 
 
 def mac_check(netdev: Netdev, peer: IPv4Address, expected: str) -> Finding:
-    """Whether the neighbour is the interface that the peer's facts name: no other host has it."""
+    """Check that the neighbour is the interface that the peer's facts name, not another host's."""
     found = _macs(peer).get(netdev.name, "")
     if not found:
         return unknown(str(peer), "neighbour's MAC", f"{netdev.name} knows no neighbour there")
@@ -61,7 +61,7 @@ def mac_check(netdev: Netdev, peer: IPv4Address, expected: str) -> Finding:
 
 
 def _towards(chosen: Cages, peer: IPv4Address) -> Netdev | None:
-    """The interface whose network the peer is in."""
+    """Return the interface whose network the peer is in."""
     return next(
         (n for twins in chosen.values() for n in twins if any(peer in e.network for e in n.ipv4)),
         None,
@@ -81,7 +81,7 @@ def _same_network(chosen: Cages, peer: IPv4Address, netdev: Netdev | None) -> Fi
 
 
 def _route(peer: IPv4Address, netdev: Netdev | None) -> Finding:
-    """Where the kernel sends a packet for the peer."""
+    """Check where the kernel sends a packet for the peer."""
     if not shutil.which("ip"):
         return unknown(str(peer), "route", "ip is not installed", "sudo apt install iproute2")
     try:
@@ -138,7 +138,7 @@ def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: s
 
 
 def _neighbour(netdev: Netdev, peer: IPv4Address, *, asked: bool) -> Finding:
-    """Whether the peer's address was resolved at the right interface, and only there."""
+    """Check that the peer's address was resolved at the right interface, and only there."""
     found = _macs(peer)
     if netdev.name in found:
         return passed(str(peer), "neighbour", f"{found[netdev.name]} at {netdev.name}")
@@ -150,7 +150,7 @@ def _neighbour(netdev: Netdev, peer: IPv4Address, *, asked: bool) -> Finding:
 
 
 def _macs(peer: IPv4Address) -> dict[str, str]:
-    """The interfaces where a neighbour has that address, and its MAC."""
+    """Return the interfaces where a neighbour has that address → its MAC."""
     try:
         entries = ip("neighbour", "show", str(peer))
     except HostError:

@@ -1,4 +1,4 @@
-"""The facts of the other end: from a file, or of `patchkit probe --json` there, by ssh."""
+"""Get the facts of the other end: from a file, or from `patchkit probe --json` there by ssh."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def from_file(path: Path) -> Host:
 def from_ssh(destination: str, patchkit: str) -> Host:
     """Ask the peer itself; ``patchkit`` is the command there. Raises HostError with ssh's words."""
     if destination.startswith("-"):
-        raise UsageError(f"--ssh {destination}: is no host", hint="--ssh user@host")
+        raise UsageError(f"--ssh {destination}: is not a host", hint="--ssh user@host")
     command = ["ssh", *_OPTIONS, "--", destination, f"{patchkit} probe --json"]
     done = attempt(*command)
     if done.trouble:

@@ -1,4 +1,4 @@
-r"""Addresses for the QSFP links of a node: which interface gets which. Pure.
+r"""Plan which QSFP interface of a node gets which address. Pure.
 
 Two nodes on one cable, or any number on a switch: both twins of the one cabled cage have an
 address, in different networks; node n has the host number 10 + n.
@@ -88,43 +88,45 @@ class NetPlan:
 
 @cache
 def facts() -> Mapping[str, Mapping[str, Any]]:
-    """``recipes/env/network.toml``: tables ``plan`` and ``link``."""
+    """Return ``recipes/env/network.toml``: tables ``plan`` and ``link``."""
     return tomllib.loads((RECIPES / "env" / "network.toml").read_text())
 
 
 def make_plan(
-    host: Host, wish: NetPlanOptions, mtu_max: Mapping[str, int] | None = None
+    host: Host, options: NetPlanOptions, mtu_max: Mapping[str, int] | None = None
 ) -> NetPlan:
-    """Which netdev gets which address.
+    """Return which netdev gets which address.
 
-    Raises UsageError for a wish that makes no sense, HostError if no cage is cabled.
+    Raises UsageError for options that contradict each other, HostError if no cage is cabled.
     """
-    _check_numbers(wish)
-    chosen = named(host, wish.netdevs) if wish.netdevs else _choose(host, wish)
-    topology = wish.topology if wish.topology != "auto" else _guess(wish, chosen)
-    lines = _ring(chosen, wish) if topology == "ring" else _flat(chosen, wish, topology)
-    _check_mtu(wish.mtu, [line.netdev for line in lines], mtu_max or {})
-    return NetPlan(node=wish.node, nodes=wish.nodes, topology=topology, mtu=wish.mtu, lines=lines)
+    _check_numbers(options)
+    chosen = named(host, options.netdevs) if options.netdevs else _choose(host, options)
+    topology = options.topology
+    if topology == "auto":
+        topology = "cable" if options.nodes == 2 else "ring" if len(chosen) > 1 else "switch"
+    lines = _ring(chosen, options) if topology == "ring" else _flat(chosen, options, topology)
+    _check_mtu(options.mtu, [line.netdev for line in lines], mtu_max or {})
+    return NetPlan(
+        node=options.node, nodes=options.nodes, topology=topology, mtu=options.mtu, lines=lines
+    )
 
 
 def cages(host: Host) -> Cages:
-    """The netdevs of each QSFP cage, twin A (the lower PCI domain) first."""
-    numbers = sorted({each.cage for each in host.netdevs if each.cage is not None})
-    return {number: _twins(host, number) for number in numbers}
-
-
-def _twins(host: Host, cage: int) -> tuple[Netdev, ...]:
-    found = (each for each in host.netdevs if each.cage == cage)
-    return tuple(sorted(found, key=lambda each: (each.pci, each.name)))
+    """Return the netdevs of each QSFP cage, twin A (the lower PCI domain) first."""
+    found: dict[int | None, tuple[Netdev, ...]] = {}
+    halves = (each for each in host.netdevs if each.cage is not None)
+    for netdev in sorted(halves, key=lambda each: (each.cage, each.pci, each.name)):
+        found[netdev.cage] = (*found.get(netdev.cage, ()), netdev)
+    return found
 
 
 def cabled(host: Host) -> Cages:
-    """The cages with a link on one of their twins, at least."""
+    """Return the cages with a link on at least one of their twins."""
     return {cage: twins for cage, twins in cages(host).items() if cage in host.cabled}
 
 
 def named(host: Host, names: Sequence[str]) -> Cages:
-    """Netdevs that the user named, as one cage. Raises UsageError for one that is not there."""
+    """Return netdevs that the user named, as one cage. Raises UsageError for a missing one."""
     for name in names:
         if host.netdev(name) is None:
             there = ", ".join(each.name for each in host.netdevs) or "none"
@@ -133,19 +135,19 @@ def named(host: Host, names: Sequence[str]) -> Cages:
     return {None: tuple(netdev for name in once if (netdev := host.netdev(name)))}
 
 
-def _check_numbers(wish: NetPlanOptions) -> None:
-    if wish.nodes < 2:
-        raise UsageError(f"--nodes {wish.nodes}: one node needs no network", hint="2 or more")
-    if not 1 <= wish.node <= wish.nodes:
+def _check_numbers(options: NetPlanOptions) -> None:
+    if options.nodes < 2:
+        raise UsageError(f"--nodes {options.nodes}: one node needs no network", hint="2 or more")
+    if not 1 <= options.node <= options.nodes:
         raise UsageError(
-            f"--node {wish.node} of {wish.nodes}: nodes are numbered from 1 to {wish.nodes}",
+            f"--node {options.node}: nodes are numbered from 1 to {options.nodes}",
             hint="the head is node 1",
         )
-    last = facts()["plan"]["first_host"] + wish.nodes
-    if last >= wish.network.num_addresses - 1:
+    last = facts()["plan"]["first_host"] + options.nodes
+    if last >= options.network.num_addresses - 1:
         raise UsageError(
-            f"--network {wish.network} is too small for {wish.nodes} nodes",
-            why=f"node {wish.nodes} has the host number {last}",
+            f"--network {options.network} is too small for {options.nodes} nodes",
+            why=f"node {options.nodes} has the host number {last}",
             hint="give a /24",
         )
 
@@ -161,8 +163,8 @@ def _check_mtu(mtu: int, names: Sequence[str], mtu_max: Mapping[str, int]) -> No
             )
 
 
-def _choose(host: Host, wish: NetPlanOptions) -> Cages:
-    """The cages that the plan is about. Raises HostError, or UsageError if it cannot be told."""
+def _choose(host: Host, options: NetPlanOptions) -> Cages:
+    """Return the cages to plan. Raises HostError for none, UsageError for too many."""
     known, linked = cages(host), cabled(host)
     if not known:
         raise HostError(
@@ -170,10 +172,10 @@ def _choose(host: Host, wish: NetPlanOptions) -> Cages:
             why="the ConnectX-7 is not there, its driver is not loaded, or this is no DGX Spark",
             hint="`patchkit probe` shows what there is; or name interfaces with --netdev",
         )
-    if wish.cage is not None:
-        if wish.cage not in known:
-            raise UsageError(f"there is no cage {wish.cage}", hint=_listing(known))
-        return {wish.cage: known[wish.cage]}
+    if options.cage is not None:
+        if options.cage not in known:
+            raise UsageError(f"there is no cage {options.cage}", hint=_listing(known))
+        return {options.cage: known[options.cage]}
     if not linked:
         first = next(iter(known.values()))[0].name
         raise HostError(
@@ -182,13 +184,13 @@ def _choose(host: Host, wish: NetPlanOptions) -> Cages:
             "which hides the link",
             hint=f"{quoted('sudo', 'ip', 'link', 'set', first, 'up')}; or name it: --cage 0",
         )
-    if len(linked) > 1 and (wish.topology in ("cable", "switch") or wish.nodes == 2):
+    if len(linked) > 1 and (options.topology in ("cable", "switch") or options.nodes == 2):
         raise UsageError(
             f"two cages are cabled: {_listing(linked)}",
             why="one cable carries all that the ConnectX-7 can; a second one brings nothing",
             hint="choose one: " + " or ".join(f"--cage {cage}" for cage in linked),
         )
-    if wish.topology == "ring":
+    if options.topology == "ring":
         return known  # an end that is not plugged in yet has an address all the same
     return linked
 
@@ -199,47 +201,41 @@ def _listing(known: Cages) -> str:
     )
 
 
-def _guess(wish: NetPlanOptions, chosen: Cages) -> str:
-    if wish.nodes == 2:
-        return "cable"
-    return "ring" if len(chosen) > 1 else "switch"
-
-
-def _flat(chosen: Cages, wish: NetPlanOptions, topology: str) -> tuple[Line, ...]:
-    """Nodes that all reach each other at the same networks, one for each twin."""
-    if topology == "cable" and wish.nodes != 2:
-        raise UsageError(f"one cable joins two nodes, not {wish.nodes}", hint="ring or switch")
-    if wish.port0_to is not None:
+def _flat(chosen: Cages, options: NetPlanOptions, topology: str) -> tuple[Line, ...]:
+    """Plan nodes that all reach each other in the same networks, one for each twin."""
+    if topology == "cable" and options.nodes != 2:
+        raise UsageError(f"one cable joins two nodes, not {options.nodes}", hint="ring or switch")
+    if options.port0_to is not None:
         raise UsageError("--port0-to is for a ring", hint="leave it out")
     ((cage, twins),) = chosen.items()
     return tuple(
         Line(
             netdev=twin.name,
-            address=_address(wish, number),
+            address=_address(options, number),
             cage=cage,
             twin=number,
-            peer=3 - wish.node if topology == "cable" else None,
+            peer=3 - options.node if topology == "cable" else None,
         )
         for number, twin in enumerate(twins)
     )
 
 
-def _ring(chosen: Cages, wish: NetPlanOptions) -> tuple[Line, ...]:
-    """Each cage has a link of its own to one of the two neighbours."""
-    if wish.nodes < 3 or set(chosen) != {0, 1}:
+def _ring(chosen: Cages, options: NetPlanOptions) -> tuple[Line, ...]:
+    """Plan a ring: each cage has a link of its own to one of the two neighbours."""
+    if options.nodes < 3 or set(chosen) != {0, 1}:
         raise UsageError(
             "a ring is of three nodes or more, with both cages of each",
-            why=f"{wish.nodes} nodes, and here "
+            why=f"{options.nodes} nodes, and here "
             + (f"cage {next(iter(chosen))}" if None not in chosen else "interfaces by name"),
             hint="--nodes 3 without --cage and --netdev; or --topology cable, or switch",
         )
     lines = []
-    for cage, peer in _neighbours(wish).items():
-        link = wish.node if peer == wish.node % wish.nodes + 1 else peer
+    for cage, peer in _neighbours(options).items():
+        link = options.node if peer == options.node % options.nodes + 1 else peer
         lines += [
             Line(
                 netdev=twin.name,
-                address=_address(wish, 2 * (link - 1) + number),
+                address=_address(options, 2 * (link - 1) + number),
                 cage=cage,
                 twin=number,
                 peer=peer,
@@ -249,30 +245,30 @@ def _ring(chosen: Cages, wish: NetPlanOptions) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _neighbours(wish: NetPlanOptions) -> dict[int, int]:
-    """Where the cages lead: by default 0 to the next node, 1 to the one before. UsageError."""
-    before, after = (wish.node - 2) % wish.nodes + 1, wish.node % wish.nodes + 1
-    first = after if wish.port0_to is None else wish.port0_to
+def _neighbours(options: NetPlanOptions) -> dict[int, int]:
+    """Return where the cages lead: by default 0 to the next node, 1 to the one before."""
+    before, after = (options.node - 2) % options.nodes + 1, options.node % options.nodes + 1
+    first = after if options.port0_to is None else options.port0_to
     if first not in (before, after):
         raise UsageError(
-            f"--port0-to {first}: node {wish.node} of a ring of {wish.nodes} is between "
+            f"--port0-to {first}: node {options.node} of a ring of {options.nodes} is between "
             f"{before} and {after}",
             hint=f"--port0-to {before} or --port0-to {after}",
         )
     return {0: first, 1: after if first == before else before}
 
 
-def _address(wish: NetPlanOptions, number: int) -> IPv4Interface:
-    """This node's address in the network that is so many after the base."""
-    size = wish.network.num_addresses
-    host = facts()["plan"]["first_host"] + wish.node
-    base = wish.network.network_address
+def _address(options: NetPlanOptions, number: int) -> IPv4Interface:
+    """Return this node's address in the network that is ``number`` after the base."""
+    size = options.network.num_addresses
+    host = facts()["plan"]["first_host"] + options.node
+    base = options.network.network_address
     try:
-        return IPv4Interface(f"{base + number * size + host}/{wish.network.prefixlen}")
+        return IPv4Interface(f"{base + number * size + host}/{options.network.prefixlen}")
     except ValueError:
         raise UsageError(f"--network {base}: no room for {number} networks after it") from None
 
 
 def letter(twin: int) -> str:
-    """The first half of a cage is twin A, the second twin B."""
+    """Return A for the first half of a cage, B for the second."""
     return chr(ord("A") + twin)

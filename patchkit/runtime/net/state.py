@@ -80,17 +80,17 @@ class NetHistory:
             return None
 
     def steps(self) -> tuple[Path, ...]:
-        """The folders of the changes, the oldest first."""
+        """Return the folders of the changes, the oldest first."""
         numbers = (each for each in self.state.glob("*") if each.name.isdigit())
         return tuple(sorted(numbers, key=lambda each: int(each.name)))
 
     def addresses(self) -> Mapping[str, Sequence[str]]:
-        """The addresses of the last change: netdev → ``address/prefix``."""
+        """Return the addresses of the last change: netdev → ``address/prefix``."""
         steps = self.steps()
         return read_step(steps[-1]).addresses if steps else {}
 
     def applied(self) -> Mapping[str, Sequence[str]]:
-        """All addresses that patchkit has given: netdev → ``address/prefix``. No rights needed."""
+        """Return all addresses that patchkit has given, as ``addresses`` does; needs no rights."""
         found: dict[str, list[str]] = {}
         for step in map(read_step, self.steps()):
             for netdev, addresses in step.addresses.items():

@@ -1,4 +1,4 @@
-"""Everything about the QSFP network of this host, with a peer or alone."""
+"""Verify the QSFP network of this host, with a peer or alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Peer:
 
 
 def verify(host: Host, chosen: Cages, peer: Peer, mtu: int, *, live: bool) -> Iterator[Finding]:
-    """All checks. ``live`` if the facts are of this machine, so that its network can be tried."""
+    """Yield all checks. ``live``: the facts are this machine's, so its network can be tried."""
     yield from host_checks(host, chosen, mtu)
     if peer.host:
         yield from pair_checks(host, chosen, peer.host)
@@ -45,7 +45,7 @@ def verify(host: Host, chosen: Cages, peer: Peer, mtu: int, *, live: bool) -> It
 
 
 def bandwidth(host: Host, chosen: Cages, peer: Peer) -> list[str]:
-    """Commands that measure RDMA, which nothing here does: first at the peer, then here."""
+    """Return commands that measure RDMA, which nothing here does: at the peer, then here."""
     addresses = _targets(chosen, peer)
     lines = []
     for number, (netdev, device) in enumerate(_devices(host, chosen)):
@@ -59,13 +59,13 @@ def bandwidth(host: Host, chosen: Cages, peer: Peer) -> list[str]:
 
 
 def expected() -> str:
-    """What these commands should say."""
+    """Return what these commands should print."""
     (low, high), (least, most) = facts()["link"]["twin_gbits"], facts()["link"]["both_gbits"]
     return f"{low} to {high} Gb/s for one twin, {least} to {most} for both at once"
 
 
 def _targets(chosen: Cages, peer: Peer) -> tuple[IPv4Address, ...]:
-    """The peer's addresses to try: those named, and those that its facts show in our networks."""
+    """Return the peer's addresses to try: those named, and those of its facts in our networks."""
     ours = {each.ip for twins in chosen.values() for n in twins for each in n.ipv4}
     told = [
         each.ip
@@ -90,7 +90,7 @@ def _right_peer(peer: Host, addresses: Sequence[IPv4Address]) -> Iterator[Findin
 
 
 def _macs(chosen: Cages, peer: Peer, address: IPv4Address) -> Iterator[Finding]:
-    """The neighbour's MAC beside that of the peer's facts."""
+    """Compare the neighbour's MAC with that of the peer's facts."""
     here = next((n for twins in chosen.values() for n in twins if _is_near(n, address)), None)
     there = _holder(peer.host, address)
     if here and there and there.mac:
@@ -103,7 +103,7 @@ def _holder(host: Host | None, address: IPv4Address | None) -> Netdev | None:
 
 
 def _untried(chosen: Cages, addresses: Sequence[IPv4Address], *, live: bool) -> Iterator[Finding]:
-    """Interfaces whose way to a peer nobody tried."""
+    """Yield the interfaces whose way to a peer was not tried."""
     for twins in chosen.values():
         for netdev in twins:
             if not live:
@@ -120,7 +120,7 @@ def _devices(host: Host, chosen: Cages) -> Iterator[tuple[Netdev, str]]:
 
 
 def _device_at(host: Host | None, address: IPv4Address | None) -> str:
-    """The RDMA device of the peer behind an address, empty if unknown."""
+    """Return the peer's RDMA device behind an address, "" if unknown."""
     netdev = _holder(host, address)
     devices = host.rdma if host and netdev else ()
     return next((d.name for d in devices if netdev and d.netdev == netdev.name), "")

@@ -1,4 +1,7 @@
-"""Installed distributions, by their .dist-info folders: nothing is imported."""
+"""Find installed distributions by their .dist-info folders; nothing is imported.
+
+Not with importlib.metadata: it takes longer to import than click, and probe is to start quickly.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ _SUFFIX = ".dist-info"
 
 
 def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
-    """Project → its folders on ``sys.path``, in this order; the first one counts.
+    """Return project → its folders on ``sys.path``, in this order; the first one counts.
 
     The project is written as in the folder's name: ``nvidia_nccl_cu13``.
     """
@@ -27,12 +30,12 @@ def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
 def _names(folder: str) -> list[str]:
     try:
         return sorted(each.name for each in Path(folder).iterdir())
-    except OSError:  # sys.path names archives and folders that do not exist, too
+    except OSError:  # sys.path may name archives, and folders that do not exist
         return []
 
 
 def header(home: Path, name: str) -> str:
-    """A field of METADATA, ``""`` if there is none. What follows the first empty line is prose."""
+    """Return a field of METADATA, "" if there is none. After the first empty line comes prose."""
     for line in _lines(home / "METADATA"):
         field, _, value = line.partition(":")
         if field.strip().lower() == name.lower():
@@ -43,7 +46,7 @@ def header(home: Path, name: str) -> str:
 
 
 def holds(home: Path, member: str) -> bool:
-    """Whether RECORD lists a file."""
+    """Return whether RECORD lists a file."""
     return any(line.startswith(f"{member},") for line in _lines(home / "RECORD"))
 
 

@@ -1,4 +1,4 @@
-"""Which installed distributions say that a file is theirs."""
+"""Find which installed distributions own a file, by their RECORDs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Owner:
 
 
 def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
-    """Real path → owners, of all files below ``sys.path`` whose name begins with ``stem``."""
+    """Return real path → owners, of files below ``sys.path`` whose names begin with ``stem``."""
     found: dict[str, tuple[Owner, ...]] = {}
     for folder in dict.fromkeys(path):
         for record in sorted(Path(folder).glob("*.dist-info/RECORD")):
@@ -46,7 +46,7 @@ def _owned(record: Path, stem: str) -> Iterator[tuple[str, Owner]]:
 
 
 def _named(home: Path) -> tuple[str, str]:
-    """Project and version of a .dist-info folder; by its name if METADATA is missing."""
+    """Return project and version of a .dist-info folder; by its name if METADATA is missing."""
     project, _, version = home.name.removesuffix(".dist-info").rpartition("-")
     return header(home, "Name") or project, header(home, "Version") or version
 

@@ -1,4 +1,4 @@
-"""A Python environment, asked by running its interpreter without importing what is in it."""
+"""Ask a Python for its environment, by running it; none of the packages in it is imported."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class InterpreterFacts:
 
     @property
     def cuda(self) -> str:
-        """The CUDA that torch is built for, ``""`` for a build without it."""
+        """Return the CUDA that torch is built for, "" for a build without it."""
         place = self.torch_home / "version.py"
         text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
         match = _CUDA.search(text)
         return match["version"] if match else ""
 
     def release(self, project: str) -> str:
-        """The installed version of a project, ``""`` if it is not installed."""
+        """Return the installed version of a project, "" if it is not installed."""
         homes = distributions(self.path).get(project, ())
         return next((found for home in homes if (found := header(home, "Version"))), "")
 

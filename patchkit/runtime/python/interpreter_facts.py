@@ -31,7 +31,7 @@ class _SymbolInfo(ctypes.Structure):
 
 
 def mapped() -> list[str]:
-    """Libraries in the order in which the dynamic loader looks through them."""
+    """Return the mapped libraries, in the order in which the dynamic loader searches them."""
     names = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Object), ctypes.c_size_t, ctypes.c_void_p)
@@ -44,7 +44,7 @@ def mapped() -> list[str]:
 
 
 def provider(symbol: str) -> str | None:
-    """The library whose ``symbol`` everybody gets, whatever was loaded for them."""
+    """Return the library that defines ``symbol`` for every other, None if none does."""
     try:
         function = getattr(ctypes.CDLL(None), symbol)
     except AttributeError:
@@ -55,7 +55,7 @@ def provider(symbol: str) -> str | None:
 
 
 def package(name: str) -> str | None:
-    """The ``__init__.py`` that an import would run."""
+    """Return the ``__init__.py`` that an import would run."""
     spec = importlib.util.find_spec(name)
     return spec.origin if spec else None
 

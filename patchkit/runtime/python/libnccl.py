@@ -1,4 +1,4 @@
-"""Which libnccl torch and vLLM would load in a Python environment, and why.
+"""Tell which libnccl torch and vLLM would load in a Python environment, and why.
 
 Nothing is imported: the Python that is asked about says where it finds what and what is mapped
 already, and the rest follows from the files: torch's own preload, its DT_RPATH, and the rules of
@@ -65,9 +65,9 @@ class Answer:
 
 
 def loaded(python: str, environment: Mapping[str, str]) -> Answer:
-    """What torch and vLLM would load under ``python``, started with these variables.
+    """Return what torch and vLLM would load for ``python``, started with these variables.
 
-    Raises HostError if this is no Python, or one without torch.
+    Raises HostError if this is not a Python, or has no torch.
     """
     facts = ask(python, environment)
     if facts.torch is None:
@@ -93,7 +93,7 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
 
 
 def _copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
-    """Every file once, whatever names it has."""
+    """Yield every file once, whatever names it has."""
     places = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
     for path, found in _others(process, facts):
         if Path(path).is_file():
@@ -113,7 +113,7 @@ def _copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
 
 
 def _others(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, str]]:
-    """Where a libnccl may lie, whether anybody takes it or not."""
+    """Yield where a libnccl may lie, whether it is taken or not, and what leads there."""
     for folder in process.library_path:
         yield f"{folder}/{SONAME}", "LD_LIBRARY_PATH"
     for entry in facts.path:
@@ -125,7 +125,7 @@ def _others(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, st
 
 
 def _identity(place: Path) -> tuple[str, str]:
-    """Version and sha256 of a library; both empty if it cannot be read."""
+    """Return version and sha256 of a library; both "" if it cannot be read."""
     try:
         with place.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What a libnccl says of itself, read from its bytes."""
+"""Read the version of a libnccl from its bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 
 def nccl_version(place: Path) -> str:
-    """``2.30.7+cuda13.3``; ``""`` if it does not say, or cannot be read."""
+    """Return ``2.30.7+cuda13.3``; "" if the file does not say, or cannot be read."""
     try:
         with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             start = data.find(_WORDS)

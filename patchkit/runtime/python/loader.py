@@ -1,4 +1,4 @@
-"""What the dynamic loader of glibc would do: which file a name leads to, and why.
+"""Play the dynamic loader of glibc: which file a name leads to, and why.
 
 The rules are those of ld.so(8) and dlopen(3): a name that is mapped already is taken as it is;
 otherwise DT_RPATH, LD_LIBRARY_PATH, DT_RUNPATH, the cache and the system's folders, in this order.
@@ -91,7 +91,7 @@ class Process:
     mapped: list[Mapped] = field(default_factory=list)
 
     def open(self, path: str, why: str) -> Mapped | None:
-        """``dlopen`` of a path. The same file is not mapped twice, a copy of it is."""
+        """Map a path as ``dlopen`` does. The same file is not mapped twice, a copy of it is."""
         library = read_loadable(_plain(path))
         if library is None or not self.fits(library):
             return None
@@ -103,11 +103,11 @@ class Process:
         return fresh
 
     def fits(self, library: Loadable | None) -> bool:
-        """Whether the file is for this CPU; others the loader passes over."""
+        """Return whether the file is for this CPU; the loader passes over others."""
         return library is not None and library.machine == self.executable.machine
 
     def need(self, name: str, owner: Loadable) -> Mapped | None:
-        """What a name without a slash leads to, as DT_NEEDED of or ``dlopen`` in ``owner``."""
+        """Map what a name without a slash leads to, as DT_NEEDED of or ``dlopen`` in ``owner``."""
         for known in self.mapped:
             if name in known.names:
                 return known
@@ -118,7 +118,7 @@ class Process:
         return None
 
     def search(self, name: str, owner: Loadable) -> Iterator[tuple[str, str]]:
-        """Where the loader looks for a name that is not mapped yet, and what sends it there."""
+        """Yield where the loader looks for a name that is not mapped yet, and why there."""
         for library in (owner, self.executable) if not owner.runpath else ():
             # A library that has both kinds has only the second, for the loader.
             for folder in library.rpath if not library.runpath else ():
@@ -135,13 +135,13 @@ class Process:
 
     @property
     def library_path(self) -> list[str]:
-        """An empty entry is the current folder."""
+        """Return the folders of LD_LIBRARY_PATH; an empty entry is the current one."""
         value = self.environment.get("LD_LIBRARY_PATH", "")
         return [folder or "." for folder in re.split("[:;]", value)] if value else []
 
     @cached_property
     def cache(self) -> dict[str, list[str]]:
-        """ld.so.cache, as ldconfig prints it."""
+        """Return ld.so.cache as ldconfig prints it: name → paths."""
         command = shutil.which("ldconfig", path=os.defpath + ":/sbin:/usr/sbin")
         if command is None:
             return {}

@@ -1,4 +1,4 @@
-"""The ptxas of an installed CUDA toolkit, 13 or later: the first that knows sm_121a and sm_110a."""
+"""Find the ptxas of an installed CUDA toolkit, 13 or later: it knows sm_121a and sm_110a."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OLDEST = 13
 
 
 def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
-    """Its path as processes see it, below ``root`` here; empty if there is none."""
+    """Return its path as seen by processes whose / is ``root``; "" if there is none."""
     for home in _homes(root, environment):
         place = home / "bin" / "ptxas"
         if place.is_file() and _major(home) >= _OLDEST:
@@ -26,7 +26,7 @@ def _homes(root: Path, environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _major(home: Path) -> int:
-    """By version.json, which NVIDIA's toolkits have; 0 if it cannot be told."""
+    """Return the major version by version.json, which NVIDIA's toolkits have; 0 without it."""
     try:
         found = json.loads((home / "version.json").read_text(encoding="utf-8"))
         return int(found["cuda"]["version"].partition(".")[0])

@@ -1,4 +1,4 @@
-"""What torch and vLLM do about libnccl when they start, played through on a ``Process``."""
+"""Play on a ``Process`` what torch and vLLM do about libnccl when they start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Choice:
 
 
 def started(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
-    """The process before anybody imports torch. Raises HostError."""
+    """Return the process before torch is imported. Raises HostError."""
     executable = read_loadable(facts.executable)
     if executable is None:
         raise HostError(f"{facts.executable}: is not an ELF program, so it is not Python on Linux")
@@ -46,12 +46,12 @@ def started(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
 
 
 def preloads(environment: Mapping[str, str]) -> list[str]:
-    """The entries of LD_PRELOAD: paths, or names that the loader looks for."""
+    """Return the entries of LD_PRELOAD: paths, or names that the loader looks for."""
     return re.split("[: ]+", environment.get(PRELOAD, ""))
 
 
 def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
-    """Whose functions torch calls; what importing torch loads is mapped afterwards."""
+    """Return whose functions torch calls, and map what importing torch loads."""
     home = facts.torch_home / "lib"
     libraries = [
         found for path in sorted(home.glob("*.so*")) if (found := read_loadable(str(path)))
@@ -86,7 +86,7 @@ def _load(process: Process, library: Loadable) -> Mapped | None:
 
 
 def _preload(process: Process, facts: InterpreterFacts, deps: Loadable) -> None:
-    """torch maps the copy beside it by its path, if CUDA's runtime came with its first library."""
+    """Map the copy that torch loads by its path, if its first library brought CUDA's runtime."""
     if any(name.startswith("libcudart") for name in deps.needed):
         text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
         if found := preloaded(text, facts.cuda, facts.path):
@@ -96,9 +96,9 @@ def _preload(process: Process, facts: InterpreterFacts, deps: Loadable) -> None:
 
 
 def preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
-    """The libnccl that ``torch/__init__.py`` preloads, by its own list of libraries.
+    """Return the libnccl that ``torch/__init__.py`` preloads, by its own list of libraries.
 
-    It stops, silently, at the first library of the list that is in no folder of ``sys.path``.
+    torch stops, silently, at the first library of the list that is in no folder of ``sys.path``.
     """
     if not _CALL.search(text):
         return None
@@ -118,7 +118,7 @@ def _beside(folder: str, pattern: str, cuda: str, path: Sequence[str]) -> Iterat
 
 
 def vllm_choice(process: Process, facts: InterpreterFacts) -> Choice:
-    """What vLLM's own communicator loads, after torch."""
+    """Return what vLLM's own communicator loads, after torch."""
     named = process.environment.get(VARIABLE)
     if not named and not facts.cuda:
         return Choice(path=None, why="torch is built without CUDA, so vLLM looks for no libnccl")

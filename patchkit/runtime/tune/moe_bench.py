@@ -63,7 +63,7 @@ class Bench:
         self.measured = 0
 
     def facts(self) -> dict[str, Any]:
-        """Device, versions, the file's name, the release's own search space, defaults and file."""
+        """Return device, versions, file name, and the release's search space, defaults and file."""
         triton, vllm = map(importlib.import_module, ("triton", "vllm"))
         device = self.torch.cuda.get_device_properties(0)
         job, block = self.job, self.job["block_shape"]
@@ -144,7 +144,7 @@ def _torch() -> Any:
 
 
 def _benchmark(path: str) -> Any:
-    """The release's benchmark as a module; without ray, which only spreads it over several GPUs."""
+    """Import the release's benchmark, without ray, which only spreads it over several GPUs."""
     try:
         importlib.import_module("vllm")
     except ImportError as error:
@@ -163,7 +163,7 @@ def _benchmark(path: str) -> Any:
 
 @contextlib.contextmanager
 def _without_ray() -> Iterator[None]:
-    """Names that the file asks of ray when it is loaded, and that a single GPU never calls."""
+    """Return a stand-in for what the file asks of ray when loaded, and one GPU never calls."""
     ray = types.ModuleType("ray")
     bars = types.ModuleType("ray.experimental.tqdm_ray")
     vars(ray)["remote"] = lambda **_: lambda cls: cls

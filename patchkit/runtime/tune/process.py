@@ -1,4 +1,4 @@
-"""The process that measures: started, asked, and stopped when it takes too long."""
+"""Start, ask and stop the process that measures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Measuring:
         threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """The answer. Raises StalledError, HostError; SourceError if the release does not fit."""
+        """Return the answer. Raises StalledError, HostError; SourceError for an unfit release."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # then there is no answer either
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -71,7 +71,7 @@ class Measuring:
 
 @contextlib.contextmanager
 def measuring(python: str) -> Iterator[Measuring]:
-    """The script under ``python``; killed at the end, whatever it is doing."""
+    """Run the script with ``python``; it is killed at the end, whatever it is doing."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which fused-MoE configs a device can run, and a bounded walk to a good one. Pure, no GPU."""
+"""Select the fused-MoE configs that a device can run, and walk to a good one. Pure, no GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WalkResult:
 
 
 def shared_memory(config: Config, element_bytes: int) -> int:
-    """Bytes of shared memory per block that Triton's pipelined MoE kernel needs.
+    """Return the bytes of shared memory per block that Triton's pipelined MoE kernel needs.
 
     One stage is in registers, so ``num_stages - 1`` tiles of A and B are buffered.
     """
@@ -46,12 +46,13 @@ def shared_memory(config: Config, element_bytes: int) -> int:
 def suited(
     space: Iterable[Config], *, rows_per_expert: float, limit: int, element_bytes: int
 ) -> list[Config]:
-    """The configs that fit into ``limit`` bytes and do not mostly pad.
+    """Return the configs that fit into ``limit`` bytes and do not mostly pad.
 
     A tile taller than twice the rows that an expert gets on average only computes padding and is
     the slowest to compile; 16 rows are the least a tensor core takes.
     """
-    tallest = max(16, 2 * _power_of_two(rows_per_expert))
+    power_of_two = 1 << math.ceil(math.log2(max(1, rows_per_expert)))  # the next one
+    tallest = max(16, 2 * power_of_two)
     return [
         config
         for config in space
@@ -60,8 +61,13 @@ def suited(
 
 
 def nearest(space: Iterable[Config], wanted: Config) -> Config:
-    """The config of ``space`` with the fewest doublings between it and ``wanted``."""
-    return min(space, key=lambda config: _doublings(config, wanted))
+    """Return the config of ``space`` with the fewest doublings between it and ``wanted``."""
+
+    def doublings(config: Config) -> float:
+        pairs = ((config[name], wanted.get(name, config[name])) for name in PARAMETERS)
+        return sum(abs(math.log2(one / other)) for one, other in pairs)
+
+    return min(space, key=doublings)
 
 
 def walk(
@@ -105,7 +111,7 @@ def _found(
 
 
 def _neighbours(space: list[Config], config: Config) -> list[Config]:
-    """What differs in one parameter, the most influential first; then what differs in two."""
+    """Return configs that differ in one parameter, the most influential first, then in two."""
     apart = [[name for name in PARAMETERS if other[name] != config[name]] for other in space]
     near = [(names, other) for names, other in zip(apart, space, strict=True) if names]
     rank = {name: number for number, name in enumerate(PARAMETERS)}
@@ -115,12 +121,3 @@ def _neighbours(space: list[Config], config: Config) -> list[Config]:
 
 def _key(config: Config) -> tuple[int, ...]:
     return tuple(config[name] for name in PARAMETERS)
-
-
-def _doublings(config: Config, other: Config) -> float:
-    return sum(abs(math.log2(config[name] / other.get(name, config[name]))) for name in PARAMETERS)
-
-
-def _power_of_two(value: float) -> int:
-    """The smallest power of two that is not less than ``value``."""
-    return 1 << max(0, math.ceil(math.log2(value))) if value > 1 else 1

@@ -1,7 +1,7 @@
-"""Tuned fused-MoE configs for the present GPU, measured against what the release does untuned.
+"""Tune fused-MoE configs for the present GPU, measured against what the release does untuned.
 
 The release's own benchmark measures, the release names the file and gives the search space; here
-the space is cut to what the device can run, walked within a budget, and the outcome is compared
+the space is cut to what the device can run, walked within a budget, and the result is compared
 with the untuned config in alternation before it goes into a file.
 """
 
@@ -79,7 +79,7 @@ class Job:
             raise UsageError("a batch size is named twice")
 
     def weight_bytes(self) -> int:
-        """The benchmark's weights: 16-bit values, and for FP8 a copy in FP8 beside them."""
+        """Return the bytes of the weights: 16-bit values, and for FP8 a copy in FP8 beside them."""
         per_value = 3 if self.dtype == "fp8_w8a8" else 2
         return self.experts * 3 * self.intermediate * self.hidden * per_value
 
@@ -103,13 +103,13 @@ class Row:
 
     @property
     def faster(self) -> bool:
-        """Only a median below everything that was measured of the other is believed."""
+        """Return whether the tuned median is below every time of the untuned config."""
         limit = min(self.untuned_times, default=math.inf)
         return median(self.tuned_times) < limit
 
     @property
     def ratio(self) -> float:
-        """Untuned over tuned: above 1 is a gain."""
+        """Return untuned over tuned: above 1 is a gain."""
         return median(self.untuned_times) / median(self.tuned_times)
 
     @property
@@ -134,7 +134,7 @@ Progress = Callable[[int, str], None]  # batch size, what is going on
 
 
 def check_benchmark(tree: SourceTree) -> Path:
-    """The release's benchmark_moe.py. Raises UsageError or DriftError if it cannot be called."""
+    """Return the release's benchmark_moe.py. Raises UsageError or DriftError for an unfit one."""
     if tree.kind == "installed":
         raise UsageError(
             f"{tree.root}: an installed vLLM has no {BENCHMARK}",
@@ -170,7 +170,7 @@ def _check_call(name: str, arguments: ast.arguments, given: list[str]) -> None:
 
 
 def connect(bench: Measuring, job: Job, tree: SourceTree) -> dict[str, Any]:
-    """Facts of device and release. Raises HostError, SourceError if this is another vLLM."""
+    """Return facts of device and release. Raises HostError, SourceError for another vLLM."""
     request = {
         "benchmark": str(check_benchmark(tree)),
         "experts": job.experts,
@@ -232,7 +232,7 @@ class _Timer:
     deadline: float
 
     def time(self, config: Config, iterations: int) -> float:
-        """Microseconds; infinity if the device cannot run the config."""
+        """Return microseconds; infinity if the device cannot run the config."""
         request = {"batch_size": self.batch_size, "config": config, "iterations": iterations}
         answer = self.bench.ask(request, self.deadline + _GRACE - time.monotonic())
         return float(answer.get("microseconds", math.inf))
@@ -272,7 +272,7 @@ def _row(timer: _Timer, job: Job, facts: dict[str, Any], until: float, progress:
 
 
 def untuned_config(facts: Mapping[str, Any], size: int) -> tuple[str, Config]:
-    """What the release would use: the nearest row of its packaged file, or its default."""
+    """Return what the release would use: the nearest row of its packaged file, or its default."""
     shipped: Mapping[int, Config] = facts["shipped"]
     if shipped:
         return "shipped", shipped[min(shipped, key=lambda row: abs(row - size))]
@@ -282,7 +282,7 @@ def untuned_config(facts: Mapping[str, Any], size: int) -> tuple[str, Config]:
 def compared(
     timer: _Timer, configs: tuple[Config, ...], repeats: int, until: float
 ) -> list[tuple[float, ...]]:
-    """Times of each config, taken in turns so that clocks and heat treat them alike."""
+    """Return times of each config, taken in turns so that clocks and heat affect them alike."""
     times: list[list[float]] = [[] for _ in configs]
     for turn in range(repeats):
         if turn >= _LEAST_TURNS and time.monotonic() > until:
@@ -293,7 +293,7 @@ def compared(
 
 
 def file_rows(outcome: Tuned, element_bytes: int) -> dict[int, Config]:
-    """The rows of the file: what was measured, and for the rest what the release does untuned."""
+    """Return the rows of the file: what was measured, and for the rest what is untuned."""
     facts = outcome.facts
     untuned = facts["shipped"] or {size: facts["defaults"][size] for size in GRID}
     rows = {**untuned, **{row.batch_size: row.chosen for row in outcome.rows}}
@@ -305,18 +305,18 @@ def file_rows(outcome: Tuned, element_bytes: int) -> dict[int, Config]:
 
 
 def file_text(outcome: Tuned, element_bytes: int) -> str:
-    """The file as vLLM reads it."""
+    """Return the file as vLLM reads it."""
     rows = {str(size): dict(config) for size, config in file_rows(outcome, element_bytes).items()}
     return json.dumps({"triton_version": outcome.facts["triton"], **rows}, indent=4) + "\n"
 
 
 def median(times: tuple[float, ...]) -> float:
-    """Infinity for a config that did not run."""
+    """Return the median; infinity for a config that did not run."""
     return statistics.median(times) if times else math.inf
 
 
 def row_fields(rows: list[Row]) -> Iterator[dict[str, Any]]:
-    """Rows for machines."""
+    """Yield rows for JSON."""
     for row in rows:
         yield {
             "batch_size": row.batch_size,

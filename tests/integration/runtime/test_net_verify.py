@@ -318,8 +318,8 @@ def test_a_peer_that_cannot_be_asked(cli, tmp_path, ssh, says):
         (["--peer-probe", "peer.json"], 3, "is not what `patchkit probe --json` prints"),
         (["--peer-probe", "none.json"], 2, "none.json: no such file"),
         (["--peer-probe", "peer.json", "--ssh", "peer"], 2, "take one"),
-        (["--ssh", "-oProxyCommand=x"], 2, "is no host"),
-        (["--peer", "spark-2"], 2, "'spark-2' is no IPv4 address"),
+        (["--ssh", "-oProxyCommand=x"], 2, "is not a host"),
+        (["--peer", "spark-2"], 2, "'spark-2' is not an IPv4 address"),
     ],
 )
 def test_refused(cli, tmp_path, options, rc, says):

@@ -326,7 +326,7 @@ def test_a_driver_that_does_not_know_its_speed(copied):
     for said in ("-1", "65535", "4294967295", "fast"):
         (copied / "sys/class/net/enP7s7/speed").write_text(f"{said}\n")
         assert seen(copied).netdev("enP7s7").speed is None
-    assert seen(copied).notes == ("/sys/class/net/enP7s7/speed: 'fast' is no number",)
+    assert seen(copied).notes == ("/sys/class/net/enP7s7/speed: 'fast' is not a number",)
 
 
 def test_an_address_of_another_namespace(copied):
@@ -337,8 +337,8 @@ def test_an_address_of_another_namespace(copied):
     )
 
 
-def test_what_is_no_machine(tmp_path):
-    with pytest.raises(SourceError, match="neither sys nor proc"):
+def test_what_is_not_a_machine_root(tmp_path):
+    with pytest.raises(SourceError, match="is not a machine root"):
         seen(tmp_path)
 
 
@@ -466,4 +466,4 @@ def test_the_command(cli, copied, tmp_path):
     assert "cage 0 (next to the RJ45 port)" in shown.stdout
     again = cli("probe", "--json", "--root", tmp_path / "saved").stdout
     assert from_json(again, "stdout") == seen(copied)
-    assert "is no machine" in cli("probe", "--root", tmp_path, rc=3).stderr
+    assert "is not a machine root" in cli("probe", "--root", tmp_path, rc=3).stderr
