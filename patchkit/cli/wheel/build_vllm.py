@@ -121,7 +121,9 @@ def command(
     require_build()
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
-    left_out = frozenset(each.option for each in by_option(sorted(selection.skip - fixes)))
+    left_out = frozenset(
+        extension.option for extension in by_option(sorted(selection.skip - fixes))
+    )
     request = replace(selection, skip=selection.skip & fixes).request()
     _check_cpu(request.target, cpu)
     parts, sources = frozenset(filter(None, extensions.split(","))), parse_given(given)
@@ -201,9 +203,9 @@ def _foretell(order: VllmOrder, jobs: Jobs) -> None:
     """Say what is going to happen, before it takes long."""
     tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
     tell(f"what the build says: {order.work}/log.txt")
-    for each in by_option(sorted(order.without)):
-        if each.serves(order.request.target.major):
-            tell(f"without {each.option}: {each.cost}")
+    for extension in by_option(sorted(order.without)):
+        if extension.serves(order.request.target.major):
+            tell(f"without {extension.option}: {extension.cost}")
     if not can_cut_off():
         tell(network())
 

@@ -138,18 +138,18 @@ def _table(libraries: tuple[Judged, ...]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("library", "fat binaries", ""):
         table.add_column(column, no_wrap=column != "")
-    for each in libraries:
-        idle = each.use in (Use.HOST, Use.OTHER)
+    for library in libraries:
+        idle = library.use in (Use.HOST, Use.OTHER)
         table.add_row(
-            show.text(each.name.removeprefix("vllm/"), style="dim" if idle else ""),
-            _loads(each),
-            show.text(each.use.value, style=_USES[each.use]),
+            show.text(library.name.removeprefix("vllm/"), style="dim" if idle else ""),
+            _loads(library),
+            show.text(library.use.value, style=_USES[library.use]),
         )
     return table
 
 
-def _loads(each: Judged) -> Text:
-    counts = sorted(each.loads.items(), reverse=True)
+def _loads(library: Judged) -> Text:
+    counts = sorted(library.loads.items(), reverse=True)
     parts = [show.text(f"{count} {load}", style=STYLES[load]) for load, count in counts]
     return show.text(", ").join(parts) if parts else show.text("-", style="dim")
 
@@ -161,7 +161,7 @@ def _fields(done: Repacked, seconds: float) -> dict[str, Any]:
         "size": done.size,
         "fresh": done.fresh,
         "source": dict(done.source),
-        "libraries": [_library(each) for each in done.libraries],
+        "libraries": [_library(library) for library in done.libraries],
         "fixes": [show.verdict_fields(verdict) for verdict in done.outcome.verdicts],
         "proofs": list(done.outcome.proofs),
         "notes": list(done.notes),
@@ -170,13 +170,13 @@ def _fields(done: Repacked, seconds: float) -> dict[str, Any]:
     }
 
 
-def _library(each: Judged) -> dict[str, Any]:
+def _library(library: Judged) -> dict[str, Any]:
     return {
-        "name": each.name,
-        "use": each.use.value,
-        "told": each.phrase,
-        "required": bool(each.known and each.known.required),
-        "fat_binaries": {str(load): each.loads[load] for load in sorted(Load, reverse=True)},
-        "lost": dict(each.lost),
-        "lost_kernels": dict(each.kernels),
+        "name": library.name,
+        "use": library.use.value,
+        "told": library.phrase,
+        "required": bool(library.known and library.known.required),
+        "fat_binaries": {str(load): library.loads[load] for load in sorted(Load, reverse=True)},
+        "lost": dict(library.lost),
+        "lost_kernels": dict(library.kernels),
     }

@@ -78,8 +78,8 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
     Raises ProofError.
     """
     held = 0
-    for group in (each for each in groups if each.archs):
-        found = [each for each in sources if f"/{each.source}".endswith(f"/{group.name}.cu")]
+    for group in (group for group in groups if group.archs):
+        found = [source for source in sources if f"/{source.source}".endswith(f"/{group.name}.cu")]
         if len(found) != 1:
             continue
         said = {arch_name("sass", parse_arch(arch)) for arch in group.archs}
@@ -105,8 +105,8 @@ def prove_compiled(
     """
     libraries = {PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries}
     by_library: dict[str, list[Compiled]] = {}
-    for each in sources:
-        by_library.setdefault(each.library, []).append(each)
+    for source in sources:
+        by_library.setdefault(source.library, []).append(source)
     for name in by_library.keys() - libraries.keys():
         raise ProofError(
             f"{name} was compiled, and is not in the wheel",
@@ -117,21 +117,21 @@ def prove_compiled(
 
 
 def _proved(binary: Binary, sources: list[Compiled], target: Target) -> str:
-    wanted = Counter(each.names for each in sources)
+    wanted = Counter(source.names for source in sources)
     # By name: an arch that a fat binary tells also knows whether PTX is beside it.
     linked = Counter(
         _names((entry.kind, entry.arch) for entry in group) for group in fat_binaries(binary.live)
     )
     if missing := wanted - linked:
         names, count = next(iter(missing.items()))
-        first = next(each.source for each in sources if each.names == names)
+        first = next(source.source for source in sources if source.names == names)
         raise ProofError(
             f"{binary.name} lacks {count} of {wanted[names]} fat binaries with "
             f"{' and '.join(sorted(names)) or 'nothing'}, what {first} for example was compiled to",
             why="objects of another build were linked",
             hint="run again with --fresh",
         )
-    exact = sum(each.load(target) is Load.EXACT for each in sources)
+    exact = sum(source.load(target) is Load.EXACT for source in sources)
     return f"{binary.name}: {exact} of {len(sources)} CUDA sources are exact for {target.title}"
 
 

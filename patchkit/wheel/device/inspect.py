@@ -127,8 +127,8 @@ def _binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
     stream.seek(0)
     sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     live, relocatable = (
-        entries(stream, [each for each in library.sections if each.name == section], where)
-        for section in (LIVE, RELOCATABLE)
+        entries(stream, [section for section in library.sections if section.name == kind], where)
+        for kind in (LIVE, RELOCATABLE)
     )
     return Binary(
         name=name,

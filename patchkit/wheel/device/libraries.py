@@ -136,7 +136,7 @@ def judge(
     expected = [known for known in library_table().library if known.covers(version)]
     found = []
     for binary in binaries:
-        known = next((each for each in expected if fnmatchcase(binary.name, each.file)), None)
+        known = next((known for known in expected if fnmatchcase(binary.name, known.file)), None)
         lost: Counter[str] = Counter()
         for group in fat_binaries(binary.live):
             if is_lost(group, target):
@@ -145,13 +145,13 @@ def judge(
                 lost[", ".join(sorted(names))] += 1
         use, loads = _use(binary, target, known, lost), binary.loads(target)
         found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))
-    present = [each.known for each in found]
+    present = [library.known for library in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
-    partly = [each.name for each in found if each.use is Use.PARTLY]
-    purposes = [(re.compile(each.name), each.purpose) for each in library_table().kernels]
+    partly = [library.name for library in found if library.use is Use.PARTLY]
+    purposes = [(re.compile(kernel.name), kernel.purpose) for kernel in library_table().kernels]
     lost_by_name = lost_kernels(wheel, partly, target, purposes)
     return (
-        *(replace(each, kernels=lost_by_name.get(each.name, Counter())) for each in found),
+        *(replace(library, kernels=lost_by_name.get(library.name, Counter())) for library in found),
         *(
             Judged(name=known.file, use=Use.ABSENT, known=known, loads=Counter(), lost=Counter())
             for known in absent
@@ -161,10 +161,10 @@ def judge(
 
 def require_loading(judged: Iterable[Judged], target: Target, version: Version) -> None:
     """Raise ProofError that names each library that vLLM cannot do without on the device."""
-    if fatal := [each for each in judged if each.fatal]:
+    if fatal := [library for library in judged if library.fatal]:
         raise ProofError(
             f"the wheel's kernels do not serve {target.title}\n"
-            + "\n".join(f"  {each.name}: {each.phrase}" for each in fatal),
+            + "\n".join(f"  {library.name}: {library.phrase}" for library in fatal),
             why="it was built for other devices, or parts of it were left out",
             hint=from_source(version, target),
         )
@@ -199,9 +199,9 @@ def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
     known = library_table().torch_without_cuda
     return next(
         (
-            each
-            for each in known
-            if each.machine == machine and SpecifierSet(each.pins).contains(torch)
+            build
+            for build in known
+            if build.machine == machine and SpecifierSet(build.pins).contains(torch)
         ),
         None,
     )
@@ -209,9 +209,13 @@ def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
 
 def ways_around(judged: Iterable[Judged]) -> dict[str, str]:
     """Map fixes to the lost kernels that vLLM does not choose with them."""
-    lost = {purpose for each in judged for purpose in each.kernels}
+    lost = {purpose for library in judged for purpose in library.kernels}
     kernels = library_table().kernels
-    return {each.around: each.purpose for each in kernels if each.purpose in lost and each.around}
+    return {
+        kernel.around: kernel.purpose
+        for kernel in kernels
+        if kernel.purpose in lost and kernel.around
+    }
 
 
 @cache

@@ -58,7 +58,7 @@ def _kernels(stream: BufferedIOBase, where: str, target: Target) -> Iterator[str
         stream.seek(position)
         return int(layout.unpack(stream.read(layout.size))[0])
 
-    sections = [each for each in parse_sections(stream, where) if each.name == LIVE]
+    sections = [section for section in parse_sections(stream, where) if section.name == LIVE]
     for group in fat_binaries(entries(stream, sections, where)):
         if not is_lost(group, target):
             continue

@@ -45,8 +45,8 @@ class LibraryRules:
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
         """Return whose a library is that a wheel of this project must not carry, None if it may."""
         match = _FILE.fullmatch(PurePosixPath(member).name)
-        groups = (each for each in self.shared if match and match["name"] in each.names)
-        return next((each for each in groups if not _any(each.owners, project)), None)
+        groups = (shared for shared in self.shared if match and match["name"] in shared.names)
+        return next((group for group in groups if not _any(group.owners, project)), None)
 
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
         """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""
@@ -66,7 +66,7 @@ class LibraryRules:
 
     def allowed(self, glibc: str) -> dict[str, str]:
         """Return the highest symbol version of each family on a system with this glibc."""
-        known = [each for each in self.libstdcxx if by_version(each) <= by_version(glibc)]
+        known = [older for older in self.libstdcxx if by_version(older) <= by_version(glibc)]
         newest = self.libstdcxx[max(known, key=by_version)] if known else {}
         return {"GLIBC": glibc, **newest}
 

@@ -52,8 +52,8 @@ def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, A
         **({"hashes": [{"alg": "SHA-256", "content": digest}]} if algorithm == "sha256" else {}),
     }
     patches = []
-    for each in applied:
-        fix, text = each.fix, {"contentType": "text/x-diff", "content": each.diff}
+    for patch in applied:
+        fix, text = patch.fix, {"contentType": "text/x-diff", "content": patch.diff}
         issue = {"type": "defect", "id": fix.id, "name": fix.title, "description": fix.symptom}
         patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
     ref = f"pkg:pypi/vllm@{quote(facts['wheel'])}"
@@ -127,7 +127,7 @@ def _document(
     components: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Make the whole, with the components that the subject depends on."""
-    refs = [each["bom-ref"] for each in components]
+    refs = [component["bom-ref"] for component in components]
     depends = [{"ref": subject["bom-ref"], "dependsOn": refs}, *({"ref": ref} for ref in refs)]
     return {
         "$schema": _SCHEMA,

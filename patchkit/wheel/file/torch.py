@@ -48,7 +48,7 @@ def torch_of(
     ``members`` are the paths in its wheel, where that is at hand. Wheels for CUDA require NVIDIA's
     libraries, or have them inside and say so in their local version.
     """
-    names = [canonicalize_name(Requirement(each).name) for each in requires]
+    names = [canonicalize_name(Requirement(requirement).name) for requirement in requires]
     nvidia = [name for name in names if name.startswith(_CUDA)]
     label = _LABEL.match(version.local or "")
     majors = [int(match["major"]) for match in map(_NAMED.fullmatch, names) if match]

@@ -115,8 +115,8 @@ class WheelFile:
     def is_of(self, project: str, version: str) -> bool:
         """Compare a project and a version, in any spelling, with those of the file name."""
         versions = (
-            canonicalize_version(each, strip_trailing_zero=True)
-            for each in (version, self.name.version)
+            canonicalize_version(spelling, strip_trailing_zero=True)
+            for spelling in (version, self.name.version)
         )
         return canonicalize_name(project) == self.name.project and len({*versions}) == 1
 

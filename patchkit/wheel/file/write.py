@@ -75,7 +75,7 @@ def seal(raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None
         if licenses:
             # PEP 639: License-File, behind the other fields and in front of the description.
             head, gap, body = wheel.read(f"{home}/METADATA").rstrip(b"\n").partition(b"\n\n")
-            lines = [head, *(f"License-File: {each}".encode() for each in sorted(licenses))]
+            lines = [head, *(f"License-File: {license_}".encode() for license_ in sorted(licenses))]
             changed[f"{home}/METADATA"] = b"\n".join(lines) + gap + body + b"\n"
         members = {}
         for path, info in wheel.members.items():

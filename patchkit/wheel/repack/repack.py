@@ -181,7 +181,7 @@ def _patched(
         license=metadata.get("License-Expression", "NOASSERTION"),
         cuda=cuda_major(binaries),
         tag=_tag(origin.wheel.name.tag, binaries),
-        libraries={each.name: each.use.value for each in judged},
+        libraries={library.name: library.use.value for library in judged},
     )
 
 
@@ -260,9 +260,9 @@ def _notes(patched: PatchedTree, judged: tuple[Judged, ...]) -> Iterator[str]:
             f"it pins torch {torch}, and the package index's torch {torch} for {cpu} has no "
             f"CUDA: {without.instead}"
         )
-    for each in judged:
-        if each.missed or each.use is Use.PARTLY:
-            yield f"{each.name} {each.phrase}"
+    for library in judged:
+        if library.missed or library.use is Use.PARTLY:
+            yield f"{library.name} {library.phrase}"
     active = {v.fix.id for v in patched.outcome.verdicts if v.state in _IN_EFFECT}
     for fix_id, kernels in ways_around(judged).items():
         if fix_id not in active:

@@ -82,7 +82,7 @@ def remember(statement: Statement) -> None:
                 statement.wheelhouse, statement.counter, statement.date, now, statement.sha256
             )
             with replacing(place, private=True) as file:
-                file.writelines(each.line.encode("ascii") for each in known.values())
+                file.writelines(line.line.encode("ascii") for line in known.values())
 
 
 def _read(place: Path) -> dict[str, Seen]:

@@ -117,8 +117,8 @@ def replace_dependencies(
     with writing(house):
         listed = listed_entries(house)
         now, then = (
-            {(each.filename, each.sha256) for each in some if each.kind is Kind.BUILT}
-            for some in (listed, built)
+            {(entry.filename, entry.sha256) for entry in entries if entry.kind is Kind.BUILT}
+            for entries in (listed, built)
         )
         if now != then:
             raise BusyError(
@@ -153,8 +153,8 @@ def wheels_there(house: Path) -> Iterator[WheelName]:
 
 def _outdated(house: Path, new: WheelName) -> tuple[str, ...]:
     outdated = []
-    entries = listed_entries(house)
-    dependencies = {each.filename for each in entries if each.kind is not Kind.BUILT}
+    listed = listed_entries(house)
+    dependencies = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
     for old in known_wheels(house):
         if supersedes(new, old) or (rivals(new, old) and old.filename in dependencies):
             outdated.append(old.filename)

@@ -39,7 +39,7 @@ def unfit(wheel: ListedWheel) -> Iterator[Finding]:
             except ProofError as error:
                 yield finding(ProofError, wheel.filename, error.what, error.hint, error.why)
     elif facts.get("project") == "vllm":
-        fatal = [each for each in wheel.judged if each.fatal]
+        fatal = [library for library in wheel.judged if library.fatal]
         yield from missed(wheel.entry.name.version, fatal, target, wheel.filename)
     elif code and all(binary.load(target) is Load.NONE for binary in code):
         yield finding(
@@ -54,12 +54,12 @@ def missed(
     version: Version, judged: Sequence[Judged], target: Target, filename: str = ""
 ) -> Iterator[Finding]:
     """Find libraries of vLLM that the device lacks, and say what that costs."""
-    for each in judged:
-        if each.missed:
+    for library in judged:
+        if library.missed:
             yield finding(
                 ProofError,
-                filename or each.name,
-                f"{each.name} {each.phrase}" if filename else each.phrase,
+                filename or library.name,
+                f"{library.name} {library.phrase}" if filename else library.phrase,
                 from_source(version, target),
-                "vLLM cannot do without it" if each.fatal else "vLLM does without it",
+                "vLLM cannot do without it" if library.fatal else "vLLM does without it",
             )

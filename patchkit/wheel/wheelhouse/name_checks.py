@@ -24,7 +24,9 @@ _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 def floor(binaries: Sequence[Binary]) -> dict[str, str]:
     """Return the highest symbol version of each family that any of them needs, ``GLIBC_2.34``."""
     highest = {
-        family: max((each.library.highest(family) for each in binaries), key=by_version, default="")
+        family: max(
+            (binary.library.highest(family) for binary in binaries), key=by_version, default=""
+        )
         for family in _FAMILIES
     }
     return {family: version for family, version in highest.items() if version}
@@ -32,7 +34,7 @@ def floor(binaries: Sequence[Binary]) -> dict[str, str]:
 
 def promised_glibc(tag: str) -> str:
     """Return the oldest glibc that a tag names as enough; "" for ``linux_aarch64``."""
-    said = {rules().glibc(each.platform) for each in parse_tag(tag)}
+    said = {rules().glibc(part.platform) for part in parse_tag(tag)}
     return "" if not all(said) else min(said, key=by_version)
 
 

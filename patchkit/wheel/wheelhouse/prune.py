@@ -49,12 +49,12 @@ def prune(
     SourceError if no manifest says what belongs here.
     """
     with reading(house, patience) if dry_run else held(house, patience):
-        left = [Pruned(each.where, each.what) for each in leftovers(house)]
+        left = [Pruned(finding.where, finding.what) for finding in leftovers(house)]
         if not dry_run:
             left += _clear_leftovers(house, force=force)
         listed, dropped = listed_entries(house), _dropped(house, drop)
         if dependencies:
-            dropped |= {each.filename for each in listed if each.kind is not Kind.BUILT}
+            dropped |= {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
         there = {path.name for path in house.glob("*.whl")}
         if there - dropped and not (house / MANIFEST).exists():
             raise SourceError(
@@ -72,9 +72,9 @@ def prune(
                 for name in sorted(held_names - there - dropped)
             ),
         ]
-        gone = {each.filename for each in removed}
+        gone = {file.filename for file in removed}
         kept = [entry for entry in listed if entry.filename not in gone]
-        stale = [Pruned(each.where, "written anew") for each in stale_documents(house, kept)]
+        stale = [Pruned(finding.where, "written anew") for finding in stale_documents(house, kept)]
         if (stale or removed) and not dry_run:
             commit(house, documents(kept), sorted(gone))
     return (*left, *removed, *stale)
@@ -96,7 +96,8 @@ def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
 def _dropped(house: Path, drop: Collection[str]) -> set[str]:
     """Return the wheels, listed or there, that ``drop`` names. Raises UsageError."""
     known = {
-        each.filename: {each.filename, each.project, each.pinned} for each in known_wheels(house)
+        wheel.filename: {wheel.filename, wheel.project, wheel.pinned}
+        for wheel in known_wheels(house)
     }
     for name in drop:
         if not any(name in names for names in known.values()):

@@ -31,7 +31,7 @@ def verify(house: Path) -> Verified:
     Raises SourceError if there is none, StorageError, BusyError.
     """
     files, listed = check_files(house), entries(house)
-    wheels, unread = read(house, listed, {each.where for each in files})
+    wheels, unread = read(house, listed, {finding.where for finding in files})
     found = [*files, *unread]
     for wheel in wheels:
         if wheel.built and wheel.metadata and wheel.metadata.facts:
