@@ -10,15 +10,19 @@ import nox
 nox.needs_version = ">=2025.10.14"
 nox.options.sessions = ["tests", "lint"]
 
-# Each worker takes what is next to what it has done, and idle ones take from the others: a release is
-# unpacked once for all of them.
+# Each worker takes what is next to what it has done, and an idle one takes from the others: a
+# release is unpacked once for all of them.
 SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=worksteal")
 
 
 def _install(session: nox.Session, lock: str) -> None:
     """Install what requirements/LOCK.txt names, by hash, and patchkit beside it."""
-    session.install("--require-hashes", "--requirement", f"requirements/{lock}.txt")
+    _install_hashed(session, lock)
     session.install("--no-deps", "--no-build-isolation", ".")  # the lock has its build backend
+
+
+def _install_hashed(session: nox.Session, lock: str) -> None:
+    session.install("--require-hashes", "--requirement", f"requirements/{lock}.txt")
 
 
 @nox.session
@@ -52,7 +56,7 @@ def fresh(session: nox.Session) -> None:
 @nox.session
 def lock(session: nox.Session) -> None:
     """requirements/: every version with its sha256; those that fit stay, or `-- --upgrade`."""
-    session.install("--require-hashes", "--requirement", "requirements/lock.txt")
+    _install_hashed(session, "lock")
     session.run("python", "-m", "tools.locks", *session.posargs)
 
 
@@ -66,6 +70,29 @@ def matrix(session: nox.Session) -> None:
     session.run("python", "-m", "tools.regenerate", "--check", env={"PYTHONPATH": "tests"})
     everything = {"PATCHKIT_ALL_RELEASES": "1"}
     session.run("pytest", "-m", "releases", *SIDE_BY_SIDE, *session.posargs, env=everything)
+
+
+@nox.session
+def regenerate(session: nox.Session) -> None:
+    """The tables and pages that releases' sources give: all, or `-- --release X`, `-- --fix ID`."""
+    _install(session, "test")
+    session.run("python", "-m", "tools.regenerate", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session(name="add-release")
+def add_release(session: nox.Session) -> None:
+    """A release in every table, or in none: `-- X.Y.Z` of vLLM, `-- nccl X.Y.Z` of NCCL."""
+    _install(session, "test")
+    _install_hashed(session, "lock")  # uv
+    session.run("python", "-m", "tools.add_release", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session(name="add-release-proof")
+def add_release_proof(session: nox.Session) -> None:
+    """The newest vLLM and NCCL taken out of a copy and added again: nothing may differ."""
+    _install(session, "test")
+    _install_hashed(session, "lock")
+    session.run("python", "-m", "tools.add_release_proof", env={"PYTHONPATH": "tests"})
 
 
 @nox.session(name="kernel-proof")

@@ -72,14 +72,6 @@ def ask():
 
 
 @pytest.fixture(scope="session")
-def golden():
-    """Return tools/regenerate.py: the golden tables, and how they are made."""
-    from tools import regenerate
-
-    return regenerate
-
-
-@pytest.fixture(scope="session")
 def sdist(recipe):
     """The archive of a release in the cache: ``sdist("0.24.0")``; skips if it cannot be had."""
     lock = read_lock(recipe.home / "lock.toml")

@@ -149,4 +149,4 @@ def golden() -> dict[Path, str]:
 if __name__ == "__main__":
     for path, text in golden().items():
         path.write_text(text, encoding="utf-8")
-        print(path, file=sys.stderr)  # noqa: T201
+        print(path, file=sys.stderr)

@@ -1,160 +1,160 @@
-"""The golden tables and the catalogue, made from every supported release and then read by people.
+"""Write the tables that releases' sources give, the catalogue, and what tests compare with.
 
-    python -m tools.regenerate             (from a checkout)
-    python -m tools.regenerate --check     ends with 1, and says what is stale, if anything changed
+    python -m tools.regenerate               every release
+    python -m tools.regenerate --release X   that one; the rest of each table stays
+    python -m tools.regenerate --fix ID      as few as tell where the level of the fix changes
+    python -m tools.regenerate --pages       what is made from the tables, and no table
+    python -m tools.regenerate --none        no release is read; those taken out leave the tables
+    python -m tools.regenerate --check       ends with 1, and says what is stale, if anything was
 
-In recipes/env: vllm_variables.tsv and vllm_flags.tsv, the names in each release's own files. In
-recipes/vllm: stock_archs.csv, what untouched releases build for 12.0; support.json, fix → arch mode
-→ release → how much it needs the fix. In tests/data: states.json: release → arch mode → fix → state
-after an apply; archs.csv: a row per kernel group, with what the untouched release builds for 12.0
-and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix; of
-NCCL, whose releases are on no index, nccl-releases.md and the same; env-rules.md, serve-flags.md.
-And what tools/golden_env.py writes.
-Look at the difference before you commit it: they are there to show what a change has changed.
+In recipes/env: vllm_variables.tsv, vllm_flags.tsv and flag_values.toml, the names in each release's
+own files. In recipes/vllm: stock_archs.csv, what untouched releases build for 12.0; support.json,
+fix → arch mode → release → how much it needs the fix. In tests/data: archs.csv, a row per kernel
+group, with what the untouched release builds for 12.0 and the patched one for the arch of the mode.
+In docs: support-matrix.md and a page per fix, nccl-releases.md, env-rules.md, serve-flags.md. And
+what tools/golden_env.py writes. Read the difference before you commit it.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+import argparse
 import json
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
-from patchkit.apply import plan_for
-from patchkit.cli.options import SourceOptions, located
-from patchkit.patching.commit import settled
-from patchkit.patching.fix import Request
+from packaging.version import Version
+
+from patchkit.errors import PatchkitError
+from patchkit.patching.fix import Fix
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe, load_recipes
-from patchkit.patching.support import load_support, support_of
-from patchkit.patching.workspace import open_workspace
-from patchkit.paths import RECIPES
+from patchkit.patching.support import load_support
 from patchkit.proof.prove import prove
-from patchkit.recipes.vllm.archs import Group, evaluate
-from patchkit.recipes.vllm.stock import render_stock
 from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.flags import read_flags
-from patchkit.runtime.rules.lifetimes import render
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.variable_rules import load_rules
-from patchkit.runtime.rules.vllm_names import read_names
-from patchkit.target import targets
 from tools import env_pages, golden_env, serve_pages
 from tools.catalogue import catalogue
+from tools.seen import MODES, Seen, look_at, pristine, unproved
+from tools.tables import SUPPORT, Support, updated
 
-DATA = Path(__file__).parents[1] / "tests" / "data"
-DOCS = Path(__file__).parents[1] / "docs"
-MODES = ("native", "family")
-VARIABLES = (
-    "name, first release, last release, default: the environment variables in envs.py of each",
-    "supported release of vLLM. Made by tools/regenerate.py. An empty default: not set; some are",
-    "computed, and stand here as the code has them.",
-)
-FLAGS = (
-    "flag, first release, last release: what `vllm serve` takes in each supported release. Made by",
-    "tools/regenerate.py.",
-)
-COLUMNS = ("release", "arch", "group", "file", "variable", "stock", "patched")
-
-Row = dict[str, str]
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 
 
 def plan(root: Path, arch: str) -> Plan:
-    """The proved plan of an untouched tree."""
-    found = _unproved(root, arch)
+    """Return the proved plan of an untouched tree."""
+    found = unproved(root, arch)
     prove(found)
     return found
 
 
-def _unproved(root: Path, arch: str) -> Plan:
-    request = Request(target=targets()["gb10"], arch=arch)
-    return plan_for(open_workspace(root), load_recipe(), request)
+def main() -> int:
+    """Write what has changed, all at the end: a run that ends early leaves everything as it was."""
+    parser = argparse.ArgumentParser(prog="regenerate")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--release", action="append", default=[], metavar="X")
+    parser.add_argument("--fix", default="", metavar="ID")
+    parser.add_argument("--pages", action="store_true")
+    parser.add_argument("--none", action="store_true")
+    asked = parser.parse_args()
+    recipe = load_recipe()
+    releases = list(map(str, recipe.supported))
+    if wrong := [each for each in asked.release if each not in releases]:
+        parser.error(f"not in recipes/vllm/recipe.toml: {', '.join(wrong)}")
+    if asked.fix and recipe.fix(asked.fix) is None:
+        parser.error(f"no fix is called {asked.fix!r}")
+    wanted = [] if asked.none or asked.fix else asked.release or releases
+    try:
+        stale = [] if asked.pages else write(tables(wanted, recipe.fix(asked.fix), releases))
+    except PatchkitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    # The pages show what has just been written.
+    stale += write({**pages(), **golden_env.golden()})
+    for path in stale:
+        print(f"was stale: {path.resolve().relative_to(ROOT)}", file=sys.stderr)
+    return 1 if stale and asked.check else 0
 
 
-def states(plan: Plan) -> dict[str, str]:
-    return {verdict.fix.id: settled(verdict).state.value for verdict in plan.verdicts}
+def tables(asked: Sequence[str], fix: Fix | None, releases: Sequence[str]) -> dict[Path, str]:
+    """Return path → text of the tables that releases' sources give."""
+    support: Support = json.loads(SUPPORT.read_text(encoding="utf-8"))
+    seen = look_for(fix, support, releases, look) if fix else look(asked)
+    if fix:
+        support[fix.id] = levels(fix.id, seen, releases)
+    return updated(seen.values(), releases, [each.id for each in load_recipe().fixes], support)
 
 
-def arch_rows(plan: Plan) -> list[Row]:
-    target = plan.request.target
-    stock = evaluate(plan.stock, target, target.stock, target.cuda)
-    patched = evaluate(plan.patched, target, plan.request.arch_list, target.cuda)
+def look(releases: Iterable[str]) -> dict[str, Seen]:
+    """Read releases, side by side. Nothing is proved, since proofs compare with the tables."""
+    with ProcessPoolExecutor() as pool:
+        return {seen.version: seen for seen in pool.map(_seen, releases)}
+
+
+def _seen(version: str) -> Seen:
+    print(version, file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        return look_at(version, pristine(version, Path(folder)))
+
+
+def look_for(
+    fix: Fix,
+    support: Support,
+    releases: Sequence[str],
+    look: Callable[[list[str]], dict[str, Seen]],
+) -> dict[str, Seen]:
+    """Read the releases between which the level of a fix changes, and those where it could.
+
+    These are the ends of the fix's own ranges and of its recorded levels; where two that were read
+    differ, the one in the middle of them is read, until they are neighbours.
+    """
+    seen = look(sorted(_edges(fix, support.get(fix.id, {}), releases), key=Version))
+    while between := _halves(fix.id, seen, releases):
+        seen |= look(between)
+    return dict(sorted(seen.items(), key=lambda each: Version(each[0])))
+
+
+def _edges(fix: Fix, row: Mapping[str, Mapping[str, str]], releases: Sequence[str]) -> set[str]:
+    def facts(version: str) -> list[object]:
+        needs = [fix.need(Version(version), mode) for mode in MODES]
+        return [*needs, *(row.get(mode, {}).get(version) for mode in MODES)]
+
+    changes = {
+        end for pair in pairwise(releases) if facts(pair[0]) != facts(pair[1]) for end in pair
+    }
+    return changes | {releases[0], releases[-1]}
+
+
+def _halves(fix: str, seen: Mapping[str, Seen], releases: Sequence[str]) -> list[str]:
+    places = sorted(map(releases.index, seen))
     return [
-        {
-            "release": str(plan.stock.version),
-            "arch": plan.request.arch,
-            "group": new.name,
-            "file": new.place[0],
-            "variable": new.variable,
-            "stock": ";".join(old.archs),
-            "patched": ";".join(new.archs),
-        }
-        for old, new in zip(stock, patched, strict=True)
+        releases[(low + high) // 2]
+        for low, high in pairwise(places)
+        if high - low > 1 and seen[releases[low]].support[fix] != seen[releases[high]].support[fix]
     ]
 
 
-def read_states() -> dict[str, dict[str, dict[str, str]]]:
-    return json.loads((DATA / "states.json").read_text())
-
-
-def read_archs() -> list[Row]:
-    return read_table("archs.csv")
-
-
-def read_table(name: str) -> list[Row]:
-    with (DATA / name).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def support(plan: Plan) -> dict[str, str]:
-    """fix → how much the release needs it."""
-    return {verdict.fix.id: support_of(verdict).value for verdict in plan.verdicts}
-
-
-def look_at_all() -> dict[Path, str]:
-    """Path → text of every table, from every release.
-
-    Nothing is proved here, since proofs compare with one of these tables; the tests do that.
-    """
-    recipe, target = load_recipe(), targets()["gb10"]
-    stock: list[tuple[str, list[Group]]] = []
-    rows: list[Row] = []
-    table: dict[str, dict[str, dict[str, str]]] = {}
-    needed: dict[str, dict[str, dict[str, str]]] = {}
-    variables: dict[str, dict[str, str]] = {}
-    flags: dict[str, dict[str, str]] = {}
-    for version in map(str, recipe.supported):
-        print(version, file=sys.stderr)  # noqa: T201
-        source = SourceOptions(recipe.project, f"{recipe.project}=={version}")
-        with located(source, keep=False) as (root, _sandboxed):
-            plans = {arch: _unproved(root, arch) for arch in MODES}
-            tree = plans["native"].stock
-            variables[version] = read_names(root / "vllm/envs.py")
-            flags[version] = dict.fromkeys(read_flags(root / "vllm"), "")
-            stock.append((version, evaluate(tree, target, target.stock, target.cuda)))
-            table[version] = {arch: states(each) for arch, each in plans.items()}
-            rows += [row for each in plans.values() for row in arch_rows(each)]
-            for arch, each in plans.items():
-                for fix, level in support(each).items():
-                    needed.setdefault(fix, {}).setdefault(arch, {})[version] = level
-    file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return {
-        recipe.home / "stock_archs.csv": render_stock(stock),
-        recipe.home / "support.json": json.dumps(needed, indent=1) + "\n",
-        RECIPES / "env/vllm_variables.tsv": render(variables, VARIABLES),
-        RECIPES / "env/vllm_flags.tsv": render(flags, FLAGS),
-        DATA / "states.json": json.dumps(table, indent=1) + "\n",
-        DATA / "archs.csv": file.getvalue(),
-    }
+def levels(
+    fix: str, seen: Mapping[str, Seen], releases: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Return arch mode → release → level, for one that was not read that of the one before."""
+    latest = seen[releases[0]]
+    found: dict[str, dict[str, str]] = {mode: {} for mode in MODES}
+    for version in releases:
+        latest = seen.get(version, latest)
+        for mode in MODES:
+            found[mode][version] = latest.support[fix][mode]
+    return found
 
 
 def pages() -> dict[Path, str]:
-    """Path → text of the catalogue, from the tables as they are."""
+    """Return path → text of the catalogue, from the tables as they are."""
+    load_support.cache_clear()
     found = {
         DOCS / name: text
         for recipe in load_recipes()
@@ -167,19 +167,8 @@ def pages() -> dict[Path, str]:
     }
 
 
-def main() -> int:
-    """Write what has changed, all at the end: a run that ends early leaves everything as it was."""
-    texts = look_at_all()
-    stale = write(texts)
-    # The pages show what has just been written.
-    stale += write({**pages(), **golden_env.golden()})
-    for path in stale:
-        print(f"was stale: {path}", file=sys.stderr)  # noqa: T201
-    return 1 if stale and "--check" in sys.argv else 0
-
-
 def write(texts: Mapping[Path, str]) -> list[Path]:
-    """The files that had another text."""
+    """Write the files that have another text, and return them."""
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         path.parent.mkdir(exist_ok=True)

@@ -190,7 +190,7 @@ def copy(
 
 def _chunks(project: str, filename: str) -> Generator[bytes, None, None]:
     """Yield the bytes of one file of the project, from the index."""
-    with _index() as client:
+    with index_client() as client:
         packages = client.get_project_page(project, timeout=_TIMEOUT).packages
         package = next((each for each in packages if each.filename == filename), None)
         if package is None:
@@ -208,7 +208,7 @@ def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
     For the maintainer of a recipe; the digests are the index's word. Raises StorageError if the
     index fails or lacks an sdist or its sha256.
     """
-    with _index() as client:
+    with index_client() as client:
         packages = client.get_project_page(project, timeout=_TIMEOUT).packages
         sdists = {each.version: each for each in packages if each.package_type == "sdist"}
         return [_described(client, version, sdists.get(version)) for version in versions]
@@ -219,7 +219,7 @@ def described(project: str) -> list[tuple[str, str]]:
 
     For the maintainer of a recipe, too. Raises StorageError if the index fails.
     """
-    with _index() as client:
+    with index_client() as client:
         packages = client.get_project_page(project, timeout=_TIMEOUT).packages
         pairs = [(each.filename, each.digests.get("sha256", "")) for each in packages]
         return [pair for pair in pairs if pair[1]]
@@ -232,7 +232,7 @@ def wheel_entries(
 
     That is the one with the highest build number in its name. Raises as ``lock_entries`` does.
     """
-    with _index() as client:
+    with index_client() as client:
         packages = client.get_project_page(project, timeout=_TIMEOUT).packages
         wheels = [each for each in packages if each.package_type == "wheel"]
         return [
@@ -273,7 +273,7 @@ def _remote_size(client: PyPISimple, url: str) -> int:
 
 
 @contextmanager
-def _index() -> Iterator[PyPISimple]:
+def index_client() -> Iterator[PyPISimple]:
     """Open a client for the index; its failures become StorageErrors.
 
     Their text is never passed on: it may hold the index's URL, and that a password.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from packaging.version import Version
 from patchkit.errors import DriftError
 from patchkit.recipes.vllm.archs import Group
 
-COLUMNS = ("since", "until", "group", "switches", "variable", "archs")
 T = TypeVar("T")
 Key = tuple[str, str, str, int]  # group, switches, variable, which one of those that agree
 
@@ -27,11 +25,13 @@ def check_stock(
 ) -> None:
     """Compare what a known release's tree builds with the table.
 
-    ``table`` is a CSV of COLUMNS: what each group gets for the family's first member, by ranges of
-    releases (inclusive). ``patched`` says what a group of the table may get in a tree that is
-    patched already. Raises DriftError that names every group that differs.
+    ``table`` is a CSV that tools/tables.py writes: what each group gets for the family's first
+    member, by ranges of releases (inclusive). ``patched`` says what a group of the table may get in
+    a tree that is patched already. Raises DriftError that names every group that differs.
     """
     expected, found = _read(table, version), _keyed(groups)
+    if not expected:  # not added to the tables yet: nobody knows what it builds
+        return
     wrong = [f"{key[0]} ({key[2]}) is missing" for key in expected if key not in found]
     for key, group in found.items():
         archs = expected.get(key)
@@ -50,24 +50,6 @@ def check_stock(
             why="a CMake file was edited by hand",
             hint="restore the CMake files from the release",
         )
-
-
-def render_stock(releases: Iterable[tuple[str, Sequence[Group]]]) -> str:
-    """Return the table for releases in ascending order, one row per run of releases that agree."""
-    rows: list[list[str]] = []
-    running: dict[tuple[Key, tuple[str, ...]], list[str]] = {}
-    for version, groups in releases:
-        now = [(key, group.archs) for key, group in _keyed(groups).items()]
-        running = {entry: row for entry, row in running.items() if entry in now}
-        for entry in now:
-            if entry not in running:
-                (name, switches, variable, _number), archs = entry
-                running[entry] = [version, version, name, switches, variable, ";".join(archs)]
-                rows.append(running[entry])
-            running[entry][1] = version
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([COLUMNS, *rows])
-    return out.getvalue()
 
 
 def _keyed(groups: Iterable[Group]) -> dict[Key, Group]:

@@ -60,7 +60,7 @@ def kill():
 
 
 def killed_everywhere(action, prepare, step=1):
-    """Yield after each kill, before the first change and every ``step``-th, until it gets through."""
+    """Yield after each kill, before every ``step``-th change, until the action gets through."""
     for number in itertools.count(1, step):
         prepare()
         code = in_child(action, killer(number))

@@ -181,7 +181,7 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
 
     def settle() -> None:
         with storage.held(house):
-            storage.recover(house)
+            storage.journal(house).recover()
 
     def fill(wheel: Path) -> None:
         built = [each for each in settled(house) if each.kind is Kind.BUILT]

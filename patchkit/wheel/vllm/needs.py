@@ -44,7 +44,7 @@ def needs(tree: SourceTree, *, release: bool) -> Needs:
     from the newest release.
     """
     recorded = recorded_needs(tree.version)
-    stated = _stated(tree)
+    stated = stated_needs(tree)
     wrong = {name: value for name, value in stated.items() if getattr(recorded, name) != value}
     if wrong and release:
         name, value = next(iter(wrong.items()))
@@ -91,8 +91,8 @@ def requirements_of(torch: str, given: Path | None = None) -> Path:
     )
 
 
-def _stated(tree: SourceTree) -> dict[str, Any]:
-    """What the files of a tree say."""
+def stated_needs(tree: SourceTree) -> dict[str, Any]:
+    """Return what the files of a tree say, by the names of Needs."""
     calls = [call for call in commands(tree.read(ROOT_FILE), ROOT_FILE) if for_cuda(call.block)]
     project = _toml(tree)
     torch = _set(calls, "TORCH_SUPPORTED_VERSION_CUDA")

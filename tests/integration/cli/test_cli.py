@@ -540,7 +540,7 @@ def test_a_tree_without_patches_has_nothing_to_revert(cli, root, snapshot):
 
 @pytest.mark.releases
 @pytest.mark.parametrize(
-    ("metadata", "version"), [("0.34.0", "0.34.0"), ("0.33.1.dev5+g123", None)]
+    ("metadata", "version"), [("0.99.0", "0.99.0"), ("0.33.1.dev5+g123", None)]
 )
 def test_a_version_newer_than_the_table_is_decided_by_its_code(
     cli, tree, rewrite, metadata, version

@@ -21,6 +21,7 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.proof.prove import prove
 from patchkit.recipes.vllm.archs import evaluate
 from support.selection import WHOLE
+from tools.regenerate import plan as proved
 
 pytestmark = pytest.mark.releases
 REFUSED = (DriftError, ProofError, SourceError, UsageError)
@@ -199,10 +200,10 @@ def _kernels(plan):
 
 @of_code
 def test_a_half_patched_tree_is_refused_or_made_whole(
-    version, arch, tree, rewrite, checked, golden, recipe, ask
+    version, arch, tree, rewrite, checked, recipe, ask
 ):
     root = tree(version)
-    stock = golden.plan(root, arch)
+    stock = proved(root, arch)
     apply(root, recipe, ask(arch))
     shutil.rmtree(root / ".patchkit")
     wrong, tried = [], 0

@@ -7,10 +7,14 @@ from itertools import groupby
 
 import pytest
 
-from patchkit.patching.support import load_support
+from patchkit.patching.support import load_support, support_of
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.target import Load, best_load, parse_arch, targets
+from support.selection import MODES
+from tools.regenerate import plan as proved
+from tools.seen import arch_rows
+from tools.tables import ARCHS, DATA, read_rows
 
 CUDA = "13.0"
 
@@ -69,13 +73,13 @@ SM100_OF_0_11_1 = {
 
 @pytest.mark.releases
 @pytest.mark.parametrize("arch_list", ["12.0", "12.1a", "Auto"])
-def test_stock_archs_equal_those_of_a_real_configure(version, arch_list, release, golden):
+def test_stock_archs_equal_those_of_a_real_configure(version, arch_list, release):
     groups = evaluate(detect(release(version)), targets()["gb10"], arch_list, CUDA)
     found = {name: [g for g in groups if _is(g, *GROUPS[name])] for name in GROUPS}
     left_over = [g for g in groups if g.archs and not any(g in of for of in found.values())]
     known = {
         row["group"]: {row["archs"]} - {"none"}
-        for row in golden.read_table("stock-archs.csv")
+        for row in read_rows(DATA / "stock-archs.csv")
         if (row["release"], row["arch_list"]) == (version, arch_list)
     }
     expected = {
@@ -101,20 +105,20 @@ def _archs(groups):
 
 
 @pytest.mark.releases
-def test_archs_and_needs_are_those_of_the_golden_tables(version, arch, release, golden):
-    rows = [r for r in golden.read_archs() if (r["release"], r["arch"]) == (version, arch)]
-    plan = golden.plan(release(version), arch)
-    assert golden.arch_rows(plan) == rows
+def test_archs_and_needs_are_those_of_the_golden_tables(version, arch, release):
+    rows = [r for r in read_rows(ARCHS) if (r["release"], r["arch"]) == (version, arch)]
+    plan = proved(release(version), arch)
+    assert arch_rows(plan) == rows
     needed = {fix: modes[arch][version].value for fix, modes in load_support().items()}
-    assert golden.support(plan) == needed
+    assert {v.fix.id: support_of(v).value for v in plan.verdicts} == needed
 
 
 @pytest.fixture(scope="module")
-def rows(golden):
+def rows():
     """Rows of one mode, with their lists split."""
     split = [
         {**row, "stock": row["stock"].split(";"), "patched": row["patched"].split(";")}
-        for row in golden.read_archs()
+        for row in read_rows(ARCHS)
     ]
 
     def of(mode):
@@ -131,10 +135,10 @@ def rows(golden):
     return of
 
 
-def test_the_golden_table_covers_every_supported_release(golden, recipe):
-    keys = [(r["release"], r["arch"]) for r in golden.read_archs()]
+def test_the_golden_table_covers_every_supported_release(recipe):
+    keys = [(r["release"], r["arch"]) for r in read_rows(ARCHS)]
     assert [key for key, _ in groupby(keys)] == [
-        (str(release), arch) for release in recipe.supported for arch in golden.MODES
+        (str(release), arch) for release in recipe.supported for arch in MODES
     ]
 
 

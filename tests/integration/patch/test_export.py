@@ -10,8 +10,9 @@ from support.selection import MODES, WHOLE
 
 pytestmark = [
     pytest.mark.releases,
-    # Both modes by turns, each of all in the matrix. The old routes; most fixes, C++ and Python beside CMake; few of them, with DeepGEMM; then
-    # files that are created, with and without others that are edited.
+    # The old routes; most fixes, C++ and Python beside CMake; few of them, with DeepGEMM; then
+    # files that are created, with and without others that are edited. Modes by turns; the matrix
+    # has both.
     pytest.mark.parametrize(
         ("version", "chosen", "arch"),
         [

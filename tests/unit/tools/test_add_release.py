@@ -1,0 +1,189 @@
+"""A release is added to the tables whole or not at all, and what a person decides is asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from patchkit.errors import DriftError
+from patchkit.patching.recipe import load_recipe
+from patchkit.paths import RECIPES
+from patchkit.process import attempt
+from patchkit.recipes.vllm.archs import Group
+from patchkit.recipes.vllm.external import External
+from patchkit.recipes.vllm.stock import check_stock
+from support.faults import killed_everywhere
+from tools import vllm_release
+from tools.entries import (
+    with_nccl_release,
+    with_nccl_torch,
+    with_needs,
+    with_pin,
+    with_releases,
+    with_torch,
+    without,
+)
+from tools.nccl_names import with_names
+from tools.stage import ROOT, bring_back, differences, recover, staged
+from tools.tables import STOCK, SUPPORT, updated
+
+BUILD = (RECIPES / "vllm" / "build.toml").read_text(encoding="utf-8")
+RECIPE = (RECIPES / "vllm" / "recipe.toml").read_text(encoding="utf-8")
+NCCL = (RECIPES / "nccl" / "recipe.toml").read_text(encoding="utf-8")
+RELEASES = list(map(str, load_recipe().supported))
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def external(name, pin=COMMIT):
+    return External(
+        name=name,
+        variable="X",
+        url="https://example.org/x",
+        pin=pin,
+        submodules=None,
+        subdir="",
+        path="cmake/x.cmake",
+        line=7,
+    )
+
+
+def test_what_tables_say_is_read_back_and_written_as_it_was():
+    recipe = load_recipe()
+    support = json.loads(SUPPORT.read_text(encoding="utf-8"))
+    texts = updated([], RELEASES, [fix.id for fix in recipe.fixes], support)
+    assert len(texts) == 6
+    assert [path.name for path, text in texts.items() if path.read_text() != text] == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (BUILD, with_needs(BUILD, "9.9.9", {"torch": "9.1", "patch": True, "standard": 23})),
+        (BUILD, with_torch(BUILD, "9.9.9", {"x86_64": "13.0", "aarch64": ""})),
+        (BUILD, with_pin(BUILD, "9.9.9", external("cutlass"))),
+        (NCCL, with_nccl_release(NCCL, {"version": "9.9.9", "tag": "v9.9.9-1", "archs": ["8.0"]})),
+        (NCCL, with_nccl_release(NCCL, {"version": "2.29.5", "tag": "v2.29.5-1", "read": False})),
+    ],
+    ids=["needs", "torch", "pin", "newest NCCL", "an older NCCL"],
+)
+def test_what_is_entered_can_be_taken_out(before, after):
+    version = "9.9.9" if "9.9.9" in after else "2.29.5"
+    added = set(after.splitlines()) - set(before.splitlines())
+    assert any(version in line for line in added)
+    assert without(after, version) == before
+
+
+def test_releases_and_pins_of_torch_are_lists_in_order():
+    more = with_releases(RECIPE, [*(str(each) for each in load_recipe().releases), "0.20.5"])
+    assert '"0.20.2", "0.20.5", "0.21.0"' in more
+    assert with_releases(RECIPE, map(str, load_recipe().releases)) == RECIPE
+    assert '"2.15" = "2.30.7"\n"9.9" = "2.31.2"\n' in with_nccl_torch(NCCL, "9.9", "2.31.2")
+
+
+def test_a_pin_goes_to_its_source_and_a_strange_source_is_an_error():
+    after = with_pin(BUILD, "9.9.9", external("deepselect"))
+    block = after[after.index('name = "deepselect"') :].partition("\n]")[0]
+    assert block.splitlines()[-1] == (
+        f'  {{ from = "9.9.9", pin = "{COMMIT}", url = "https://example.org/x" }},'
+    )
+    with pytest.raises(DriftError, match="no \\[\\[external\\]\\] is called 'nowhere'"):
+        with_pin(BUILD, "9.9.9", external("nowhere"))
+
+
+CUTLASS = """\
+if(NOT DEFINED ENV{VLLM_CUTLASS_SRC_DIR})
+  FetchContent_Declare(NAME GIT_REPOSITORY https://github.com/nvidia/cutlass.git GIT_TAG v9.9)
+endif()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("cutlass", "fetches cutlass by the tag v9.9, which can be moved"),
+        ("strange", "fetches strange from https://github.com/nvidia/cutlass, which no release did"),
+    ],
+)
+def test_a_tag_and_a_new_source_are_for_a_person(name, asked, make_tree):
+    text = f"if(DEFINED ENV{{VLLM_CUTLASS_SRC_DIR}})\nelse()\n{CUTLASS.splitlines()[1]}\nendif()\n"
+    tree = make_tree("9.9.9", {"CMakeLists.txt": text.replace("NAME", name)})
+    (decision,) = vllm_release._pins(tree, "9.9.9")
+    assert decision.needed
+    assert decision.file == "recipes/vllm/build.toml"
+    assert asked in decision.says
+    assert 'pin = "v9.9"' in decision.line
+
+
+def test_rows_of_nccls_variables_go_on_while_its_sources_read_them(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.cc").write_text('NCCL_PARAM(A, "STAYS", 1); NCCL_PARAM(B, "OTHER", 3);')
+    (tmp_path / "src/b.h").write_text('getenv("NCCL_NEW")')
+    rows = "NCCL_GONE\t1.0\t1.1\t\nNCCL_OTHER\t1.0\t1.1\t2\nNCCL_STAYS\t1.0\t1.1\t1\n"
+    text = with_names(f"# what\n# sources at 1.0, 1.1.\n{rows}", "1.2", tmp_path)
+    assert text.splitlines() == [
+        "# what",
+        "# sources at 1.0, 1.1, 1.2.",
+        "NCCL_GONE\t1.0\t1.1\t",
+        "NCCL_NEW\t1.2\t1.2\t",
+        "NCCL_OTHER\t1.0\t1.1\t2",
+        "NCCL_OTHER\t1.2\t1.2\t3",
+        "NCCL_STAYS\t1.0\t1.2\t1",
+    ]
+
+
+def test_a_release_that_is_not_in_the_table_of_archs_was_not_edited_by_hand():
+    group = Group(
+        place=("CMakeLists.txt", 1), line=1, name="g", variable="V", defines=(), archs=("12.0",)
+    )
+    check_stock([group], STOCK, Version("9.9.9"), lambda _group: set())
+    with pytest.raises(DriftError) as error:
+        check_stock([group], STOCK, Version(RELEASES[-1]), lambda _group: set())
+    assert error.value.why == "a CMake file was edited by hand"
+
+
+@pytest.mark.parametrize("release", [["0.99.0"], ["nccl", "99.0.0"]], ids=["vLLM", "NCCL"])
+def test_without_the_index_nothing_is_entered(release, tmp_path):
+    with staged() as stage:
+        before = differences(ROOT, stage)
+        done = attempt(
+            *(sys.executable, "-m", "tools.add_release", *release),
+            cwd=stage,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(tmp_path),
+                "PYTHONPATH": f"{stage}:{stage / 'tests'}",
+                "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+            },
+        )
+        assert before == differences(ROOT, stage) == []
+    assert "is not entered, and no file was changed" in done.output
+    assert "error: the connection to the package index at 127.0.0.1:9 failed" in done.errors
+
+
+def test_killed_at_any_change_the_checkout_is_as_before_or_complete(tmp_path):
+    root, stage, template = (tmp_path / name for name in ("root", "stage", "template"))
+    for folder, texts in ((template, "ab"), (stage, "Ac")):
+        for text in texts:
+            (folder / "recipes").mkdir(parents=True, exist_ok=True)
+            (folder / "recipes" / text.lower()).write_text(text)
+
+    def clean():
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(template, root)
+
+    def texts():
+        return sorted(path.read_text() for path in Path(root, "recipes").iterdir())
+
+    ends = []
+    for _number in killed_everywhere(lambda: bring_back(stage, root), clean):
+        recover(root)
+        ends.append(texts())
+        assert ends[-1] in (["a", "b"], ["A", "c"])
+    assert len(ends) > 10
+    assert texts() == ["A", "c"]
+    assert [path.name for path in root.iterdir()] == ["recipes"]

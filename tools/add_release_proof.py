@@ -1,0 +1,109 @@
+"""Take the newest releases out of every table, add them again, and compare with what is committed.
+
+    nox -s add-release-proof
+
+The copy of a checkout that has never heard of the newest vLLM, and of the newest NCCL, is given to
+`add-release`. Nothing may differ afterwards: what a person found out about NCCL, the commit and who
+vouches for it, is given again. Needs the package index.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.lock import read_lock, read_wheel_lock, render_lock
+from patchkit.source.releases import Release, load_facts
+from patchkit.wheel.vllm.needs import recorded_needs
+from tools.entries import with_releases, with_span, without
+from tools.stage import ROOT, differences, run_in, staged
+
+# What torch itself leaves open has the versions of the day on which it is resolved.
+_OF_THE_DAY = "recipes/vllm/requirements/"
+
+
+def main() -> int:
+    """Prove both projects; return 1 if one comes back otherwise."""
+    newest = load_recipe().newest
+    release = load_facts().releases[-1]
+    return int(_vllm(str(newest)) | _nccl(release))
+
+
+def _vllm(version: str) -> bool:
+    """Return whether vLLM's newest release comes back otherwise than it was."""
+    with staged() as stage:
+        torch = _forget_vllm(stage, version)
+        return _differs(stage, [version], f"vllm {version}, torch {torch}")
+
+
+def _forget_vllm(stage: Path, version: str) -> str:
+    """Take a release out of a copy, and its torch if no earlier one takes it; return that."""
+    home = stage / "recipes" / "vllm"
+    releases = [str(each) for each in load_recipe().releases if str(each) != version]
+    before = load_recipe().supported[-2]
+    _edit(home / "recipe.toml", lambda text: with_releases(text, releases))
+    supported = [str(each) for each in load_recipe().supported[:-1]]
+    _edit(stage / "README.md", lambda text: with_span(text, supported))
+    sdists = read_lock(home / "lock.toml")
+    _edit(home / "lock.toml", lambda _: render_lock(e for v, e in sdists.items() if v != version))
+    wheels = read_wheel_lock(home / "wheels.toml").values()
+    kept = {e.filename: e for lock in wheels for v, e in lock.items() if v != version}
+    _edit(home / "wheels.toml", lambda _: render_lock(kept.values(), "wheel"))
+    _edit(home / "build.toml", lambda text: without(text, version))
+    torch = recorded_needs(load_recipe().newest).torch
+    if torch != recorded_needs(before).torch:
+        _edit(home / "build.toml", lambda text: without(text, torch))
+        (home / "requirements" / f"torch-{torch}.txt").unlink()
+    # No source is read: the tables are written for the releases that are left.
+    if run_in(stage, "tools.regenerate", "--none"):
+        raise SystemExit("the tables without the release cannot be written")
+    assert not any(version in line for line in (home / "support.json").read_text().splitlines())
+    return torch
+
+
+def _nccl(release: Release) -> bool:
+    """Return the same for NCCL's; its figures are a person's, and given."""
+    given = [f"--{name}={value}" for name, value in _decided(release).items() if value]
+    with staged() as stage:
+        _edit(
+            stage / "recipes" / "nccl" / "recipe.toml",
+            lambda text: without(text, str(release.version)),
+        )
+        run_in(stage, "tools.regenerate", "--pages")
+        return _differs(stage, ["nccl", str(release.version), *given], f"nccl {release.version}")
+
+
+def _decided(release: Release) -> dict[str, str]:
+    return {"commit": release.commit, "sha256": release.sha256, "figures": release.figures}
+
+
+def _differs(stage: Path, arguments: Sequence[str], title: str) -> bool:
+    gone = [each.path for each in differences(ROOT, stage)]
+    print(f"{title}: taken out of {len(gone)} files: {', '.join(gone)}")
+    if code := run_in(stage, "tools.add_release", *arguments):
+        print(f"{title}: add-release ended with {code}")
+        return True
+    wrong = [each.path for each in differences(ROOT, stage)]
+    for path in wrong:
+        print("".join(_diff(ROOT / path, stage / path)))
+    wrong = [path for path in wrong if not path.startswith(_OF_THE_DAY)]
+    print(f"{title}: {f'comes back otherwise in {wrong}' if wrong else 'comes back as it was'}")
+    return bool(wrong)
+
+
+def _diff(old: Path, new: Path) -> list[str]:
+    before, after = (
+        each.read_text().splitlines(keepends=True) if each.exists() else [] for each in (old, new)
+    )
+    return list(difflib.unified_diff(before, after, str(old), "with the release added again"))[:60]
+
+
+def _edit(path: Path, change) -> None:
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

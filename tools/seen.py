@@ -1,0 +1,108 @@
+"""What the pristine sources of one vLLM release show, as the tables keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.apply import plan_for
+from patchkit.errors import SourceError
+from patchkit.patching.fix import Request
+from patchkit.patching.plan import Plan
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.support import support_of
+from patchkit.patching.workspace import open_workspace
+from patchkit.recipes.vllm.archs import evaluate
+from patchkit.runtime.rules.flag_values import load_choices
+from patchkit.runtime.rules.flags import read_flags
+from patchkit.runtime.rules.vllm_names import read_names
+from patchkit.source.archive import unpack
+from patchkit.source.fetch import fetch
+from patchkit.source.lock import read_lock
+from patchkit.target import targets
+
+MODES = ("native", "family")
+
+Row = dict[str, str]
+Entry = tuple[str, str, str, tuple[str, ...]]  # group, switches, variable, archs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One release. ``support`` is fix → arch mode → level.
+
+    ``values`` is flag → the values that the code lists for it, () where it lists none.
+    """
+
+    version: str
+    support: dict[str, dict[str, str]]
+    variables: dict[str, str]
+    flags: dict[str, str]
+    values: dict[str, tuple[str, ...]]
+    stock: list[Entry]
+    archs: list[Row]
+
+
+def pristine(version: str, folder: Path) -> Path:
+    """Unpack a release below a folder, from the cache or the index, and return its root."""
+    recipe = load_recipe()
+    archive = fetch(recipe.project, version, read_lock(recipe.home / "lock.toml"))
+    return unpack(archive, folder / f"vllm-{version}")
+
+
+def unproved(root: Path, arch: str) -> Plan:
+    """Return the plan of an untouched tree; proofs compare with the tables that come of it."""
+    request = Request(target=targets()["gb10"], arch=arch)
+    return plan_for(open_workspace(root), load_recipe(), request)
+
+
+def look_at(version: str, root: Path) -> Seen:
+    """Read a release. Raises DriftError where a fix does not fit it."""
+    plans = {arch: unproved(root, arch) for arch in MODES}
+    target, tree = targets()["gb10"], plans["native"].stock
+    groups = evaluate(tree, target, target.stock, target.cuda)
+    return Seen(
+        version=version,
+        support=_support(plans),
+        variables=read_names(root / "vllm/envs.py"),
+        flags=dict.fromkeys(read_flags(root / "vllm"), ""),
+        values=dict(_values(root / "vllm")),
+        stock=[(each.name, " ".join(each.switches), each.variable, each.archs) for each in groups],
+        archs=[row for plan in plans.values() for row in arch_rows(plan)],
+    )
+
+
+def arch_rows(plan: Plan) -> list[Row]:
+    """Return a row per kernel group: what it gets from the untouched tree, and from the plan."""
+    target = plan.request.target
+    stock = evaluate(plan.stock, target, target.stock, target.cuda)
+    patched = evaluate(plan.patched, target, plan.request.arch_list, target.cuda)
+    return [
+        {
+            "release": str(plan.stock.version),
+            "arch": plan.request.arch,
+            "group": new.name,
+            "file": new.place[0],
+            "variable": new.variable,
+            "stock": ";".join(old.archs),
+            "patched": ";".join(new.archs),
+        }
+        for old, new in zip(stock, patched, strict=True)
+    ]
+
+
+def _support(plans: dict[str, Plan]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for arch, plan in plans.items():
+        for verdict in plan.verdicts:
+            found.setdefault(verdict.fix.id, {})[arch] = support_of(verdict).value
+    return found
+
+
+def _values(home: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for choices in load_choices():
+        try:
+            yield choices.flag, choices.read(home)
+        except SourceError:
+            yield choices.flag, ()
