@@ -42,6 +42,14 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
 
 
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+def pythons(session: nox.Session) -> None:
+    """Types and tests on each Python that there is here; nox says which are not."""
+    _install(session, "lint")
+    session.run("mypy", f"--python-version={session.python}")
+    session.run("pytest", *SIDE_BY_SIDE, *session.posargs)
+
+
 @nox.session(python=False)
 def fresh(session: nox.Session) -> None:
     """README's test command on a machine with Python, pip and git: a file system of its own.
@@ -58,6 +66,13 @@ def lock(session: nox.Session) -> None:
     """requirements/: every version with its sha256; those that fit stay, or `-- --upgrade`."""
     _install_hashed(session, "lock")
     session.run("python", "-m", "tools.locks", *session.posargs)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Version, changelog, tag, sdist and wheel, checked by twine and by contents: `-- X.Y.Z`."""
+    _install_hashed(session, "release")
+    session.run("python", "-m", "tools.release", *session.posargs)
 
 
 @nox.session

@@ -84,10 +84,10 @@ def test_refusals(refused, arguments, rc, says):
 @pytest.mark.parametrize(
     ("before", "after", "arguments", "rc", "says"),
     [
-        ("0.34.0", "0.25.1", [], 4, "vLLM 0.25.1 says torch = '2.15.0', recorded is '2.11.0'"),
-        ("0.34.0", "0.13.9", ["--without", "flash-attn"], 2, "vLLM 0.13.9 cannot run without it"),
-        ("0.34.0", "0.10.0", [], 3, "vllm 0.10.0 is not supported"),
-        ("Version: 0.34.0", "", [], 3, "PKG-INFO"),
+        ("0.99.0", "0.25.1", [], 4, "vLLM 0.25.1 says torch = '2.15.0', recorded is '2.11.0'"),
+        ("0.99.0", "0.13.9", ["--without", "flash-attn"], 2, "vLLM 0.13.9 cannot run without it"),
+        ("0.99.0", "0.10.0", [], 3, "vllm 0.10.0 is not supported"),
+        ("Version: 0.99.0", "", [], 3, "PKG-INFO"),
     ],
     ids=["not the release", "not without", "not supported", "no version"],
 )
