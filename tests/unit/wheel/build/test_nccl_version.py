@@ -1,0 +1,62 @@
+"""Which NCCL is built: the one that the torch in the wheelhouse pins, or the recipe's default."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.errors import UsageError
+from patchkit.wheel.build.nccl_version import default_version
+from support.wheels import write_wheel
+
+
+def wheel(folder, name, *requirements):
+    project, version, tag = name.removesuffix(".whl").split("-", 2)
+    write_wheel(folder, version, project=project, tag=tag, requires=requirements)
+
+
+EMPTY_ZIP = b"PK\5\6" + bytes(18)
+VLLM, TORCH = (
+    "vllm-0.33.0-cp38-abi3-linux_aarch64.whl",
+    "torch-2.12.1-cp312-cp312-linux_aarch64.whl",
+)
+
+
+@pytest.mark.parametrize(
+    ("wheels", "version", "reason"),
+    [
+        ({}, "2.30.7", "default"),
+        ({VLLM: ["torch==2.14.0"]}, "2.30.7", "torch==2.14.0"),
+        ({VLLM: ["torch==2.11.0", 'torch==2.14.0; extra == "x"']}, "2.28.9", "torch==2.11.0"),
+        ({TORCH: ['nvidia-nccl-cu13==2.29.7; platform_system == "Linux"']}, "2.29.7", "cu13==2.29"),
+        ({VLLM: ["torch==2.14.0"], TORCH: ["nvidia_nccl_cu13 (==2.29.7)"]}, "2.29.7", TORCH),
+        ({VLLM: ["torch>=2.11"]}, "2.30.7", "default"),
+        ({"numpy-2.0-py3-none-any.whl": ["torch==2.11"]}, "2.30.7", "default"),
+    ],
+)
+def test_the_nccl_that_the_torch_in_the_wheelhouse_pins(tmp_path, wheels, version, reason):
+    for name, requirements in wheels.items():
+        wheel(tmp_path, name, *requirements)
+    found = default_version(tmp_path)
+    assert str(found[0]) == version
+    assert reason in found[1]
+
+
+def test_no_wheelhouse_is_no_reason_to_stop(tmp_path):
+    assert default_version(None) == default_version(tmp_path / "absent")
+
+
+def test_wheels_that_disagree_or_are_too_new(tmp_path):
+    wheel(tmp_path, VLLM, "torch==2.99.0")
+    with pytest.raises(UsageError, match=r"torch 2\.99\.0"):
+        default_version(tmp_path)
+    wheel(tmp_path, TORCH, "nvidia-nccl-cu13==2.29.7")
+    wheel(tmp_path, TORCH.replace("2.12.1", "2.14.0"), "nvidia-nccl-cu13==2.30.7")
+    with pytest.raises(UsageError, match="2 versions of NCCL"):
+        default_version(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"PK", b"", EMPTY_ZIP, EMPTY_ZIP.replace(b"\5\6", b"\5\7")])
+def test_a_wheel_that_cannot_be_read(tmp_path, content):
+    (tmp_path / TORCH).write_bytes(content)
+    with pytest.raises(UsageError, match="cannot be read"):
+        default_version(tmp_path)
