@@ -34,6 +34,7 @@ from patchkit.source.tree import SourceTree
 from patchkit.wheel.device.libraries import library_table
 from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.vllm.needs import recorded_needs, stated_needs
+from tools.build_requirements import lock
 from tools.decisions import Decision, show
 from tools.entries import (
     with_nccl_torch,
@@ -47,7 +48,6 @@ from tools.regenerate import ROOT, plan
 from tools.remote_wheel import members, requirements
 from tools.seen import MODES, pristine
 from tools.tables import FLAGS, STOCK, VARIABLES, read_rows
-from tools.torch_lock import lock_for
 
 VLLM = RECIPES / "vllm"
 NCCL = RECIPES / "nccl" / "recipe.toml"
@@ -165,7 +165,7 @@ def _torch(tree: SourceTree, torch: str) -> Iterator[Decision]:
     if all(has.startswith("13.") for has in cuda.values()):
         place = VLLM / "requirements" / f"torch-{torch}.txt"
         if not place.exists():
-            _edit(place, lock_for(tree, torch))
+            lock(tree.root / "pyproject.toml", place.parent)
     else:
         yield Decision(
             file="recipes/vllm/build.toml",

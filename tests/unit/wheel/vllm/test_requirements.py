@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from patchkit.errors import BuildError, HostError, SourceError, StorageError
 from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
-from patchkit.wheel.vllm.lock_requirements import relock
 from patchkit.wheel.vllm.needs import requirements_of
 from patchkit.wheel.vllm.requirements import Pinned, environment, read_requirements
 from support.wheels import write_wheel
@@ -181,18 +180,3 @@ def test_what_the_index_lacks_is_said(torch, tmp_path):
         "the index has it on x86_64 for CUDA 12.8; on aarch64 for CPUs alone"
     )
     assert requirements_of(torch, tmp_path / "mine.txt") == tmp_path / "mine.txt"
-
-
-def test_a_lock_is_written_again_as_it_is(tmp_path, monkeypatch):
-    """Needs an index: the one that pip is configured for."""
-    source = Path(requirements_of("2.11.0"))
-    chosen = "ninja==1.13.2"
-    lines = source.read_text().split("\n")
-    start = next(i for i, line in enumerate(lines) if line.startswith(chosen))
-    path = tmp_path / "one.txt"
-    path.write_text("# top\n\nninja==1.13.2\n")
-    try:
-        text = relock(path)
-    except StorageError as error:
-        pytest.skip(error.what)
-    assert text == "\n".join(["# top", "", *lines[start : start + 3], ""])
