@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patchkit.cli.runtime.env_explain import condition
-from patchkit.runtime.rules.variable_rules import Avoid, Rule, VariableRules
+from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.rules.variable_rules import Avoid, VariableRule, VariableRules
 from tools.markdown import table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/rules.toml. Do not edit. -->\n"
@@ -33,7 +33,7 @@ def _parts(rules: VariableRules) -> Iterator[str]:
     )
     yield "## What no variable mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
-        ((condition(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
+        ((in_words(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
     )
     yield "## What executors copy from the head to the workers\n\n" + table(
         ("executor", "vLLM", "", "how", "read in"),
@@ -52,11 +52,11 @@ def _parts(rules: VariableRules) -> Iterator[str]:
     )
 
 
-def _set(rule: Rule) -> tuple[str, ...]:
+def _set(rule: VariableRule) -> tuple[str, ...]:
     values = " ".join(f"`{name}={value}`" for name, value in rule.set.items())
     whose = "all nodes" if rule.scope == "shared" else "each node its own"
     on = "yes" if rule.default else f"`--with {rule.id}`"
-    return rule.id, f"{values} ({whose})", condition(rule.when), on, rule.reason, _evidence(rule)
+    return rule.id, f"{values} ({whose})", in_words(rule.when), on, rule.reason, _evidence(rule)
 
 
 def _avoid(avoid: Avoid) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def _avoid(avoid: Avoid) -> tuple[str, ...]:
     return (
         avoid.id,
         _code(avoid.variables) + values,
-        condition(avoid.when) or "always",
+        in_words(avoid.when) or "always",
         avoid.severity,
         f"{avoid.reason} Instead: {avoid.instead}.",
         _evidence(avoid),

@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import PatchkitError
-from patchkit.runtime.envfile.render import Format, parse
+from patchkit.runtime.envfile.parse import parse
+from patchkit.runtime.envfile.syntax import Format
 from support import hosts
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "env"

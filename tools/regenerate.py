@@ -36,7 +36,7 @@ from patchkit.patching.support import load_support
 from patchkit.proof.prove import prove
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.variable_rules import load_rules
+from patchkit.runtime.rules.variable_rules import load_variable_rules
 from tools import env_pages, golden_env, serve_pages
 from tools.catalogue import catalogue
 from tools.seen import MODES, Seen, look_at, pristine, unproved
@@ -162,7 +162,7 @@ def pages() -> dict[Path, str]:
     }
     return {
         **found,
-        DOCS / "env-rules.md": env_pages.page(load_rules()),
+        DOCS / "env-rules.md": env_pages.page(load_variable_rules()),
         DOCS / "serve-flags.md": serve_pages.page(load_flag_rules(), load_presets()),
     }
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.runtime.serve_args import known
 from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
+from patchkit.runtime.host.host import Host, System
+from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import find, load_presets
-from patchkit.runtime.serve.args import Served, serve_args
+from patchkit.runtime.rules.rule import RuleChoice
+from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
 from patchkit.runtime.serve.render import line
 from patchkit.runtime.serve.request import ServeRequest
 
@@ -30,6 +33,8 @@ TWO: dict[str, Any] = {
     "head": HEAD,
 }
 WORKER = {**TWO, "role": "worker", "rank": 1}
+NOWHERE = Host(system=System(), memory=None, gpus=(), netdevs=(), rdma=())
+OF_REQUEST = {each.name for each in fields(ServeRequest)}
 # What somebody asks for; the preset comes by the model's name.
 SITUATIONS: dict[str, dict[str, Any]] = {
     "one Spark": {"model": "openai/gpt-oss-120b"},
@@ -60,19 +65,37 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "optional rules": {
         "model": "some/model-NVFP4",
         "quantization": "nvfp4",
-        "wanted": frozenset({"nvfp4-linear", "b12x-moe"}),
+        "choice": RuleChoice(wanted=frozenset({"nvfp4-linear", "b12x-moe"})),
     },
     "a folder with a space": {"model": "/my models/x", "weights_gib": 40.0},
 }
 
 
-def served(version: str, asked: dict[str, Any]) -> Served:
-    preset = find(asked["model"])
-    request = ServeRequest(vllm=version, preset=preset, **asked)
-    return serve_args(request, load_flag_rules(), known(version, None))
+def request(version: str, asked: dict[str, Any]) -> ServeRequest:
+    """Return what is asked for, with the node as `decide` would have it."""
+    options = NodeOptions(
+        vllm=version,
+        role=asked.get("role", "single"),
+        nodes=asked.get("nodes", 0),
+        head=asked.get("head", ""),
+        topology=asked.get("topology", "auto"),
+        executor=asked.get("executor", "auto"),
+        target=asked.get("target", "gb10"),
+        quantization=asked.get("quantization", ""),
+        model=preset.id if (preset := find(asked["model"])) else "",
+    )
+    return ServeRequest(
+        node=decide(options, NOWHERE, addressed=False),
+        **{name: value for name, value in asked.items() if name in OF_REQUEST},
+    )
 
 
-def everything(version: str) -> Iterator[Served]:
+def served(version: str, asked: dict[str, Any]) -> ServeCommand:
+    known = release_flags(version, None)
+    return serve_args(request(version, asked), load_flag_rules(), known)
+
+
+def everything(version: str) -> Iterator[ServeCommand]:
     """Every preset that a release serves, and a model without one, in every place of a cluster."""
     places = [{}, *({**TWO, "topology": each} for each in ("roce", "socket", "hetero"))]
     places += [WORKER, {**TWO, "executor": "ray"}, {**TWO, "topology": "ring", "nodes": 3}]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from patchkit.cli.runtime.env_explain import condition
+from patchkit.runtime.rules.condition import in_words
 from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut
 from patchkit.runtime.rules.presets import Preset
-from patchkit.runtime.rules.variable_rules import Advice
+from patchkit.runtime.rules.rule import Advice
 from tools.markdown import table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/. Do not edit. -->\n"
@@ -37,7 +37,7 @@ def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
     )
     yield "## What no flag mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
-        ((condition(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
+        ((in_words(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
     )
     yield f"## Presets\n\n{PRESETS}\n" + table(
         ("model", "GiB", "Sparks", "memory", "tokens", "vLLM", "flags", "evidence"),
@@ -48,12 +48,12 @@ def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
 def _rule(rule: FlagRule) -> tuple[str, ...]:
     on = "yes" if rule.default else f"`--with {rule.id}`"
     flag = f"`{rule.flag} {rule.value}`" if rule.value else f"`{rule.flag}`"
-    return rule.id, flag, condition(rule.when), on, rule.reason, _evidence(rule)
+    return rule.id, flag, in_words(rule.when), on, rule.reason, _evidence(rule)
 
 
 def _left_out(rule: LeaveOut) -> tuple[str, ...]:
     flag = f"`{rule.flag} {rule.values}`" if rule.values else f"`{rule.flag}`"
-    return rule.id, flag, condition(rule.when) or "always", rule.reason, _evidence(rule)
+    return rule.id, flag, in_words(rule.when) or "always", rule.reason, _evidence(rule)
 
 
 def _preset(preset: Preset) -> tuple[str, ...]:

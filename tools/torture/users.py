@@ -24,7 +24,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.ledger import journal_of
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
-from patchkit.runtime.envfile import render as envfile
+from patchkit.runtime.envfile import write as envfile
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
 from patchkit.runtime.net import state as net_state

@@ -9,7 +9,13 @@ import click
 
 from patchkit.cli.out import echo, print_json, style, table
 from patchkit.errors import UsageError
-from patchkit.runtime.rules.variable_rules import Avoid, Condition, Rule, VariableRules, load_rules
+from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.rules.variable_rules import (
+    Avoid,
+    VariableRule,
+    VariableRules,
+    load_variable_rules,
+)
 from patchkit.runtime.rules.variables import is_current, lifetime, nearest, other_variables
 
 
@@ -17,11 +23,11 @@ from patchkit.runtime.rules.variables import is_current, lifetime, nearest, othe
 @click.argument("wanted", metavar="[VARIABLE]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def explain(wanted: str | None, *, as_json: bool) -> None:
-    """What a variable does here, why, since when, who says so, and what guides say.
+    """Explain what a variable does here, why, since when, who says so, and what guides say.
 
     VARIABLE may be the id of a rule as well. Without it: everything that has a rule.
     """
-    rules = load_rules()
+    rules = load_variable_rules()
     if wanted is None:
         _overview(rules, as_json=as_json)
         return
@@ -55,25 +61,17 @@ def _overview(rules: VariableRules, *, as_json: bool) -> None:
     echo(["", "`patchkit env explain VARIABLE` says why, who says so, and what guides say."])
 
 
-def _set_row(rule: Rule) -> tuple[str, ...]:
+def _set_row(rule: VariableRule) -> tuple[str, ...]:
     on = "" if rule.default else style("off", dim=True)
     values = " ".join(f"{name}={value}" for name, value in rule.set.items())
-    return rule.id, on, condition(rule.when), values
+    return rule.id, on, in_words(rule.when), values
 
 
 def _avoid_row(avoid: Avoid) -> tuple[str, ...]:
-    return avoid.id, avoid.severity, condition(avoid.when), " ".join(avoid.variables)
+    return avoid.id, avoid.severity, in_words(avoid.when), " ".join(avoid.variables)
 
 
-def condition(when: Condition) -> str:
-    """A condition in one line: ``topology roce or ring, nccl >=2.30.7``."""
-    return ", ".join(
-        f"{key} {value if isinstance(value, str) else ' or '.join(value)}"
-        for key, value in when.items()
-    )
-
-
-def _page(wanted: str, found: list[Rule | Avoid]) -> Iterator[str]:
+def _page(wanted: str, found: list[VariableRule | Avoid]) -> Iterator[str]:
     yield style(wanted, bold=True)
     yield from (f"  {line}" for line in _life(wanted))
     for entry in found:
@@ -90,9 +88,9 @@ def _life(name: str) -> Iterator[str]:
         yield f"{other.of} {other.versions}".strip() + f" reads it: {other.meaning}"
 
 
-def _entry(entry: Rule | Avoid) -> Iterator[str]:
-    rows = [("when", condition(entry.when) or "always"), ("why", entry.reason)]
-    if isinstance(entry, Rule):
+def _entry(entry: VariableRule | Avoid) -> Iterator[str]:
+    rows = [("when", in_words(entry.when) or "always"), ("why", entry.reason)]
+    if isinstance(entry, VariableRule):
         values = " ".join(f"{name}={value}" for name, value in entry.set.items())
         whose = "the same on all nodes" if entry.scope == "shared" else "each node its own"
         yield style(entry.id, fg="green") + f"  sets {values}  ({whose})"
@@ -107,21 +105,23 @@ def _entry(entry: Rule | Avoid) -> Iterator[str]:
     yield from table([row for row in rows if row[1]], indent="  ")
 
 
-def _why_off(rule: Rule) -> str:
+def _why_off(rule: VariableRule) -> str:
     if rule.default:
         return ""
     why = "a choice of yours" if rule.optional else "it rests on a single report"
     return f"{why}: --with {rule.id} turns it on"
 
 
-def _fields(wanted: str, found: list[Rule | Avoid]) -> dict[str, object]:
+def _fields(wanted: str, found: list[VariableRule | Avoid]) -> dict[str, object]:
     known = lifetime(wanted)
     return {
         "name": wanted,
         "lifetime": asdict(known) if known else None,
         "meaning": other.meaning if (other := other_variables().get(wanted)) else None,
         "rules": [
-            {**asdict(each), "default": each.default} for each in found if isinstance(each, Rule)
+            {**asdict(each), "default": each.default}
+            for each in found
+            if isinstance(each, VariableRule)
         ],
         "avoids": [asdict(each) for each in found if isinstance(each, Avoid)],
     }

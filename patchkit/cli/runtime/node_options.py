@@ -1,31 +1,29 @@
-"""Options that say what a node is, shared by the verbs that decide by it."""
+"""Options that say what a node is, for the verbs that decide by it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from patchkit.errors import UsageError
 from patchkit.runtime.envfile.facts import nodes_max
-from patchkit.runtime.rules.variable_rules import QUANTIZATIONS
+from patchkit.runtime.node.decision import NodeOptions
+from patchkit.runtime.rules.condition import CHOICES
 from patchkit.target import targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option(
-        "--role", type=click.Choice(["single", "head", "worker"]), help="What this node is."
-    ),
+    click.option("--role", type=click.Choice(CHOICES["role"]), help="What this node is."),
     click.option(
         "--nodes",
         type=click.IntRange(1, nodes_max()),
         metavar="N",
-        help="How many, head and all; default: 2.",
+        help="Number of nodes, including the head; default: 2.",
     ),
-    click.option("--head-ip", metavar="A", default="", help="The head's address; here or there."),
+    click.option("--head-ip", metavar="A", default="", help="The head's IPv4 address."),
     click.option(
         "--topology",
         type=click.Choice(["auto", "roce", "socket", "ring", "hetero"]),
@@ -37,10 +35,12 @@ _OPTIONS = (
         help="What starts the ranks. auto: mp where vLLM has --nnodes.",
     ),
     click.option("--vllm", metavar="VERSION", default="", help="Instead of the installed one."),
-    click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="The checkpoint's."),
+    click.option(
+        "--quantization", type=click.Choice(CHOICES["quantization"]), help="The checkpoint's."
+    ),
     click.option("--target", type=click.Choice(list(targets())), help="Instead of the probed GPU."),
     click.option(
-        "--python", metavar="EXE", help="The Python that has vLLM. Default: the present one."
+        "--python", metavar="PATH", help="The Python that has vLLM; default: the present one."
     ),
     click.option(
         "--root",
@@ -59,18 +59,22 @@ accept_edited = click.option(
 
 
 def node_options(function: F) -> F:
-    """Add them, in the order in which help shows them."""
+    """Add the options in the order in which help shows them."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
-def first_version(*known: str) -> str:
-    """The first vLLM that somebody names. Raises UsageError if nobody does."""
-    for version in known:
-        if version:
-            return version
-    raise UsageError(
-        "for which vLLM? None is installed in the present Python",
-        hint="name the Python that has it with --python, or the version: --vllm 0.25.1",
+def asked_for(options: Mapping[str, Any], **more: Any) -> NodeOptions:
+    """Return what the options say; ``more`` are fields of NodeOptions that one verb alone has."""
+    return NodeOptions(
+        role=options["role"] or "",
+        nodes=options["nodes"] or 0,
+        head=options["head_ip"],
+        topology=options["topology"] or "auto",
+        executor=options["executor"] or "auto",
+        vllm=options["vllm"],
+        target=options["target"] or "",
+        quantization=options["quantization"] or "",
+        **more,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from patchkit.cli.out import say, style
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.serve.args import Flag, Served
+from patchkit.runtime.serve.args import ServeCommand, ServeFlag
 from patchkit.runtime.serve.render import reason
 
 NOTE = style("note", fg="yellow")
@@ -30,7 +30,7 @@ def listing() -> list[tuple[str, ...]]:
     return [tuple(style(cell, bold=True) for cell in rows[0]), *rows[1:]]
 
 
-def explained(served: Served) -> list[tuple[str, ...]]:
+def explained(served: ServeCommand) -> list[tuple[str, ...]]:
     return [
         *(_row(style("✓", fg="green"), each) for each in served.flags),
         *(_row(style("-", dim=True), each) for each in served.left_out),
@@ -45,12 +45,12 @@ def explained(served: Served) -> list[tuple[str, ...]]:
     ]
 
 
-def _row(mark: str, flag: Flag) -> tuple[str, ...]:
+def _row(mark: str, flag: ServeFlag) -> tuple[str, ...]:
     return mark, " ".join(flag.words), reason(flag)
 
 
-def tell(served: Served) -> None:
-    """On standard error, so that the command alone can be taken from standard output."""
+def tell(served: ServeCommand) -> None:
+    """Print on standard error, so that the command alone is on standard output."""
     for note in served.notes:
         say(NOTE + f" {note}", err=True)
     for each in served.advice:

@@ -1,1 +1,1 @@
-"""Decide the environment of a node from its facts, its role and the file of its head."""
+"""Decide which environment variables a node gets, and write its env file."""

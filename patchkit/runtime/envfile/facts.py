@@ -1,4 +1,4 @@
-"""The facts in the first line of an env file, checked: a file comes from elsewhere and is a claim.
+"""Check the facts in the first line of an env file: a file comes from elsewhere and is a claim.
 
 Every fact that `patchkit env` writes has a pattern of its own here; another name or another form is
 a problem, so that nothing of a file is taken over unread.
@@ -13,9 +13,9 @@ from ipaddress import IPv4Address
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.net.plan import facts as network
+from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.presets import find
 from patchkit.runtime.rules.releases import release
-from patchkit.runtime.rules.variable_rules import CHOICES
 
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_!-]*", re.ASCII)
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")

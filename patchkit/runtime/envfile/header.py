@@ -1,4 +1,4 @@
-"""The first line of an env file: what the file is for, and whether somebody edited it since.
+"""Write and read the first line of an env file: its facts, and a digest that shows edits.
 
 ::
 
@@ -24,7 +24,7 @@ _OBJECT = re.compile(r'\A\{\s*"header": \{\s*"digest": "(?P<digest>[0-9a-f]{16})
 
 
 def facts(line: str) -> dict[str, str]:
-    """``role=head nodes=2`` as a dict. Raises UsageError."""
+    """Return ``role=head nodes=2`` as a dict. Raises UsageError."""
     found = line.removeprefix("# ").removeprefix(MARK).split()
     for each in found:
         if not _FACT.fullmatch(each):
@@ -33,7 +33,7 @@ def facts(line: str) -> dict[str, str]:
 
 
 def head_facts(text: str) -> dict[str, str]:
-    """What the first line says, without the digest; empty if patchkit did not write the file."""
+    """Return the facts of the first line; none if patchkit did not write the file."""
     try:
         if match := _LINE.match(text):
             return facts(match["facts"])
@@ -52,19 +52,19 @@ def bears_mark(text: str) -> bool:
 
 
 def sealed(text: str) -> str:
-    """The text with its digest in the place of the zeros."""
+    """Return the text with its digest in the place of the zeros."""
     start, end = _place(text)
     return text[:start] + _digest(text) + text[end:]
 
 
 def untouched(text: str) -> bool:
-    """Whether patchkit wrote this file, and nobody changed it since."""
+    """Return whether patchkit wrote this file, and nobody changed it since."""
     start, end = _place(text)
     return start < end and _digest(text[:start] + BLANK + text[end:]) == text[start:end]
 
 
 def _place(text: str) -> tuple[int, int]:
-    """Where the digest is; (0, 0) if there is none."""
+    """Return where the digest is; (0, 0) if there is none."""
     match = _LINE.match(text) or _OBJECT.match(text)
     return match.span("digest") if match else (0, 0)
 

@@ -1,4 +1,4 @@
-"""Env files read back by the rules of their consumers.
+"""Read env files by the rules of the programs that take them.
 
 Stricter than these: a line that a consumer would skip in silence, or run as a command, is an error.
 """
@@ -34,7 +34,7 @@ _SYSTEMD_SKIPPED = re.compile(r"[ \t\r\n]*(?:[#;][^\r\n]*(?:[\r\n]|\Z)|[\r\n]|\Z
 
 
 def parse(kind: Format, text: str, where: str) -> dict[str, str]:
-    """The variables that a file sets, without those that it only refers to.
+    """Return the variables that a file sets, without those that it only refers to.
 
     Raises SourceError, naming ``where:line``.
     """
@@ -119,7 +119,7 @@ def _systemd_unquoted(match: re.Match[str]) -> str:
 
 
 def _systemd_raw(raw: str) -> str:
-    """Outside of quotes: blanks at the end fall away unless escaped, escaped line ends as well."""
+    """Return text outside of quotes: without blanks at its end and without escaped line ends."""
     pieces = re.findall(r"\\.|[^\\]", raw, re.DOTALL)
     while pieces and pieces[-1] in {" ", "\t"}:
         pieces.pop()

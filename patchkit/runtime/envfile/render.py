@@ -1,4 +1,4 @@
-"""Env files: rendered with a reason above each line, read back, and written safely."""
+"""Render an env file, with a reason above each line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from patchkit.errors import UsageError
-from patchkit.runtime.envfile.header import BLANK, MARK, facts, head_facts, sealed, untouched
-from patchkit.runtime.envfile.parse import parse
+from patchkit.runtime.envfile.header import BLANK, MARK, facts, sealed
 from patchkit.runtime.envfile.syntax import (
     EnvEntry,
     Format,
@@ -18,14 +17,11 @@ from patchkit.runtime.envfile.syntax import (
     one_line,
     refers,
 )
-from patchkit.runtime.envfile.write import Written, write
-from patchkit.runtime.rules.secret_names import is_secret
-
-__all__ = ["EnvEntry", "Format", "Written", "head_facts", "parse", "render", "untouched", "write"]
+from patchkit.runtime.rules.sensitive_names import is_secret
 
 
 def render(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> str:
-    """A whole file. ``header`` is the facts (``role=head vllm=0.25.1 …``), then lines to read.
+    """Return a whole file. ``header`` is facts (``role=head vllm=0.25.1 …``), then lines to read.
 
     Raises UsageError for what the format cannot hold.
     """

@@ -1,4 +1,4 @@
-"""The formats of env files: what each can hold, and how one variable is written.
+"""Write one variable in each format of env files, and say what a format can hold.
 
 Every consumer has rules of its own: a shell expands and splits, systemd unquotes, docker takes the
 rest of the line as it is. A value that a format cannot hold is refused, never bent.
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.secret_names import is_secret, secret_file
+from patchkit.runtime.rules.sensitive_names import is_secret, secret_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./^-]*")
@@ -47,7 +47,7 @@ class EnvEntry:
 
 
 def check(kind: Format, entry: EnvEntry) -> None:
-    """Raises UsageError if the format cannot hold the variable; the value is not told."""
+    """Raise UsageError, without the value, if the format cannot hold the variable."""
     if not _NAME.fullmatch(entry.name):
         raise UsageError(
             f"{entry.name!r} is not the name of a variable",
@@ -68,7 +68,7 @@ def check(kind: Format, entry: EnvEntry) -> None:
 
 
 def assignment(kind: Format, entry: EnvEntry) -> str:
-    """The lines that set a variable, or refer to a secret. Raises UsageError."""
+    """Return the lines that set a variable, or refer to a secret. Raises UsageError."""
     check(kind, entry)
     if is_secret(entry.name):
         return _reference(kind, entry.name)
@@ -82,7 +82,7 @@ def assignment(kind: Format, entry: EnvEntry) -> str:
 
 
 def comment(text: str) -> list[str]:
-    """Comment lines, which nothing in the text can end: each starts with ``# ``.
+    """Return comment lines, which nothing in the text can end: each starts with ``# ``.
 
     systemd before 254 takes a backslash at the end of a comment for a continuation, which would
     swallow the variable below it.
@@ -92,12 +92,12 @@ def comment(text: str) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """A text without line breaks, control characters and anything else that cannot be seen."""
+    """Return a text without line breaks, control characters and other invisible characters."""
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
 
 
 def refers(name: str) -> str:
-    """Where a secret comes from, in a sentence."""
+    """Return where a secret comes from, in a sentence."""
     file = secret_file(name)
     other = (
         f", or from the file that {file} names, and then in no environment at all" if file else ""
@@ -122,7 +122,7 @@ def _reference(kind: Format, name: str) -> str:
 
 
 def _trouble(kind: Format, name: str, value: str) -> str:
-    """Why the format cannot hold a value; empty if it can."""
+    """Return why the format cannot hold a value; empty if it can."""
     size = len(f"{name}={value}".encode(errors="surrogatepass"))
     if "\0" in value:
         return "the value holds a NUL, which no environment variable can"
@@ -144,7 +144,7 @@ def _trouble(kind: Format, name: str, value: str) -> str:
 
 
 def _foreign_to_systemd(character: str) -> bool:
-    """systemd.exec(5): no U+FEFF, no noncharacters; older ones no control characters but two."""
+    """Return whether systemd refuses a character: systemd.exec(5), older ones control ones, too."""
     code = ord(character)
     control = code < 0x20 or 0x7F <= code < 0xA0
     nothing = 0xFDD0 <= code <= 0xFDEF or code & 0xFFFE == 0xFFFE

@@ -1,4 +1,4 @@
-"""Writing an env file: looked at before, replaced as a whole, and never by surprise."""
+"""Write an env file: replaced as a whole, and never over somebody's work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from patchkit.durable.failure import translated
 from patchkit.errors import UsageError
 from patchkit.reading import read_bytes
 from patchkit.runtime.envfile.header import untouched
-from patchkit.runtime.rules.secret_names import masked
+from patchkit.runtime.rules.sensitive_names import masked
 
 _PRIVATE = 0o600
 
@@ -43,7 +43,7 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Written:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """None if nothing is there. Raises UsageError for what cannot be replaced by a file."""
+    """Return what is there, None for nothing. Raises UsageError for what is no regular file."""
     try:
         status = path.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A file that says patchkit wrote it: whether it is so, and what has no place in it."""
+"""Check a file that says patchkit wrote it: whether it is so, and what has no place in it."""
 
 from __future__ import annotations
 
@@ -11,66 +11,52 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import bears_mark, head_facts, untouched
 from patchkit.runtime.lint.scan import Assignment
-from patchkit.runtime.rules.code_names import runs_code
-from patchkit.runtime.rules.variable_rules import load_rules
+from patchkit.runtime.rules.sensitive_names import runs_code
+from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 _AGAIN = "write it anew with `patchkit env`"
 # What a rule's {facts} may stand for; a value of another form is no rule's.
 _FACTS = {"ptxas": "/[^\n]*/ptxas"}
 
 
-def check_header(text: str, all_found: Sequence[Assignment]) -> Iterator[Finding]:
+def check_header(text: str, assigned: Sequence[Assignment]) -> Iterator[Finding]:
     """Return what is wrong in a file with patchkit's first line; nothing of a file of others."""
     if not bears_mark(text):
         return
     facts = head_facts(text)
     if not untouched(text):
-        yield _edited(facts)
+        yield Finding(
+            line=1,
+            level=Level.WARNING,
+            what="edited after patchkit wrote it: its digest is not that of the text",
+            why="What was changed cannot be told, only that something was."
+            if facts
+            else "The first line has no digest, or is not as patchkit writes it.",
+            hint=_AGAIN,
+        )
     for name, problem in fact_problems(facts).items():
         yield Finding(
             line=1,
-            about="",
-            level=Level.ERROR,
             what=f"{name}={facts[name][:60]}: {name} {problem}",
             why="The other nodes are told this fact.",
             hint=_AGAIN,
         )
-    for found in all_found:
-        reason = runs_code(found.name)
-        if reason and not _by_rule(found):
-            yield Finding(
-                line=found.line,
-                about=found.name,
-                level=Level.ERROR,
-                what=f"{found.shown} runs code, and no rule of patchkit sets it",
+    for each in assigned:
+        by_rule = any(value.fullmatch(each.value) for value in _values().get(each.name, ()))
+        if (reason := runs_code(each.name)) and not by_rule:
+            yield each.error(
+                f"{each.shown} runs code, and no rule of patchkit sets it",
                 why=f"Through it, {reason}.",
                 hint="take it out; set it where vLLM is started on this node, if it is yours",
                 source="recipes/env/code.toml",
             )
 
 
-def _edited(facts: Mapping[str, str]) -> Finding:
-    return Finding(
-        line=1,
-        about="",
-        level=Level.WARNING,
-        what="edited after patchkit wrote it: its digest is not that of the text",
-        why="What was changed cannot be told, only that something was."
-        if facts
-        else "The first line has no digest, or is not as patchkit writes it.",
-        hint=_AGAIN,
-    )
-
-
-def _by_rule(found: Assignment) -> bool:
-    return any(each.fullmatch(found.value) for each in _values().get(found.name, ()))
-
-
 @cache
 def _values() -> Mapping[str, Sequence[re.Pattern[str]]]:
-    """Name → the values that rules set for the variables that run code."""
+    """Return the values that rules set for each variable that runs code."""
     values: dict[str, list[re.Pattern[str]]] = {}
-    for rule in load_rules().rules:
+    for rule in load_variable_rules().rules:
         for name, value in rule.set.items():
             if runs_code(name):
                 parts = (

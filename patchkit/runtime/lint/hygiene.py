@@ -1,4 +1,4 @@
-"""What a file should not say at all: secrets, open doors, and lines that tools read differently."""
+"""Check for secrets, servers open to everybody, and lines that tools read differently."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.lint.scan import Assignment, Commands, is_env_file, without_comment
-from patchkit.runtime.lint.values import is_open
-from patchkit.runtime.rules.secret_names import is_secret, secret_file
+from patchkit.runtime.rules.sensitive_names import is_secret, secret_file
 
 _OTHERS = 0o077
 _DASHBOARD = re.compile(r"--dashboard-host[= ]+[\"']?(0\.0\.0\.0|::)(?![\w.:])")
@@ -18,17 +17,17 @@ _OPEN_HOST = re.compile(r"--host[= ]+[\"']?(0\.0\.0\.0|::)(?![\w.:])")
 _ASSIGNED = re.compile(r"\s*(?P<export>export\s+)?(?P<name>\w+)=(?P<value>.*)")
 
 
-def check_secret(found: Assignment, mode: int | None) -> Iterator[Finding]:
-    """``mode`` of the file, None if it is none."""
-    if not is_secret(found.name) or not found.literal or not found.value or is_open(found.value):
+def check_secret(assigned: Assignment, mode: int | None) -> Iterator[Finding]:
+    """Return a secret in a file; ``mode`` are the file's rights, None for standard input."""
+    if not is_secret(assigned.name) or not assigned.is_given:
         return
     open_to = mode is not None and bool(mode & _OTHERS)
-    file = secret_file(found.name)
+    file = secret_file(assigned.name)
     yield Finding(
-        line=found.line,
-        about=found.name,
+        line=assigned.line,
+        about=assigned.name,
         level=Level.ERROR if open_to else Level.WARNING,
-        what=f"the value of {found.name} is in the file"
+        what=f"the value of {assigned.name} is in the file"
         + (f", which others may read ({mode:04o})" if open_to else ""),
         why="Files are copied to other nodes, shown and committed.",
         hint=f"keep it in a file of mode 0600 that {file} names"
@@ -37,14 +36,13 @@ def check_secret(found: Assignment, mode: int | None) -> Iterator[Finding]:
     )
 
 
-def check_doors(text: str) -> Iterator[Finding]:
-    """Servers that listen on every interface."""
+def check_servers(text: str) -> Iterator[Finding]:
+    """Return servers that listen on every interface."""
     commands = Commands(text)
     joined = commands.joined
     for match in _DASHBOARD.finditer(joined):
         yield Finding(
             line=commands.line(match.start()),
-            about="",
             level=Level.WARNING,
             what=f"{match[0]}: Ray's dashboard on every interface",
             why="Whoever reaches it runs programs here: it asks for no password.",
@@ -56,7 +54,6 @@ def check_doors(text: str) -> Iterator[Finding]:
         if _OPEN_HOST.search(joined, *match.span()):
             yield Finding(
                 line=commands.line(match.start()),
-                about="",
                 level=Level.NOTE,
                 what="vllm serve on every interface, and without a key",
                 why="Whoever reaches the port may use the model.",
@@ -65,9 +62,9 @@ def check_doors(text: str) -> Iterator[Finding]:
 
 
 def check_reading(text: str, where: str, kind: str) -> Iterator[Finding]:
-    """What sh, systemd and docker read differently; ``kind`` is the format, if that is known.
+    """Return what sh, systemd and docker read differently; ``kind`` is the format, if known.
 
-    Of each kind of difference the first line is told, and how many there are.
+    Each kind of difference is reported once: its first line, and how many there are.
     """
     if kind:
         return

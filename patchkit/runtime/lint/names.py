@@ -1,4 +1,4 @@
-"""Names in a file against those that the installed software reads."""
+"""Check the names in a file against those that the installed software reads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from functools import cache
 from patchkit.finding import Finding, Level
 from patchkit.runtime.lint.scan import Assignment, short
 from patchkit.runtime.lint.values import bounds
+from patchkit.runtime.rules.condition import Situation, holds
+from patchkit.runtime.rules.lifetimes import Lifetime
 from patchkit.runtime.rules.releases import release, within
-from patchkit.runtime.rules.variable_rules import Avoid, Situation, holds
-from patchkit.runtime.rules.variables import (
-    Guesses,
-    KnownVariable,
-    lifetime,
-    other_variables,
-)
+from patchkit.runtime.rules.variable_rules import Avoid
+from patchkit.runtime.rules.variables import Guesses, lifetime, other_variables
 
 _READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}
 _SILENT = {
@@ -25,77 +22,61 @@ _SILENT = {
 
 
 def check_names(
-    found: Assignment,
+    assigned: Assignment,
     situation: Situation,
     known: Mapping[str, Mapping[str, str]],
     avoids: Mapping[str, Sequence[Avoid]],
     guesses: Mapping[str, Guesses],
 ) -> Iterator[Finding]:
-    """``known`` are the names that ``vLLM`` and ``NCCL`` read, in these versions.
+    """Return what is wrong with a name, and what the rules say against its value.
 
-    ``avoids`` are those of each name.
-    ``guesses`` are the nearest ones, by the same two keys.
+    ``known`` are the names that ``vLLM`` and ``NCCL`` read in these versions, ``guesses`` the
+    nearest ones by the same two keys; ``avoids`` the rules about assigned name.
     """
-    named = list(_avoided(found, situation, avoids))
-    yield from named
-    reader = _READERS.get(found.name[:5])
-    if named:
+    advised = [
+        Finding(
+            line=assigned.line,
+            about=assigned.name,
+            level=Level(avoid.severity),
+            what=f"{assigned.shown} is advised against",
+            why=avoid.reason,
+            hint=avoid.instead,
+            source=avoid.source,
+        )
+        for avoid in avoids.get(assigned.name, ())
+        if avoid.matches(assigned.value) and (assigned.literal or not avoid.values)
+        if holds(avoid.when, situation)
+    ]
+    yield from advised
+    reader = _READERS.get(assigned.name[:5])
+    if advised or (reader and assigned.name in known[reader]):
         return
-    if reader is None:
-        yield from _other(found, situation)
-        return
-    version = situation.get(reader.lower(), "")
-    if found.name not in known[reader]:
-        yield _unread(found, reader, version, guesses[reader])
+    if reader:
+        yield _unread(assigned, reader, situation.get(reader.lower(), ""), guesses[reader])
+    else:
+        yield from _other(assigned, situation)
 
 
-def _avoided(
-    found: Assignment, situation: Situation, avoids: Mapping[str, Sequence[Avoid]]
-) -> Iterator[Finding]:
-    for avoid in avoids.get(found.name, ()):
-        matches = avoid.matches(found.name, found.value) and (found.literal or not avoid.values)
-        if matches and holds(avoid.when, situation):
-            yield Finding(
-                line=found.line,
-                about=found.name,
-                level=Level(avoid.severity),
-                what=f"{found.shown} is advised against",
-                why=avoid.reason,
-                hint=avoid.instead,
-                source=avoid.source,
-            )
-
-
-def _unread(found: Assignment, reader: str, version: str, guess: Guesses) -> Finding:
-    life = lifetime(found.name)
-    close = "" if life else guess(found.name)
-    what = f"no known {reader} reads {short(found.name)}"
+def _unread(assigned: Assignment, reader: str, version: str, guess: Guesses) -> Finding:
+    life = lifetime(assigned.name)
+    close = "" if life else guess(assigned.name)
+    what = f"no known {reader} reads {short(assigned.name)}"
     if life:
-        what = f"{reader} {version} does not read {found.name}{_span(life, version)}"
-    return Finding(
-        line=found.line,
-        about=found.name,
-        level=Level.ERROR if close else Level.WARNING,
-        what=what,
+        what = f"{reader} {version} does not read {assigned.name}{_span(life, version)}"
+    gone = (str(row["instead"]) for row in bounds()["gone"] if assigned.name in row["names"])
+    return (assigned.error if close else assigned.warning)(
+        what,
         why=_SILENT[reader],
-        hint=f"did you mean {close}?" if close else _instead(found.name),
+        hint=f"did you mean {close}?" if close else next(gone, "leave it out"),
         source="vLLM envs.py" if reader == "vLLM" else "NCCL's sources",
     )
 
 
-def _span(life: KnownVariable, version: str) -> str:
+def _span(life: Lifetime, version: str) -> str:
     if version and release(version) < release(life.first):
         return f" yet: {life.first} does"
     past = version and release(version) > release(life.last)
     return f" any more: {life.first} to {life.last} did" if past else ""
-
-
-def _instead(name: str) -> str:
-    """What took the place of a variable, by values.toml."""
-    for row in bounds()["gone"]:
-        if name in row["names"]:
-            return str(row["instead"])
-    return "leave it out"
 
 
 @cache
@@ -103,26 +84,19 @@ def _in_capitals() -> Mapping[str, str]:
     return {name.upper(): name for name in other_variables()}
 
 
-def _other(found: Assignment, situation: Situation) -> Iterator[Finding]:
-    others = other_variables()
-    other = others.get(found.name)
+def _other(assigned: Assignment, situation: Situation) -> Iterator[Finding]:
+    other = other_variables().get(assigned.name)
     version = situation.get(other.of, "") if other else ""
     if other and other.versions and version and not within(version, other.versions):
-        yield Finding(
-            line=found.line,
-            about=found.name,
-            level=Level.WARNING,
-            what=f"{other.of} {version} does not read {found.name}: {other.versions} does",
+        yield assigned.warning(
+            f"{other.of} {version} does not read {assigned.name}: {other.versions} does",
             why=other.meaning,
             hint="leave it out",
         )
-    alike = "" if other else _in_capitals().get(found.name.upper(), "")
+    alike = "" if other else _in_capitals().get(assigned.name.upper(), "")
     if alike:
-        yield Finding(
-            line=found.line,
-            about=found.name,
-            level=Level.ERROR,
-            what=f"nobody reads {found.name}",
+        yield assigned.error(
+            f"nobody reads {assigned.name}",
             why="Capitals and small letters differ in names of variables.",
             hint=f"write {alike}",
         )

@@ -1,4 +1,4 @@
-"""Variables that any env file or script sets, found by how they are written.
+"""Find the variables that any env file or script sets, by how they are written.
 
 Nothing is run or expanded. The forms: lines of env files; words of shell scripts, `docker run -e`,
 Dockerfiles and units; maps and lists of YAML; JSON; `os.environ` of Python.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from patchkit.runtime.rules.secret_names import masked
+from patchkit.finding import Finding, Level
+from patchkit.runtime.rules.sensitive_names import masked
 
 _SHOWN = 60  # characters of a name or a value
 _NAME = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
@@ -36,6 +37,7 @@ _CALL = re.compile(r"[A-Za-z_][\w.]*[(\[]")
 _SETS = re.compile(rf"(export|ENV|Environment=|os\.environ|: \"|{_NAME}=)")  # for all that follows
 _ENV_LINE = re.compile(rf"[ \t]*(?!Environment=){_NAME}(?:=(?P<value>.*))?")
 _PIECES = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)|([^'"\\]+)|(.)""", re.DOTALL)
+_OPEN = re.compile(r"<.*>|\{.*\}|(?i:.*(your|example|placeholder|changeme|_ip\b|ip_|xxx).*|x+|\.+)")
 _SPEECH = re.compile(r"[ \t]*(echo|printf|log|info|warn|die)\b[^>\n]*$")
 
 
@@ -53,18 +55,38 @@ class Assignment:
     block: int = 0
 
     @property
+    def is_given(self) -> bool:
+        """Whether the value is there to be checked: known, and not still to be filled in."""
+        return self.literal and bool(self.value) and not is_open(self.value)
+
+    @property
     def shown(self) -> str:
-        """``NAME=value`` to be told, without the value of a secret."""
+        """``NAME=value`` for messages, without the value of a secret."""
         return masked(f"{short(self.name)}={short(self.value)}")
+
+    def error(self, what: str, *, why: str, hint: str, source: str = "") -> Finding:
+        """Return what is wrong with it."""
+        return Finding(
+            line=self.line, about=self.name, what=what, why=why, hint=hint, source=source
+        )
+
+    def warning(self, what: str, *, why: str, hint: str, source: str = "") -> Finding:
+        """Return what is likely harmful in it."""
+        return replace(self.error(what, why=why, hint=hint, source=source), level=Level.WARNING)
 
 
 def short(text: str) -> str:
-    """A text as it is shown: whole if it is not too long for a line."""
+    """Return a text as messages show it: cut if it is too long for a line."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
+def is_open(value: str) -> bool:
+    """Return whether a value stands for one that is still to be filled in."""
+    return _OPEN.fullmatch(value) is not None
+
+
 def scan(text: str, where: str) -> tuple[Assignment, ...]:
-    """Every variable that is set, in the order of the file; comments are left out."""
+    """Return every variable that is set, in the order of the file; comments are left out."""
     lines = list(map(without_comment, _variables(text.replace("\r\n", "\n")).split("\n")))
     found = _env_lines(lines) if is_env_file(text, where) else _forms(lines, where)
     unique = {(each.line, each.name, each.value): each for each in found}
@@ -72,14 +94,14 @@ def scan(text: str, where: str) -> tuple[Assignment, ...]:
 
 
 def is_env_file(text: str, where: str) -> bool:
-    """Whether it is a list of NAME=value and nothing else, as systemd and docker read it."""
+    """Return whether a text is a list of NAME=value alone, as systemd and docker read it."""
     script = PurePath(where).suffix in {".sh", ".bash", ".py"} or text.startswith("#!")
     lines = [line for line in text.splitlines() if line.strip() and not _is_comment(line)]
     return not script and bool(lines) and all(_ENV_LINE.fullmatch(line) for line in lines)
 
 
 def without_comment(line: str) -> str:
-    """A line up to the # that begins a comment; of a line that only talks, nothing."""
+    """Return a line up to the # that begins a comment; of a line that only prints, nothing."""
     if _is_comment(line) or _SPEECH.match(line):
         return ""
     if "#" not in line:
@@ -100,7 +122,7 @@ def _is_comment(line: str) -> bool:
 
 
 def _variables(text: str) -> str:
-    """Of patchkit's own JSON only the variables: their names stand beside reasons as well."""
+    """Return only the variables of patchkit's own JSON: their names also stand beside reasons."""
     start, end = text.find('"variables": {'), text.find('"reasons": {')
     if not text.startswith("{") or not -1 < start < end:
         return text
@@ -128,7 +150,7 @@ def _forms(lines: Sequence[str], where: str) -> Iterator[Assignment]:
 
 
 def _value(raw: str) -> tuple[str, bool]:
-    """A value without its quotes, and whether nothing in it is to be expanded."""
+    """Return a value without its quotes, and whether nothing in it is to be expanded."""
     pieces = _PIECES.findall(raw)
     value = "".join(
         single or re.sub(r"\\(.)", r"\1", double) or escaped or bare or odd
@@ -139,11 +161,11 @@ def _value(raw: str) -> tuple[str, bool]:
 
 
 def _blocks(lines: Sequence[str]) -> list[int]:
-    """Of each line the last one before it that is indented less; itself if it is one command."""
+    """Return for each line the last one above that is indented less; itself for one command."""
     above: list[tuple[int, int]] = []
     blocks = []
     for number, line in enumerate(lines, 1):
-        own = _indent(line)
+        own = len(line) - len(line.lstrip())
         while above and line.strip() and above[-1][0] >= own:
             above.pop()
         blocks.append(above[-1][1] if above else 0 if _SETS.match(line) else number)
@@ -152,12 +174,8 @@ def _blocks(lines: Sequence[str]) -> list[int]:
     return blocks
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
 class Lines:
-    """Positions in a text as numbers of lines, from 1. The text is looked through once."""
+    """Translate positions in a text to numbers of lines, from 1; the text is read once."""
 
     def __init__(self, text: str) -> None:
         self._ends = [match.start() for match in re.finditer("\n", text)]

@@ -1,7 +1,8 @@
-"""Values in a file: what a variable can hold, by recipes/env/values.toml, and addresses."""
+"""Check values in a file: what a variable can hold, by recipes/env/values.toml, and addresses."""
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,43 +12,50 @@ from typing import Any
 
 from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
-from patchkit.runtime.lint.scan import Assignment
-from patchkit.runtime.rules.variable_rules import Situation
+from patchkit.runtime.lint.scan import Assignment, is_open
+from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.variables import lifetime
 
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")  # as strtoll takes it, base 0
 _COUNT = re.compile(r"[0-9]{1,20}")
-_OPEN = re.compile(r"<.*>|\{.*\}|(?i:.*(your|example|placeholder|changeme|_ip\b|ip_|xxx).*|x+|\.+)")
 _ADDRESSES = ("VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 _NAMED = {"MASTER_ADDR"}  # may be a host's name as well
 
 
 @cache
 def bounds() -> Mapping[str, Any]:
-    """The tables of values.toml."""
+    """Return the tables of values.toml."""
     return tomllib.loads((RECIPES / "env" / "values.toml").read_text(encoding="utf-8"))
 
 
-def is_open(value: str) -> bool:
-    """Whether a value stands for one that is still to be filled in."""
-    return _OPEN.fullmatch(value) is not None
-
-
-def check_value(found: Assignment, situation: Situation) -> Iterator[Finding]:
-    if not found.literal:
+def check_value(assigned: Assignment, situation: Situation) -> Iterator[Finding]:
+    """Return what is wrong with a value; a variable's default is always right."""
+    if not assigned.literal:
         return
-    if found.name in _ADDRESSES:
-        yield from _address(found, situation)
-    for kind, row in _rows().get(found.name, ()):
-        if found.value and not _TESTS[kind](found.value, row):
-            life = lifetime(found.name)
-            if life is None or life.default != found.value:
-                yield _outside(found, kind, row)
+    if assigned.name in _ADDRESSES and (trouble := _trouble(assigned, situation)):
+        yield assigned.error(
+            f"{assigned.shown}: {trouble}",
+            why="The other nodes are told this address, and connect to it.",
+            hint="write the address that this node has on the network between the nodes",
+            source="vLLM network_utils.get_ip" if assigned.name == "VLLM_HOST_IP" else "",
+        )
+    for kind, row in _rows().get(assigned.name, ()):
+        if not assigned.value or _TESTS[kind](assigned.value, row):
+            continue
+        life = lifetime(assigned.name)
+        if life is None or life.default != assigned.value:
+            may = f"{row['from']} to {row['to']}" if kind == "number" else ", ".join(row["words"])
+            yield assigned.error(
+                f"{assigned.shown}: it takes {may}",
+                why=row["why"],
+                hint=f"write one of these, or leave {assigned.name} out",
+                source=row["source"],
+            )
 
 
 @cache
 def _rows() -> Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]:
-    """Name → what its values are held against: the kind of check and its row."""
+    """Return for each name the checks of its values: the kind and its row."""
     rows: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for kind in _TESTS:
         for row in bounds()[kind]:
@@ -56,14 +64,12 @@ def _rows() -> Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]:
     return rows
 
 
-def check_products(all_found: Sequence[Assignment]) -> Iterator[Finding]:
-    """Numbers that are right alone and too large together; the last ones of a file count."""
-    last = {each.name: each for each in all_found if each.literal and _COUNT.fullmatch(each.value)}
+def check_products(assigned: Sequence[Assignment]) -> Iterator[Finding]:
+    """Return numbers that are right alone and too large together; a file's last ones count."""
+    last = {each.name: each for each in assigned if each.literal and _COUNT.fullmatch(each.value)}
     for row in bounds()["product"]:
         parts = [last[name] for name in row["names"] if name in last]
-        product = 1
-        for each in parts:
-            product *= int(each.value)
+        product = math.prod(int(each.value) for each in parts)
         if len(parts) > 1 and product > row["to"]:
             yield Finding(
                 line=max(each.line for each in parts),
@@ -77,60 +83,28 @@ def check_products(all_found: Sequence[Assignment]) -> Iterator[Finding]:
 
 
 def _is_number(value: str, row: Mapping[str, Any]) -> bool:
-    return bool(_NUMBER.fullmatch(value)) and row["from"] <= _integer(value) <= row["to"]
-
-
-def _integer(value: str) -> int:
+    if not _NUMBER.fullmatch(value):
+        return False
     octal = re.fullmatch(r"[+-]?0[0-7]+", value)
-    return int(value, 8) if octal else int(value, 16 if "x" in value.lower() else 10)
-
-
-def _is_choice(value: str, row: Mapping[str, Any]) -> bool:
-    return value.upper() in row["words"]
+    number = int(value, 8) if octal else int(value, 16 if "x" in value.lower() else 10)
+    return bool(row["from"] <= number <= row["to"])
 
 
 _TESTS: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
     "number": _is_number,
-    "choice": _is_choice,
+    "choice": lambda value, row: value.upper() in row["words"],
 }
 
 
-def _outside(found: Assignment, kind: str, row: Mapping[str, Any]) -> Finding:
-    may = f"{row['from']} to {row['to']}" if kind == "number" else ", ".join(row["words"])
-    return Finding(
-        line=found.line,
-        about=found.name,
-        level=Level.ERROR,
-        what=f"{found.shown}: it takes {may}",
-        why=row["why"],
-        hint=f"write one of these, or leave {found.name} out",
-        source=row["source"],
-    )
-
-
-def _address(found: Assignment, situation: Situation) -> Iterator[Finding]:
-    trouble = _trouble(found, alone=situation.get("role") == "single")
-    if trouble:
-        yield Finding(
-            line=found.line,
-            about=found.name,
-            level=Level.ERROR,
-            what=f"{found.shown}: {trouble}",
-            why="The other nodes are told this address, and connect to it.",
-            hint="write the address that this node has on the network between the nodes",
-            source="vLLM network_utils.get_ip" if found.name == "VLLM_HOST_IP" else "",
-        )
-
-
-def _trouble(found: Assignment, *, alone: bool) -> str:
-    if is_open(found.value):
+def _trouble(assigned: Assignment, situation: Situation) -> str:
+    if is_open(assigned.value):
         return "still to be filled in"
     try:
-        address = ip_address(found.value)
+        address = ip_address(assigned.value)
     except ValueError:
-        return "" if found.name in _NAMED else "no IP address"
+        return "" if assigned.name in _NAMED else "no IP address"
     if address.is_unspecified:
         return "every address, so none that others can connect to"
-    if address.is_loopback and not alone:
+    if address.is_loopback and situation.get("role") != "single":
         return "each node itself"
     return ""

@@ -1,4 +1,4 @@
-"""Which values a flag of `vllm serve` takes in a release: read in the installed code, else known.
+"""Return the values that a flag of `vllm serve` takes: by the installed code, else by a table.
 
 ``recipes/env/flag_values.toml`` says where the code lists them, and what each release lists there.
 Nothing is imported: a few files are parsed, those of the flags that are asked about.
@@ -7,15 +7,16 @@ Nothing is imported: a few files are parsed, those of the flags that are asked a
 from __future__ import annotations
 
 import ast
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import SourceError
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.vllm_names import parsed
 
 PLACE = RECIPES / "env" / "flag_values.toml"
 
@@ -34,21 +35,21 @@ class Choices:
     capitals: bool = True
 
     def known(self, version: str) -> tuple[str, ...]:
-        """What a release takes, by the table."""
+        """Return what a release takes by the table."""
         pairs = (value.partition(" ") for value in self.values)
         return tuple(name for name, _, bounds in pairs if within(version, bounds))
 
     def read(self, home: Path) -> tuple[str, ...]:
-        """What the package in ``home`` takes. Raises SourceError if no file lists it."""
+        """Return what the package in ``home`` takes. Raises SourceError if no file lists it."""
         for place in (home / name for name in self.files):
             if place.is_file():
-                names = tuple(_listed(ast.parse(place.read_bytes()), self.symbol))
+                names = tuple(_listed(parsed(place), self.symbol))
                 if names:
                     return names
         raise SourceError(
             f"{home}: {self.symbol} is in none of {', '.join(self.files)}",
             why=f"this vLLM lists the values of {self.flag} elsewhere",
-            hint="leave --python out and name its release: --vllm X.Y.Z",
+            hint="leave --python out and give its release: --vllm X.Y.Z",
         )
 
     def has(self, value: str, names: tuple[str, ...]) -> bool:
@@ -57,23 +58,19 @@ class Choices:
         return value.upper() in (name.upper() for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class _FlagValues:
+    flag: tuple[Choices, ...]
+
+
 @cache
 def load_choices(place: Path = PLACE) -> tuple[Choices, ...]:
-    """Raises UsageError for a field that means nothing."""
-    table = tomllib.loads(place.read_text(encoding="utf-8"))
-    if set(table) != {"flag"}:
-        raise UsageError(f"{place}: holds {', '.join(table)}, not [[flag]] alone")
-    try:
-        return tuple(
-            Choices(**{**each, "files": tuple(each["files"]), "values": tuple(each["values"])})
-            for each in table["flag"]
-        )
-    except (TypeError, KeyError) as error:
-        raise UsageError(f"{place}: {error}") from None
+    """Return the flags with fixed values. Raises UsageError, with file and line."""
+    return read_toml(_FlagValues, place).flag
 
 
 def takes(flag: str, value: str, version: str, home: Path | None) -> bool:
-    """Whether a flag takes a value; one whose values are not listed takes any."""
+    """Return whether a flag takes a value; one whose values are not listed takes any."""
     choices = next((each for each in load_choices() if each.flag == flag), None)
     if choices is None:
         return True
@@ -82,7 +79,7 @@ def takes(flag: str, value: str, version: str, home: Path | None) -> bool:
 
 
 def _listed(tree: ast.Module, symbol: str) -> Iterator[str]:
-    """The strings of ``symbol = Literal[...]``, the keys of a dict, the members of an Enum."""
+    """Return the strings of ``symbol = Literal[...]``, the keys of a dict, an Enum's members."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and _names(node.targets[0]) == symbol:
             yield from _strings(node.value)

@@ -1,4 +1,4 @@
-"""Which flags `vllm serve` takes, by release or read from an installed vLLM without importing it.
+"""Return the flags of `vllm serve`, by release or as an installed vLLM declares them.
 
 Engine arguments are declared one by one in ``engine/arg_utils.py``, those of the server as fields
 of a class in ``cli_args.py``, which moved twice; a few more where the parser is put together.
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from patchkit.paths import RECIPES
-from patchkit.runtime.rules.lifetimes import KnownVariable, Table, read_table
+from patchkit.runtime.rules.lifetimes import Lifetime, Table, read_table
 from patchkit.runtime.rules.vllm_names import parsed, unread
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
@@ -25,7 +25,7 @@ _ENGINE, _SERVE = "engine/arg_utils.py", "entrypoints/cli/serve.py"
 
 
 def flags(version: str, home: Path | None = None) -> frozenset[str]:
-    """Every flag of a release, ``""`` for any; of an installed vLLM, if its folder is given.
+    """Return every flag of a release, ``""`` for any; of an installed vLLM, if its folder is given.
 
     Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
     """
@@ -38,7 +38,7 @@ def _of_release(version: str) -> frozenset[str]:
 
 
 def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
-    """Whether `vllm serve` takes a flag, in any way of writing it.
+    """Return whether `vllm serve` takes a flag, in any way of writing it.
 
     ``--max_model_len=8``, ``--no-enable-prefix-caching``, ``--compilation-config.mode``, ``-O3``.
     """
@@ -51,8 +51,8 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
     return name in known or name.replace("--no-", "--", 1) in known
 
 
-def flag_lifetime(flag: str) -> KnownVariable | None:
-    """The releases that take a flag, None for nobody's."""
+def flag_lifetime(flag: str) -> Lifetime | None:
+    """Return the releases that take a flag, None for one that none takes."""
     return _table().lifetime(flag)
 
 
@@ -62,7 +62,7 @@ def _table() -> Table:
 
 @cache
 def read_flags(home: Path) -> frozenset[str]:
-    """The flags in the files below the folder of a vLLM. Raises SourceError."""
+    """Return the flags in the files below the folder of a vLLM. Raises SourceError."""
     servers = sorted((home / "entrypoints").glob("*/cli_args.py"))
     found = {
         place: frozenset(_declared(parsed(place)))
@@ -85,7 +85,7 @@ def _declared(tree: ast.Module) -> Iterator[str]:
 
 
 def _literals(function: ast.FunctionDef) -> Iterator[str]:
-    """Texts that are nothing but a flag, also those of a list that is looped over."""
+    """Return texts that are nothing but a flag, also those of a list that is looped over."""
     for node in ast.walk(function):
         text = node.value if isinstance(node, ast.Constant) else None
         if isinstance(text, str) and _FLAG.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Names that releases bring and drop: tables of name, first and last release, and default.
+"""Read tables of names that releases bring and drop: first and last release, and default.
 
 A row is ``name<TAB>first<TAB>last<TAB>default``; a name whose default changed, or that came back,
 has several, in the order of their releases. Lines that begin with # are comments.
@@ -18,7 +18,7 @@ Release = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownVariable:
+class Lifetime:
     """A name between two releases, both included; ``default`` is empty where it is not set."""
 
     name: str
@@ -31,8 +31,8 @@ class KnownVariable:
 class Table:
     """The rows of a file, with what their releases are as numbers."""
 
-    rows: tuple[tuple[KnownVariable, Release, Release], ...]
-    _by_name: dict[str, list[KnownVariable]] = field(
+    rows: tuple[tuple[Lifetime, Release, Release], ...]
+    _by_name: dict[str, list[Lifetime]] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
 
@@ -46,7 +46,7 @@ class Table:
         return max(self.rows, key=lambda row: row[2])[0].last
 
     def at(self, version: str) -> dict[str, str]:
-        """Name → default in a release; ``""`` is any release, of which the newest one counts.
+        """Return name → default in a release; ``""`` is any release, the newest one of each name.
 
         A release between two of the table, or a development version, counts as the one before it,
         which is the newest one for whatever is newer than the table. Raises UsageError.
@@ -58,28 +58,28 @@ class Table:
         found = max((edge for edge in edges if edge <= wanted), default=min(edges))
         return {row.name: row.default for row, first, last in self.rows if first <= found <= last}
 
-    def lifetime(self, name: str) -> KnownVariable | None:
-        """From its first release to its last, with its last default."""
+    def lifetime(self, name: str) -> Lifetime | None:
+        """Return a name's first and last release, with its last default; None if it is unknown."""
         rows = self._by_name.get(name)
         if not rows:
             return None
         first, last = rows[0], rows[-1]
-        return KnownVariable(name=name, first=first.first, last=last.last, default=last.default)
+        return Lifetime(name=name, first=first.first, last=last.last, default=last.default)
 
 
 @cache
 def read_table(*places: Path) -> Table:
-    """Rows of files, one after the other. Raises SourceError."""
+    """Return the rows of files, one after the other. Raises SourceError."""
     return Table(tuple(row for place in places for row in _rows(place)))
 
 
-def _rows(place: Path) -> Iterator[tuple[KnownVariable, Release, Release]]:
+def _rows(place: Path) -> Iterator[tuple[Lifetime, Release, Release]]:
     try:
         text = place.read_text(encoding="utf-8")
         for line in text.splitlines():
             if line and not line.startswith("#"):
                 name, first, last, default = line.split("\t")
-                row = KnownVariable(name=name, first=first, last=last, default=default)
+                row = Lifetime(name=name, first=first, last=last, default=default)
                 yield row, release(first), release(last)
     except (OSError, ValueError) as error:
         raise SourceError(
@@ -90,7 +90,7 @@ def _rows(place: Path) -> Iterator[tuple[KnownVariable, Release, Release]]:
 
 
 def render(releases: Mapping[str, Mapping[str, str]], heading: Sequence[str]) -> str:
-    """The text of a table: ``releases`` is release → name → default, oldest first."""
+    """Return the text of a table; ``releases`` is release → name → default, oldest first."""
     names = list(releases)
     rows: dict[str, list[list[str]]] = {}
     for before, version in zip([None, *names], names, strict=False):

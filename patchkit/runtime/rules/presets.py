@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from patchkit.errors import UsageError
 from patchkit.paths import RECIPES
-from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.variable_rules import CONFIDENCE, EVIDENCE, QUANTIZATIONS
+from patchkit.records import one_of, read_toml
+from patchkit.runtime.rules.condition import CHOICES
+from patchkit.runtime.rules.releases import check_version
+from patchkit.runtime.rules.rule import Confidence, Established, FlagName
 
 PLACE = RECIPES / "env" / "presets.toml"
 
@@ -22,18 +24,18 @@ class Preset:
     """One model; ``flags`` holds text for a value, True for a bare flag, False for never."""
 
     id: str
-    quantization: str
+    quantization: Annotated[str, one_of(*CHOICES["quantization"])]
     moe: bool
     single: bool
     nodes: int
     gpu_memory_utilization: float
     max_model_len: int
-    min_vllm: str
+    min_vllm: Annotated[str, check_version]
     source: str
-    evidence: str
-    confidence: str
+    evidence: Established
+    confidence: Confidence
     weights_gib: float | None = None
-    flags: Mapping[str, str | bool] = field(default_factory=dict)
+    flags: Mapping[FlagName, str | bool] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     build: str = ""
     needs_token: bool = False
@@ -45,52 +47,29 @@ class Preset:
         """The last part of the id, which names it where it is unique."""
         return self.id.rpartition("/")[2]
 
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_memory_utilization < 1:
+            raise ValueError("gpu_memory_utilization is a share below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Presets:
+    preset: tuple[Preset, ...]
+
+    def __post_init__(self) -> None:
+        counts = Counter(each.name.lower() for each in self.preset)
+        if twice := sorted(name for name, count in counts.items() if count > 1):
+            raise ValueError(f"there twice: {', '.join(twice)}")
+
 
 @cache
 def load_presets(place: Path = PLACE) -> tuple[Preset, ...]:
-    """Raises UsageError for a field or a value that means nothing, naming the preset."""
-    table = tomllib.loads(place.read_text(encoding="utf-8"))
-    if unknown := set(table) - {"preset"}:
-        raise UsageError(f"{place}: unknown {', '.join(sorted(unknown))}")
-    presets = tuple(_read(entry, place) for entry in table["preset"])
-    names = [preset.name.lower() for preset in presets]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"{place}: there twice: {', '.join(sorted(twice))}")
-    return presets
-
-
-def _read(entry: dict[str, Any], place: Path) -> Preset:
-    where = f"{place}: {entry.get('id', entry)}"
-    if unknown := set(entry) - {each.name for each in fields(Preset)}:
-        raise UsageError(f"{where}: unknown {', '.join(sorted(unknown))}")
-    try:
-        preset = Preset(**entry)
-    except TypeError as error:
-        raise UsageError(f"{where}: {error}") from None
-    if problem := _problem(preset):
-        raise UsageError(f"{where}: {problem}")
-    within(preset.min_vllm, "")
-    return preset
-
-
-def _problem(preset: Preset) -> str:
-    choices = {
-        "quantization": (preset.quantization, QUANTIZATIONS),
-        "evidence": (preset.evidence, EVIDENCE),
-        "confidence": (preset.confidence, CONFIDENCE),
-    }
-    for key, (value, allowed) in choices.items():
-        if value not in allowed:
-            return f"{key} is {value!r}, not one of {', '.join(allowed)}"
-    if not 0 < preset.gpu_memory_utilization < 1:
-        return "gpu_memory_utilization is a share below 1"
-    if not all(name.startswith("--") and "_" not in name for name in preset.flags):
-        return "flags are written as --a-flag"
-    return ""
+    """Return the presets. Raises UsageError for what means nothing, with file and line."""
+    return read_toml(_Presets, place).preset
 
 
 def find(model: str) -> Preset | None:
-    """The preset of OWNER/NAME, NAME, or a folder of that name; capitals do not matter."""
+    """Return the preset of OWNER/NAME, NAME, or a folder of that name; capitals do not matter."""
     wanted = model.rstrip("/").lower()
     owner, _, name = wanted.rpartition("/")
     for preset in load_presets():
@@ -100,6 +79,16 @@ def find(model: str) -> Preset | None:
     return None
 
 
+def named_preset(name: str) -> Preset:
+    """Return the preset of a name. Raises UsageError if there is none."""
+    if preset := find(name):
+        return preset
+    raise UsageError(
+        f"no preset is called {name}",
+        hint="`patchkit serve-args --list` shows them; for another model give --quantization",
+    )
+
+
 def _same_owner(owner: str, theirs: str) -> bool:
-    """Another owner's checkpoint is another one; a folder may well be a copy."""
+    """Return whether a name can mean a preset: a folder may be a copy, another owner's is not."""
     return not owner or "/" not in theirs or "/" in owner or owner in (".", "..", "~")

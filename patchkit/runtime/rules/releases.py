@@ -1,4 +1,4 @@
-"""Releases in ranges, with nothing but the standard library: a node may have no `packaging`.
+"""Compare releases with ranges by the standard library alone: a node may have no `packaging`.
 
 A development version or pre-release counts as the release that it leads to: ``0.33.1.dev12+g1a2b``
 is in ``>=0.33.1``, because what a release brings is in its development versions first.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from patchkit.errors import UsageError
 
@@ -25,8 +26,9 @@ _SIGNS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 }
 
 
+@lru_cache(maxsize=1024)  # tables name the same few releases in every row
 def release(version: str) -> tuple[int, ...]:
-    """``0.25.1rc2+cu130`` → ``(0, 25, 1)``, zeros at the end left out. Raises UsageError."""
+    """Return ``(0, 25, 1)`` of ``0.25.1rc2+cu130``, without zeros at the end. Raises UsageError."""
     match = _RELEASE.match(version.strip()) if len(version) <= LONGEST else None
     if match is None:
         raise UsageError(f"{version!r} is not a version", hint="write it as 0.25.1")
@@ -34,9 +36,26 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def within(version: str, bounds: str) -> bool:
-    """Whether a version is in ``>=0.24,<0.33``; every version is in ``""``. Raises UsageError."""
+    """Return whether a version is in ``>=0.24,<0.33``; all are in ``""``. Raises UsageError."""
     found = release(version)
     return all(_holds(found, bound) for bound in bounds.split(",") if bound.strip())
+
+
+def check_version(text: str) -> None:
+    """Raise ValueError for what is not a version, for ``patchkit.records``."""
+    _as_value_error(release, text)
+
+
+def check_range(text: str) -> None:
+    """Raise ValueError for what is not a range, for ``patchkit.records``."""
+    _as_value_error(within, "0", text)
+
+
+def _as_value_error(check: Callable[..., object], *arguments: str) -> None:
+    try:
+        check(*arguments)
+    except UsageError as error:
+        raise ValueError(error.what) from None
 
 
 def _holds(found: tuple[int, ...], bound: str) -> bool:

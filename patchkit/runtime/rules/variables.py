@@ -1,30 +1,17 @@
-"""Which environment variables exist in which release, and what the right name may have been."""
+"""Return the environment variables of a release, and the right name for a misspelt one."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 from patchkit.paths import RECIPES
-from patchkit.runtime.rules.lifetimes import KnownVariable, Table, read_table
+from patchkit.runtime.rules.lifetimes import Lifetime, Table, read_table
 from patchkit.runtime.rules.vllm_names import read_names
 
-__all__ = [
-    "Guesses",
-    "KnownVariable",
-    "OtherVariable",
-    "is_current",
-    "lifetime",
-    "nccl_variables",
-    "nearest",
-    "newest_nccl",
-    "other_variables",
-    "vllm_variables",
-]
 _HOME = RECIPES / "env"
 # How alike two names have to be, from 0 to 1, for one to be a misspelling of the other.
 _ALIKE = 0.7
@@ -42,7 +29,7 @@ class OtherVariable:
 
 
 def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
-    """Name → default of a release, ``""`` for any; of an installed one, if its folder is given.
+    """Return name → default of a release, ``""`` for any; of an installed one, if given its folder.
 
     Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
     """
@@ -51,7 +38,7 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
 
 @cache
 def nccl_variables(version: str) -> Mapping[str, str]:
-    """Name → default of a release (``2.29.7+cuda13.0``), ``""`` for any. Raises UsageError.
+    """Return name → default of a release (``2.29.7+cuda13.0``), ``""`` for any. Raises UsageError.
 
     Of a release after ``newest_nccl()`` it lists what that one has.
     """
@@ -59,13 +46,13 @@ def nccl_variables(version: str) -> Mapping[str, str]:
 
 
 def newest_nccl() -> str:
-    """The last release whose names are known."""
+    """Return the last release whose names are known."""
     return _nccl().newest
 
 
 @cache
 def other_variables() -> Mapping[str, OtherVariable]:
-    """Those of Ray, torch, triton, and whoever else takes part in serving."""
+    """Return the variables of Ray, torch, triton, and whatever else takes part in serving."""
     known = tomllib.loads((_HOME / "variables.toml").read_text(encoding="utf-8"))
     return {
         name: OtherVariable(name=name, of=project, **facts)
@@ -74,19 +61,19 @@ def other_variables() -> Mapping[str, OtherVariable]:
     }
 
 
-def lifetime(name: str) -> KnownVariable | None:
-    """The releases, of vLLM or of NCCL, that have or had a variable."""
+def lifetime(name: str) -> Lifetime | None:
+    """Return the releases, of vLLM or of NCCL, that have or had a variable."""
     return _vllm().lifetime(name) or _nccl().lifetime(name)
 
 
-def is_current(known: KnownVariable) -> bool:
-    """Whether the newest release that is known still has it."""
+def is_current(known: Lifetime) -> bool:
+    """Return whether the newest release that is known still has a name."""
     table = _vllm() if _vllm().lifetime(known.name) else _nccl()
     return known.last == table.newest
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The name that was meant, ``""`` if none is like it.
+    """Return the name that was meant, ``""`` if none is like it.
 
     Only what follows the prefix counts: all names of NCCL are alike in their first five letters.
     """
@@ -99,6 +86,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
         key.removeprefix(prefix): each for key, each in whole.items() if key.startswith(prefix)
     }
     wanted, among = (upper.removeprefix(prefix), tails) if tails else (upper, whole)
+    from difflib import get_close_matches  # seldom needed, and slow to load
+
     found = get_close_matches(wanted, among, n=1, cutoff=_ALIKE)
     return among[found[0]] if found else ""
 

@@ -1,4 +1,4 @@
-"""The environment variables of a vLLM, read in its ``envs.py`` without importing it.
+"""Read the environment variables of a vLLM in its ``envs.py``, without importing it.
 
 All releases have the dict ``environment_variables`` there: a name, and what reads it. Since 0.17
 vLLM itself warns of each VLLM_* that is set and not in this dict ("Unknown vLLM environment
@@ -19,7 +19,7 @@ _READERS = ("getenv", "get")  # os.getenv, os.environ.get
 
 
 def read_names(place: Path) -> dict[str, str]:
-    """Name → default of an ``envs.py``, empty where there is none. Raises SourceError.
+    """Return name → default of an ``envs.py``, empty where there is none. Raises SourceError.
 
     A default that is computed is given as the code has it.
     """
@@ -37,7 +37,7 @@ def read_names(place: Path) -> dict[str, str]:
 
 
 def parsed(place: Path) -> ast.Module:
-    """A file of vLLM. Raises SourceError."""
+    """Return a file of vLLM as a syntax tree. Raises SourceError."""
     try:
         return ast.parse(read_bytes(place, limit=LARGEST_IN_TREE))
     except (UsageError, StorageError) as error:
@@ -47,7 +47,7 @@ def parsed(place: Path) -> ast.Module:
 
 
 def unread(place: Path, what: str) -> SourceError:
-    """The error for a file of vLLM that is not what all releases have."""
+    """Return the error for a file of vLLM that is not what all releases have."""
     return SourceError(
         f"{place}: {what}",
         why="vLLM is damaged, or newer than any release that patchkit knows",
@@ -67,7 +67,7 @@ def _default(name: str, reader: ast.expr) -> str:
 
 
 def _defaults(name: str, reader: ast.expr) -> Iterator[ast.expr]:
-    """What is taken where the variable is not set: the first one found counts."""
+    """Return what is taken where the variable is not set: the first one found counts."""
     for node in ast.walk(reader):
         if isinstance(node, ast.Call) and _reads(node, name):
             yield from node.args[1:2] or [ast.Constant(None)]
@@ -80,7 +80,7 @@ def _defaults(name: str, reader: ast.expr) -> Iterator[ast.expr]:
 
 
 def _reads(call: ast.Call, name: str) -> bool:
-    """``os.getenv(NAME, DEFAULT)``, or one of the ``env_with_choices(NAME, DEFAULT, …)``."""
+    """Return whether a call reads a name: ``getenv(NAME, …)``, ``env_with_choices(NAME, …)``."""
     function = call.func
     if not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == name):
         return False

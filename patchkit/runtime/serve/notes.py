@@ -7,26 +7,28 @@ from ipaddress import ip_address
 
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.presets import Preset
+from patchkit.runtime.rules.rule import Established
 from patchkit.runtime.serve.request import ServeRequest
 
 
 def notes(request: ServeRequest) -> Iterator[str]:
-    preset = request.preset
+    """Return notes on the preset, the size and who can reach the server."""
+    preset = request.node.preset
     if preset:
-        yield from _about(preset, request)
+        yield from _of_preset(preset, request.node.nodes)
     elif request.weights_gib is None:
         yield (
-            f"{request.model} is none of the presets: these flags fit any model, "
+            f"{request.model} has no preset: these flags fit any model, "
             "and whether it fits was not checked"
         )
-    if _open(request.host):
+    if _is_open(request.host):
         yield (
             f"everybody who reaches {request.host} can use the model: vLLM asks nobody for a key "
             "unless VLLM_API_KEY or --api-key is set"
         )
 
 
-def _about(preset: Preset, request: ServeRequest) -> Iterator[str]:
+def _of_preset(preset: Preset, nodes: int) -> Iterator[str]:
     if preset.build:
         yield f"served with {preset.build}; no release is known to do"
     if preset.variables:
@@ -37,15 +39,15 @@ def _about(preset: Preset, request: ServeRequest) -> Iterator[str]:
         )
     if preset.needs_token:
         yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
-    if request.nodes < preset.nodes:
+    if nodes < preset.nodes:
         yield f"it fits one Spark, and is meant for {preset.nodes}"
-    if preset.evidence == "single report":
+    if preset.evidence is Established.SINGLE_REPORT:
         yield f"the preset rests on one report ({preset.source})"
     if preset.note:
         yield preset.note
 
 
-def _open(host: str) -> bool:
+def _is_open(host: str) -> bool:
     try:
         address = ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How the flags are shown: a line or a script for sh, fields for programs."""
+"""Show a command: a line or a script for sh, fields for programs."""
 
 from __future__ import annotations
 
@@ -7,55 +7,55 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from patchkit.runtime.serve.args import Flag, Served
+from patchkit.runtime.serve.args import ServeCommand, ServeFlag
 
 
-def line(served: Served) -> str:
-    """The whole command as one line that sh reads back word by word."""
-    return shlex.join(served.command)
+def line(command: ServeCommand) -> str:
+    """Return the whole command as one line that sh reads back word by word."""
+    return shlex.join(command.words)
 
 
-def lines(served: Served) -> str:
-    """A script for sh, one flag per line below its reason.
+def lines(command: ServeCommand) -> str:
+    """Return a script for sh, one flag per line below its reason.
 
     ``set --`` collects the words: a comment cannot stand between lines that a backslash joins, and
     arrays are not in sh.
     """
-    return "\n".join(_lines(served))
+    return "\n".join(_lines(command))
 
 
-def _lines(served: Served) -> Iterator[str]:
-    request = served.request
-    where = "" if request.role == "single" else f" of {request.nodes}, {request.topology}"
-    yield f"# For vLLM {request.vllm}: {request.role}{where}."
-    yield f"set -- {shlex.join(served.command[:3])}"
-    for flag in served.flags:
+def _lines(command: ServeCommand) -> Iterator[str]:
+    node = command.request.node
+    where = "" if node.role == "single" else f" of {node.nodes}, {node.topology}"
+    yield f"# For vLLM {node.vllm}: {node.role}{where}."
+    yield f"set -- {shlex.join(command.words[:3])}"
+    for flag in command.flags:
         yield f"# {reason(flag)}"
         yield f'set -- "$@" {shlex.join(flag.words)}'
     yield '"$@"'
 
 
-def reason(flag: Flag) -> str:
-    """On one line, whatever the data has."""
+def reason(flag: ServeFlag) -> str:
+    """Return a flag's reason on one line, whatever the data has."""
     return " ".join(f"{flag.reason} ({flag.origin}; {flag.source})".split())
 
 
-def fields(served: Served) -> dict[str, Any]:
-    """For programs."""
-    request = served.request
-    preset = request.preset
+def fields(command: ServeCommand) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    node = command.request.node
+    preset = node.preset
     return {
-        "command": served.command,
-        "vllm": request.vllm,
-        "role": request.role,
-        "topology": request.topology,
-        "executor": request.executor,
-        "nodes": request.nodes,
+        "command": command.words,
+        "vllm": node.vllm,
+        "role": node.role,
+        "topology": node.topology,
+        "executor": node.executor.name,
+        "nodes": node.nodes,
         "preset": preset.id if preset else None,
         "variables": dict(preset.variables) if preset else {},
-        "flags": [asdict(flag) for flag in served.flags],
-        "left_out": [asdict(flag) for flag in served.left_out],
-        "off": [asdict(rule) for rule in served.off],
-        "advice": [asdict(each) for each in served.advice],
-        "notes": served.notes,
+        "flags": [asdict(flag) for flag in command.flags],
+        "left_out": [asdict(flag) for flag in command.left_out],
+        "off": [asdict(rule) for rule in command.off],
+        "advice": [asdict(each) for each in command.advice],
+        "notes": command.notes,
     }

@@ -1,141 +1,126 @@
-"""What is to be served where, and whether that makes sense."""
+"""What is to be served on a node, and whether that makes sense."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, MemoryBudget
-from patchkit.runtime.rules.presets import Preset
-from patchkit.runtime.rules.releases import within
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.node.decision import Node, target_of
+from patchkit.runtime.rules.flag_rules import MemoryBudget
+from patchkit.runtime.rules.presets import Preset, find, named_preset
+from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
 
 _MOST_NODES = 8  # how far the advice goes to take more Sparks
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """What is served where. ``topology``, ``executor`` are decided; ``uni`` is a node alone.
+    """A model and the node that serves it, or its part of it.
 
-    ``weights_gib`` is the size of a local checkpoint; ``memory_gib`` the host's memory, None where
-    it is unknown. ``wanted`` and ``unwanted`` are ids of rules.
+    ``rank`` is the node's number, None for the only one that it can be; ``weights_gib`` the size of
+    a local checkpoint, ``memory_gib`` the host's memory, None where unknown; ``choice`` is of
+    rules about flags.
     """
 
     model: str
-    vllm: str
-    role: str = "single"
-    topology: str = "single"
-    executor: str = "uni"
-    nodes: int = 1
-    rank: int = 0
-    head: str = ""
+    node: Node
+    rank: int | None = None
     host: str = ""
     port: int = 8000
-    target: str = "gb10"
-    quantization: str = ""
-    preset: Preset | None = None
     weights_gib: float | None = None
     memory_gib: float | None = None
-    wanted: frozenset[str] = frozenset()
-    unwanted: frozenset[str] = frozenset()
+    choice: RuleChoice = BY_DEFAULT
+
+    @property
+    def number(self) -> int:
+        """The rank; where it is not given, 0 for the head and 1 for a worker."""
+        return int(self.node.role == "worker") if self.rank is None else self.rank
 
 
-def check(request: ServeRequest, rules: FlagRules) -> None:
-    """Raises UsageError for a request that makes no sense."""
-    if not request.model or request.model.startswith("-") or not request.model.isprintable():
+def preset_of(model: str, named: str | None) -> Preset | None:
+    """Return the preset that ``named`` names, ``none`` for none, None for that of the model.
+
+    Raises UsageError if there is none of that name.
+    """
+    if named is None:
+        return find(model)
+    return None if named == "none" else named_preset(named)
+
+
+def full_name(model: str, preset: Preset | None) -> str:
+    """Return a preset's id for its last part, unless there is a folder of that name."""
+    named = preset is not None and model.lower() == preset.name.lower()
+    return preset.id if preset and named and not Path(model).is_dir() else model
+
+
+def weights_gib(folder: Path) -> float | None:
+    """Return the size of a checkpoint in a folder, in GiB; None if there is none."""
+    if not folder.is_dir():
+        return None
+    return sum(each.stat().st_size for each in folder.glob("*.safetensors")) / _GIB or None
+
+
+def memory_gib(host: Host) -> float | None:
+    """Return a host's memory in GiB; None for one that serves nothing, and only writes commands."""
+    known = host.memory is not None and target_of(host) != "other"
+    return host.memory.total / 2**20 if host.memory and known else None
+
+
+def check(request: ServeRequest) -> None:
+    """Raise UsageError for a request that makes no sense."""
+    model, node = request.model, request.node
+    if not model or model.startswith("-") or not model.isprintable():
         raise UsageError(
-            f"{request.model!r} is no model",
-            hint="write OWNER/NAME as at Hugging Face, or a folder",
+            f"{model!r} is not a model", hint="write OWNER/NAME as at Hugging Face, or a folder"
         )
-    ids = {rule.id for rule in rules.rules}
-    if unknown := sorted((request.wanted | request.unwanted) - ids):
-        raise UsageError(
-            f"no rule is called {unknown[0]!r}", hint="`patchkit serve-args … --explain` lists them"
-        )
-    _check_nodes(request)
-    if request.preset:
-        _check_preset(request, request.preset)
-
-
-def check_wanted(request: ServeRequest, active: Sequence[FlagRule]) -> None:
-    """Raises UsageError for a rule that is asked for and does not apply."""
-    if idle := sorted(request.wanted - {rule.id for rule in active}):
-        raise UsageError(
-            f"--with {idle[0]} would change nothing here",
-            why="its condition does not hold for this release, model and place",
-            hint="`--explain` lists the rules that can be turned on",
-        )
-
-
-def _check_nodes(request: ServeRequest) -> None:
-    alone = request.role == "single"
-    if alone != (request.nodes == 1):
-        raise UsageError(
-            f"--role {request.role} and {request.nodes} nodes contradict each other",
-            hint="a node alone is --role single; else say how many with --nodes",
-        )
-    if request.role == "worker" and request.executor == "ray":
+    if node.role == "worker" and node.executor.name == "ray":
         raise UsageError(
             "a worker under Ray serves nothing",
             why="the head's `vllm serve` starts what runs on it",
             hint="on the worker, with its env file loaded: "
-            + quoted("ray", "start", f"--address={request.head or 'HEAD'}:6379"),
+            + quoted("ray", "start", f"--address={node.head or 'HEAD'}:6379"),
         )
-    if not alone and not request.head:
+    if request.rank is None and node.role == "worker" and node.nodes > 2:
         raise UsageError(
-            "which address has the head?", hint="--head-ip A, or the head's file: --from head.env"
+            f"missing --node-rank: there are {node.nodes - 1} workers",
+            hint="number them from 1: --node-rank 1",
         )
-    if (request.rank == 0) == (request.role == "worker") or not 0 <= request.rank < request.nodes:
+    if (request.number == 0) == (node.role == "worker") or not 0 <= request.number < node.nodes:
         raise UsageError(
-            f"rank {request.rank} of {request.nodes} nodes cannot be a {request.role}'s",
+            f"rank {request.number} of {node.nodes} nodes cannot be a {node.role}'s",
             hint="the head is 0, each worker has a number of its own: --node-rank 1 …",
         )
-
-
-def _check_preset(request: ServeRequest, preset: Preset) -> None:
-    if request.quantization and request.quantization != preset.quantization:
+    preset = node.preset
+    if preset and "/" not in preset.id and model.lower() == preset.id.lower():
         raise UsageError(
-            f"{preset.id} is {preset.quantization}, not {request.quantization}",
-            hint="leave --quantization out; another checkpoint of the model: --preset none",
-        )
-    if not within(request.vllm, f">={preset.min_vllm}"):
-        raise UsageError(
-            f"{preset.id} takes vLLM {preset.min_vllm} or newer, this is {request.vllm}",
-            why=f"no older one is known to serve it ({preset.source})",
-            hint="take a newer vLLM; or try with flags that fit any model: --preset none",
-        )
-    if "/" not in preset.id and request.model.lower() == preset.id.lower():
-        raise UsageError(
-            f"whose {preset.id}?",
-            why="no owner's checkpoint is known to be meant",
+            f"ambiguous preset {preset.id!r}: give OWNER/NAME",
+            why="checkpoints of several owners have this name",
             hint=f"write OWNER/{preset.id}, or the folder that it lies in",
         )
 
 
 def check_size(request: ServeRequest, share: float, memory: MemoryBudget) -> None:
-    """Raises HostError if a node's part of the weights does not fit ``share`` of its memory."""
-    preset = request.preset
+    """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
+    preset, nodes = request.node.preset, request.node.nodes
     weights = request.weights_gib or (preset.weights_gib if preset else None)
     if weights is None:
         return
     total = request.memory_gib or memory.total_gib
     room = total * share - memory.margin_gib
-    if weights <= room * request.nodes:
+    if weights <= room * nodes:
         return
-    per_node = weights / request.nodes
+    enough = math.ceil(weights / room) if room > 0 else _MOST_NODES + 1
+    ways = [f"{enough} nodes: --role head --nodes {enough}"] if enough <= _MOST_NODES else []
+    ways.append((preset.instead if preset else "") or "a checkpoint in fewer bits")
     raise HostError(
-        f"{request.model} does not fit: {per_node:.0f} GiB of weights per node, and there is room "
-        f"for {max(room, 0):.0f}",
+        f"{request.model} does not fit: {weights / nodes:.0f} GiB of weights per node, and there "
+        f"is room for {max(room, 0):.0f}",
         why=f"{share:.2f} of {total:.1f} GiB, less {memory.margin_gib:.0f} for activations and the "
         "least KV cache; the CPU needs the rest of the memory",
-        hint=_smaller(weights, room, preset),
+        hint="take " + "; or ".join(ways),
     )
-
-
-def _smaller(weights: float, room: float, preset: Preset | None) -> str:
-    nodes = math.ceil(weights / room) if room > 0 else _MOST_NODES + 1
-    ways = [f"{nodes} nodes: --role head --nodes {nodes}"] if nodes <= _MOST_NODES else []
-    ways.append((preset.instead if preset else "") or "a checkpoint in fewer bits")
-    return "take " + "; or ".join(ways)

@@ -11,9 +11,11 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patchkit.cli.runtime.env import command
+from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.envfile.render import EnvEntry, Format, parse, render
+from patchkit.runtime.envfile.parse import parse
+from patchkit.runtime.envfile.render import render
+from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from support import hosts
 from support.env_consumers import docker, read_by_systemd, shells, sourced, systemd_library
 
@@ -203,7 +205,7 @@ def generated(request, tmp_path):
     def make(kind):
         path = tmp_path / f"head.{kind}"
         asked = [*options, "--nccl", "2.30.7", "--root", root, "--format", kind, "-o", path]
-        done = CliRunner().invoke(command, list(map(str, asked)))
+        done = CliRunner().invoke(group, ["env", *map(str, asked)])
         assert done.exit_code == 0, done.output
         return path, parse(kind, path.read_text(), "file")
 

@@ -1,4 +1,4 @@
-"""What serve-args prints, held against the code of every release, and against its own parser."""
+"""What serve-args prints, compared with the code of every release, and against its own parser."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cli.runtime.serve_args import known
 from patchkit.runtime.rules.flag_values import load_choices
+from patchkit.runtime.serve.args import release_flags
 from tools import serve_lines
 
 pytestmark = pytest.mark.releases
@@ -45,7 +45,7 @@ def test_every_flag_is_declared(home, pairs):
 
 def test_the_table_of_values_is_what_the_code_lists(home, version):
     for choices in load_choices():
-        if known(version, None).has(choices.flag):
+        if release_flags(version, None).has(choices.flag):
             assert sorted(choices.read(home)) == sorted(choices.known(version)), choices.flag
 
 
@@ -57,7 +57,7 @@ def test_draft_methods_are_known(home, pairs):
 
 
 def test_the_same_with_the_code_at_hand(home, version, pairs):
-    installed = known(version, home)
+    installed = release_flags(version, home)
     for flag, value in pairs:
         assert installed.has(flag), flag
         assert installed.takes(flag, value), (flag, value)
@@ -73,7 +73,7 @@ def test_vllm_itself_takes_every_line(home, version, tmp_path):
     # By its version an older vLLM knows that it is for CPUs.
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
     path = f"{tmp_path}:{home.parent}"
-    lines = [list(served.command) for served in serve_lines.everything(version)]
+    lines = [list(served.words) for served in serve_lines.everything(version)]
     done = subprocess.run(
         [python, PARSE],
         input=json.dumps([*lines, NONSENSE]),

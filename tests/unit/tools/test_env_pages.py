@@ -8,7 +8,7 @@ import pytest
 
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.variable_rules import load_rules
+from patchkit.runtime.rules.variable_rules import load_variable_rules
 from tools import env_pages, serve_pages
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("env-rules.md", env_pages.page(load_rules())),
+        ("env-rules.md", env_pages.page(load_variable_rules())),
         ("serve-flags.md", serve_pages.page(load_flag_rules(), load_presets())),
     ],
     ids=["env-rules", "serve-flags"],

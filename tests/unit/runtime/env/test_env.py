@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import HostError, SourceError, UsageError
-from patchkit.runtime.env.head_file import read_head
+from patchkit.runtime.env.agreement import read_head
 from patchkit.runtime.python.ptxas import find_ptxas
 from support import hosts
 from tools import golden_env
@@ -65,6 +65,13 @@ def test_a_file_is_written_once_and_an_edited_one_is_not_lost(tmp_path):
     assert "replaced" in invoke(*write, "--force")
 
 
+def test_a_dash_is_standard_output(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = (*HEAD, f"--root={hosts.build(tmp_path / 'root', 'cable_port0')}")
+    assert invoke(*arguments, "-o", "-") == invoke(*arguments)
+    assert not (tmp_path / "-").exists()
+
+
 def test_what_a_user_adds_on_the_head_reaches_the_worker(tmp_path):
     file = tmp_path / "head.env"
     here, there = (hosts.build(tmp_path, "cable_port0", node=node) for node in (0, 1))
@@ -90,9 +97,9 @@ def test_an_installed_nccl_that_is_not_the_heads_stops_a_worker(tmp_path):
     ("text", "kind", "says"),
     [
         (None, UsageError, "no such file"),
-        ("", SourceError, "not the env file of a head"),
-        ("NCCL_DEBUG=WARN\n", SourceError, "not the env file of a head"),
-        ("# patchkit env: role=worker digest=0123456789abcdef\n", SourceError, "role=worker"),
+        ("", SourceError, "not an env file of patchkit"),
+        ("NCCL_DEBUG=WARN\n", SourceError, "not an env file of patchkit"),
+        ("# patchkit env: role=head digest=0123456789abcdef\n", SourceError, "topology, executor"),
     ],
 )
 def test_what_is_no_head_file_is_refused(text, kind, says, tmp_path):
@@ -100,7 +107,7 @@ def test_what_is_no_head_file_is_refused(text, kind, says, tmp_path):
     if text is not None:
         file.write_text(text)
     with pytest.raises(kind) as caught:
-        read_head(file)
+        read_head(file, "worker")
     assert says in str(caught.value)
 
 
@@ -151,9 +158,9 @@ def test_a_node_needs_click_alone(arguments):
 
 def test_without_a_role_or_a_vllm_it_says_what_to_do(tmp_path):
     root = hosts.build(tmp_path, "single")
-    with pytest.raises(UsageError, match="which role"):
+    with pytest.raises(UsageError, match="missing --role"):
         invoke("env", f"--root={root}")
-    with pytest.raises(UsageError, match="for which vLLM"):
+    with pytest.raises(UsageError, match="missing --vllm"):
         invoke("env", "--role=single", f"--root={root}")
 
 

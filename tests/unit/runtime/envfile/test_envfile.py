@@ -13,16 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, StorageError, UsageError
-from patchkit.runtime.envfile.render import (
-    EnvEntry,
-    Format,
-    Written,
-    head_facts,
-    parse,
-    render,
-    untouched,
-    write,
-)
+from patchkit.runtime.envfile.header import head_facts, untouched
+from patchkit.runtime.envfile.parse import parse
+from patchkit.runtime.envfile.render import render
+from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from patchkit.runtime.envfile.write import Written, write
 from support.faults import in_child, killed_everywhere
 
 HEADER = [

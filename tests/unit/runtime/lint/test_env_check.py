@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.cli.runtime.env import command
+from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.envfile.render import EnvEntry, Format, render
+from patchkit.runtime.envfile.render import render
+from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.lint.check import check
 from patchkit.runtime.lint.scan import scan
@@ -213,7 +214,7 @@ def test_a_secret_that_others_may_read_is_worse():
 
     assert (private.level, public.level) == ("warning", "error")
     assert "which others may read (0640)" in public.what
-    assert "012345" not in str(private) + str(public)
+    assert "012345" not in f"{private} {public}"
 
 
 def test_versions_decide():
@@ -263,7 +264,7 @@ def test_twins_go_by_the_host_and_not_by_names(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(command, ["check", *map(str, arguments)])
+    return CliRunner().invoke(group, ["env", "check", *map(str, arguments)])
 
 
 def test_the_command(spark, tmp_path):
@@ -277,10 +278,10 @@ def test_the_command(spark, tmp_path):
     assert shown.exit_code == SourceError.exit_code
     assert f"{path}:1  warning  NCCL_IB_DISABLE=1 is advised against\n  why:  TCP " in shown.stdout
     assert shown.stdout.splitlines()[-1] == (
-        f"✗ {path}: 1 warning, 1 note; held against vLLM 0.25.1, any NCCL, this host"
+        f"✗ {path}: 1 warning, 1 note; checked against vLLM 0.25.1, any NCCL, this host"
     )
     assert notes.exit_code == 0
-    assert notes.stdout.splitlines()[-1].startswith(f"✓ {path}: 1 note; held against any vLLM")
+    assert notes.stdout.splitlines()[-1].startswith(f"✓ {path}: 1 note; checked against any vLLM")
     assert json.loads(data.stdout)["situation"] == {"target": "gb10", "topology": "roce"}
     assert [each["line"] for each in json.loads(data.stdout)["findings"]] == [1, 2]
 
@@ -291,7 +292,7 @@ def test_a_file_that_env_wrote_passes(spark, tmp_path):
     head = ["--role", "head", "--nodes", "2"]
     for kind in Format:
         written = CliRunner().invoke(
-            command, [*head, *options, "--format", str(kind), "--force", "-o", str(path)]
+            group, ["env", *head, *options, "--format", str(kind), "--force", "-o", str(path)]
         )
         assert written.exit_code == 0, written.output
 

@@ -73,18 +73,30 @@ def test_found_by_name(model, found):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (PRESET + 'speed = "fast"\n', "a/b: unknown speed"),
+        (PRESET + 'speed = "fast"\n', "presets.toml:14: preset[1].speed: unknown key"),
         (
             PRESET.replace('source = "x"\n', ""),
-            "missing 1 required keyword-only argument: 'source'",
+            "presets.toml:2: preset[1]: lacks the key 'source'",
         ),
-        (PRESET.replace("fp8", "fp7"), "quantization is 'fp7', not one of"),
-        (PRESET.replace('"read"', '"rumour"'), "evidence is 'rumour', not one of"),
+        (
+            PRESET.replace("fp8", "fp7"),
+            "presets.toml:4: preset[1].quantization: is 'fp7', not one of",
+        ),
+        (
+            PRESET.replace('"read"', '"rumour"'),
+            "presets.toml:12: preset[1].evidence: is 'rumour', not one of",
+        ),
         (PRESET.replace("0.5", "50"), "gpu_memory_utilization is a share below 1"),
-        (PRESET + 'flags = { max_model_len = "1" }\n', "flags are written as --a-flag"),
-        (PRESET.replace("0.20.0", "new"), "'new' is not a version"),
+        (
+            PRESET + 'flags = { max_model_len = "1" }\n',
+            "preset[1].flags.max_model_len: is 'max_model_len', not a flag, written as",
+        ),
+        (
+            PRESET.replace("0.20.0", "new"),
+            "presets.toml:10: preset[1].min_vllm: 'new' is not a version",
+        ),
         (PRESET + PRESET, "there twice: b"),
-        ("[models]\n", "unknown models"),
+        ("[models]\n", "models: unknown key"),
     ],
 )
 def test_presets_that_mean_nothing(text, what, tmp_path):
@@ -100,10 +112,18 @@ def test_presets_that_mean_nothing(text, what, tmp_path):
     [
         ('id = "headless"', 'id = "nodes"', "there twice: nodes"),
         ('topology = "socket", nodes', 'topology = "pigeon", nodes', "'pigeon' means nothing"),
-        ('flag = "--headless"', 'flag = "headless"', "headless: flags are written as --a-flag"),
-        ('confidence = "high"', 'confidence = "total"', "confidence is 'total', not one of"),
-        ("\n[memory]", "\n[menory]", "unknown table menory"),
-        ("margin_gib", "margin", "unexpected keyword argument 'margin'"),
+        (
+            'flag = "--headless"',
+            'flag = "headless"',
+            ".flag: is 'headless', not a flag, written as --a-flag",
+        ),
+        (
+            'confidence = "high"',
+            'confidence = "total"',
+            "rule[1].confidence: is 'total', not one of",
+        ),
+        ("\n[memory]", "\n[menory]", "flags.toml:15: menory: unknown key"),
+        ("margin_gib", "margin", "memory.margin: unknown key"),
     ],
 )
 def test_rules_that_mean_nothing(old, new, what, tmp_path):

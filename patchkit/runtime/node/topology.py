@@ -1,21 +1,28 @@
-"""Where a node sits in its cluster: which topology, over which interfaces, under which address.
+"""Choose how a node is attached to its cluster: topology, interfaces and address.
 
 Pure: the facts of one host and what was asked for in, one answer or one error out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
-from patchkit.runtime.env.address import PLAN, Own, devices, is_near, own_address, usable_rdma
 from patchkit.runtime.host.host import Host, Rdma
+from patchkit.runtime.node.address import (
+    PLAN,
+    OwnAddress,
+    devices,
+    is_near,
+    own_address,
+    usable_rdma,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Attachment:
     """``address`` and ``netdev`` are this node's own, empty for a node alone.
 
     ``netdevs`` are all that carry data by TCP, ``hcas`` the RDMA devices in NCCL's syntax,
@@ -30,18 +37,19 @@ class Seat:
     notes: tuple[str, ...] = ()
 
 
-def take_seat(host: Host, *, role: str, topology: str, nodes: int, head: str, target: str) -> Seat:
-    """Raises HostError if the hardware is not what the request needs, UsageError without a head.
+def attach(
+    host: Host, *, role: str, topology: str, nodes: int, head: str, target: str
+) -> Attachment:
+    """Return how a head or a worker is attached.
 
     ``topology`` may be ``auto``; ``head`` is the head's IPv4 address, which the head itself may
-    leave empty.
+    leave empty. Raises HostError if the hardware is not what the request needs, UsageError without
+    a head.
     """
-    if role == "single":
-        return Seat(topology="single")
     chosen = _topology(host, topology, nodes, head, target)
     own = own_address(host, chosen, role, head)
-    lines = {"roce": _roce, "ring": _ring, "socket": _socket, "hetero": _plain}[chosen](host, own)
-    return Seat(
+    lines = _LINES[chosen](host, own)
+    return Attachment(
         topology=chosen,
         address=own.address,
         netdev=own.netdev.name,
@@ -49,9 +57,6 @@ def take_seat(host: Host, *, role: str, topology: str, nodes: int, head: str, ta
         hcas=_exact(host, lines.hcas),
         notes=(*lines.notes, *_about(own)),
     )
-
-
-# Which topology
 
 
 def _topology(host: Host, asked: str, nodes: int, head: str, target: str) -> str:
@@ -86,7 +91,7 @@ class _Lines:
     notes: tuple[str, ...] = ()
 
 
-def _roce(host: Host, own: Own) -> _Lines:
+def _roce(host: Host, own: OwnAddress) -> _Lines:
     usable = usable_rdma(host)
     device = next((each for each in usable if each.netdev == own.netdev.name), None)
     if device is None:
@@ -99,35 +104,32 @@ def _roce(host: Host, own: Own) -> _Lines:
     return _Lines(
         netdevs=tuple(each.netdev for each in both),
         hcas=tuple(each.name for each in both),
-        notes=(*_halves(host, cage, both), *_spare(usable, cage)),
+        notes=tuple(_about_roce(host, cage, both, usable)),
     )
 
 
-def _halves(host: Host, cage: list[Rdma], both: list[Rdma]) -> Iterator[str]:
+def _about_roce(
+    host: Host, cage: list[Rdma], both: list[Rdma], usable: list[Rdma]
+) -> Iterator[str]:
     if len(cage) == 1:
         yield f"{cage[0].name} has no second half here: about half of the cable's bandwidth"
     for each in cage:
-        if each not in both:
-            yield (
-                f"{each.name}, a half of the cable, is left out: {_lack(host, each)}; "
-                "that costs half of the bandwidth"
-            )
-
-
-def _lack(host: Host, rdma: Rdma) -> str:
-    netdev = host.netdev(rdma.netdev)
-    if not rdma.active or netdev is None or not netdev.up:
-        return f"it is {rdma.state or 'down'}"
-    return f"{netdev.name} has no IPv4 address"
-
-
-def _spare(usable: list[Rdma], cage: list[Rdma]) -> Iterator[str]:
+        if each in both:
+            continue
+        netdev = host.netdev(each.netdev)
+        lack = f"{each.netdev} has no IPv4 address"
+        if not each.active or netdev is None or not netdev.up:
+            lack = f"it is {each.state or 'down'}"
+        yield (
+            f"{each.name}, a half of the cable, is left out: {lack}; "
+            "that costs half of the bandwidth"
+        )
     others = [each.name for each in usable if each not in cage]
     if others:
         yield f"{', '.join(others)} are free: a second cable between two nodes brings nothing"
 
 
-def _ring(host: Host, own: Own) -> _Lines:
+def _ring(host: Host, own: OwnAddress) -> _Lines:
     usable = usable_rdma(host)
     notes = [f"{own.netdev.name} carries the bootstrap, the cables carry the data"]
     if len({each.cage for each in usable}) < 2:
@@ -136,26 +138,28 @@ def _ring(host: Host, own: Own) -> _Lines:
     return _Lines(netdevs=(own.netdev.name,), hcas=hcas, notes=tuple(notes))
 
 
-def _socket(host: Host, own: Own) -> _Lines:
+def _socket(host: Host, own: OwnAddress) -> _Lines:
     other = host.netdev(own.netdev.twin)
     more = (other.name,) if other and other.up and other.ipv4 else ()
-    return _Lines(netdevs=(own.netdev.name, *more), notes=tuple(_why_sockets(host, own)))
-
-
-def _why_sockets(host: Host, own: Own) -> Iterator[str]:
     usable = usable_rdma(host)
+    notes = []
     if not usable:
-        yield f"sockets, since no RDMA device is usable here: {devices(host)}"
+        notes.append(f"sockets, since no RDMA device is usable here: {devices(host)}")
     elif own.netdev.name not in (each.netdev for each in usable):
         fast = ", ".join(f"{each.name} on {each.netdev}" for each in usable)
-        yield f"sockets, since {own.netdev.name} has no RDMA device; RoCE could use {fast}"
+        notes.append(f"sockets, since {own.netdev.name} has no RDMA device; RoCE could use {fast}")
+    return _Lines(netdevs=(own.netdev.name, *more), notes=tuple(notes))
 
 
-def _plain(host: Host, own: Own) -> _Lines:  # noqa: ARG001
-    return _Lines(netdevs=(own.netdev.name,))
+_LINES: Mapping[str, Callable[[Host, OwnAddress], _Lines]] = {
+    "roce": _roce,
+    "ring": _ring,
+    "socket": _socket,
+    "hetero": lambda _host, own: _Lines(netdevs=(own.netdev.name,)),  # a Thor has no RDMA
+}
 
 
-def _about(own: Own) -> Iterator[str]:
+def _about(own: OwnAddress) -> Iterator[str]:
     if IPv4Address(own.address).is_link_local:
         yield f"{own.address} is link-local and changes at a boot: write this file anew then"
     others = [str(each.ip) for each in own.netdev.ipv4 if str(each.ip) != own.address]
@@ -164,7 +168,7 @@ def _about(own: Own) -> Iterator[str]:
 
 
 def _exact(host: Host, names: tuple[str, ...]) -> str:
-    """NCCL takes names as prefixes: ``=`` makes them exact where one begins like another."""
+    """Return names for NCCL, which takes prefixes; ``=`` makes them exact where that matters."""
     others = [each.name for each in host.rdma if each.name not in names]
-    exact = any(other.startswith(name) for name in names for other in others)
+    exact = any(other.startswith(names) for other in others)
     return ("=" if exact else "") + ",".join(names)

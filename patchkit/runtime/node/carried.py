@@ -12,12 +12,11 @@ from ipaddress import ip_network
 
 from patchkit.errors import SourceError
 from patchkit.finding import Level
-from patchkit.runtime.env.head_file import HeadFile
-from patchkit.runtime.lint.scan import Assignment
-from patchkit.runtime.lint.values import check_value, is_open
-from patchkit.runtime.rules.code_names import runs_code
+from patchkit.runtime.lint.scan import Assignment, is_open
+from patchkit.runtime.lint.values import check_value
+from patchkit.runtime.node.env_file import EnvFile
 from patchkit.runtime.rules.presets import find
-from patchkit.runtime.rules.secret_names import is_secret
+from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
 from patchkit.runtime.rules.variable_rules import VariableRules
 
 _MOST = 100  # refused variables that are listed
@@ -25,21 +24,20 @@ _SHOWN = 60  # characters of a name or a value
 
 
 def check_carried(
-    head: HeadFile, rules: VariableRules, known: Collection[str], here: Collection[str] = ()
+    head: EnvFile, rules: VariableRules, known: Collection[str], here: Collection[str] = ()
 ) -> None:
     """Raise SourceError that names every variable of the file which must not be taken over.
 
     ``known`` are the names that the software of this node reads; ``here`` those that the user sets
     on this node, for which the file does not count.
     """
-    own = {name for rule in rules.rules if rule.scope == "host" for name in rule.set}
     by_rule = _by_rule(head, rules)
     asked = head.extra.keys()
     refused = [
         f"  {head.where}:{head.line(name)}: {name[:_SHOWN]} {trouble}"
         for name, value in head.variables.items()
         if name not in here and (name, value) not in by_rule
-        if name in asked or name not in own  # what a node owns is not taken
+        if name in asked or name not in rules.of_host  # what a node owns is not taken
         if (trouble := _trouble(head, known, asked, name, value))
     ]
     if refused:
@@ -54,7 +52,7 @@ def check_carried(
 
 
 def _trouble(
-    head: HeadFile, known: Collection[str], asked: Collection[str], name: str, value: str
+    head: EnvFile, known: Collection[str], asked: Collection[str], name: str, value: str
 ) -> str:
     """Return why a variable must not travel; empty if it may."""
     if reason := runs_code(name):
@@ -68,8 +66,8 @@ def _trouble(
     return _unfit(head, name, value)
 
 
-def _by_rule(head: HeadFile, rules: VariableRules) -> set[tuple[str, str]]:
-    """What rules and the model's preset set, the same on every node."""
+def _by_rule(head: EnvFile, rules: VariableRules) -> set[tuple[str, str]]:
+    """Return what rules and the model's preset set, the same on every node."""
     shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
     preset = find(head.facts.get("model", ""))
     return {pair for each in shared for pair in each.items()} | {
@@ -77,7 +75,7 @@ def _by_rule(head: HeadFile, rules: VariableRules) -> set[tuple[str, str]]:
     }
 
 
-def _unfit(head: HeadFile, name: str, value: str) -> str:
+def _unfit(head: EnvFile, name: str, value: str) -> str:
     if not value.isprintable() or is_open(value):
         return "has a value that is none"
     if "/" in value and not _is_network(value):

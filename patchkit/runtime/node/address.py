@@ -1,4 +1,4 @@
-"""Which IPv4 address, on which interface, a node announces to the others of its cluster."""
+"""Find the IPv4 address, and its interface, that a node announces to the others of its cluster."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PLAN = "give it one, for example as `patchkit net plan` says"
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnAddress:
     """An IPv4 address of this host and the interface that has it."""
 
     netdev: Netdev
     address: str
 
 
-def own_address(host: Host, topology: str, role: str, head: str) -> Own:
-    """Raises HostError if there is none, UsageError for a head that is no address."""
+def own_address(host: Host, topology: str, role: str, head: str) -> OwnAddress:
+    """Return the address. Raises HostError if there is none, UsageError for a malformed head."""
     if role == "worker":
         return _worker(host, _named(head))
     if head:
@@ -30,11 +30,6 @@ def own_address(host: Host, topology: str, role: str, head: str) -> Own:
 
 
 def _named(head: str) -> str:
-    if not head:
-        raise UsageError(
-            "a worker must know its head",
-            hint="name it with --head-ip, or the head's own file with --from",
-        )
     try:
         IPv4Address(head)
     except ValueError:
@@ -44,17 +39,17 @@ def _named(head: str) -> str:
     return head
 
 
-def _holder(host: Host, address: str) -> Own:
+def _holder(host: Host, address: str) -> OwnAddress:
     for netdev in host.netdevs:
         if any(str(each.ip) == address for each in netdev.ipv4):
-            return Own(netdev, address)
+            return OwnAddress(netdev, address)
     raise HostError(
         f"{address} is no address of this host; it has {addresses(host)}",
         hint="--head-ip is the head's own address: run this on the head, or with --role worker",
     )
 
 
-def _worker(host: Host, head: str) -> Own:
+def _worker(host: Host, head: str) -> OwnAddress:
     if any(str(each.ip) == head for netdev in host.netdevs for each in netdev.ipv4):
         raise HostError(
             f"{head}, the head's address, is this host's own",
@@ -72,21 +67,22 @@ def _worker(host: Host, head: str) -> Own:
             hint=f"see `patchkit probe` on both; {PLAN}",
         )
     address = next(each for each in near[0].ipv4 if ip_address(head) in each.network)
-    return Own(near[0], str(address.ip))
+    return OwnAddress(near[0], str(address.ip))
 
 
-def _head(host: Host, topology: str) -> Own:
+def _head(host: Host, topology: str) -> OwnAddress:
     netdev = next(iter(_candidates(host, topology)), None)
     if netdev is None:
         raise HostError(
             f"no QSFP cage is cabled and has an IPv4 address; this host has {addresses(host)}",
             hint=f"{PLAN}; or use another network, by sockets: --head-ip ADDRESS",
         )
-    return Own(netdev, str(_preferred(netdev)))
+    stays = min(netdev.ipv4, key=lambda each: each.ip.is_link_local)  # others are drawn at a boot
+    return OwnAddress(netdev, str(stays.ip))
 
 
 def _candidates(host: Host, topology: str) -> Iterator[Netdev]:
-    """Interfaces that a head may announce, best first."""
+    """Return interfaces that a head may announce, best first."""
     fast = {rdma.netdev for rdma in host.rdma}
     if topology in ("ring", "hetero"):
         yield from (each for each in _wired(host) if each.name not in fast)
@@ -99,23 +95,14 @@ def _wired(host: Host) -> list[Netdev]:
     return [each for each in host.netdevs if each.kind == "ethernet" and each.up and each.ipv4]
 
 
-def _preferred(netdev: Netdev) -> IPv4Address:
-    """An address that stays: link-local ones are drawn anew at each boot."""
-    return min(netdev.ipv4, key=lambda each: each.ip.is_link_local).ip
-
-
 # RDMA devices
 
 
 def usable_rdma(host: Host) -> list[Rdma]:
-    """Active RDMA devices that RoCE v2 can address by IPv4, in the order of their PCI addresses."""
-    found = [rdma for rdma in host.rdma if rdma.active and _addressed(host, rdma)]
+    """Return active RDMA devices that RoCE v2 can address by IPv4, ordered by PCI address."""
+    addressed = {each.name for each in host.netdevs if each.up and each.ipv4}
+    found = [rdma for rdma in host.rdma if rdma.active and rdma.netdev in addressed]
     return sorted(found, key=lambda rdma: (rdma.pci, rdma.name))
-
-
-def _addressed(host: Host, rdma: Rdma) -> bool:
-    netdev = host.netdev(rdma.netdev)
-    return netdev is not None and netdev.up and bool(netdev.ipv4)
 
 
 def is_near(host: Host, head: str, devices: Iterable[Rdma]) -> bool:

@@ -1,0 +1,173 @@
+"""Decide the environment variables of a node: rules, a model's preset and what the user adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.runtime.host.advice import remarks
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.presets import Preset
+from patchkit.runtime.rules.releases import release
+from patchkit.runtime.rules.rule import Advice, holding
+from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
+from patchkit.runtime.rules.variables import nccl_variables, nearest, newest_nccl
+
+_SLOW = ("same-subnet", "twin-mtu", "lanes")  # what slows a cable that works
+_GATE = "HF_TOKEN"  # a secret: its value is in no file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One variable; ``rule`` is what set it, ``scope`` ``shared`` or ``host``."""
+
+    name: str
+    value: str
+    scope: str
+    reason: str
+    rule: str
+    source: str = ""
+
+    @property
+    def comment(self) -> str:
+        nodes = "all nodes" if self.scope == "shared" else "this node"
+        source = f"; {self.source}" if self.source else ""
+        return f"[{nodes}] {self.reason} ({self.rule}{source})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEnv:
+    """The environment of a node: ``settings`` with the shared ones first.
+
+    ``off`` are the rules that ``--with`` turns on.
+    """
+
+    node: Node
+    settings: tuple[Setting, ...]
+    advice: tuple[Advice, ...]
+    off: tuple[VariableRule, ...]
+    notes: tuple[str, ...]
+
+
+def cluster_env(
+    node: Node,
+    host: Host,
+    rules: VariableRules,
+    known: Mapping[str, str],
+    *,
+    nccl: str = "",
+    ptxas: str = "",
+) -> ClusterEnv:
+    """Return the environment of a node.
+
+    ``known`` are the variables that this vLLM reads (``variables.vllm_variables``), ``nccl`` the
+    release whose variables may be set, by default any. Raises UsageError for a rule or a variable
+    of the user's that does not exist, HostError for a fact that this host lacks, DriftError if a
+    rule sets what this vLLM does not read.
+    """
+    node.choice.check(rules.rules, "`patchkit env explain` lists them")
+    on, off = node.choice.divide(holding(rules.rules, node.situation))
+    settings = list(_settings(on, node, ptxas))
+    for setting in settings:
+        _check_read(setting, node.vllm, nccl, known)
+    settings.sort(key=lambda each: each.scope != "shared")
+    links = remarks(host) if node.role != "single" else ()
+    return ClusterEnv(
+        node=node,
+        settings=tuple(settings),
+        advice=holding(rules.advice, node.situation),
+        off=off,
+        notes=(
+            *node.attachment.notes,
+            *(each.what for each in links if each.about in _SLOW),
+            *_unknown(node),
+        ),
+    )
+
+
+def _unknown(node: Node) -> Iterator[str]:
+    """Return the facts whose rules were left out because nobody knows them."""
+    if node.target == "other":
+        yield "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
+    several = node.role != "single"
+    missing = [key for key in ("triton", *["nccl"] * several) if not node.versions[key]]
+    if missing:
+        options = " and ".join(f"--{key}" for key in missing)
+        yield f"the version of {' and '.join(missing)} is unknown ({options}): no rule about it"
+
+
+def _settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator[Setting]:
+    """Return what sets a variable: the user before the preset, and both before the rules."""
+    facts = {
+        "address": node.attachment.address,
+        "netdev": node.attachment.netdev,
+        "netdevs": ",".join(node.attachment.netdevs),
+        "hcas": node.attachment.hcas,
+        "ptxas": ptxas,
+    }
+    yield from _of_preset(node.preset, node.extra.keys())
+    given = {*node.extra, *(node.preset.variables if node.preset else ())}
+    for rule in rules:
+        for name, value in rule.set.items():
+            if name not in given:
+                yield _setting(rule, name, value, facts)
+    for name, value in node.extra.items():
+        yield Setting(name=name, value=value, scope="shared", reason="asked for", rule="--set")
+
+
+def _of_preset(preset: Preset | None, given: AbstractSet[str]) -> Iterator[Setting]:
+    """Return what a model needs beside its flags; a token is only referred to."""
+    if preset is None:
+        return
+    needed = {**preset.variables, **({_GATE: ""} if preset.needs_token else {})}
+    for name, value in needed.items():
+        if name not in given:
+            yield Setting(
+                name=name,
+                value=value,
+                scope="shared",
+                reason=f"{preset.name} is served so" if value else f"{preset.name} is gated",
+                rule="preset",
+                source=preset.source,
+            )
+
+
+def _setting(rule: VariableRule, name: str, value: str, facts: Mapping[str, str]) -> Setting:
+    try:
+        filled = value.format_map({key: fact for key, fact in facts.items() if fact})
+    except KeyError as error:
+        raise HostError(
+            f"{name} needs {error.args[0]}, which was not found on this host ({rule.id})",
+            why=rule.reason,
+            hint=f"see `patchkit probe`; or leave the rule out: --without {rule.id}",
+        ) from None
+    return Setting(
+        name=name,
+        value=filled,
+        scope=rule.scope,
+        reason=rule.reason,
+        rule=rule.id,
+        source=rule.source,
+    )
+
+
+def _check_read(setting: Setting, vllm: str, nccl: str, known: Mapping[str, str]) -> None:
+    """Raise for a name that nobody reads: NCCL ignores one without a word, vLLM with one."""
+    newer = nccl and release(nccl) > release(newest_nccl())  # its names are not known
+    if setting.name.startswith("VLLM_"):
+        reader, names = f"vLLM {vllm}", known
+    elif setting.name.startswith("NCCL_") and not newer:
+        reader, names = "NCCL", nccl_variables(nccl)
+    else:
+        return
+    if setting.name not in names:
+        close = nearest(setting.name, names)
+        raise (UsageError if setting.rule == "--set" else DriftError)(
+            f"{reader} does not read {setting.name} (set by {setting.rule})",
+            hint=f"did you mean {close}?"
+            if close
+            else "`patchkit env explain` lists what it reads",
+        )

@@ -1,0 +1,258 @@
+"""What a node decides, once for its env file and its command line: `env` and `serve-args` ask here.
+
+Pure but for the names that an installed vLLM reads: options, facts of the host and an env file in,
+one decision or one error out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from patchkit.errors import HostError, UsageError
+from patchkit.runtime.host.host import Host, plain
+from patchkit.runtime.node.topology import Attachment, attach
+from patchkit.runtime.rules.condition import Situation
+from patchkit.runtime.rules.executors import Executor, choose_executor
+from patchkit.runtime.rules.presets import Preset, named_preset
+from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
+from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
+from patchkit.target import targets
+
+if TYPE_CHECKING:
+    from patchkit.runtime.node.env_file import EnvFile
+
+_RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a user says of a node; what is empty or ``auto`` is decided.
+
+    ``nccl`` and ``triton`` count instead of what is installed. ``model`` names a preset, "" none,
+    None the env file's. ``choice`` is of rules about variables, ``extra`` are variables that the
+    user adds.
+    """
+
+    role: str = ""
+    nodes: int = 0
+    head: str = ""
+    topology: str = "auto"
+    executor: str = "auto"
+    vllm: str = ""
+    nccl: str = ""
+    triton: str = ""
+    target: str = ""
+    quantization: str = ""
+    model: str | None = None
+    choice: RuleChoice = BY_DEFAULT
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What a node is in its cluster, and what it serves.
+
+    ``head`` is the head's address, empty for a node alone; ``versions`` are those of torch, triton
+    and NCCL, empty where unknown; ``choice`` and ``extra`` include what the head's file brings.
+    """
+
+    role: str
+    nodes: int
+    head: str
+    vllm: str
+    executor: Executor
+    attachment: Attachment
+    target: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    quantization: str = ""
+    preset: Preset | None = None
+    choice: RuleChoice = BY_DEFAULT
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def topology(self) -> str:
+        return self.attachment.topology
+
+    @property
+    def situation(self) -> Situation:
+        """The facts that conditions of rules are about."""
+        preset = self.preset
+        return {
+            "role": self.role,
+            "topology": self.topology,
+            "executor": self.executor.name,
+            "copies": self.executor.copies,
+            "target": self.target,
+            "quantization": self.quantization or (preset.quantization if preset else ""),
+            "moe": "unknown" if preset is None else "yes" if preset.moe else "no",
+            "vllm": self.vllm,
+            "nodes": str(self.nodes),
+            **self.versions,
+        }
+
+
+def decide(
+    options: NodeOptions, host: Host, file: EnvFile | None = None, *, addressed: bool = True
+) -> Node:
+    """Return what a node is.
+
+    ``file`` is the node's own env file, or its head's. ``addressed`` says whether this host must
+    have the node's address; a command line can also be written elsewhere. Raises UsageError for
+    options that contradict each other or the file, HostError if the hardware or an installed
+    version is not what they need, SourceError for a variable that must not be taken over.
+    """
+    installed = host.versions
+    versions = {
+        "torch": installed["torch"],
+        "triton": options.triton or installed["triton"],
+        "nccl": options.nccl or installed["nccl"],
+    }
+    asked = _with_file(options, file) if file else options
+    vllm = _vllm(options.vllm, installed["vllm"], file)
+    role = asked.role or "single"
+    if file and file.role != role:
+        _check_head(file, host, vllm, versions["nccl"], options)
+    nodes = asked.nodes or (1 if role == "single" else 2)
+    _check_cluster(role, nodes, asked.head)
+    preset = named_preset(asked.model) if asked.model else None
+    _check_preset(preset, asked.quantization, vllm)
+    target = asked.target or target_of(host)
+    attachment = Attachment(topology="single" if role == "single" else asked.topology)
+    if role != "single" and (addressed or asked.topology == "auto" or not asked.head):
+        attachment = attach(
+            host, role=role, topology=asked.topology, nodes=nodes, head=asked.head, target=target
+        )
+    return Node(
+        role=role,
+        nodes=nodes,
+        head=asked.head or attachment.address,
+        vllm=vllm,
+        executor=choose_executor(
+            load_variable_rules().executors,
+            vllm,
+            role=role,
+            asked=asked.executor,
+            wanted=asked.choice.wanted,
+        ),
+        attachment=attachment,
+        target=target,
+        versions=versions,
+        quantization=asked.quantization,
+        preset=preset,
+        choice=asked.choice,
+        extra=asked.extra,
+    )
+
+
+def target_of(host: Host) -> str:
+    """Return the target by the GPU's capability; ``other`` for an unknown one, or none."""
+    known = {"{}.{}".format(*each.capability): each.name for each in targets().values()}
+    found = [known.get(_RENAMED.get(gpu.capability, gpu.capability), "other") for gpu in host.gpus]
+    return found[0] if found else "other"
+
+
+def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
+    """Return the options with what the file says where they are silent.
+
+    Raises UsageError for an option that contradicts it.
+    """
+    facts = file.facts
+    of_head = (file.role, options.role) == ("head", "worker")
+    topology, executor = (
+        "" if each == "auto" else each for each in (options.topology, options.executor)
+    )
+    given = {
+        "role": "" if of_head else options.role,
+        "topology": topology,
+        "executor": executor,
+        "vllm": options.vllm,
+        "head": options.head,
+    }
+    for fact, value in given.items():
+        if value and plain(value) != plain(facts.get(fact, value)):
+            raise UsageError(
+                f"--{'head-ip' if fact == 'head' else fact} {value} contradicts {file.where}, "
+                f"which says {facts[fact]}",
+                hint="leave the option out, or write the head's file anew",
+            )
+    return replace(
+        options,
+        role=options.role or file.role,
+        nodes=options.nodes or int(facts["nodes"]),
+        head=options.head or facts.get("head", ""),
+        topology=topology or facts["topology"],
+        executor=executor or facts["executor"],
+        target=options.target or ("" if of_head else facts.get("target", "")),  # each node its own
+        quantization=options.quantization or facts.get("quantization", ""),
+        model=facts.get("model", "") if options.model is None else options.model,
+        choice=RuleChoice(
+            wanted=options.choice.wanted | file.ids("with"),
+            unwanted=options.choice.unwanted | file.ids("without"),
+        ),
+        extra={**file.extra, **options.extra},
+    )
+
+
+def _vllm(asked: str, installed: str, file: EnvFile | None) -> str:
+    """Return the release. Raises HostError for an installed one that is not the file's."""
+    files = file.facts["vllm"] if file else ""
+    if file and installed and not asked and plain(installed) != plain(files):
+        raise HostError(
+            f"vLLM {installed} is installed here, and {file.where} is for {files}",
+            why="an env file fits one release, and the ranks of one model must run the same",
+            hint="install the same wheel on every node, then write the head's file anew",
+        )
+    if found := asked or files or installed:
+        return found
+    raise UsageError(
+        "missing --vllm: the present Python has no vLLM",
+        hint="name the Python that has it with --python, or the release: --vllm 0.25.1",
+    )
+
+
+def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOptions) -> None:
+    """Raise HostError for another NCCL than the head's, SourceError for what must not travel."""
+    from patchkit.runtime.node.carried import check_carried  # a node without a file needs none
+
+    there = plain(head.facts.get("nccl", ""))
+    if nccl and there and plain(nccl) != there:
+        raise HostError(
+            f"NCCL {plain(nccl)} is loaded here, and {there} on the head",
+            why="NCCLs of different versions do not understand each other's bootstrap: "
+            '"Message truncated", "connection refused", or a hang',
+            hint="install one NCCL on every node: `patchkit build nccl`",
+        )
+    read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
+    check_carried(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
+
+
+def _check_cluster(role: str, nodes: int, head: str) -> None:
+    if role == "single" and (nodes > 1 or head):
+        raise UsageError(
+            "--role single is one node without a head", hint="take --role head or --role worker"
+        )
+    if role != "single" and nodes < 2:
+        raise UsageError(f"--role {role} needs two nodes or more", hint="say how many with --nodes")
+    if role == "worker" and not head:
+        raise UsageError(
+            "missing --head-ip: a worker needs the address of its head",
+            hint="give it, or the head's own file: --from head.env",
+        )
+
+
+def _check_preset(preset: Preset | None, quantization: str, vllm: str) -> None:
+    if preset and quantization and quantization != preset.quantization:
+        raise UsageError(
+            f"{preset.id} is {preset.quantization}, not {quantization}",
+            hint="leave --quantization out; another checkpoint of the model: --preset none",
+        )
+    if preset and not within(vllm, f">={preset.min_vllm}"):
+        raise UsageError(
+            f"{preset.id} takes vLLM {preset.min_vllm} or newer, this is {vllm}",
+            why=f"no older one is known to serve it ({preset.source})",
+            hint="take a newer vLLM; or try with flags that fit any model: --preset none",
+        )

@@ -1,0 +1,57 @@
+"""When a rule holds: conditions on the facts of a node, of its software and of what it serves.
+
+A condition is ``fact = value``, ``fact = [values]`` or, for versions and numbers, ``fact = range``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from patchkit.runtime.rules.releases import check_range, within
+from patchkit.target import targets
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "role": ("single", "head", "worker"),
+    "topology": ("single", "roce", "socket", "ring", "hetero"),
+    "executor": ("uni", "mp", "ray"),
+    "copies": ("nothing", "overwrites", "fills in"),
+    "target": (*targets(), "other"),
+    "quantization": ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16"),
+    "moe": ("yes", "no", "unknown"),
+}
+_RANGES = ("vllm", "torch", "triton", "nccl", "nodes")
+
+Condition = Mapping[str, str | tuple[str, ...]]
+Situation = Mapping[str, str]
+
+
+def holds(when: Condition, situation: Situation) -> bool:
+    """Return whether all conditions are met; one about a fact that is unknown is not."""
+    return all(_met(key, wanted, situation.get(key, "")) for key, wanted in when.items())
+
+
+def _met(key: str, wanted: str | tuple[str, ...], known: str) -> bool:
+    if not known:
+        return False
+    if key in _RANGES:
+        return within(known, str(wanted))
+    return known in ((wanted,) if isinstance(wanted, str) else wanted)
+
+
+def check_condition(when: Condition) -> None:
+    """Raise ValueError for a condition that means nothing."""
+    for key, wanted in when.items():
+        if key in _RANGES and isinstance(wanted, str):
+            check_range(wanted)
+            continue
+        for value in (wanted,) if isinstance(wanted, str) else wanted:
+            if value not in CHOICES.get(key, ()):
+                raise ValueError(f"{key} = {value!r} means nothing")
+
+
+def in_words(when: Condition) -> str:
+    """Return a condition in one line: ``topology roce or ring, nccl >=2.30.7``."""
+    return ", ".join(
+        f"{key} {value if isinstance(value, str) else ' or '.join(value)}"
+        for key, value in when.items()
+    )

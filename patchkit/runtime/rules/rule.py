@@ -1,0 +1,130 @@
+"""Rules about variables and flags: what holds where, who says so, and whether the user wants it.
+
+One engine for all of ``recipes/env``: an entry has a condition and its grounds; a rule sets
+something while its condition holds, and is on by default, by ``--with`` or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+from patchkit.errors import UsageError
+from patchkit.records import matching
+from patchkit.runtime.rules.condition import Condition, Situation, check_condition, holds
+from patchkit.runtime.rules.variables import nearest
+
+
+class Established(StrEnum):
+    """How a claim was established."""
+
+    READ = "read"  # in the source code
+    MEASURED = "measured"  # somebody published figures
+    DOCUMENTED = "documented"  # by NVIDIA or a project
+    REPORTED = "reported"  # by several users
+    SINGLE_REPORT = "single report"
+
+
+class Confidence(StrEnum):
+    HIGH = "high"
+    MEDIUM = "medium"
+    CONTESTED = "contested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounded:
+    """What holds in some situations, and who says so."""
+
+    id: str
+    when: Annotated[Condition, check_condition] = field(default_factory=dict)
+    source: str
+    evidence: Established
+    confidence: Confidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Grounded):
+    """What is set while ``when`` holds, and why; ``optional`` rules only where a user says so."""
+
+    reason: str
+    optional: bool = False
+    guides: str = ""
+
+    @property
+    def default(self) -> bool:
+        """Whether it is on by itself, as nothing is that rests on a single report."""
+        return not self.optional and self.evidence is not Established.SINGLE_REPORT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discouraged(Grounded):
+    """What should not be set, to what ``values`` matches, while ``when`` holds, and why."""
+
+    reason: str
+    values: str = ""
+    guides: str = ""
+
+    def matches(self, value: str) -> bool:
+        return re.fullmatch(self.values or ".*", value) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Grounded):
+    """What no variable and no flag mends, reported while ``when`` holds."""
+
+    says: str
+    instead: str
+
+
+VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]
+FlagName = Annotated[str, matching("--[a-z0-9.-]+", "a flag, written as --a-flag")]
+G = TypeVar("G", bound=Grounded)
+R = TypeVar("R", bound=Rule)
+
+
+def holding(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
+    """Return the entries whose condition holds."""
+    return tuple(each for each in entries if holds(each.when, situation))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleChoice:
+    """The rules that a user turns on (``--with``) and off (``--without``), by id."""
+
+    wanted: frozenset[str] = frozenset()
+    unwanted: frozenset[str] = frozenset()
+
+    def check(self, rules: Iterable[Rule], hint: str) -> None:
+        """Raise UsageError for an id that no rule has; ``hint`` says what lists the rules."""
+        ids = {rule.id for rule in rules}
+        for name in sorted(self.wanted | self.unwanted):
+            if name not in ids:
+                close = nearest(name, ids)
+                raise UsageError(
+                    f"no rule is called {name!r}",
+                    hint=f"did you mean {close}?" if close else hint,
+                )
+
+    def on(self, rule: Rule) -> bool:
+        return rule.id not in self.unwanted and (rule.default or rule.id in self.wanted)
+
+    def divide(self, rules: Iterable[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
+        """Return the rules that are on, and those that could be turned on."""
+        both: tuple[list[R], list[R]] = [], []
+        for rule in rules:
+            both[not self.on(rule)].append(rule)
+        return tuple(both[0]), tuple(both[1])
+
+
+BY_DEFAULT = RuleChoice()
+
+
+def check_ids(entries: Iterable[Grounded]) -> None:
+    """Raise ValueError for an id that two entries of a file have."""
+    counts = Counter(each.id for each in entries)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
+        raise ValueError(f"there twice: {', '.join(twice)}")
