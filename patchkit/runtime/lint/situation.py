@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import head_facts
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.node.decision import target_of
+from patchkit.runtime.host.target import target_of
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.releases import release
 

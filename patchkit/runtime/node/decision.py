@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Host, plain
+from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.topology import Attachment, attach
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.executors import Executor, choose_executor
@@ -20,12 +21,9 @@ from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
-from patchkit.target import targets
 
 if TYPE_CHECKING:
     from patchkit.runtime.node.env_file import EnvFile
-
-_RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,13 +144,6 @@ def decide(
         choice=asked.choice,
         extra=asked.extra,
     )
-
-
-def target_of(host: Host) -> str:
-    """Return the target by the GPU's capability; ``other`` for an unknown one, or none."""
-    known = {"{}.{}".format(*each.capability): each.name for each in targets().values()}
-    found = [known.get(_RENAMED.get(gpu.capability, gpu.capability), "other") for gpu in host.gpus]
-    return found[0] if found else "other"
 
 
 def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:

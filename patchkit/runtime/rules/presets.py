@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated
 
 from patchkit.errors import UsageError
+from patchkit.evidence import Basis, Confidence
 from patchkit.paths import RECIPES
 from patchkit.records import one_of, read_toml
 from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.releases import check_version
-from patchkit.runtime.rules.rule import Confidence, Established, FlagName
+from patchkit.runtime.rules.rule import FlagName
 
 PLACE = RECIPES / "env" / "presets.toml"
 
@@ -32,7 +33,7 @@ class Preset:
     max_model_len: int
     min_vllm: Annotated[str, check_version]
     source: str
-    evidence: Established
+    evidence: Basis
     confidence: Confidence
     weights_gib: float | None = None
     flags: Mapping[FlagName, str | bool] = field(default_factory=dict)

@@ -10,29 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated, TypeVar
 
 from patchkit.errors import UsageError
+from patchkit.evidence import SINGLE_REPORT, Basis, Confidence
 from patchkit.records import matching
 from patchkit.runtime.rules.condition import Condition, Situation, check_condition, holds
 from patchkit.runtime.rules.variables import nearest
-
-
-class Established(StrEnum):
-    """How a claim was established."""
-
-    READ = "read"  # in the source code
-    MEASURED = "measured"  # somebody published figures
-    DOCUMENTED = "documented"  # by NVIDIA or a project
-    REPORTED = "reported"  # by several users
-    SINGLE_REPORT = "single report"
-
-
-class Confidence(StrEnum):
-    HIGH = "high"
-    MEDIUM = "medium"
-    CONTESTED = "contested"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +26,7 @@ class Grounded:
     id: str
     when: Annotated[Condition, check_condition] = field(default_factory=dict)
     source: str
-    evidence: Established
+    evidence: Basis
     confidence: Confidence
 
 
@@ -57,7 +41,7 @@ class Rule(Grounded):
     @property
     def default(self) -> bool:
         """Whether it is on by itself, as nothing is that rests on a single report."""
-        return not self.optional and self.evidence is not Established.SINGLE_REPORT
+        return not self.optional and self.evidence != SINGLE_REPORT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase, translate
 from functools import cache
-from typing import Any
 
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 
 _ASSIGNED = re.compile(
     r"""(?<![A-Za-z0-9_])(?P<name>[A-Za-z0-9_]+)(?P<sign>["']?\s*[=:]\s*)(?P<value>\S.*)"""
@@ -16,26 +17,46 @@ _ASSIGNED = re.compile(
 _MASK = "(masked)"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SecretNames:
+    names: tuple[str, ...]
+    exceptions: frozenset[str] = field(metadata={"key": "except"})
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CodeNames:
+    names: tuple[str, ...]
+    exceptions: frozenset[str] = field(default=frozenset(), metadata={"key": "except"})
+    reason: str
+    source: str
+
+
 @cache
-def _table(file: str) -> dict[str, Any]:
-    return tomllib.loads((RECIPES / "env" / file).read_text(encoding="utf-8"))
+def _secret_names() -> _SecretNames:
+    return read_toml(_SecretNames, RECIPES / "env" / "secrets.toml")
+
+
+@cache
+def _patterns() -> re.Pattern[str]:
+    """Return all patterns of secrets in one: files have hundreds of thousands of names."""
+    return re.compile("|".join(map(translate, _secret_names().names)))
+
+
+@cache
+def _code_names() -> tuple[_CodeNames, ...]:
+    return read_toml(dict[str, tuple[_CodeNames, ...]], RECIPES / "env" / "code.toml")["code"]
 
 
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, in upper or lower case."""
     upper = name.upper()
-    return upper not in _table("secrets.toml")["except"] and _secrets().match(upper) is not None
-
-
-@cache
-def _secrets() -> re.Pattern[str]:
-    """Return all patterns in one: files have hundreds of thousands of names."""
-    return re.compile("|".join(map(translate, _table("secrets.toml")["names"])))
+    return upper not in _secret_names().exceptions and _patterns().match(upper) is not None
 
 
 def secret_file(name: str) -> str:
     """Return the variable that names a file with this secret in it; empty if there is none."""
-    return str(_table("secrets.toml")["files"].get(name, ""))
+    return _secret_names().files.get(name, "")
 
 
 def masked(line: str) -> str:
@@ -48,7 +69,7 @@ def masked(line: str) -> str:
 
 def runs_code(name: str) -> str:
     """Return how a variable of this name runs code; empty if it is not known to."""
-    for row in _table("code.toml")["code"]:
-        if name not in row.get("except", ()) and any(fnmatchcase(name, p) for p in row["names"]):
-            return str(row["reason"])
+    for each in _code_names():
+        if name not in each.exceptions and any(fnmatchcase(name, form) for form in each.names):
+            return each.reason
     return ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.runtime.rules.lifetimes import Lifetime, Table, read_table
 from patchkit.runtime.rules.vllm_names import read_names
 
@@ -19,13 +19,17 @@ _LONGEST = 100  # characters; no name is half as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherVariable:
+class _Meaning:
+    meaning: str
+    versions: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherVariable(_Meaning):
     """A variable of neither vLLM nor NCCL; ``versions`` of ``of`` read it, all of them if empty."""
 
     name: str
     of: str
-    meaning: str
-    versions: str = ""
 
 
 def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
@@ -53,11 +57,11 @@ def newest_nccl() -> str:
 @cache
 def other_variables() -> Mapping[str, OtherVariable]:
     """Return the variables of Ray, torch, triton, and whatever else takes part in serving."""
-    known = tomllib.loads((_HOME / "variables.toml").read_text(encoding="utf-8"))
+    projects = read_toml(dict[str, dict[str, _Meaning]], _HOME / "variables.toml")
     return {
-        name: OtherVariable(name=name, of=project, **facts)
-        for project, variables in known.items()
-        for name, facts in variables.items()
+        name: OtherVariable(name=name, of=project, meaning=each.meaning, versions=each.versions)
+        for project, variables in projects.items()
+        for name, each in variables.items()
     }
 
 

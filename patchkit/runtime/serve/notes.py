@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_address
 
+from patchkit.evidence import SINGLE_REPORT
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.presets import Preset
-from patchkit.runtime.rules.rule import Established
 from patchkit.runtime.serve.request import ServeRequest
 
 
@@ -41,7 +41,7 @@ def _of_preset(preset: Preset, nodes: int) -> Iterator[str]:
         yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
     if nodes < preset.nodes:
         yield f"it fits one Spark, and is meant for {preset.nodes}"
-    if preset.evidence is Established.SINGLE_REPORT:
+    if preset.evidence == SINGLE_REPORT:
         yield f"the preset rests on one report ({preset.source})"
     if preset.note:
         yield preset.note

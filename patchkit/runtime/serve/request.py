@@ -9,7 +9,8 @@ from pathlib import Path
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.node.decision import Node, target_of
+from patchkit.runtime.host.target import target_of
+from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flag_rules import MemoryBudget
 from patchkit.runtime.rules.presets import Preset, find, named_preset
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
