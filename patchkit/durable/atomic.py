@@ -85,16 +85,12 @@ def _opened_beside(path: Path) -> IO[bytes]:
     """Open a new private file in the same folder, locked: no sweep takes it for a left one."""
     while True:
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        file = open(part, "x+b", opener=_private)  # noqa: SIM115
+        file = open(part, "x+b", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if part.exists():
                 return file
         file.close()  # a sweep was quicker
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -57,11 +57,11 @@ def read_steps(path: Path, allowed: Callable[[str], bool]) -> Steps:
 
 
 def place_of(root: Path, path: str) -> Path:
-    """Return ``root/path``. Raises SourceError for links, DriftError for what is no file."""
+    """Return ``root/path``. Raises SourceError for links, DriftError for what is not a file."""
     place = inside(root, path)
     if place.exists() and not place.is_file():
         raise DriftError(
-            f"{path}: is no file",
+            f"{path}: is not a file",
             why="a folder or a device stands where the release has a file",
             hint=f"look at {place}, and move it away",
         )

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from patchkit.cli import show
 from patchkit.cli.options import SourceOptions, as_json, opened, vllm_options
-from patchkit.cli.out import print_json, say
+from patchkit.cli.out import print_json, tell
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.tune.process import measuring
@@ -109,7 +109,7 @@ def command(
         place = out / facts["name"]
         if place.exists() and not force:
             raise UsageError(f"{place} exists", hint="--force replaces it; --out names a folder")
-        outcome = tune(bench, job, facts, _say)
+        outcome = tune(bench, job, facts, lambda size, what: tell(f"batch size {size}: {what}"))
     if not outcome.rows:
         raise HostError(
             f"nothing was tuned: {outcome.stopped}", hint="a larger --budget, fewer --batch-sizes"
@@ -119,10 +119,6 @@ def command(
         print_json(_fields(outcome, place))
     else:
         _print(outcome, place, job)
-
-
-def _say(size: int, what: str) -> None:
-    say(f"batch size {size}: {what}", err=True)
 
 
 def _write(place: Path, text: str) -> None:

@@ -7,7 +7,7 @@ in MiB, PCI address. GB10 and Thor have no memory of their own, and both say so 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Gpu
@@ -22,41 +22,22 @@ _CAPABILITY = re.compile(r"\d+\.\d+")
 
 def gpus(reader: Reader) -> tuple[Gpu, ...]:
     """Return the GPUs; none, and a note, if nobody tells."""
-    silent = []
-    for ask in (_by_nvml, _by_smi, _by_proc):
-        try:
-            return ask(reader)
-        except ToolUnavailable as words:
-            silent.append(str(words))
-    reader.note(f"no GPU is found: {'; '.join(silent)}")
-    return ()
-
-
-def _by_nvml(reader: Reader) -> tuple[Gpu, ...]:
-    return _parse(reader.answer("nvml.csv", _ask_nvml), "NVML")
-
-
-def _by_smi(reader: Reader) -> tuple[Gpu, ...]:
     command = ("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
-    return _parse(reader.answer("nvidia-smi.csv", lambda: run(command, _PATIENCE)), command[0])
-
-
-def _by_proc(reader: Reader) -> tuple[Gpu, ...]:
-    names = reader.folders(f"{_PROC}/gpus")
-    if not names:
-        raise ToolUnavailable(f"/{_PROC}/gpus: is not there")
-    match = _DRIVER.search(reader.text(f"{_PROC}/version"))
-    driver = match["version"] if match else ""
-    return tuple(_of_proc(reader, name, driver) for name in names)
-
-
-def _of_proc(reader: Reader, bus: str, driver: str) -> Gpu:
-    """Read what /proc has; it lacks the capability, which data has for the GPUs of targets."""
-    lines = reader.text(f"{_PROC}/gpus/{bus}/information").splitlines()
-    told = {key: value for key, _, value in (line.partition(":") for line in lines)}
-    name = printable(told.get("Model", ""))
-    capability = hardware.facts()["capabilities"].get(name, "")
-    return Gpu(name=name, capability=capability, driver=driver, bus=_bus(bus))
+    ways: tuple[Callable[[], tuple[Gpu, ...]], ...] = (
+        lambda: _parse(reader.answer("nvml.csv", _ask_nvml), "NVML"),
+        lambda: _parse(
+            reader.answer("nvidia-smi.csv", lambda: run(command, _PATIENCE)), command[0]
+        ),
+        lambda: _by_proc(reader),
+    )
+    unavailable = []
+    for ask in ways:
+        try:
+            return ask()
+        except ToolUnavailable as words:
+            unavailable.append(str(words))
+    reader.note(f"no GPU is found: {'; '.join(unavailable)}")
+    return ()
 
 
 def _ask_nvml() -> str:
@@ -65,31 +46,46 @@ def _ask_nvml() -> str:
     return nvml.ask()
 
 
+def _by_proc(reader: Reader) -> tuple[Gpu, ...]:
+    """Read what /proc has; it lacks the capability, which data has for the GPUs of targets."""
+    names = reader.folders(f"{_PROC}/gpus")
+    if not names:
+        raise ToolUnavailable(f"/{_PROC}/gpus: is not there")
+    match = _DRIVER.search(reader.text(f"{_PROC}/version"))
+    driver = match["version"] if match else ""
+    found = []
+    for bus in names:
+        lines = reader.text(f"{_PROC}/gpus/{bus}/information").splitlines()
+        fields = {key: value for key, _, value in (line.partition(":") for line in lines)}
+        name = printable(fields.get("Model", ""))
+        capability = hardware.facts()["capabilities"].get(name, "")
+        found.append(Gpu(name=name, capability=capability, driver=driver, bus=_bus(bus)))
+    return tuple(found)
+
+
 def _parse(text: str, who: str) -> tuple[Gpu, ...]:
     """Read lines such as ``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``.
 
     Raises ToolUnavailable for other text.
     """
-    rows = [list(map(_told, line.split(","))) for line in text.splitlines() if line.strip()]
+    rows = [list(map(_cell, line.split(","))) for line in text.splitlines() if line.strip()]
     if any(len(row) != 5 for row in rows):
         raise ToolUnavailable(f"{who}: what it says is not understood: {printable(text)[:80]!r}")
     if not rows:
         raise ToolUnavailable(f"{who}: has no GPU")
-    return tuple(map(_gpu, rows))
-
-
-def _gpu(row: Sequence[str]) -> Gpu:
-    name, capability, driver, memory, bus = row
-    return Gpu(
-        name=name,
-        capability=capability if _CAPABILITY.fullmatch(capability) else "",
-        driver=driver,
-        memory=whole(memory),
-        bus=_bus(bus),
+    return tuple(
+        Gpu(
+            name=name,
+            capability=capability if _CAPABILITY.fullmatch(capability) else "",
+            driver=driver,
+            memory=whole(memory),
+            bus=_bus(bus),
+        )
+        for name, capability, driver, memory, bus in rows
     )
 
 
-def _told(cell: str) -> str:
+def _cell(cell: str) -> str:
     """Return a cell; "" for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and the like."""
     text = printable(cell)
     bare = text.strip("[]")

@@ -104,19 +104,17 @@ def _ask_kernel(before: ToolUnavailable) -> str:
 
 
 def _link(told: Mapping[str, Any]) -> Link:
+    addresses = []
+    for each in told["addr_info"]:
+        if each.get("local"):
+            found = ipaddress.ip_interface(f"{each['local']}/{each['prefixlen']}")
+            addresses.append(
+                Address(
+                    address=str(found.ip),
+                    prefix=found.network.prefixlen,
+                    family="inet" if found.version == 4 else "inet6",
+                    link_local=found.ip.is_link_local,
+                )
+            )
     kind = told.get("linkinfo", {}).get("info_kind", "")
-    return Link(kind=printable(kind), addresses=tuple(map(_address, _own(told))))
-
-
-def _own(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [each for each in told["addr_info"] if each.get("local")]
-
-
-def _address(told: Mapping[str, Any]) -> Address:
-    found = ipaddress.ip_interface(f"{told['local']}/{told['prefixlen']}")
-    return Address(
-        address=str(found.ip),
-        prefix=found.network.prefixlen,
-        family="inet" if found.version == 4 else "inet6",
-        link_local=found.ip.is_link_local,
-    )
+    return Link(kind=printable(kind), addresses=tuple(addresses))

@@ -36,7 +36,7 @@ def _dump() -> Iterator[tuple[int, dict[str, object]]]:
         length = _HEADER.size + len(body)
         kernel.send(_HEADER.pack(length, _GET_ADDRESSES, _REQUEST | _DUMP, 1, 0) + body)
         while True:
-            for kind, message in _messages(kernel.recv(1 << 16)):
+            for kind, message in _parts(kernel.recv(1 << 16), _HEADER):
                 if kind == _DONE:
                     return
                 if kind == _ERROR:
@@ -46,16 +46,17 @@ def _dump() -> Iterator[tuple[int, dict[str, object]]]:
                     yield _address(message)
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= _HEADER.size:
-        length, kind, *_ = _HEADER.unpack_from(data)
-        yield kind, data[_HEADER.size : length]
-        data = data[_aligned(length) :]
+def _parts(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Yield type and content of messages or attributes, each aligned to four bytes."""
+    while len(data) >= header.size:
+        length, kind, *_ = header.unpack_from(data)
+        yield kind, data[header.size : length]
+        data = data[max((length + 3) & ~3, 4) :]
 
 
 def _address(message: bytes) -> tuple[int, dict[str, object]]:
     family, prefix, _, scope, index = _MESSAGE.unpack_from(message)
-    told = dict(_attributes(message[_MESSAGE.size :]))
+    told = dict(_parts(message[_MESSAGE.size :], _ATTRIBUTE))
     # On a point-to-point link ADDRESS is the other end's.
     own = socket.inet_ntop(family, told.get(_LOCAL) or told[_ADDRESS])
     return index, {
@@ -64,14 +65,3 @@ def _address(message: bytes) -> tuple[int, dict[str, object]]:
         "prefixlen": prefix,
         "scope": _SCOPES.get(scope, str(scope)),
     }
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(data)
-        yield kind, data[_ATTRIBUTE.size : length]
-        data = data[_aligned(length) :]
-
-
-def _aligned(length: int) -> int:
-    return max((length + 3) & ~3, 4)

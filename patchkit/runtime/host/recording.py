@@ -73,14 +73,11 @@ class RecordingWriter:
                 here = step
                 continue
             folder, here = here, posixpath.normpath(posixpath.join(here, target))
-            self._link(step, posixpath.relpath(here, folder))
+            link = self.home / step.lstrip("/")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(posixpath.relpath(here, folder))
         return self.home / here.lstrip("/")
-
-    def _link(self, path: str, target: str) -> None:
-        place = self.home / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not place.is_symlink():
-            place.symlink_to(target)
 
 
 def recorded_errors(root: Path) -> dict[str, str]:

@@ -32,7 +32,11 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
     python = python or find_python(environment)
     facts = ask(python, environment)
     known = _Installed(facts)
-    torch, vllm = _libraries(facts, environment) if facts.torch else (None, None)
+    torch = vllm = None
+    if facts.torch:
+        process = started(facts, environment)
+        torch = _nccl(torch_choice(process, facts), facts)  # first: it maps what torch loads
+        vllm = _nccl(vllm_choice(process, facts), facts) if facts.vllm else None
     return Software(
         python=python,
         vllm=known.version("vllm", facts.vllm),
@@ -100,13 +104,6 @@ def _own_version(place: Path) -> str:
     except OSError:
         return ""
     return match["version"] if match else ""
-
-
-def _libraries(facts: InterpreterFacts, environment: Mapping[str, str]) -> tuple[Nccl, Nccl | None]:
-    process = started(facts, environment)
-    torch = torch_choice(process, facts)
-    vllm = _nccl(vllm_choice(process, facts), facts) if facts.vllm else None
-    return _nccl(torch, facts), vllm
 
 
 def _nccl(choice: Choice, facts: InterpreterFacts) -> Nccl:

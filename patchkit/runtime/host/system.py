@@ -21,6 +21,7 @@ def system(reader: Reader) -> System:
     product = reader.line(f"{_DMI}/product_name") or reader.line("proc/device-tree/model")
     if not product:
         reader.note(f"neither /{_DMI} nor /proc/device-tree names the product")
+    release = reader.settings("etc/os-release") or reader.settings("usr/lib/os-release")
     return System(
         hostname=reader.line(f"{_KERNEL}/hostname"),
         vendor=reader.line(f"{_DMI}/sys_vendor"),
@@ -28,7 +29,7 @@ def system(reader: Reader) -> System:
         bios=reader.line(f"{_DMI}/bios_version"),
         bios_date=reader.line(f"{_DMI}/bios_date"),
         kernel=reader.line(f"{_KERNEL}/osrelease"),
-        os=_distribution(reader),
+        os=release.get("PRETTY_NAME", ""),
         machine=_machine(reader),
         cpu=_models(cores),
         cores=len(cores),
@@ -51,11 +52,6 @@ def memory(reader: Reader) -> Memory | None:
         swap_total=sizes.get("SwapTotal", 0),
         swap_free=sizes.get("SwapFree", 0),
     )
-
-
-def _distribution(reader: Reader) -> str:
-    told = reader.settings("etc/os-release") or reader.settings("usr/lib/os-release")
-    return told.get("PRETTY_NAME", "")
 
 
 def _machine(reader: Reader) -> str:

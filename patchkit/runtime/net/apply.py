@@ -49,8 +49,8 @@ def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
         checked = net_live.check_merge(place.root, data)
         if live and not checked:
             raise HostError(
-                "netplan is not installed, so nobody would read the file",
-                why="this is no DGX OS, or a container",
+                "netplan is not installed, so nothing would read the file",
+                why="this is not DGX OS, or it is a container",
                 hint="give the addresses that `patchkit net plan` shows by other means",
             )
         changes = net_state.writing(place, data, addresses)
@@ -70,7 +70,9 @@ def undo(place: NetHistory, *, force: bool = False) -> Done:
         if recover(place) == "apply":  # taking that back is what was asked for
             return Done(changed=True, live=is_live(place), recovered=True)
         changes = net_state.taking_back(place)
-        _commit(place, changes, "undo", _before(place), place.addresses())
+        steps = place.steps()
+        before = net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}
+        _commit(place, changes, "undo", before, place.addresses())
     return Done(changed=True, live=is_live(place))
 
 
@@ -134,9 +136,3 @@ def recover(place: NetHistory) -> str | None:
     """Put back what a killed run had begun; return its verb, None if there was nothing."""
     note = place.journal.recover(lambda note: _activate_back(place, note))
     return None if note is None else str(note.get("verb"))
-
-
-def _before(place: NetHistory) -> Mapping[str, Sequence[str]]:
-    """Return the addresses that patchkit had given before the last change."""
-    steps = place.steps()
-    return net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}

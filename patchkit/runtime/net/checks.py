@@ -49,7 +49,7 @@ def groups(host: Host, netdevs: Sequence[str] = (), cage: int | None = None) -> 
         raise HostError(
             "this machine has no QSFP cage that patchkit could recognise"
             + (f" as cage {cage}" if cage is not None else ""),
-            why="the ConnectX-7 is not there, its driver is not loaded, or this is no DGX Spark",
+            why="the ConnectX-7 or its driver is missing, or this is not a DGX Spark",
             hint="`patchkit probe` shows what there is; or name interfaces with --netdev",
         )
     addressed = {number: twins for number, twins in known.items() if any(t.ipv4 for t in twins)}

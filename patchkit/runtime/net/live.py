@@ -23,7 +23,7 @@ _BACK_SECONDS = 20.0  # until an address is there again; DHCP may have to be ask
 def check_merge(root: Path, data: bytes) -> bool:
     """Let netplan read the new file together with all others, in a scratch folder.
 
-    Returns whether there is a netplan that could. Raises HostError with what it says against it.
+    Return whether netplan is there. Raises HostError with netplan's words if it refuses.
     """
     if not shutil.which("netplan"):
         return False
@@ -32,13 +32,13 @@ def check_merge(root: Path, data: bytes) -> bool:
     with tempfile.TemporaryDirectory(prefix="patchkit-net-") as scratch:
         for file in others(root):
             if file.text is not None:
-                _lay(Path(scratch) / Path(file.path).relative_to(root), file.text.encode())
-        _lay(Path(scratch) / OURS, data)
+                _write(Path(scratch) / Path(file.path).relative_to(root), file.text.encode())
+        _write(Path(scratch) / OURS, data)
         run("netplan", "generate", "--root-dir", scratch)
     return True
 
 
-def _lay(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
     path.write_bytes(data)

@@ -35,16 +35,16 @@ def _pairs(chosen: Cages, peer: Host) -> Iterator[tuple[Netdev, IPv4Network, tup
     """Yield each own network with the peer's interfaces in it; a ring's other link is left out."""
     for twins in chosen.values():
         rows = [
-            (netdev, each.network, tuple(p for p in peer.netdevs if _in(p, each.network)))
+            (
+                netdev,
+                each.network,
+                tuple(p for p in peer.netdevs if any(a.network == each.network for a in p.ipv4)),
+            )
             for netdev in twins
             for each in lasting(netdev)
         ]
         if len(chosen) == 1 or any(others for _, _, others in rows):
             yield from rows
-
-
-def _in(netdev: Netdev, network: IPv4Network) -> bool:
-    return any(each.network == network for each in netdev.ipv4)
 
 
 def _same_mtu(subject: str, netdev: Netdev, other: Netdev) -> Finding:
@@ -98,21 +98,14 @@ def _versions(ours: Software | None, theirs: Software | None) -> Iterator[Findin
         yield unknown("both ends", "versions", seen, "patchkit probe --json --python PYTHON")
         return
     for name, here, there in (
-        ("NCCL of vLLM", _nccl(ours), _nccl(theirs)),
+        ("NCCL of vLLM", *(s.vllm_nccl.version if s.vllm_nccl else "" for s in (ours, theirs))),
         ("NCCL of torch", *(s.torch_nccl.version if s.torch_nccl else "" for s in (ours, theirs))),
         *((name, getattr(ours, name), getattr(theirs, name)) for name in _PACKAGES),
     ):
-        yield _equal(name, here, there)
-
-
-def _nccl(software: Software) -> str:
-    return software.vllm_nccl.version if software.vllm_nccl else ""
-
-
-def _equal(name: str, here: str, there: str) -> Finding:
-    if here and here == there:
-        return passed("both ends", name, here)
-    seen = f"{here or 'none'} here, {there or 'none'} at the peer"
-    if not here and not there:
-        return unknown("both ends", name, "not installed at either end")
-    return warned("both ends", name, seen, f"install the same {name} on all nodes")
+        seen = f"{here or 'none'} here, {there or 'none'} at the peer"
+        if not here and not there:
+            yield unknown("both ends", name, "not installed at either end")
+        elif here == there:
+            yield passed("both ends", name, here)
+        else:
+            yield warned("both ends", name, seen, f"install the same {name} on all nodes")

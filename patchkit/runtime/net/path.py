@@ -23,7 +23,8 @@ _KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
 
 def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Iterator[Finding]:
     """Check the way to one address of a peer."""
-    netdev = _towards(chosen, peer)
+    interfaces = [netdev for twins in chosen.values() for netdev in twins]
+    netdev = next((n for n in interfaces if any(peer in e.network for e in n.ipv4)), None)
     if any(peer == each.ip for n in host.netdevs for each in n.ipv4):
         yield failed(str(peer), "same network", "is an address of this host", "name the peer's")
         return
@@ -57,14 +58,6 @@ def mac_check(netdev: Netdev, peer: IPv4Address, expected: str) -> Finding:
         "neighbour's MAC",
         f"{found}, the peer's is {expected}",
         "another interface answers: give the twins different networks, and look for a third host",
-    )
-
-
-def _towards(chosen: Cages, peer: IPv4Address) -> Netdev | None:
-    """Return the interface whose network the peer is in."""
-    return next(
-        (n for twins in chosen.values() for n in twins if any(peer in e.network for e in n.ipv4)),
-        None,
     )
 
 

@@ -169,7 +169,7 @@ def _choose(host: Host, options: NetPlanOptions) -> Cages:
     if not known:
         raise HostError(
             "this machine has no QSFP cage that patchkit could recognise",
-            why="the ConnectX-7 is not there, its driver is not loaded, or this is no DGX Spark",
+            why="the ConnectX-7 or its driver is missing, or this is not a DGX Spark",
             hint="`patchkit probe` shows what there is; or name interfaces with --netdev",
         )
     if options.cage is not None:

@@ -33,7 +33,7 @@ class Loadable(elf.Dynamic):
 
 
 def read_loadable(path: str) -> Loadable | None:
-    """Return None for a file that is no whole ELF file: the loader would not take it either."""
+    """Return None for a file that is not a whole ELF file: the loader would refuse it as well."""
     try:
         facts = elf.read_dynamic(Path(path))
     except (SourceError, OSError):

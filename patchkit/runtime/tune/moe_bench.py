@@ -163,7 +163,7 @@ def _benchmark(path: str) -> Any:
 
 @contextlib.contextmanager
 def _without_ray() -> Iterator[None]:
-    """Return a stand-in for what the file asks of ray when loaded, and one GPU never calls."""
+    """Put stand-ins in ray's place: the file names it when loaded, one GPU never calls it."""
     ray = types.ModuleType("ray")
     bars = types.ModuleType("ray.experimental.tqdm_ray")
     vars(ray)["remote"] = lambda **_: lambda cls: cls

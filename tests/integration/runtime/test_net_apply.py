@@ -342,7 +342,7 @@ def test_the_way_in_is_lost(live):
 def test_live_without_netplan(live):
     only_ip = 'mkdir "$LOG.d"; ln -s "$(command -v ip)" "$LOG.d/ip"; PATH="$LOG.d"'
     done = live(f"{only_ip}\n{APPLY} || echo code $?")
-    assert "netplan is not installed, so nobody would read the file" in done.stderr
+    assert "netplan is not installed, so nothing would read the file" in done.stderr
     assert done.stdout.endswith("code 9\n")
     assert not done.file.exists()
 
