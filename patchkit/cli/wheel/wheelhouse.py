@@ -1,4 +1,4 @@
-"""patchkit wheelhouse"""
+"""Keep finished wheels: `patchkit wheelhouse`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _folder = click.option(
     type=click.Path(path_type=Path),
     default=Path("wheelhouse"),
     show_default=True,
-    help="The folder.",
+    help="The wheelhouse.",
 )
 _EPILOG = """\
 \b
@@ -45,14 +45,14 @@ Once it is filled, --no-deps is not needed: the lock is complete.
 
 @click.group(epilog=_EPILOG)
 def command() -> None:
-    """The folder of finished wheels: manifest, hashes, locked requirements."""
+    """Keep finished wheels with a manifest, hashes, and locked requirements."""
 
 
 @command.command("list")
 @_folder
 @as_json
 def list_wheels(house: Path, *, as_json: bool) -> None:
-    """The wheels, and what their builder knows of them."""
+    """List the wheels, and what their builder knows of them."""
     held = entries(house)
     signed, doubt = _signature(house)
     if as_json:
@@ -74,7 +74,7 @@ def list_wheels(house: Path, *, as_json: bool) -> None:
 
 
 def _signature(house: Path) -> tuple[Signed | None, str]:
-    """The signature, if there is one, or what is wrong with it."""
+    """Return the signature, if there is one, and what is wrong with it."""
     try:
         return signature(house), ""
     except (HashMismatchError, HostError) as error:
@@ -141,11 +141,11 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     "--drop",
     multiple=True,
     metavar="NAME",
-    help="A listed wheel too: its file name, project, or project==version.",
+    help="Also remove a listed wheel: its file name, project, or project==version.",
 )
-@click.option("--dependencies", is_flag=True, help="All that fill brought, too.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
+@click.option("--dependencies", is_flag=True, help="Also remove all that fill brought.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--force", is_flag=True, help="Set a damaged journal aside.")
 @as_json
 def prune_wheels(
     house: Path,
@@ -159,12 +159,12 @@ def prune_wheels(
     """Remove what the manifest does not list and what interrupted runs left."""
     done = prune(house, drop=drop, dependencies=dependencies, dry_run=dry_run, force=force)
     if as_json:
-        changes = [{"filename": each.filename, "reason": each.reason} for each in done]
+        changes = [{"filename": file.filename, "reason": file.reason} for file in done]
         print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
         return
     console = show.console()
-    for each in done:
-        console.print(show.text((each.filename, "bold"), f": {each.reason}"), soft_wrap=True)
+    for file in done:
+        console.print(show.text((file.filename, "bold"), f": {file.reason}"), soft_wrap=True)
     if not done:
         console.print(f"{house}: nothing to remove")
     elif dry_run:
@@ -193,17 +193,21 @@ def prune_wheels(
 )
 @click.option("--glibc", metavar="2.X", help="glibc of the nodes.  [default: that of the target]")
 @click.option(
-    "--with", "also", multiple=True, metavar="REQUIREMENT", help='More to install, as "ray==2.5".'
+    "--with",
+    "also",
+    multiple=True,
+    metavar="REQUIREMENT",
+    help='A further requirement, such as "ray==2.5".',
 )
 @click.option(
     "--find-links",
     "folders",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder of wheels to take from, too.",
+    help="A further folder of wheels to choose from.",
 )
-@click.option("--offline", is_flag=True, help="Only from --find-links and the folder itself.")
-@click.option("--lock-only", is_flag=True, help="Lock, and let the nodes download.")
+@click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
+@click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
 @as_json
 def fill_wheels(
     house: Path,
@@ -217,11 +221,11 @@ def fill_wheels(
     lock_only: bool,
     as_json: bool,
 ) -> None:
-    """Everything that the wheels need, locked by hash, so that every node installs the same.
+    """Lock everything that the wheels need by hash, so that every node installs the same.
 
     uv resolves it for the nodes' machine, from the index that pip is configured for. A torch for
-    CPUs alone is refused. Nothing changes until everything is there; an interrupted run is taken up
-    by the next one.
+    CPUs alone is refused. Nothing changes until everything is there; the next run resumes an
+    interrupted one.
     """
     require_build()
     built = built_wheels(house)
@@ -253,7 +257,7 @@ def fill_wheels(
 
 
 def _glibc(built: Sequence[ManifestEntry]) -> str:
-    """The oldest that the wheels' targets have. Raises UsageError if no wheel names a target."""
+    """Return the oldest glibc of the wheels' targets. Raises UsageError if no wheel names one."""
     named = {str(entry.facts.get("target")) for entry in built} & targets().keys()
     if not named:
         raise UsageError("no wheel says for which device it is", hint="name the nodes' --glibc")
