@@ -10,9 +10,10 @@ from patchkit.errors import HashMismatchError
 from patchkit.wheel.wheelhouse.contents import add, entries
 from patchkit.wheel.wheelhouse.file_checks import check_files
 from patchkit.wheel.wheelhouse.fill import fill
+from patchkit.wheel.wheelhouse.node_platform import node_platform
 from patchkit.wheel.wheelhouse.own_files import LINKED
 from patchkit.wheel.wheelhouse.prune import prune
-from patchkit.wheel.wheelhouse.resolve import WheelIndex, place
+from patchkit.wheel.wheelhouse.uv import WheelSources
 from support.wheels import CPU, write_wheel
 
 OURS = "2.29.7+gb10.abc123"
@@ -58,7 +59,7 @@ def test_a_wheel_that_is_a_link_to_the_same_bytes(house, elsewhere, cli, tmp_pat
     assert f"✗ {name}\n  {LINKED}\n" in said
     assert f"next: rm -- {house / name}; then build it again" in said
     with pytest.raises(HashMismatchError, match="is a link"):
-        fill(house, place(CPU, "3.12", "2.39"), WheelIndex(offline=True, folders=()))
+        fill(house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=()))
     add(house, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
     assert found(house) == {}
     assert not (house / name).is_symlink()
@@ -97,7 +98,9 @@ def test_a_manifest_that_is_a_link_is_not_read(house, elsewhere, tmp_path):
     new = write_wheel(tmp_path / "made", "1.0", project="other")
     for action in (
         *(entries, check_files, prune, lambda house: add(house, new, {})),
-        lambda house: fill(house, place(CPU, "3.12", "2.39"), WheelIndex(offline=True, folders=())),
+        lambda house: fill(
+            house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=())
+        ),
     ):
         with pytest.raises(HashMismatchError, match=r"manifest\.json: is a link") as caught:
             action(house)
@@ -114,7 +117,7 @@ def test_a_folder_of_downloads_that_is_a_link(house, tmp_path):
     (house / ".filling").symlink_to(aside)
     assert found(house)[".filling"][0] == 7
     with pytest.raises(HashMismatchError, match=r"\.filling: is a link"):
-        fill(house, place(CPU, "3.12", "2.39"), WheelIndex(offline=True, folders=()))
+        fill(house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=()))
     prune(house)
     assert found(house) == {}
     assert (aside / "pip" / "precious").exists()
@@ -128,7 +131,7 @@ def test_an_earlier_download_that_is_a_link_is_not_taken(house, tmp_path, monkey
     (house / ".filling" / offered.name).symlink_to(aside)
     for name in ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "/dev/null" if name == "PIP_CONFIG_FILE" else "")
-    where = place(CPU, "3.12", "2.39")
-    fill(house, where, WheelIndex(offline=True, folders=(offered.parent,)), also=["other"])
+    where = node_platform(CPU, "3.12", "2.39")
+    fill(house, where, WheelSources(offline=True, folders=(offered.parent,)), also=["other"])
     assert not (house / offered.name).is_symlink()
     assert found(house) == {}
