@@ -8,10 +8,10 @@ from patchkit.durable.lock import locked
 from patchkit.errors import DriftError
 from patchkit.patching.commit import Applied, commit_plan, take_back
 from patchkit.patching.fix import Request
+from patchkit.patching.forced_revert import Rescued, rescue
 from patchkit.patching.ledger import journal_of
 from patchkit.patching.plan import Plan, check_selection, make_plan
 from patchkit.patching.recipe import Recipe
-from patchkit.patching.rescue import Rescued, rescue
 from patchkit.patching.workspace import Workspace, known_verdicts, open_workspace
 from patchkit.proof.prove import prove
 from patchkit.source.detect import detect, state_folder

@@ -4,7 +4,7 @@
 ``stream`` for one that takes long and tells how far it is, ``ask`` for a question to another
 Python. Their output is read as UTF-8, with U+FFFD for what is not.
 
-The children of proofs (``proof/child.py``) and the process that measures for `patchkit tune`
+Those of proofs (``proof/child_process.py``) and the one that measures for `patchkit tune`
 (``runtime/tune/process.py``), which is asked many times, are started where they are used.
 """
 

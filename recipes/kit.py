@@ -29,9 +29,9 @@ from patchkit.patching.fix import (
     upstream,
 )
 from patchkit.patching.recipe import load_recipe
-from patchkit.proof.asking import ask
-from patchkit.proof.jobs import side_by_side
-from patchkit.proof.running import Anything, Code, execute
+from patchkit.proof.parallel import side_by_side
+from patchkit.proof.questions import ask
+from patchkit.proof.upstream_code import Anything, Code, execute
 from patchkit.source.tree import SourceTree, first_existing
 from patchkit.target import Load, best_load, parse_arch
 

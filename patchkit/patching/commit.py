@@ -24,7 +24,7 @@ from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import Workspace
 from patchkit.reading import decoded
 from patchkit.source.detect import dist_info
-from patchkit.source.installed import restored_record, rewrite_record
+from patchkit.source.installed_record import restored_record, rewrite_record
 from patchkit.source.tree import SourceTree
 
 

@@ -164,7 +164,7 @@ class Fix:
 
     ``look`` reads the code and decides; ``needs`` only says which releases are candidates.
     ``prove`` returns what it established or raises ProofError. Both run upstream's code through
-    ``proof.asking`` alone.
+    ``proof.questions`` alone.
     """
 
     id: str

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from patchkit.errors import ProofError, StorageError
-from patchkit.proof.child import Ended, run
+from patchkit.proof.child_process import Ended, run
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
 

@@ -10,7 +10,7 @@ from patchkit.errors import ProofError
 from patchkit.patching.fix import Case, Fix, State, Verdict
 from patchkit.patching.fix_file import mistakes_shown
 from patchkit.patching.plan import Plan
-from patchkit.proof.jobs import side_by_side
+from patchkit.proof.parallel import side_by_side
 from patchkit.proof.sandbox import missing
 from patchkit.source.tree import SourceTree
 

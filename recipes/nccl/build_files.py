@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.errors import HostError, ProofError
-from patchkit.proof.child import run
+from patchkit.proof.child_process import run
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError
-from patchkit.proof.child import Ended
+from patchkit.proof.child_process import Ended
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from patchkit.errors import ProofError
-from patchkit.proof.running import Anything, Code
+from patchkit.proof.upstream_code import Anything, Code
 from patchkit.source.tree import SourceTree
 
 _FUSED_MOE = "vllm/model_executor/layers/fused_moe"

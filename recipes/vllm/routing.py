@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.patching.fix import Case
-from patchkit.proof import running
-from patchkit.proof.asking import ask
+from patchkit.proof import upstream_code
+from patchkit.proof.questions import ask
 from patchkit.source.tree import SourceTree
 
 
@@ -40,7 +40,7 @@ Decide = Callable[[SourceTree, Capability], object]
 def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
     """Return what is decided; a refusal of upstream's own is a decision too, in words.
 
-    It is asked within ``asking.ask``. Raises ProofError if the code stumbles instead of deciding.
+    ``questions.ask`` calls it. Raises ProofError if the code stumbles instead of deciding.
     """
     try:
         return decide(tree, capability)
@@ -50,7 +50,7 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
         return f"{type(error).__name__}: {error}"
     except Exception as error:
         raise ProofError(
-            f"{running.place(error)}upstream's code cannot be run for {capability}: "
+            f"{upstream_code.place(error)}upstream's code cannot be run for {capability}: "
             f"{type(error).__name__}: {error}",
             why="it was edited by hand, or asks for something that the proof does not know",
             hint="restore the file from the release, or leave the fix out with --without",

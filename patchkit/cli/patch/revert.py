@@ -9,7 +9,7 @@ import click
 from patchkit.apply import revert, revert_by_force
 from patchkit.cli.options import SourceOptions, as_json, folder_options
 from patchkit.cli.out import print_json, say
-from patchkit.patching.rescue import Rescued
+from patchkit.patching.forced_revert import Rescued
 from patchkit.source.resolve import patched_before
 
 

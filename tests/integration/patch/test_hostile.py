@@ -143,7 +143,7 @@ FORGED = {
     "no answer": "import os; os._exit(0)",
     "an end": "import sys; sys.exit(0)",
     "too much": "import os; [os.write(1, bytes(1 << 20)) for _ in range(1000)]",
-    "our functions": "import sys, os; sys.modules['patchkit.proof.asking']._answer = None; "
+    "our functions": "import sys, os; sys.modules['patchkit.proof.questions']._answer = None; "
     "sys.modules['patchkit.recipes.vllm.routing'].ask = lambda *_: ['proved']; raise SystemExit",
     "our process": "import os; os.kill(os.getppid(), 9)",
     "our errors": "import sys; raise sys.modules['patchkit.errors'].UsageError('x')",

@@ -12,8 +12,8 @@ import pytest
 
 from patchkit.apply import plan_for
 from patchkit.patching.workspace import open_workspace
-from patchkit.proof import running
-from patchkit.proof.running import Anything
+from patchkit.proof import upstream_code
+from patchkit.proof.upstream_code import Anything
 from patchkit.recipes.vllm.decisions import (
     FP8_MOE,
     NVFP4_MOE,
@@ -65,7 +65,7 @@ GB10 = Capability(12, 1)
 @pytest.fixture(scope="module", autouse=True)
 def here():
     """Releases are locked by hash; a child for each of some thousand questions would take long."""
-    with running.permitted():
+    with upstream_code.permitted():
         yield
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from patchkit.digests import digest
 from patchkit.errors import DriftError, HashMismatchError, SourceError, UsageError
 from patchkit.patching.fix import State
+from patchkit.patching.forced_revert import ASIDE, rescue
 from patchkit.patching.ledger import (
     Ledger,
     LedgerRequest,
@@ -28,8 +29,7 @@ from patchkit.patching.ledger import (
     today,
     untouched,
 )
-from patchkit.patching.rescue import ASIDE, rescue
-from patchkit.source.installed import rewrite_record
+from patchkit.source.installed_record import rewrite_record
 
 BEFORE, AFTER = "größer\n", "kleiner\n"
 NEW = "vllm/E=8,block_shape=[128,128].json"

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import DriftError, HostError, ProofError, StorageError
-from patchkit.proof.asking import ask
-from patchkit.proof.child import Limits, forked, run
-from patchkit.proof.jobs import side_by_side
-from patchkit.proof.running import Code
+from patchkit.proof.child_process import Limits, forked, run
+from patchkit.proof.parallel import side_by_side
+from patchkit.proof.questions import ask
 from patchkit.proof.sandbox import Box, missing, program_box
+from patchkit.proof.upstream_code import Code
 from patchkit.source.tree import Sandboxed
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
@@ -267,19 +267,19 @@ def test_a_child_changes_nothing_here(tree):
     """It may turn patchkit's own functions into what it likes, and its answer is still data."""
 
     def take_over():
-        from patchkit.proof import asking
+        from patchkit.proof import questions
         from patchkit.recipes.vllm import routing
 
         routing.prove_decision = lambda *_args, **_named: "proved"
-        asking.ask = None
+        questions.ask = None
         tree.seen["forged"] = "0"
         return "proved"
 
     assert ask(tree, [take_over]) == ["proved"]
-    from patchkit.proof import asking
+    from patchkit.proof import questions
     from patchkit.recipes.vllm import routing
 
-    assert asking.ask is ask
+    assert questions.ask is ask
     assert routing.prove_decision is not None
     assert tree.seen == {"forged": ""}  # looked at here: there is no such file
 
@@ -328,7 +328,7 @@ def test_a_sandbox_that_cannot_be_set_up_is_said_before_anything_runs(tmp_path):
 def test_a_child_dies_with_its_parent(tmp_path):
     code = (
         "import sys, time\n"
-        "from patchkit.proof.child import forked\nfrom patchkit.proof.sandbox import Box\n"
+        "from patchkit.proof.child_process import forked\nfrom patchkit.proof.sandbox import Box\n"
         "forked(lambda: time.sleep(600), Box())\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -8,8 +8,8 @@ import pytest
 
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Case
-from patchkit.proof import running
-from patchkit.proof.running import Anything, Code
+from patchkit.proof import upstream_code
+from patchkit.proof.upstream_code import Anything, Code
 from patchkit.recipes.vllm.routing import GB10, SM12X, outcome, prove_decision
 
 FILES = {
@@ -104,12 +104,12 @@ def code(make_tree):
 @pytest.fixture
 def here():
     """These files are ours, and may be run in this process."""
-    with running.permitted():
+    with upstream_code.permitted():
         yield
 
 
 def test_nothing_is_run_in_this_process_unless_it_is_said(code):
-    with pytest.raises(RuntimeError, match=r"^vllm/a.py: .* through asking.ask alone"):
+    with pytest.raises(RuntimeError, match=r"^vllm/a.py: .* through questions.ask alone"):
         code.get(A, "LIMIT")
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from patchkit import errors
 from patchkit.errors import PatchkitError, ProofError
-from patchkit.proof import running
-from patchkit.proof.child import Limits, forked
+from patchkit.proof import upstream_code
+from patchkit.proof.child_process import Limits, forked
 from patchkit.proof.sandbox import box_for, python_box
 from patchkit.source.tree import SourceTree
 
@@ -102,7 +102,7 @@ def _answer(tree: SourceTree, questions: Questions) -> None:
     signal.signal(signal.SIGXCPU, _stop)
     said: dict[str, object] = {"answers": None, "raised": None}
     try:
-        with running.permitted():
+        with upstream_code.permitted():
             said["answers"] = json.loads(json.dumps([question() for question in questions]))
     except BaseException as error:  # noqa: BLE001
         said["raised"] = _raised(error)
@@ -117,7 +117,7 @@ def _raised(error: BaseException) -> dict[str, str]:
     if isinstance(error, PatchkitError):
         kind = type(error).__name__
         return {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}
-    place = running.place(error)
+    place = upstream_code.place(error)
     return {
         "kind": "ProofError",
         "what": f"{place}upstream's code stops with {type(error).__name__}: {error}",

@@ -4,7 +4,7 @@ A name that a piece uses is looked for where Python would look: among the defini
 then along its imports in the files of the same project. What is not there (torch, FlashInfer) is
 stood in for by ``Anything``, which may be passed around but never decides.
 
-Nothing is run in this process: ``asking.ask`` does it, in a child with a sandbox.
+Nothing is run in this process: ``questions.ask`` does it, in a child with a sandbox.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def permitted() -> Iterator[None]:
 def execute(code: CodeType, names: dict[str, Any], space: dict[str, Any] | None = None) -> None:
     """Run a piece of upstream's code: the only place that does."""
     if not _permitted:
-        raise RuntimeError(f"{code.co_filename}: is upstream's, and runs through asking.ask alone")
+        raise RuntimeError(
+            f"{code.co_filename}: is upstream's, and runs through questions.ask alone"
+        )
     exec(code, names, space)  # noqa: S102
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NoReturn, TypeVar
 
 from patchkit.errors import StorageError
-from patchkit.proof.child import die_with, fork
+from patchkit.proof.child_process import die_with, fork
 
 T = TypeVar("T")
 
