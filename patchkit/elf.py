@@ -67,7 +67,7 @@ class Section:
     name: str
     offset: int
     size: int
-    kind: int = 1
+    kind: int = 1  # SHT_PROGBITS
     flags: int = 0
 
     @property

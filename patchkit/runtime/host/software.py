@@ -107,13 +107,11 @@ def _own_version(place: Path) -> str:
 
 
 def _nccl(choice: Choice, facts: InterpreterFacts) -> Nccl:
-    version = _version(Path(os.path.realpath(choice.path)), facts) if choice.path else ""
+    """Return a choice with its version: the file's, else its package's, which may be another."""
+    version = ""
+    if choice.path:
+        place = os.path.realpath(choice.path)
+        version = nccl_version(Path(place))
+        if not version and (known := owners(facts.path, STEM).get(place)):
+            version = known[0].version
     return Nccl(path=choice.path or "", version=version, why=choice.why)
-
-
-def _version(place: Path, facts: InterpreterFacts) -> str:
-    """Return what the file says, else what its package says: others overwrite its files."""
-    if found := nccl_version(place):
-        return found
-    known = owners(facts.path, STEM).get(str(place), ())
-    return known[0].version if known else ""

@@ -100,10 +100,14 @@ def _copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
             places.setdefault(os.path.realpath(path), (path, found, False))
     known = owners(facts.path, STEM)
     for real, (path, found, mapped) in places.items():
-        version, sha256 = _identity(Path(real))
+        try:
+            with Path(real).open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            sha256 = ""
         yield NcclCopy(
             path=path,
-            version=version,
+            version=nccl_version(Path(real)),
             sha256=sha256,
             owners=known.get(real, ()),
             found=found,
@@ -122,16 +126,6 @@ def _others(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, st
     yield str(facts.torch_home / "lib" / SONAME), "beside torch's libraries"
     for path in process.cache.get(SONAME, ()):
         yield path, "the system's ld.so.cache"
-
-
-def _identity(place: Path) -> tuple[str, str]:
-    """Return version and sha256 of a library; both "" if it cannot be read."""
-    try:
-        with place.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return "", ""
-    return nccl_version(place), sha256
 
 
 # What to be warned of

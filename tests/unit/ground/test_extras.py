@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -59,3 +62,17 @@ def test_another_project_of_the_same_name_is_told(cli, tmp_path):
     assert said.stdout == f"patchkit, version {__version__}\n"
     assert "stranger is installed, too: another project's package patchkit" in said.stderr
     assert "stranger" not in cli("--version").stderr
+
+
+def test_a_library_that_an_import_misses_is_no_internal_error(tmp_path):
+    """``requests`` comes with pypi-simple, which is there."""
+    code = "import sys; sys.modules['requests'] = None; import patchkit.cli; patchkit.cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "fetch", "vllm==0.24.0"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout) == (HostError.exit_code, "")
+    # The second where a namesake is installed, as where the former name of this project still is.
+    assert re.match(r"error: (not installed: requests|requests cannot be imported)\n", done.stderr)
