@@ -21,29 +21,29 @@ _WINGS = {"patch": "Sources", "wheel": "Wheels", "runtime": "This machine"}  # f
 _VERBS = {
     "patch": {
         "apply": "Patch a tree, prove the effect, keep a way back.",
-        "status": "Every fix and its state; nothing is written.",
-        "diff": "What apply would change, or did.",
+        "status": "Show every fix and its state; write nothing.",
+        "diff": "Show what apply would change, or did.",
         "revert": "Put back what upstream shipped, byte by byte.",
-        "export": "The fixes as a series that git am takes.",
-        "archs": "Kernel groups and their archs, stock beside patched.",
-        "fixes": "The catalogue of fixes.",
-        "explain": "One fix, or a claim that guides make: reason, releases, evidence.",
+        "export": "Write the fixes as a series that git am takes.",
+        "archs": "Compare kernel groups and their archs, stock beside patched.",
+        "fixes": "List the fixes; how much a release needs each.",
+        "explain": "Explain a fix, or a claim that guides make, with evidence.",
         "fetch": "Download a release, verified by its locked sha256.",
     },
     "wheel": {
-        "build": "Build a wheel for one device into the wheelhouse: libnccl or vLLM.",
-        "repack": "Upstream's vLLM wheel, patched, in seconds and without a compiler.",
-        "wheelhouse": "The folder of finished wheels: list, fill, sign, verify, prune.",
-        "verify": "Whether the wheels there are whole, load on their device, and fit together.",
-        "inspect": "What a library or a wheel holds and needs; which libnccl torch and vLLM load.",
+        "build": "Build a wheel for one device: libnccl or vLLM.",
+        "repack": "Patch upstream's vLLM wheel, in seconds and without a compiler.",
+        "wheelhouse": "List, fill, sign and prune the folder of finished wheels.",
+        "verify": "Check that its wheels are whole, load, and fit together.",
+        "inspect": "Show what a wheel or library holds; which libnccl is loaded.",
     },
     "runtime": {
         "tune": "Tune the fused-MoE kernel on the present GPU.",
-        "probe": "The facts of this machine: GPU, memory, network, RDMA, cables, software.",
-        "net": "The QSFP network between Sparks: plan, apply, verify, undo.",
-        "env": "Env files for this node, by role, from what this node has; explain and check them.",
-        "serve-args": "The `vllm serve` flags that go with the env, valid for the installed vLLM.",
-        "completion": "Shell completion for bash, zsh or fish.",
+        "probe": "Show the facts: GPU, memory, network, RDMA, cables, software.",
+        "net": "Plan, apply, verify and undo the QSFP network between Sparks.",
+        "env": "Write env files by role; explain and check them.",
+        "serve-args": "Print the `vllm serve` flags that go with the env.",
+        "completion": "Print shell completion for bash, zsh or fish.",
     },
 }
 _CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}  # --loaded
@@ -73,7 +73,7 @@ interrupted by SIGINT, SIGTERM, SIGHUP; 1 a bug.
 
 
 class _Verbs(click.Group):
-    """Loads a verb's module when it is called: --help and status stay quick."""
+    """Load a verb's module when it is called: --help and status stay quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_WING_OF)
@@ -128,7 +128,7 @@ def _print_version(context: click.Context, _option: click.Parameter, wanted: boo
     help="Show the version and exit.",
 )
 def group() -> None:
-    """Makes vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
+    """Make vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
 
     patchkit knows the releases of vLLM from 0.11.1 and of NCCL from 2.26 on, decides by looking at
     the code, proves the effect with the release's own build files (no GPU, no compiler), and never

@@ -48,7 +48,7 @@ _FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What --vllm-src or --nccl-src names, and how it may be had."""
+    """Sources as they are named on the command line, and how they may be had."""
 
     project: str
     spec: str
@@ -59,7 +59,7 @@ class SourceOptions:
 
     @property
     def option(self) -> str:
-        """How to name a folder of this project on the command line."""
+        """Return how to name a folder of this project on the command line."""
         return f"--{self.project}-src"
 
 
@@ -206,11 +206,11 @@ class Selection:
 
     @property
     def chooses(self) -> bool:
-        """Whether fixes were named; what a ledger has of that does not count then."""
+        """Return whether fixes were named; what a ledger has of that does not count then."""
         return bool(self.only or self.skip or self.also)
 
     def request(self, ledger: Ledger | None = None) -> Request:
-        """The request, defaults filled in: from the ledger of a patched tree if there is one."""
+        """Return the request, with defaults from the ledger of a patched tree if there is one."""
         past = ledger.request if ledger else _FIRST
         chosen = self if self.chooses else past
         return Request(
@@ -223,7 +223,7 @@ class Selection:
 
 
 def find_target(name: str) -> Target:
-    """The target of that name. Raises UsageError."""
+    """Return the target of that name. Raises UsageError."""
     known = targets()
     if name not in known:
         raise UsageError(f"no target is called {name!r}", hint=f"one of {', '.join(known)}")
@@ -231,7 +231,7 @@ def find_target(name: str) -> Target:
 
 
 def build_arch(arch: str) -> str:
-    """native or family. Raises UsageError."""
+    """Return native or family. Raises UsageError for anything else."""
     if arch not in ("native", "family"):
         bare = arch[:1].isdigit()
         raise UsageError(
@@ -244,7 +244,7 @@ def build_arch(arch: str) -> str:
 
 @contextlib.contextmanager
 def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
-    """The folder of a source, and how its own code may be run.
+    """Yield the folder of a source, and how its own code may be run.
 
     It is fetched and unpacked under progress bars if it has to be; they are gone by then.
     """
@@ -261,7 +261,7 @@ NOT_SANDBOXED = "not sandboxed: --trust-source"
 
 
 def may_run(*, locked: bool, trusted: bool) -> Sandboxed:
-    """How the code of a source may be run that is locked by hash, or that the user trusts."""
+    """Return how the code of a source may be run, locked by hash or trusted by the user or not."""
     if trusted:
         return Sandboxed.NEVER
     return Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
@@ -269,7 +269,7 @@ def may_run(*, locked: bool, trusted: bool) -> Sandboxed:
 
 @contextlib.contextmanager
 def opened(source: SourceOptions) -> Iterator[tuple[Recipe, Workspace]]:
-    """The recipe and the workspace of a source that is only read."""
+    """Yield the recipe and the workspace of a source that is only read."""
     recipe = load_recipe(source.project)
     with located(source, keep=False) as (path, sandboxed):
         workspace = open_workspace(path, source.project, sandboxed=sandboxed)
@@ -278,7 +278,7 @@ def opened(source: SourceOptions) -> Iterator[tuple[Recipe, Workspace]]:
 
 
 def resolve_options(report: Report, source: SourceOptions) -> Options:
-    """What the resolver has to know, from the recipe and the command line."""
+    """Return what the resolver has to know, from the recipe and the command line."""
     recipe = load_recipe(source.project)
     return Options(
         project=recipe.project,
@@ -293,7 +293,7 @@ def resolve_options(report: Report, source: SourceOptions) -> Options:
 
 @contextlib.contextmanager
 def progress(counted: str = "") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Progress bars on standard error, if it is a terminal; rich is imported when one is drawn.
+    """Draw progress bars on standard error, if it is a terminal; rich is imported for the first.
 
     Of bytes, or of what ``counted`` names.
     """
@@ -316,8 +316,8 @@ def progress(counted: str = "") -> Iterator[Callable[[str], Callable[[int, int],
         yield report
 
 
-def told(bar: Callable[[int, int], None], doing: str) -> Callable[[int, int], None]:
-    """Without a terminal, where no bar is drawn: a line for every tenth."""
+def in_tenths(bar: Callable[[int, int], None], doing: str) -> Callable[[int, int], None]:
+    """Return the bar; without a terminal, where none is drawn, one that prints every tenth."""
     if sys.stderr.isatty():
         return bar
     tenths = 0

@@ -68,7 +68,7 @@ def command(
 
 
 def _kept(path: Path, project: str) -> Ledger | None:
-    """What an installed package was patched for: who made its wheel may have chosen that."""
+    """Return what an installed package was patched for: its wheel's maker may have chosen that."""
     tree = detect(path, project)
     return read_ledger(state_folder(tree), project) if tree.kind == "installed" else None
 

@@ -45,7 +45,7 @@ def command(
     cuda: str | None,
     as_json: bool,
 ) -> None:
-    """Which kernel group is built for which archs, stock beside patched.
+    """Compare which kernel group is built for which archs, stock beside patched.
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The last column says how
     the patched group reaches the device: exact, family, compatible, jit (from PTX), or none.

@@ -12,7 +12,7 @@ from patchkit.cli.options import Selection, SourceOptions, opened, request_optio
 @source_options
 @request_options
 def command(source: SourceOptions, *, selection: Selection) -> None:
-    """What apply would change, or did: a unified diff that git apply takes."""
+    """Show what apply would change, or did: a unified diff that git apply takes."""
     with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         from patchkit.cli import show

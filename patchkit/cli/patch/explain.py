@@ -33,7 +33,7 @@ def _all_fixes() -> list[Fix]:
 @click.argument("wanted", metavar="[ID]", required=False, shell_complete=lambda *_: _ids())
 @as_json
 def command(wanted: str | None, *, as_json: bool) -> None:
-    """One fix: symptom, reason, releases, evidence and its confidence, before and after.
+    """Explain a fix: symptom, reason, releases, evidence and its confidence, before and after.
 
     Or one of the claims that guides make, and how it stands. Without ID: what there is.
     """

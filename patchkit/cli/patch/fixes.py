@@ -21,7 +21,7 @@ from patchkit.versions import named_version
 @click.option("--project", type=click.Choice([*projects()]), help="Only the fixes of one project.")
 @as_json
 def command(wanted: str | None, project: str | None, *, as_json: bool) -> None:
-    """The catalogue of fixes; with a version, what the table says that release needs."""
+    """List the fixes; with a version, what the table says that release needs."""
     version = named_version(wanted) if wanted else None
     recipes = _recipes(project, version)
     if as_json:
@@ -33,7 +33,7 @@ def command(wanted: str | None, project: str | None, *, as_json: bool) -> None:
 
 
 def _recipes(project: str | None, version: Version | None) -> list[Recipe]:
-    """One project's recipe, or all; a version without a project is of one that knows it."""
+    """Return one project's recipe, or all; a version alone is of the project that knows it."""
     if project is not None:
         recipes = [load_recipe(project)]
     elif version is None:

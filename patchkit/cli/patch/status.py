@@ -25,7 +25,7 @@ from patchkit.patching.workspace import known_verdicts
 @request_options
 @as_json
 def command(source: SourceOptions, *, selection: Selection, as_json: bool) -> None:
-    """Every fix and its state; nothing is written.
+    """Show every fix and its state; write nothing.
 
     Without options, a patched tree is compared with what it was patched for. Exits with 4 if a fix
     does not fit the code.
@@ -51,7 +51,7 @@ def command(source: SourceOptions, *, selection: Selection, as_json: bool) -> No
 
 
 def _as_on_disk(plan: Plan) -> tuple[Verdict, ...]:
-    """Verdicts are made from upstream's texts; what already lies on disk is applied."""
+    """Return verdicts, made of upstream's texts, with what lies on disk already as applied."""
     done = {path for path, (_b, after) in plan.texts.items() if _on_disk(plan, path) == after}
     return tuple(
         settled(v) if v.edits and {edit.path for edit in v.edits} <= done else v

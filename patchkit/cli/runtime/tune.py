@@ -9,8 +9,15 @@ import click
 from rich.table import Table
 
 from patchkit.cli import show
-from patchkit.cli.options import SourceOptions, as_json, opened, vllm_options
-from patchkit.cli.out import print_json, tell
+from patchkit.cli.options import (
+    STDOUT,
+    Renamed,
+    SourceOptions,
+    as_json,
+    opened,
+    vllm_options,
+)
+from patchkit.cli.out import data, print_json, tell
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.tune.process import measuring
@@ -32,7 +39,7 @@ _EPILOG = """\
 \b
 Qwen3-30B-A3B in FP8 with blocks, on one GPU:
   patchkit tune --vllm-src vllm==0.25.1 --python venv/bin/python --experts 128 \\
-    --intermediate 768 --hidden 2048 --topk 8 --block-shape 128,128 --out moe_configs
+    --intermediate 768 --hidden 2048 --topk 8 --block-shape 128,128 -o moe_configs
   VLLM_TUNED_CONFIG_FOLDER=moe_configs vllm serve ...
 """
 
@@ -75,7 +82,13 @@ def _integers(text: str, option: str, count: int = 0) -> tuple[int, ...]:
 )
 @click.option("--python", default=sys.executable, metavar="EXE", help="The Python that has vLLM.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path(), help="Folder.  [default: .]"
+    "-o",
+    "--output",
+    cls=Renamed,
+    former=["--out"],
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Folder; - prints the file alone.  [default: .]",
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @as_json
@@ -85,7 +98,7 @@ def command(
     block_shape: str | None,
     batch_sizes: str | None,
     python: str,
-    out: Path,
+    output: Path,
     force: bool,
     as_json: bool,
     **sizes: int,
@@ -106,15 +119,19 @@ def command(
     with opened(source) as (_, workspace), measuring(python) as bench:
         check_benchmark(workspace.tree)
         facts = connect(bench, job, workspace.tree)
-        place = out / facts["name"]
-        if place.exists() and not force:
-            raise UsageError(f"{place} exists", hint="--force replaces it; --out names a folder")
+        place = output / facts["name"]
+        if output != STDOUT and place.exists() and not force:
+            raise UsageError(f"{place} exists", hint="--force replaces it; -o names a folder")
         outcome = tune(bench, job, facts, lambda size, what: tell(f"batch size {size}: {what}"))
     if not outcome.rows:
         raise HostError(
             f"nothing was tuned: {outcome.stopped}", hint="a larger --budget, fewer --batch-sizes"
         )
-    _write(place, file_text(outcome, ELEMENT_BYTES[job.dtype]))
+    text = file_text(outcome, ELEMENT_BYTES[job.dtype])
+    if output == STDOUT:
+        data(text)
+        return
+    _write(place, text)
     if as_json:
         print_json(_fields(outcome, place))
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from patchkit.cli import show
-from patchkit.cli.options import as_json, find_target, progress, told
+from patchkit.cli.options import as_json, find_target, in_tenths, progress
 from patchkit.cli.out import print_json, tell
 from patchkit.cli.wheel.build_options import (
     Placed,
@@ -126,7 +126,7 @@ def nccl(
     make_room(house, order.expected)
     tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
-        built = build_nccl(order, told(report("compiling"), "compiled objects:"))
+        built = build_nccl(order, in_tenths(report("compiling"), "compiled objects:"))
     placed = place(built, house, objects, began)
     if as_json:
         print_json(placed.fields())

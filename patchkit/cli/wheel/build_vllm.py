@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli import show
-from patchkit.cli.options import Selection, as_json, progress, request_options, told
+from patchkit.cli.options import Selection, as_json, in_tenths, progress, request_options
 from patchkit.cli.out import print_json, tell
 from patchkit.cli.wheel.build_options import (
     Placed,
@@ -155,7 +155,7 @@ def command(
     make_room(house, order.expected)
     _foretell(order, number)
     with progress("steps") as report:
-        built = build_vllm(order, lambda task: told(report(task), f"{task}:"))
+        built = build_vllm(order, lambda task: in_tenths(report(task), f"{task}:"))
     placed = place(built, house, objects, began)
     if as_json:
         more = {"proofs": list(built.proofs), "circumstances": list(built.circumstances)}

@@ -169,7 +169,7 @@ def prove(case: kit.Case) -> str:
 def _expected(
     group: kit.Group, request: kit.Request, active: frozenset[str]
 ) -> set[frozenset[str]]:
-    """Return the arch sets a group may get, from what stock builds for the family's first member."""
+    """Return the arch sets a group may get, by what stock builds for the family's first member."""
     members = {a for a in group.archs if kit.parse_arch(a).major == request.target.major}
     others = frozenset(group.archs) - members
     wanted = frozenset({request.arch_list})

@@ -134,7 +134,7 @@ def tune(cli, environment, tmp_path):
             "--vllm-src",
             root,
             *SHAPE,
-            "--out",
+            "-o",
             tmp_path / "out",
             *arguments,
             rc=rc,
@@ -229,7 +229,7 @@ def test_an_interrupt_keeps_what_was_compared(environment, tune, tmp_path, writt
     tune("--repeats", "1", rc=2)  # lays the files out
     path = os.pathsep.join([environment["PYTHONPATH"], str(tmp_path / "site")])
     command = [sys.executable, "-m", "patchkit", "tune", "--vllm-src", tmp_path / "vllm-0.25.1"]
-    command += [*SHAPE, "--batch-sizes", "1,64", "--out", tmp_path / "out"]
+    command += [*SHAPE, "--batch-sizes", "1,64", "-o", tmp_path / "out"]
     with subprocess.Popen(
         [*map(str, command)],
         env={**environment, "PYTHONPATH": path, "BENCHMARK": "hang"},
@@ -244,6 +244,16 @@ def test_an_interrupt_keeps_what_was_compared(environment, tune, tmp_path, writt
     assert (process.returncode, said[1]) == (0, "")
     assert "interrupted: batch sizes 64 stay untuned" in said[0]
     assert written()[1] == BEST
+
+
+def test_the_file_alone_goes_to_standard_output(tune, tmp_path):
+    printed = tune("--batch-sizes", "1", "-o", "-").stdout
+    assert not (tmp_path / "-").exists()
+    assert not (tmp_path / "out").exists()
+
+    tune("--batch-sizes", "1")
+    (file,) = (tmp_path / "out").iterdir()
+    assert json.loads(file.read_text()) == json.loads(printed)
 
 
 @pytest.mark.parametrize(
