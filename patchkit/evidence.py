@@ -1,23 +1,23 @@
 """How something is known, in one set of words: for fixes, for advice in guides, for rules.
 
-Claim nothing that nobody ran: the words are about what was done, not about how likely it is.
+The words say what was done to know it, and not how likely it is: claim nothing that nobody ran.
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-Basis = Literal[
-    "measured",  # somebody ran it, and figures or results are there
-    "compiled",  # the compiler took or refused it
+Established = Literal[
+    "measured",  # somebody ran it, and results or figures are there
+    "compiled",  # a compiler took or refused it
     "read",  # it stands in the source code
     "documented",  # its maker says so
     "reported",  # several users say so
-    "single report",  # one user says so: what rests on that is off unless asked for
+    "single report",  # one user says so
     "inferred",  # it follows from something else that is known
 ]
-BASES: tuple[str, ...] = get_args(Basis)
-SINGLE_REPORT: Basis = "single report"
+ESTABLISHED: tuple[str, ...] = get_args(Established)
+SINGLE_REPORT: Established = "single report"
 
 Confidence = Literal["high", "medium", "contested"]
 """How sure a rule is; contested where sources contradict each other."""

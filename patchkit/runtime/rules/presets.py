@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from patchkit.errors import UsageError
-from patchkit.evidence import Basis, Confidence
+from patchkit.evidence import Confidence, Established
 from patchkit.paths import RECIPES
 from patchkit.records import one_of, read_toml
 from patchkit.runtime.rules.condition import CHOICES
@@ -33,7 +33,7 @@ class Preset:
     max_model_len: int
     min_vllm: Annotated[str, check_version]
     source: str
-    evidence: Basis
+    evidence: Established
     confidence: Confidence
     weights_gib: float | None = None
     flags: Mapping[FlagName, str | bool] = field(default_factory=dict)

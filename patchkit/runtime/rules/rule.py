@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 from patchkit.errors import UsageError
-from patchkit.evidence import SINGLE_REPORT, Basis, Confidence
+from patchkit.evidence import SINGLE_REPORT, Confidence, Established
 from patchkit.records import matching
 from patchkit.runtime.rules.condition import Condition, Situation, check_condition, holds
 from patchkit.runtime.rules.variables import nearest
@@ -26,7 +26,7 @@ class Grounded:
     id: str
     when: Annotated[Condition, check_condition] = field(default_factory=dict)
     source: str
-    evidence: Basis
+    evidence: Established
     confidence: Confidence
 
 
