@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -77,25 +77,40 @@ def read_json(kind: type[T], text: str | bytes) -> T:
     return record(kind, value)
 
 
-def read_toml(kind: type[T], path: Path, error: type[PatchkitError] = UsageError) -> T:
+def read_toml(
+    kind: type[T], path: Path, error: type[PatchkitError] = UsageError, *, key: str = ""
+) -> T:
     """Return what a TOML file of patchkit's own holds; others' files are read within limits.
 
-    Raises ``error``, naming ``file:line`` and the key.
+    With ``key`` that is one table of the file, whose others have readers of their own. Raises
+    ``error``, naming ``file:line`` and the key.
     """
-    import tomllib  # a launcher reads none
-
     text = path.read_text(encoding="utf-8")
     try:
-        return record(kind, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as wrong:
-        where, what = str(path), f"is not TOML: {wrong}"
+        return record(kind, _part(_parsed(text), key)) if key else record(kind, _parsed(text))
     except RecordError as wrong:
-        where, what = f"{path}:{_line(text, wrong.keys)}", str(wrong)
+        keys = (key, *wrong.keys) if key else wrong.keys
+        where, what = f"{path}:{_line(text, keys)}", RecordError(wrong.what, *keys)
+    except ValueError as wrong:  # TOMLDecodeError, which a launcher does not import
+        where, what = str(path), RecordError(f"is not TOML: {wrong}")
     raise error(
         f"{where}: {what}",
         why="the file was edited, or it is of another version of patchkit",
         hint="correct it there; or install patchkit again",
     )
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> dict[str, Any]:
+    import tomllib  # a launcher reads none
+
+    return tomllib.loads(text)
+
+
+def _part(table: dict[str, Any], key: str) -> Any:
+    if key not in table:
+        raise RecordError("is missing")
+    return table[key]
 
 
 def matching(pattern: str, what: str) -> Callable[[str], None]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import re
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
 
 from patchkit.errors import UsageError
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 
 MODES = ("native", "family")  # what a build is for: one device, or all devices of its family
 _ARCH = re.compile(r"(?P<major>\d+)\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?")
@@ -154,10 +154,12 @@ def _gencode(arch: Arch) -> str:
 @cache
 def targets() -> dict[str, Target]:
     """Return all known targets by name."""
-    table = tomllib.loads((RECIPES / "targets.toml").read_text(encoding="utf-8"))
+    table = read_toml(dict[str, dict[str, str]], RECIPES / "targets.toml")
     return {
         name: Target(
-            name=name, **{**entry, "capability": parse_arch(entry["capability"]).capability}
+            name=name,
+            capability=parse_arch(entry["capability"]).capability,
+            **{key: value for key, value in entry.items() if key != "capability"},
         )
         for name, entry in table.items()
     }

@@ -24,7 +24,7 @@ from patchkit.errors import PatchkitError
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.support import load_support
 from patchkit.paths import RECIPES
-from patchkit.recipes.vllm.build import build_table, known_externals
+from patchkit.recipes.vllm.build import known_externals
 from patchkit.recipes.vllm.external import External, externals
 from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.source.detect import detect
@@ -33,7 +33,7 @@ from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock, render_l
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.device.libraries import library_table
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.vllm.needs import recorded_needs, stated_needs
+from patchkit.wheel.vllm.needs import recorded_needs, stated_needs, torches
 from tools.build_requirements import lock
 from tools.decisions import Decision, show
 from tools.entries import (
@@ -148,7 +148,7 @@ def _needs(tree: SourceTree, version: str) -> Iterator[Decision]:
     if changed:
         _edit(BUILD, with_needs(BUILD.read_text(encoding="utf-8"), version, changed))
     torch = stated["torch"]
-    if torch not in {each["version"] for each in build_table()["torch"]}:
+    if torch not in {each.version for each in torches()}:
         yield from _torch(tree, torch)
 
 

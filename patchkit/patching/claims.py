@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 
 from patchkit.patching.fix import Evidence
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,4 @@ class Claim:
 def load_claims(project: str = "vllm") -> tuple[Claim, ...]:
     """Return the claims that ship with a recipe, in the order of the file; none without one."""
     place = RECIPES / project / "folklore.toml"
-    table = tomllib.loads(place.read_text(encoding="utf-8")) if place.is_file() else {"claim": ()}
-    return tuple(
-        Claim(**{**entry, "evidence": tuple(Evidence(**each) for each in entry["evidence"])})
-        for entry in table["claim"]
-    )
+    return read_toml(tuple[Claim, ...], place, key="claim") if place.is_file() else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from patchkit.errors import SourceError
 from patchkit.patching.fix import Fix, Request
 from patchkit.patching.fix_file import load_fixes
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.source.detect import projects
 from patchkit.source.releases import Bug
 
@@ -99,18 +99,16 @@ class Recipe:
 def load_recipe(project: str = "vllm") -> Recipe:
     """Read a recipe that ships with patchkit."""
     home = RECIPES / project
-    table = tomllib.loads((home / "recipe.toml").read_text(encoding="utf-8"))
-    order: list[str] = table["fixes"]
+    place = home / "recipe.toml"
+    table = read_toml(dict[str, Any], place)
     return Recipe(
         project=project,
         home=home,
         releases=tuple(map(Version, _releases(table))),
-        refused=tuple(
-            Refused(versions=r["versions"], reasons=tuple(r["reasons"])) for r in table["refused"]
-        ),
-        fixes=load_fixes(home, order),
-        build=BuildVariable(**table["build"]),
-        bugs=tuple(Bug(**each) for each in table.get("bug", ())),
+        refused=read_toml(tuple[Refused, ...], place, key="refused"),
+        fixes=load_fixes(home, read_toml(list[str], place, key="fixes")),
+        build=read_toml(BuildVariable, place, key="build"),
+        bugs=read_toml(tuple[Bug, ...], place, key="bug") if "bug" in table else (),
         digest=_digest(home),
     )
 

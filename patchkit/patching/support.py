@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Mapping
 from functools import cache
 
 from patchkit.patching.fix import State, Verdict
 from patchkit.paths import RECIPES
+from patchkit.records import read_json
 
 Support = Mapping[str, Mapping[str, Mapping[str, "SupportLevel"]]]
 """fix id → arch mode → release → level"""
@@ -36,11 +36,5 @@ def support_of(verdict: Verdict) -> SupportLevel:
 def load_support(project: str = "vllm") -> Support:
     """Return the table ``support.json`` of a recipe; empty if its releases cannot be had."""
     place = RECIPES / project / "support.json"
-    table = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
-    return {
-        fix: {
-            mode: {release: SupportLevel(word) for release, word in row.items()}
-            for mode, row in modes.items()
-        }
-        for fix, modes in table.items()
-    }
+    text = place.read_text(encoding="utf-8") if place.is_file() else "{}"
+    return read_json(dict[str, dict[str, dict[str, SupportLevel]]], text)

@@ -6,20 +6,20 @@ A lock is a TOML file of ``[[sdist]]`` or ``[[wheel]]`` tables.
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import SourceError, StorageError
+from patchkit.records import RecordError, Sha256, matching, read_toml
 
 T = TypeVar("T")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+# The name becomes part of a path in the cache, so it must not be able to leave it.
+_Filename = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")]
 _LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
 _LOCK_HEADER = """\
 # The {what} that patchkit knows, with their sizes in bytes.
@@ -33,14 +33,35 @@ _LOCKS = {
 }
 
 
+def _require_positive(number: int) -> None:
+    if number <= 0:
+        raise RecordError(f"is {number}, not a number of bytes")
+
+
 @dataclass(frozen=True, slots=True)
 class LockEntry:
     """One file of a release: ``sha256`` in lower-case hex, ``size`` in bytes."""
 
-    version: str
-    filename: str
-    sha256: str
-    size: int
+    version: Annotated[str, Version]
+    filename: _Filename
+    sha256: Sha256
+    size: Annotated[int, _require_positive]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sdists:
+    sdist: tuple[LockEntry, ...]
+
+    def __post_init__(self) -> None:
+        _by_version(self.sdist)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wheels:
+    wheel: tuple[LockEntry, ...]
+
+    def __post_init__(self) -> None:
+        _by_cpu(self.wheel)
 
 
 def read_lock(path: Path) -> dict[str, LockEntry]:
@@ -49,7 +70,7 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
     Raises SourceError, naming the file and the key, if it is not a lock; StorageError if it
     cannot be read.
     """
-    return _read(path, "sdist", _by_version)
+    return _by_version(_read(_Sdists, path).sdist)
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
@@ -57,39 +78,21 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
 
     Raises as ``read_lock`` does.
     """
-    return _read(path, "wheel", _by_cpu)
+    return _by_cpu(_read(_Wheels, path).wheel)
 
 
-def _read(path: Path, kind: str, ordered: Callable[[list[LockEntry]], T]) -> T:
+def _read(kind: type[T], path: Path) -> T:
     try:
-        data = path.read_bytes()
+        return read_toml(kind, path, error=SourceError)
     except OSError as error:
         raise StorageError(
             f"cannot read the lock {path}: {error.strerror or error}",
             why="the disk fails, or the permissions do not allow it",
             hint="check the file",
         ) from error
-    try:
-        tables = _tables(tomllib.loads(data.decode()), kind)
-        return ordered([_entry(t, f"[[{kind}]] number {n}") for n, t in enumerate(tables, start=1)])
-    except ValueError as error:
-        raise SourceError(
-            f"{path} is not a valid lock: {error}",
-            why="it was edited by hand, or it is of another patchkit version",
-            hint="restore the file, for example by installing patchkit again",
-        ) from error
 
 
-def _tables(document: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """Return the tables of a lock. This and its helpers raise ValueError about a bad lock."""
-    _require_keys(document, {kind}, "the file")
-    tables = document[kind]
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ValueError(f"the key {kind!r} is not an array of tables")
-    return tables
-
-
-def _by_version(listed: list[LockEntry]) -> dict[str, LockEntry]:
+def _by_version(listed: Iterable[LockEntry]) -> dict[str, LockEntry]:
     entries: dict[str, LockEntry] = {}
     for entry in listed:
         if entry.version in entries:
@@ -98,7 +101,7 @@ def _by_version(listed: list[LockEntry]) -> dict[str, LockEntry]:
     return entries
 
 
-def _by_cpu(listed: list[LockEntry]) -> dict[str, dict[str, LockEntry]]:
+def _by_cpu(listed: Iterable[LockEntry]) -> dict[str, dict[str, LockEntry]]:
     cpus: dict[str, list[LockEntry]] = {}
     for entry in listed:
         for cpu in wheel_cpus(entry.filename):
@@ -113,32 +116,6 @@ def wheel_cpus(filename: str) -> list[str]:
     """
     tags = parse_wheel_filename(filename)[3]
     return sorted({match[1] for tag in tags if (match := _LINUX.fullmatch(tag.platform))})
-
-
-def _entry(table: dict[str, Any], where: str) -> LockEntry:
-    _require_keys(table, {field.name for field in fields(LockEntry)}, where)
-    valid = {
-        "version": isinstance(table["version"], str) and is_version(table["version"]),
-        # The name becomes part of a path in the cache, so it must not be able to leave it.
-        "filename": _matches(_FILENAME, table["filename"]),
-        "sha256": _matches(_SHA256, table["sha256"]),
-        "size": type(table["size"]) is int and table["size"] > 0,
-    }
-    for key, fine in valid.items():
-        if not fine:
-            raise ValueError(f"{where} has a bad value for the key {key!r}: {table[key]!r}")
-    return LockEntry(**table)
-
-
-def _require_keys(table: dict[str, Any], expected: set[str], where: str) -> None:
-    for key in sorted(expected - table.keys()):
-        raise ValueError(f"{where} lacks the key {key!r}")
-    for key in sorted(table.keys() - expected):
-        raise ValueError(f"{where} has the unknown key {key!r}")
-
-
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def is_version(text: str) -> bool:

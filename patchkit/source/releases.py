@@ -4,7 +4,6 @@ are known. The facts are those of ``recipes/PROJECT/recipe.toml``, which describ
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from packaging.version import Version
 
 from patchkit.errors import SourceError
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,14 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DebianSource:
+    """The name of the source package, and who keeps it."""
+
+    package: str
+    distributions: Mapping[str, Distribution]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseFacts:
     """Everything known about the releases of one project, oldest first."""
 
@@ -96,30 +104,16 @@ class ReleaseFacts:
 @cache
 def load_facts(project: str = "nccl") -> ReleaseFacts:
     """Return the facts that ship with a recipe."""
-    text = (RECIPES / project / "recipe.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
-    upstream, debian = table["upstream"], table["debian"]
+    place = RECIPES / project / "recipe.toml"
+    debian = read_toml(DebianSource, place, key="debian")
+    upstream = read_toml(dict[str, str], place, key="upstream")
     return ReleaseFacts(
-        default=Version(table["default"]),
-        releases=tuple(map(_release, table["release"])),
-        bugs=tuple(Bug(**each) for each in table["bug"]),
+        default=read_toml(Version, place, key="default"),
+        releases=read_toml(tuple[Release, ...], place, key="release"),
+        bugs=read_toml(tuple[Bug, ...], place, key="bug"),
         git=upstream["git"],
         archive=upstream["archive"],
-        package=debian["package"],
-        distributions={
-            name: Distribution(
-                suites=tuple(each["suites"]),
-                components=tuple(each["components"]),
-                keyring=each["keyring"],
-            )
-            for name, each in debian["distributions"].items()
-        },
-        torch={series: Version(version) for series, version in table["torch"].items()},
+        package=debian.package,
+        distributions=debian.distributions,
+        torch=read_toml(dict[str, Version], place, key="torch"),
     )
-
-
-def _release(table: dict[str, object]) -> Release:
-    fields = {**table, "version": Version(str(table["version"]))}
-    if isinstance(archs := table.get("archs"), list):
-        fields["archs"] = tuple(archs)
-    return Release(**fields)  # type: ignore[arg-type]

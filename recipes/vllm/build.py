@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -14,6 +12,7 @@ from packaging.version import Version
 from patchkit.errors import DriftError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.recipes.vllm.external import External
+from patchkit.records import read_toml
 from patchkit.target import Target
 
 BUILD_FILE = RECIPES / "vllm" / "build.toml"
@@ -23,19 +22,30 @@ BUILD_FILE = RECIPES / "vllm" / "build.toml"
 class Pin:
     """What is fetched from a release on; ``commit`` is the one that a tag names, "" if unknown."""
 
-    since: Version
+    since: Version = field(metadata={"key": "from"})
     pin: str
-    url: str
-    commit: str
-    vouched: str
+    url: str = ""  # that of the source
+    commit: str = ""
+    vouched: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranged:
-    """Something that holds for some releases (a PEP 440 specifier)."""
+class Indispensable:
+    """Releases (a PEP 440 specifier) that cannot run without a source, and why."""
 
     versions: str
-    value: str
+    reason: str
+
+    def covers(self, version: Version) -> bool:
+        return SpecifierSet(self.versions).contains(version.base_version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Define:
+    """A CMake variable that takes the folder of a source, and the releases that read it."""
+
+    versions: str
+    variable: str
 
     def covers(self, version: Version) -> bool:
         return SpecifierSet(self.versions).contains(version.base_version)
@@ -49,16 +59,17 @@ class KnownSource:
     option: str
     title: str
     files: tuple[str, ...]
-    folder: str
-    submodules: tuple[str, ...] | None
-    file: str
-    targets: tuple[str, ...]
-    majors: tuple[int, ...]
-    cost: str
-    source: str
-    refused: tuple[Ranged, ...]
-    define: Ranged | None
+    url: str
     pins: tuple[Pin, ...]
+    folder: str = ""
+    submodules: tuple[str, ...] | None = None
+    file: str = ""
+    targets: tuple[str, ...] = ()
+    majors: tuple[int, ...] = ()
+    cost: str = ""
+    source: str = ""
+    refused: tuple[Indispensable, ...] = ()
+    define: Define | None = None
 
     @property
     def optional(self) -> bool:
@@ -71,7 +82,7 @@ class KnownSource:
 
     def defined(self, version: Version) -> str:
         """Return the CMake variable that takes the folder, "" where the environment does."""
-        return self.define.value if self.define and self.define.covers(version) else ""
+        return self.define.variable if self.define and self.define.covers(version) else ""
 
     def serves(self, major: int) -> bool:
         """Return whether it has code for devices of this major capability."""
@@ -103,12 +114,10 @@ class Wanted:
 @cache
 def known_externals() -> tuple[KnownSource, ...]:
     """Return every external source that some release fetches."""
-    return tuple(map(_known, build_table()["external"]))
-
-
-@cache
-def build_table() -> dict[str, Any]:
-    return tomllib.loads(BUILD_FILE.read_text(encoding="utf-8"))
+    return tuple(
+        replace(each, pins=tuple(replace(pin, url=pin.url or each.url) for pin in each.pins))
+        for each in read_toml(tuple[KnownSource, ...], BUILD_FILE, key="external")
+    )
 
 
 def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
@@ -158,38 +167,4 @@ def _drift(external: External, problem: str) -> DriftError:
         f"{external.where}: {problem}",
         why="the tree is not the release that it says it is, or upstream changed what it needs",
         hint="compare it with the release; what is known stands in recipes/vllm/build.toml",
-    )
-
-
-def _known(entry: dict[str, Any]) -> KnownSource:
-    define = entry.get("define")
-    submodules = entry.get("submodules")
-    return KnownSource(
-        name=entry["name"],
-        option=entry["option"],
-        title=entry["title"],
-        files=tuple(entry["files"]),
-        folder=entry.get("folder", ""),
-        submodules=None if submodules is None else tuple(submodules),
-        file=entry.get("file", ""),
-        targets=tuple(entry.get("targets", ())),
-        majors=tuple(entry.get("majors", ())),
-        cost=entry.get("cost", ""),
-        source=entry.get("source", ""),
-        refused=tuple(
-            Ranged(versions=each["versions"], value=each["reason"])
-            for each in entry.get("refused", ())
-        ),
-        define=define and Ranged(versions=define["versions"], value=define["variable"]),
-        pins=tuple(_pin(each, entry["url"]) for each in entry["pins"]),
-    )
-
-
-def _pin(entry: dict[str, str], url: str) -> Pin:
-    return Pin(
-        since=Version(entry["from"]),
-        pin=entry["pin"],
-        url=entry.get("url", url),
-        commit=entry.get("commit", ""),
-        vouched=entry.get("vouched", ""),
     )

@@ -117,7 +117,7 @@ def check(known: KnownSource, version: Version) -> None:
         if refused.covers(version):
             raise UsageError(
                 f"--without {known.option}: vLLM {version} cannot run without it",
-                why=refused.value,
+                why=refused.reason,
                 hint="take a later release",
             )
 

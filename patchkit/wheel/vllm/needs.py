@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from packaging.version import Version
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, SourceError
 from patchkit.paths import RECIPES
-from patchkit.recipes.vllm.build import build_table
+from patchkit.recipes.vllm.build import BUILD_FILE
 from patchkit.recipes.vllm.external import ROOT_FILE, for_cuda
+from patchkit.records import read_toml, record
 from patchkit.source.tree import SourceTree
 
 _PROJECT = "pyproject.toml"
@@ -35,6 +36,14 @@ class Needs:
     patch: bool
     rust: str
     protoc: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOnIndex:
+    """A torch of the package index: CPU → the CUDA that its wheel is for, "" for none."""
+
+    version: str
+    cuda: Mapping[str, str]
 
 
 def needs(tree: SourceTree, *, release: bool) -> Needs:
@@ -61,10 +70,15 @@ def recorded_needs(version: Version) -> Needs:
     """What the recipe has for a release, or for the newest one before it."""
     base = Version(version.base_version)
     merged: dict[str, Any] = {}
-    for entry in build_table()["needs"]:
+    for entry in read_toml(tuple[dict[str, Any], ...], BUILD_FILE, key="needs"):
         if Version(entry["from"]) <= base:
             merged |= {name: value for name, value in entry.items() if name != "from"}
-    return Needs(**merged)
+    return record(Needs, merged)
+
+
+def torches() -> tuple[TorchOnIndex, ...]:
+    """Return every torch that some release takes."""
+    return read_toml(tuple[TorchOnIndex, ...], BUILD_FILE, key="torch")
 
 
 def requirements_of(torch: str, given: Path | None = None) -> Path:
@@ -77,8 +91,7 @@ def requirements_of(torch: str, given: Path | None = None) -> Path:
     path = _REQUIREMENTS / f"torch-{torch}.txt"
     if path.is_file():
         return path
-    known = {entry["version"]: entry["cuda"] for entry in build_table()["torch"]}
-    has = known.get(torch)
+    has = next((each.cuda for each in torches() if each.version == torch), None)
     offered = "; ".join(
         f"on {cpu} {f'for CUDA {c}' if c else 'for CPUs alone'}" for cpu, c in (has or {}).items()
     )

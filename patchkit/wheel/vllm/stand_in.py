@@ -13,7 +13,8 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import StorageError, UsageError
-from patchkit.recipes.vllm.build import Wanted, build_table
+from patchkit.recipes.vllm.build import BUILD_FILE, Wanted
+from patchkit.records import Sha256, read_toml
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -27,14 +28,14 @@ class StandIn:
     project: str
     version: str
     filename: str
-    sha256: str
+    sha256: Sha256
     size: int
     pins: tuple[str, ...]
     holds: str
     lacks: str
-    majors: tuple[int, ...]
     parts: Mapping[str, str]
     defines: Mapping[str, str]
+    majors: tuple[int, ...] = ()
 
     @property
     def spec(self) -> str:
@@ -48,10 +49,7 @@ class StandIn:
 @cache
 def stand_ins() -> tuple[StandIn, ...]:
     """Every wheel that is known to hold a source."""
-    return tuple(
-        StandIn(**{**each, "pins": tuple(each["pins"]), "majors": tuple(each.get("majors", ()))})
-        for each in build_table()["stand_in"]
-    )
+    return read_toml(tuple[StandIn, ...], BUILD_FILE, key="stand_in")
 
 
 def find_stand_in(wanted: Wanted, spec: str) -> StandIn:

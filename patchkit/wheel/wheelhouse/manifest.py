@@ -7,15 +7,15 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from patchkit.errors import SourceError
+from patchkit.records import Sha256, read_json
 from patchkit.target import targets
 from patchkit.wheel.file.name import ANY, WheelName, wheel_name
 
 MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
 _FORMAT = 2
-_READ = (1, _FORMAT)  # 1 knew no kinds: everything was built
 _HEADER = "# pip install --require-hashes --no-deps --no-index --find-links DIR -r DIR/{file}\n"
 _FILLED = """\
 # Written by patchkit wheelhouse fill, for CPython {python} on {machine} with glibc {glibc}:
@@ -67,28 +67,45 @@ class ManifestEntry:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """An entry as ``manifest.json`` has it; project, version and tag are those of the name."""
+
+    filename: str
+    sha256: Sha256
+    size: int
+    facts: Mapping[str, Any]
+    kind: Kind = Kind.BUILT
+    project: str = ""
+    version: str = ""
+    tag: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest:
+    format: Literal[1, 2]  # 1 knew no kinds: everything was built
+    wheels: tuple[_Row, ...]
+
+
 def read_manifest(data: bytes) -> tuple[ManifestEntry, ...]:
     """Parse a manifest. Raises SourceError if it is not one of this format."""
     try:
-        fields = json.loads(data)
-        if fields["format"] not in _READ:
-            raise ValueError(f"format {fields['format']}, this patchkit reads {_FORMAT}")
-        return tuple(map(_entry, fields["wheels"]))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return tuple(
+            ManifestEntry(
+                name=wheel_name(row.filename),
+                sha256=row.sha256,
+                size=row.size,
+                facts=row.facts,
+                kind=row.kind,
+            )
+            for row in read_json(_Manifest, data).wheels
+        )
+    except ValueError as error:
         raise SourceError(
-            f"{MANIFEST}: cannot be read: {error or type(error).__name__}",
+            f"{MANIFEST}: cannot be read: {error}",
             why="it was edited, or a newer patchkit wrote it",
             hint="put it back; or move the wheels away, empty the folder, and build again",
         ) from None
-
-
-def _entry(row: dict[str, Any]) -> ManifestEntry:
-    sha256, size, facts = row["sha256"], row["size"], row["facts"]
-    if not (isinstance(sha256, str) and isinstance(size, int) and isinstance(facts, dict)):
-        raise TypeError(f"{row['filename']}: a field has the wrong type")
-    kind = Kind(row.get("kind", Kind.BUILT))
-    name = wheel_name(row["filename"])
-    return ManifestEntry(name=name, sha256=sha256, size=size, facts=facts, kind=kind)
 
 
 def documents(entries: Iterable[ManifestEntry]) -> dict[str, str]:

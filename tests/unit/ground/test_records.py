@@ -177,7 +177,7 @@ def test_an_error_in_toml_has_its_line(tmp_path, old, new, line, key):
     assert read_toml(Outer, place).table["a b"] == Inner(number=2, since="x")
     place.write_text(TOML.replace(old, new))
     with pytest.raises(SourceError) as caught:
-        read_toml(Outer, place, SourceError)
+        read_toml(Outer, place, error=SourceError)
     assert caught.value.what.startswith(f"{place}:{line}: {key}")
     assert caught.value.hint
 
@@ -193,6 +193,16 @@ def test_the_entries_of_an_array_of_tables_are_counted(tmp_path):
     place.write_text(f"{entry}{entry}[[inner]]\n{last}")
     with pytest.raises(UsageError, match=r"a.toml:18: inner\[3\].inner\[2\].number: is '1'"):
         read_toml(File, place)
+
+
+def test_one_table_of_a_file(tmp_path):
+    place = tmp_path / "a.toml"
+    place.write_text("[other]\nx = 1\n[[inner]]\nnumber = 1\n")
+    assert read_toml(tuple[Inner, ...], place, key="inner") == (Inner(number=1),)
+    with pytest.raises(UsageError, match=r"a.toml:2: other.x: unknown key"):
+        read_toml(Inner, place, key="other")
+    with pytest.raises(UsageError, match=r"a.toml:1: absent: is missing"):
+        read_toml(Inner, place, key="absent")
 
 
 def test_what_is_no_toml_is_refused(tmp_path):
