@@ -86,8 +86,8 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
 def _read(file: Path) -> tuple[str, int | None]:
     """Return the text and the mode of a file.
 
-    Raises UsageError for what is no file, SourceError for what is no text or too large for one that
-    sets variables, StorageError if it cannot be read.
+    Raises UsageError for what is not a file, SourceError for what is not a text or has too many
+    lines for one that sets variables, StorageError if it cannot be read.
     """
     stdin = str(file) == "-"
     text = read_stdin() if stdin else read_text(file, hint="name an env file or a script")

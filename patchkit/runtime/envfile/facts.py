@@ -29,14 +29,14 @@ def nodes_max() -> int:
 
 
 def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return what is wrong with each fact that is wrong, in words: name → ``it takes …``."""
+    """Return what is wrong with each fact that is wrong, in words: name → ``takes …``."""
     found = {}
     for name, value in facts.items():
-        known = _KNOWN.get(name)
-        if known is None:
-            found[name] = "is no fact that this patchkit knows"
-        elif not known[0](value):
-            found[name] = f"takes {known[1]()}"
+        is_right, form = _FORMS.get(name, (None, ""))
+        if is_right is None:
+            found[name] = "is not a fact that this patchkit knows"
+        elif not is_right(value):
+            found[name] = f"takes {form}"
     return found
 
 
@@ -51,10 +51,6 @@ def check_facts(facts: Mapping[str, str], where: str) -> None:
             why="the first line was edited, or another patchkit wrote it",
             hint="write the file anew with `patchkit env`, with the same patchkit on every node",
         )
-
-
-def _is_nodes(value: str) -> bool:
-    return bool(_NUMBER.fullmatch(value)) and int(value) <= nodes_max()
 
 
 def _is_address(value: str) -> bool:
@@ -76,30 +72,25 @@ def _is_preset(value: str) -> bool:
     return preset is not None and preset.id == value
 
 
-_Known = tuple[Callable[[str], bool], Callable[[], str]]
+def _matching(form: re.Pattern[str]) -> Callable[[str], bool]:
+    return lambda value: form.fullmatch(value) is not None
 
 
-def _word(*words: str) -> _Known:
-    return (lambda value: value in words), (lambda: ", ".join(words))
-
-
-def _form(is_right: Callable[[str], bool], says: str) -> _Known:
-    return is_right, (lambda: says)
-
-
-_KNOWN: Mapping[str, _Known] = {
-    "role": _word(*CHOICES["role"]),
-    "topology": _word(*CHOICES["topology"]),
-    "executor": _word(*CHOICES["executor"]),
-    "target": _word(*CHOICES["target"]),
-    "quantization": _word(*CHOICES["quantization"]),
-    "format": _word(*Format),
-    "vllm": _form(_is_version, "a version, such as 0.25.1"),
-    "nccl": _form(_is_version, "a version, such as 2.30.7"),
-    "head": _form(_is_address, "an IPv4 address"),
-    "model": _form(_is_preset, "a model of `patchkit serve-args --list`"),
-    "set": _form(lambda value: bool(_NAMES.fullmatch(value)), "names of variables"),
-    "with": _form(lambda value: bool(_IDS.fullmatch(value)), "ids of rules"),
-    "without": _form(lambda value: bool(_IDS.fullmatch(value)), "ids of rules"),
-    "nodes": (_is_nodes, lambda: f"a number from 1 to {nodes_max()}"),
+_WORDS = {
+    **{name: CHOICES[name] for name in ("role", "topology", "executor", "target", "quantization")},
+    "format": tuple(Format),
+}
+_FORMS: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    **{name: (words.__contains__, ", ".join(words)) for name, words in _WORDS.items()},
+    "vllm": (_is_version, "a version, such as 0.25.1"),
+    "nccl": (_is_version, "a version, such as 2.30.7"),
+    "nodes": (
+        lambda value: bool(_NUMBER.fullmatch(value)) and int(value) <= nodes_max(),
+        f"a number from 1 to {nodes_max()}",
+    ),
+    "head": (_is_address, "an IPv4 address"),
+    "model": (_is_preset, "a model of `patchkit serve-args --list`"),
+    "set": (_matching(_NAMES), "names of variables"),
+    "with": (_matching(_IDS), "ids of rules"),
+    "without": (_matching(_IDS), "ids of rules"),
 }

@@ -39,8 +39,7 @@ def head_facts(text: str) -> dict[str, str]:
             return facts(match["facts"])
         if _OBJECT.match(text):
             header: dict[str, object] = dict(json.loads(text)["header"])
-            told = {name: str(value) for name, value in header.items() if name != "digest"}
-            return facts(" ".join(f"{name}={value}" for name, value in told.items()))
+            return facts(" ".join(f"{name}={header[name]}" for name in header if name != "digest"))
     except (ValueError, TypeError, RecursionError, UsageError):
         return {}
     return {}

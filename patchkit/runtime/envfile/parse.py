@@ -143,7 +143,7 @@ def _json(text: str, where: str) -> Iterator[tuple[str, str]]:
         found = json.loads(text)["variables"]
         pairs = [(name, value) for name, value in found.items() if isinstance(value, str)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SourceError(f"{where}: is no env file in JSON: {error!r}") from None
+        raise SourceError(f"{where}: is not an env file in JSON: {error!r}") from None
     if len(pairs) != len(found) or not all(re.fullmatch(_NAME, name) for name, _ in pairs):
         raise SourceError(f"{where}: `variables` maps names to texts, and nothing else")
     yield from pairs

@@ -27,8 +27,9 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Written:
     """Put a file in place, all or nothing; ``private`` takes the rights of others away.
 
     A file that is there keeps its mode. Raises UsageError, with the difference, for one that
-    patchkit did not write or that was edited since, unless ``force``; for a link and for what is no
-    file in any case; StorageError if the disk or the rights fail, and then nothing has changed.
+    patchkit did not write or that was edited since, unless ``force``; for a link and anything else
+    that is not a file in any case; StorageError if the disk or the rights fail, and then nothing
+    has changed.
     """
     with translated(at=path):
         status = _status(path)
@@ -55,7 +56,9 @@ def _status(path: Path) -> os.stat_result | None:
             hint="name the file that it points to",
         )
     if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{path}: is no file", hint="without -o the text goes to standard output")
+        raise UsageError(
+            f"{path}: is not a file", hint="without -o the text goes to standard output"
+        )
     return status
 
 
@@ -64,7 +67,7 @@ def _too_open(status: os.stat_result, *, private: bool) -> bool:
 
 
 def _check(path: Path, old: str, new: str) -> None:
-    """Raises UsageError if somebody's work would be lost."""
+    """Raise UsageError if somebody's work would be lost."""
     if old == new or untouched(old):
         return
     raise UsageError(

@@ -29,7 +29,7 @@ def check_header(text: str, assigned: Sequence[Assignment]) -> Iterator[Finding]
             line=1,
             level=Level.WARNING,
             what="edited after patchkit wrote it: its digest is not that of the text",
-            why="What was changed cannot be told, only that something was."
+            why="The digest says that something was changed, not what."
             if facts
             else "The first line has no digest, or is not as patchkit writes it.",
             hint=_AGAIN,
@@ -38,7 +38,7 @@ def check_header(text: str, assigned: Sequence[Assignment]) -> Iterator[Finding]
         yield Finding(
             line=1,
             what=f"{name}={facts[name][:60]}: {name} {problem}",
-            why="The other nodes are told this fact.",
+            why="The other nodes go by this fact.",
             hint=_AGAIN,
         )
     for each in assigned:

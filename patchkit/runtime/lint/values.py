@@ -35,7 +35,7 @@ def check_value(assigned: Assignment, situation: Situation) -> Iterator[Finding]
     if assigned.name in _ADDRESSES and (trouble := _trouble(assigned, situation)):
         yield assigned.error(
             f"{assigned.shown}: {trouble}",
-            why="The other nodes are told this address, and connect to it.",
+            why="The other nodes get this address, and connect to it.",
             hint="write the address that this node has on the network between the nodes",
             source="vLLM network_utils.get_ip" if assigned.name == "VLLM_HOST_IP" else "",
         )

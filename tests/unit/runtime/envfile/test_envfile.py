@@ -164,7 +164,7 @@ def test_a_secret_is_never_written(kind):
         (Format.SYSTEMD, 'A="1\n\n', r"^f:1: has a quote that is not closed"),
         (Format.SYSTEMD, "# C:\\\nA=1\n", r"^f:1: swallows the next line before systemd 254"),
         (Format.DOCKER, "A=1\nexport B=2\n", r"^f:2: has 'export B' in the place of a name"),
-        (Format.JSON, "[]", r"^f: is no env file in JSON"),
+        (Format.JSON, "[]", r"^f: is not an env file in JSON"),
         (Format.JSON, '{"variables": {"A": 1}}', r"^f: `variables` maps names to texts"),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_link_is_not_cut(path, force):
 def test_what_is_no_file_stays(path, make):
     getattr(os, make)(path)
 
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         write(path, ONE, force=True, private=False)
 
 

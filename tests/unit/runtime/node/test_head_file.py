@@ -160,7 +160,7 @@ def test_a_rules_own_plugin_setting_is_no_way_in(worker):
         ("vllm=0.33.0", f"vllm={'9' * 5000}", "takes a version"),
         ("nccl=2.30.7", "nccl=new", "takes a version"),
         ("format=env", "format=xml", "takes env, sh, systemd, docker, json"),
-        ("format=env", "color=red format=env", "is no fact that this patchkit knows"),
+        ("format=env", "color=red format=env", "is not a fact that this patchkit knows"),
         ("format=env", "model=../../x format=env", "takes a model of"),
         ("format=env", "set=A;B format=env", "takes names of variables"),
         ("format=env", "without=* format=env", "takes ids of rules"),
