@@ -98,7 +98,6 @@ def regenerate(session: nox.Session) -> None:
 def add_release(session: nox.Session) -> None:
     """A release in every table, or in none: `-- X.Y.Z` of vLLM, `-- nccl X.Y.Z` of NCCL."""
     _install(session, "test")
-    _install_hashed(session, "lock")  # uv
     session.run("python", "-m", "tools.add_release", *session.posargs, env={"PYTHONPATH": "tests"})
 
 
@@ -106,7 +105,6 @@ def add_release(session: nox.Session) -> None:
 def add_release_proof(session: nox.Session) -> None:
     """The newest vLLM and NCCL taken out of a copy and added again: nothing may differ."""
     _install(session, "test")
-    _install_hashed(session, "lock")
     session.run("python", "-m", "tools.add_release_proof", env={"PYTHONPATH": "tests"})
 
 

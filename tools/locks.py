@@ -27,7 +27,7 @@ LOCKS = {
     "wheel": ("--group=wheel", "pyproject.toml", "-"),
     "ci": ("--group=ci",),
     "lock": ("--group=lock",),
-    "release": ("--group=release",),
+    "release": ("--group=release", "-"),
 }
 # No index is named: the one that pip is configured for has to have the same files. Only wheels:
 # a source would need a compiler on every machine, and what builds it would not be locked.

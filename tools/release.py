@@ -2,9 +2,9 @@
 
     nox -s release -- X.Y.Z [--dry-run]
 
-It works in a clone. There the version goes into patchkit/__init__.py and the date into
-CHANGELOG.md; both are committed and tagged, sdist and wheel are built from that commit, and checked
-by twine and by what is in them. Then commit and tag come into this checkout, the files into dist/.
+It works in a clone. There the version goes into patchkit/__init__.py, the date into CHANGELOG.md;
+both are committed and tagged, sdist and wheel are built from that commit, and checked by twine and
+by what is in them. Then the commit and the tag come into this checkout, and the files into dist/.
 What is left is to push and to upload, which it does not do.
 """
 

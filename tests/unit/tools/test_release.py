@@ -1,0 +1,93 @@
+"""What a release changes, what its files may hold, and that habits fit what they are about."""
+
+from __future__ import annotations
+
+import tomllib
+import zipfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import yaml
+
+from patchkit import __version__
+from patchkit.errors import ProofError, UsageError
+from tools.release import check_wheel, stamped
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = '"""x"""\n\n__version__ = "1.2.0"\n'
+CHANGES = "# Changelog\n\n## 1.2.0 (unreleased)\n\n- x\n\n## 1.1.0 (2026-01-02)\n"
+
+
+def test_a_release_has_its_version_and_its_day():
+    package, changes = stamped(PACKAGE, CHANGES, "1.3.0", "2026-11-22")
+    assert package == '"""x"""\n\n__version__ = "1.3.0"\n'
+    assert changes == CHANGES.replace("## 1.2.0 (unreleased)", "## 1.3.0 (2026-11-22)")
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "says"),
+    [
+        ("1.1.9", CHANGES, "1.1.9 does not follow 1.2.0"),
+        ("1.3.0.dev1", CHANGES, "1.3.0.dev1 does not follow 1.2.0"),
+        ("1.3.0+x", CHANGES, r"1.3.0\+x does not follow 1.2.0"),
+        ("one", CHANGES, "'one' is not a version"),
+        (
+            "1.3.0",
+            CHANGES.replace("unreleased", "2026-10-01"),
+            r"no part `## X.Y.Z \(unreleased\)`",
+        ),
+    ],
+)
+def test_what_is_no_release_is_refused(version, changes, says):
+    with pytest.raises(UsageError, match=says):
+        stamped(PACKAGE, changes, version, "2026-11-22")
+
+
+WANTED = ("py.typed", "recipes/targets.toml", "recipes/vllm/recipe.toml")
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        (["patchkit/recipes/nccl/CMakeLists.txt", "patchkit_gb10-1.dist-info/RECORD"], ""),
+        (["patchkit_gb10-1.dist-info/RECORD"], "should have patchkit/recipes/nccl/CMakeLists.txt"),
+        (["patchkit/recipes/nccl/CMakeLists.txt", "tests/a.py"], "and not tests/a.py"),
+    ],
+)
+def test_a_wheel_holds_the_package_its_recipes_and_nothing_else(tmp_path, names, wrong):
+    path = tmp_path / "patchkit_gb10-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as bundle:
+        for name in (*(f"patchkit/{each}" for each in WANTED), *names):
+            bundle.writestr(name, "")
+    with pytest.raises(ProofError, match=wrong) if wrong else nullcontext():
+        check_wheel(path)
+
+
+def test_the_changelog_has_this_version():
+    assert f"\n## {__version__} (" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_hooks_ask_for_what_pyproject_asks_for():
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, groups = table["project"], table["dependency-groups"]
+    known = {*project["dependencies"], *groups["lint"][:2], "types-requests"}
+    known |= set(project["optional-dependencies"]["build"])
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (repository,) = hooks["repos"]
+    named = {each for hook in repository["hooks"] for each in hook["additional_dependencies"]}
+    assert {hook["id"] for hook in repository["hooks"]} == {"ruff-check", "ruff-format", "mypy"}
+    assert named <= known
+    assert {each for each in project["dependencies"] if not each.startswith("cmake")} <= named
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
+def test_an_issue_form_has_what_forms_need(path):
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if path.stem == "config":
+        assert form == {"blank_issues_enabled": True}
+        return
+    assert form.keys() >= {"name", "description", "body"}
+    fields = [each for each in form["body"] if each["type"] != "markdown"]
+    assert len({each["id"] for each in fields}) == len(fields) > 1
+    assert all(each["attributes"]["label"] for each in fields)
