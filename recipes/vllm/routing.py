@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ from patchkit.errors import PatchkitError, ProofError
 from patchkit.patching.fix import Case
 from patchkit.proof import upstream_code
 from patchkit.proof.questions import ask
+from patchkit.proof.upstream_code import Code
+from patchkit.recipes.vllm.decisions import on_device
 from patchkit.source.tree import SourceTree
 
 
@@ -59,16 +61,24 @@ def outcome(decide: Decide, tree: SourceTree, capability: Capability) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is decided, how to ask for it, and what is ``wanted`` of devices that change."""
+    """What is decided, how the code of a device is asked, and what is ``wanted`` where it changes.
+
+    ``environ`` holds the user's variables.
+    """
 
     what: str
-    decide: Decide
+    decide: Callable[[Code], object]
     wanted: object
     changed: tuple[Capability, ...] = GB10
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def others(self) -> list[Capability]:
         return [capability for capability in ALL if capability not in self.changed]
+
+    def ask(self, tree: SourceTree, capability: Capability) -> object:
+        """Return what a tree decides on a device. It is called within ``questions.ask``."""
+        return self.decide(on_device(tree, capability, self.environ))
 
 
 def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
@@ -78,7 +88,7 @@ def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
     about each decision.
     """
     asked = [
-        partial(outcome, decision.decide, tree, capability)
+        partial(outcome, decision.ask, tree, capability)
         for decision in decisions
         for tree, capabilities in ((case.patched, ALL), (case.stock, decision.others))
         for capability in capabilities
@@ -90,7 +100,7 @@ def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
 def prove_decision(
     case: Case,
     what: str,
-    decide: Decide,
+    decide: Callable[[Code], object],
     *,
     wanted: object,
     changed: tuple[Capability, ...] = GB10,

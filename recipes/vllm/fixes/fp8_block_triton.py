@@ -72,7 +72,7 @@ def prove(case: kit.Case) -> str:
     return kit.prove_decision(
         case,
         "FP8 linear, one scale per block",
-        lambda tree, capability: kit.fp8_linear(kit.on_device(tree, capability), "block"),
+        lambda code: kit.fp8_linear(code, "block"),
         wanted="_run_triton"
         if _OLD_CLASS in case.stock.read(_OLD)
         else "TritonFp8BlockScaledMMKernel",

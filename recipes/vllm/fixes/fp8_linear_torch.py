@@ -71,16 +71,12 @@ def prove(case: kit.Case) -> str:
     decisions = [
         kit.Decision(
             f"FP8 linear, one scale per {scales}",
-            partial(_kernel, scales),
+            partial(kit.fp8_linear, scales=scales),
             wanted="torch" if old else kernel,
         )
         for scales, kernel in kernels.items()
     ]
     return "; ".join(kit.prove_decisions(case, decisions))
-
-
-def _kernel(scales: str, tree: kit.SourceTree, capability: kit.Capability) -> str:
-    return kit.fp8_linear(kit.on_device(tree, capability), scales)
 
 
 FIX = kit.Fix(

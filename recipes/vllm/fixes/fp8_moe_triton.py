@@ -58,13 +58,10 @@ def prove(case: kit.Case) -> str:
     """Check that 12.1 takes Triton for every kind of scale, and all others what they took."""
     what = f"FP8 MoE, one scale per {', '.join(kit.SCALES)}"
     decisions = [
-        kit.Decision(what, partial(_backend, scales), wanted="TRITON") for scales in kit.SCALES
+        kit.Decision(what, partial(kit.fp8_moe, scales=scales), wanted="TRITON")
+        for scales in kit.SCALES
     ]
     return kit.prove_decisions(case, decisions)[0]
-
-
-def _backend(scales: str, tree: kit.SourceTree, capability: kit.Capability) -> str:
-    return kit.fp8_moe(kit.on_device(tree, capability), scales)
 
 
 FIX = kit.Fix(

@@ -1,6 +1,5 @@
 """The default of VLLM_MARLIN_USE_ATOMIC_ADD, which is no cure for anything."""
 
-from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
 
@@ -63,23 +62,22 @@ def prove(case: kit.Case) -> str:
     """Check that only an unset variable on 12.1 changes, and that dense Marlin obeys a set one."""
     values: dict[str, dict[str, str]] = {"unset": {}, "0": {_NAME: "0"}, "1": {_NAME: "1"}}
     decisions = [
-        kit.Decision(f"{_NAME} ({said})", partial(_value, environ), wanted=said != "0")
+        kit.Decision(
+            f"{_NAME} ({said})",
+            lambda code: getattr(code.name("envs"), _NAME),
+            wanted=said != "0",
+            environ=environ,
+        )
         for said, environ in values.items()
     ]
     proved, *_ = kit.prove_decisions(case, decisions)
-    if kit.ask(case.patched, [partial(_dense_marlin, case.patched, value) for value in "01"]) != [
-        False,
-        True,
-    ]:
+    answers = kit.ask(case.patched, [partial(_dense_marlin, case.patched, each) for each in "01"])
+    if answers != [False, True]:
         raise kit.ProofError(
             f"{_READER}: {_READS} does not follow {_NAME}",
             why="the function was edited by hand, or decides by something else as well",
         )
     return f"{proved}; a value that the user sets is kept"
-
-
-def _value(environ: Mapping[str, str], tree: kit.SourceTree, capability: kit.Capability) -> object:
-    return getattr(kit.on_device(tree, capability, environ).name("envs"), _NAME)
 
 
 def _dense_marlin(tree: kit.SourceTree, value: str) -> object:

@@ -34,8 +34,7 @@ def prove(case: kit.Case) -> str:
     return kit.prove_decision(case, "MXFP4 MoE", _decide, wanted="MARLIN", changed=kit.SM12X)
 
 
-def _decide(tree: kit.SourceTree, capability: kit.Capability) -> object:
-    code = kit.on_device(tree, capability)
+def _decide(code: kit.Code) -> object:
     code.put(_PATH, "has_triton_kernels", lambda: True)
     code.put(_PATH, "is_torch_equal_or_newer", lambda _version: True)
     return code.get(_PATH, _SCOPE)(False).name

@@ -139,19 +139,11 @@ def _forms(tree: kit.SourceTree) -> list[tuple[str, str, str, str, str]]:
 def prove(case: kit.Case) -> str:
     """Check that 12.1 takes Marlin, and all others what they took before."""
     place = _forms(case.stock)[0][0]
-    decisions = [kit.Decision("NVFP4 linear", _kernel, wanted=_MARLIN[place])]
+    decisions = [kit.Decision("NVFP4 linear", kit.nvfp4_linear, wanted=_MARLIN[place])]
     if place == _MODELOPT[0]:
         what = "NVFP4 linear of compressed-tensors"
-        decisions.append(kit.Decision(what, _scheme, wanted="CompressedTensorsW4A16Fp4"))
+        decisions.append(kit.Decision(what, kit.nvfp4_scheme, wanted="CompressedTensorsW4A16Fp4"))
     return "; ".join(kit.prove_decisions(case, decisions))
-
-
-def _kernel(tree: kit.SourceTree, capability: kit.Capability) -> str:
-    return kit.nvfp4_linear(kit.on_device(tree, capability))
-
-
-def _scheme(tree: kit.SourceTree, capability: kit.Capability) -> str:
-    return kit.nvfp4_scheme(kit.on_device(tree, capability))
 
 
 FIX = kit.Fix(

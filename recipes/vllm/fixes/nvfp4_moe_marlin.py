@@ -117,7 +117,7 @@ def prove(case: kit.Case) -> str:
     return kit.prove_decision(
         case,
         "NVFP4 MoE",
-        lambda tree, capability: kit.nvfp4_moe(kit.on_device(tree, capability)),
+        kit.nvfp4_moe,
         wanted="MARLIN",
         changed=kit.SM12X if everybody else kit.GB10,
     )

@@ -59,7 +59,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Check that the query answers on 12.1, and that a GB10 keeps the defaults of today."""
-    (today,) = kit.ask(case.stock, [lambda: _defaults(case.stock, kit.GB10[0], memory=_unknown)])
+    (today,) = kit.ask(
+        case.stock, [lambda: _defaults(kit.on_device(case.stock, *kit.GB10), _unknown)]
+    )
     kit.prove_decisions(
         case,
         [
@@ -82,11 +84,12 @@ def _unknown() -> int:
     raise _NVMLError
 
 
-def _memory(tree: kit.SourceTree, capability: kit.Capability) -> object:
+def _memory(code: kit.Code) -> object:
+    capability = tuple(code.name("current_platform").get_device_capability())
+
     def ask_nvml(_handle: object) -> object:
         return SimpleNamespace(total=80 * _GIB if capability not in kit.GB10 else _unknown())
 
-    code = kit.on_device(tree, capability)
     nvml = SimpleNamespace(
         NVMLError=_NVMLError,
         nvmlDeviceGetHandleByIndex=kit.Anything(),
@@ -97,12 +100,7 @@ def _memory(tree: kit.SourceTree, capability: kit.Capability) -> object:
     return code.method(_CUDA, _MEMORY)(kit.Anything())
 
 
-def _defaults(
-    tree: kit.SourceTree,
-    capability: kit.Capability,
-    memory: Callable[[], int] = lambda: _GB10_MEMORY,
-) -> object:
-    code = kit.on_device(tree, capability)
+def _defaults(code: kit.Code, memory: Callable[[], int] = lambda: _GB10_MEMORY) -> object:
     platform = code.name("current_platform")
     platform.get_device_total_memory = memory
     platform.get_device_name = lambda: "NVIDIA"

@@ -171,12 +171,17 @@ def test_a_refusal_is_a_decision_and_a_stumble_is_not(make_tree):
 
 
 def test_a_patch_must_change_the_right_devices_and_no_others(make_tree, ask):
-    before = make_tree("0.25.1", {"x.py": "def f(cc):\n    return cc >= (12, 0)\n"})
+    platforms = {
+        "vllm/platforms/cuda.py": "class CudaPlatformBase:\n    pass\n",
+        "vllm/platforms/interface.py": "def DeviceCapability(*numbers):\n    return numbers\n",
+    }
+    code = {"x.py": "def f(cc):\n    return cc >= (12, 0)\n"}
+    before = make_tree("0.25.1", {**platforms, **code})
     one = before.with_texts({"x.py": "def f(cc):\n    return cc == (12, 0)\n"})
     all_of_them = before.with_texts({"x.py": "def f(cc):\n    return cc > (99, 0)\n"})
 
-    def decide(tree, capability):
-        return Code(tree, {}).get("x.py", "f")(capability)
+    def decide(code):
+        return code.get("x.py", "f")(code.name("current_platform").get_device_capability())
 
     def proved(patched, **changed):
         case = Case(stock=before, patched=patched, request=ask(), active=frozenset())
