@@ -1,4 +1,4 @@
-"""vLLM's own build backend, run without a network: everything that it would fetch is there."""
+"""Run vLLM's own build backend without a network: everything that it would fetch is there."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ABI = "--py-limited-api=cp38"  # as upstream's wheels have it
 def compile_wheel(
     root: Path, python: Path, variables: Mapping[str, str], progress: Progress
 ) -> Path:
-    """The wheel as vLLM's setup.py leaves it in ``root/raw``; what was said is in root/log.txt.
+    """Compile the wheel, and return it as setup.py leaves it in ``root/raw``.
 
-    Raises BuildError, with the lines that tell why, and HostError.
+    The output is in ``root/log.txt``. Raises BuildError with the lines that tell why, HostError.
     """
     source, out = root / "source", emptied(root / "raw")
 
@@ -49,12 +49,15 @@ def compile_wheel(
         runner=runner,
         python_executable=str(python),
     )
-    # What the backend warns of belongs into the log, and not on the terminal.
-    with warnings.catch_warnings(record=True) as told:
+    # Warnings of the backend belong in the log, not on the terminal.
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         hooks.build_wheel(str(out), {"--build-option": [_ABI]})
-    note(root, *(f"{each.filename}:{each.lineno}: {each.message}" for each in told))
-    return _only(out)
+    note(root, *(f"{each.filename}:{each.lineno}: {each.message}" for each in warned))
+    wheels = sorted(out.glob("*.whl"))
+    if len(wheels) != 1:
+        raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
+    return wheels[0]
 
 
 def note(root: Path, *lines: str) -> None:
@@ -63,15 +66,8 @@ def note(root: Path, *lines: str) -> None:
         log.writelines(f"{line}\n" for line in lines)
 
 
-def _only(folder: Path) -> Path:
-    wheels = sorted(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise BuildError(f"{folder} holds {len(wheels)} wheels instead of one")
-    return wheels[0]
-
-
 def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[str, str]:
-    """What vLLM's setup.py, CMake and the compilers see."""
+    """Return the environment of vLLM's setup.py, CMake and the compilers."""
     clean = clean_environment(root, NAMESPACE)
     cuda, tools = root / "cuda", prepared.python.python.parent
     variable, defines = load_recipe("vllm").build, prepared.gathered.defines

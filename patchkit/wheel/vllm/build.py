@@ -1,4 +1,4 @@
-"""vLLM for one device, from a release to a sealed wheel.
+"""Build vLLM for one device, from a release to a sealed wheel.
 
 order → prepare → CUDA → backend, cut off → prove → seal
 

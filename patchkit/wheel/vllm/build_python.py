@@ -1,4 +1,4 @@
-"""The Python of a vLLM build: a locked environment, or one of the user's own."""
+"""Describe the Python of a vLLM build: a locked environment, or one of the user's own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BuildPython:
 
     @property
     def prefix(self) -> Path:
-        """The virtual environment."""
+        """Return the virtual environment."""
         return self.python.parents[1]
 
     def check(self, when: str) -> None:
@@ -44,11 +44,11 @@ class BuildPython:
 
 
 def build_python(python: Path, torch: str, cuda: str, requirements: str = "") -> BuildPython:
-    """The environment of an interpreter, checked for the torch that a release wants.
+    """Return the environment of an interpreter, checked for the torch that a release needs.
 
     ``requirements`` is the digest of the locked file it was made from; without one, the versions
-    that are found are the facts. Raises BuildError for another torch, HostError for a Python that
-    does not run.
+    found in it are the facts. Raises BuildError for another torch, HostError for a Python that does
+    not run.
     """
     said = ask(python, _ASK, *TOOLS)
     tools: dict[str, str] = said["versions"]

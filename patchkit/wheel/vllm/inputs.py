@@ -1,4 +1,4 @@
-"""Sources of other projects that a build of vLLM takes: each in a folder, with an identity.
+"""Bring the sources of other projects that a build of vLLM takes, each in a folder.
 
 Where a source comes from, in this order:
 
@@ -9,8 +9,8 @@ Where a source comes from, in this order:
    ``OPTION-COMMIT.tar.gz`` (.tar, .tar.xz, .zip) that holds its submodules, too;
 3. git, which fetches the one commit and those that it names for its submodules.
 
-A commit vouches for itself: git checks every object. A folder or an archive is recorded by the
-digest of what is in it, as not compared with the pin.
+A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
+of what is in it, as not compared with the pin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
-from patchkit.source.git import Submodule, commit_archive, parse_git, submodules
+from patchkit.source.git import commit_archive, parse_git, submodules
 from patchkit.wheel.vllm.licenses import notices, spdx
 from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
 
@@ -39,12 +39,12 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 Fill = Callable[[Path], object]
-"""Writes the source into a folder that does not exist yet."""
+"""Write the source into a folder that does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSource:
-    """A source in its folder; ``identity`` says what it is, ``verified`` whether it is the pin.
+    """A source in its folder: its ``identity``, and whether that was ``verified`` to be the pin.
 
     ``notices`` are its licences: file name → text.
     """
@@ -58,7 +58,7 @@ class InputSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """What a build is told: variables of the environment, and of CMake (``-DNAME=VALUE``)."""
+    """The sources, and where they lie: in variables of the environment and of CMake (``-D``)."""
 
     environment: Mapping[str, str]
     defines: Mapping[str, str]
@@ -66,7 +66,7 @@ class Gathered:
 
     @property
     def facts(self) -> dict[str, str]:
-        """option → what it is, for the ledger of the wheel."""
+        """Return option → identity, for the facts of the wheel."""
         return {
             each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
             for each in self.sources
@@ -74,12 +74,12 @@ class Gathered:
 
     @property
     def licenses(self) -> dict[str, str]:
-        """option → SPDX expression, of those whose files name one."""
+        """Return option → SPDX expression, of the sources whose files name one."""
         return {each.option: name for each in self.sources if (name := spdx(each.notices))}
 
     @property
     def notices(self) -> dict[str, str]:
-        """Path below .dist-info → text: the licences of what is compiled in (PEP 639)."""
+        """Return path below .dist-info → text, of the licences of what is compiled in (PEP 639)."""
         return {
             f"licenses/{each.option}/{name}": text
             for each in self.sources
@@ -120,10 +120,10 @@ def gather(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Gathered:
-    """Every source that a release fetches, below ``dest``, which keeps them between builds.
+    """Bring every source that a release fetches below ``dest``, which keeps them between builds.
 
-    Raises UsageError for what is named in vain; SourceError, HashMismatchError, StorageError and
-    HostError for what cannot be had.
+    Raises UsageError for a name that the build does not use; SourceError, HashMismatchError,
+    StorageError and HostError for what cannot be had.
     """
     check_given(wanted, version, given)
     with translated("the sources are not complete", dest):
@@ -157,7 +157,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Finder:
-    """Looks for one source."""
+    """Finds one source."""
 
     wanted: Wanted
     mirror: Path | None
@@ -200,10 +200,8 @@ class _Finder:
         option, commit = self.wanted.known.option, self.wanted.commit
         if self.mirror is None:
             return None
-        for name in (f"{option}.git", option):
-            repository = self.mirror / name
-            if (repository / "HEAD").is_file() or (repository / ".git").exists():
-                return self._fetched(str(repository.absolute()))
+        if repository := self._repository(option):
+            return self._fetched(repository)
         archives = (self.mirror / f"{option}-{commit}{ending}" for ending in _ARCHIVES)
         return next((_archive(place.absolute()) for place in archives if place.is_file()), None)
 
@@ -225,7 +223,7 @@ class _Finder:
     def _checkout(
         self, url: str, commit: str, dest: Path, wanted: tuple[str, ...] | None = None
     ) -> None:
-        """A commit and its submodules (all, unless some are named), and theirs."""
+        """Write a commit and its submodules (all, unless some are ``wanted``), and theirs."""
         archive = commit_archive(
             url, commit, cache=cache_dir(), prefix=dest.name, offline=self.offline
         )
@@ -241,16 +239,16 @@ class _Finder:
                 why="the release names it, so the commit is not the one that it means",
             )
         for each in chosen:
-            self._checkout(self._near(each), each.commit, dest / each.path)
+            name = each.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
+            self._checkout(self._repository(name) or each.url, each.commit, dest / each.path)
 
-    def _near(self, submodule: Submodule) -> str:
-        """Where a submodule is fetched from: the mirror, if it has the repository."""
-        name = submodule.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
-        for place in (f"{name}.git", name) if self.mirror else ():
-            repository = Path(self.mirror or "") / place
+    def _repository(self, name: str) -> str:
+        """Return the git repository of that name in the mirror, "" if there is none."""
+        for folder in (f"{name}.git", name) if self.mirror else ():
+            repository = Path(self.mirror or "") / folder
             if (repository / "HEAD").is_file() or (repository / ".git").exists():
                 return str(repository.absolute())
-        return submodule.url
+        return ""
 
 
 def _folder(place: Path, wanted: Wanted) -> _Found:
@@ -270,10 +268,9 @@ def _archive(place: Path) -> _Found:
 
 
 def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
-    """The source in its folder below ``dest``, written anew only if it is another one.
+    """Return the folder of a source below ``dest``, written anew only if it is another source.
 
-    Files that are written again are newer, and everything that includes them would be compiled
-    again.
+    Files that are written again are newer, and what includes them would be compiled again.
     """
     folder, stamp = dest / wanted.known.option, dest / f"{wanted.known.option}.identity"
     if folder.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == found.identity:

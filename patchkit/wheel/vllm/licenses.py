@@ -1,4 +1,4 @@
-"""Licences of code that is compiled into a wheel, as its own files tell them."""
+"""Find the licences of code that is compiled into a wheel, as its own files state them."""
 
 from __future__ import annotations
 
@@ -15,37 +15,31 @@ _EDGE = re.compile(r"^[ \t]*\*+[ \t]?|\*+[ \t]*$", re.MULTILINE)
 
 
 def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
-    """File name → text: the licence files of a source, sorted.
+    """Return file name → text of the licence files of a source, sorted.
 
-    A source without one, as a wheel carries it, tells its licence at the top of its ``files``.
+    A source without one, as a wheel carries it, states its licence at the top of its ``files``.
     """
     found = {
         path.name: _text(path)
         for path in sorted(source.iterdir())
         if path.is_file() and _NAMES.fullmatch(path.name)
     }
-    return found or next(
-        ({"LICENSE": head} for head in map(_head, _texts(source, files)) if head), {}
-    )
+    texts = (_text(source / name) for name in files if (source / name).is_file())
+    return found or next(({"LICENSE": head} for head in map(_head, texts) if head), {})
 
 
 def spdx(texts: Mapping[str, str]) -> str:
-    """The SPDX expression that notices name; "" if they name none, or several."""
+    """Return the SPDX expression that notices name; "" if they name none, or several."""
     named = {match[1] for text in texts.values() for match in _SPDX.finditer(text)}
     return named.pop() if len(named) == 1 else ""
 
 
-def _texts(source: Path, files: Iterable[str]) -> Iterable[str]:
-    places = (source / name for name in files)
-    return (_text(place) for place in places if place.is_file())
-
-
-def _text(place: Path) -> str:
-    return read_bytes(place, limit=LARGEST_IN_TREE).decode(errors="replace")
+def _text(path: Path) -> str:
+    return read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
 
 
 def _head(text: str) -> str:
-    """The comment that a C++ file begins with, if it is a copyright notice."""
+    """Return the comment that a C++ file begins with, if it is a copyright notice, else ""."""
     match = _COMMENT.match(text.lstrip())
     if match is None or "Copyright" not in match["text"]:
         return ""

@@ -1,4 +1,4 @@
-"""What a release takes of Python and of the machine: as recorded, and as its own files say."""
+"""Tell what a release needs of Python and of the machine: as recorded, and as its files say."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class TorchOnIndex:
 
 
 def needs(tree: SourceTree, *, release: bool) -> Needs:
-    """What a tree takes. Raises DriftError if a known release says otherwise than recorded.
+    """Return what a tree needs. Raises DriftError if a known release says otherwise than recorded.
 
-    Another tree counts by its own files; of the Rust front end it says too little, so that is taken
-    from the newest release.
+    For any other tree its own files decide; they say too little of the Rust front end, so that is
+    taken from the newest release.
     """
     recorded = recorded_needs(tree.version)
     stated = stated_needs(tree)
@@ -67,7 +67,7 @@ def needs(tree: SourceTree, *, release: bool) -> Needs:
 
 
 def recorded_needs(version: Version) -> Needs:
-    """What the recipe has for a release, or for the newest one before it."""
+    """Return what the recipe has for a release, or for the newest one before it."""
     base = Version(version.base_version)
     merged: dict[str, Any] = {}
     for entry in read_toml(tuple[dict[str, Any], ...], BUILD_FILE, key="needs"):
@@ -82,7 +82,7 @@ def torches() -> tuple[TorchOnIndex, ...]:
 
 
 def requirements_of(torch: str, given: Path | None = None) -> Path:
-    """The file that locks the build environment for a torch.
+    """Return the file that locks the build environment for a torch.
 
     Raises SourceError, with the reason, where the package index has no such torch for CUDA 13.
     """
@@ -107,7 +107,10 @@ def requirements_of(torch: str, given: Path | None = None) -> Path:
 def stated_needs(tree: SourceTree) -> dict[str, Any]:
     """Return what the files of a tree say, by the names of Needs."""
     calls = [call for call in commands(tree.read(ROOT_FILE), ROOT_FILE) if for_cuda(call.block)]
-    project = _toml(tree)
+    try:
+        project = tomllib.loads(tree.read(_PROJECT))
+    except tomllib.TOMLDecodeError as error:
+        raise DriftError(f"{_PROJECT}: {error}", hint="restore it from the release") from None
     torch = _set(calls, "TORCH_SUPPORTED_VERSION_CUDA")
     pinned = {
         r.name: str(r.specifier) for r in map(Requirement, project["build-system"]["requires"])
@@ -127,15 +130,8 @@ def stated_needs(tree: SourceTree) -> dict[str, Any]:
     }
 
 
-def _toml(tree: SourceTree) -> dict[str, Any]:
-    try:
-        return tomllib.loads(tree.read(_PROJECT))
-    except tomllib.TOMLDecodeError as error:
-        raise DriftError(f"{_PROJECT}: {error}", hint="restore it from the release") from None
-
-
 def _set(calls: Iterable[Command], variable: str) -> str:
-    """The one value that the file sets a variable to."""
+    """Return the one value that the file sets a variable to. Raises DriftError for none, or two."""
     found = {
         call.arguments[1].value
         for call in calls
@@ -151,7 +147,7 @@ def _set(calls: Iterable[Command], variable: str) -> str:
 
 
 def _gcc(calls: Iterable[Command]) -> Iterator[str]:
-    """The versions below which the file stops."""
+    """Return the versions of GCC below which the file stops."""
     for call in calls:
         if (
             call.name == "message"
@@ -165,7 +161,7 @@ def _gcc(calls: Iterable[Command]) -> Iterator[str]:
 
 
 def _runs_patch(call: Command, torch: str) -> bool:
-    """Whether a command runs ``patch``, for a torch that its branches do not exclude."""
+    """Check whether a command runs ``patch`` for a torch that its branches do not exclude."""
     values = [argument.value for argument in call.arguments]
     if call.name != "execute_process" or "patch" not in values:
         return False

@@ -1,4 +1,4 @@
-"""What `patchkit build vllm` is asked to build."""
+"""Describe what `patchkit build vllm` is asked to build."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class VllmOrder:
 
     @property
     def label(self) -> str:
-        """The beginning of the wheel's local version."""
+        """Return the beginning of the wheel's local version."""
         target = self.request.target
         return f"{target.cuda_tag}.{target.name}{'.reduced' if self.extensions else ''}"
 
     @property
     def expected(self) -> str:
-        """What the wheel will be called, but for what only the build can tell."""
+        """Return the wheel's file name, but for what only the build can tell."""
         version = f"{self.version.public}+{self.label}"
         return f"vllm-{version}-cp38-abi3-linux_{self.toolchain.machine}.whl"
 
     @property
     def work(self) -> Path:
-        """Where it is compiled."""
+        """Return the folder in which it is compiled."""
         parts = ("vllm", self.version.public, self.request.target.name, self.toolchain.machine)
         return work_path(*parts, reduced=bool(self.extensions))

@@ -1,4 +1,4 @@
-"""Everything that a build takes of the machine, looked at before anything long, and all at once."""
+"""Check all that a build needs of the machine, at once and before anything that takes long."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_gates(
     packages: Collection[str] = (),
     rust: bool = False,
 ) -> list[str]:
-    """Raise one HostError that lists all that is missing; else say what is left out.
+    """Raise one HostError that lists all that is missing; else return what is left out.
 
     ``cxx`` is the C++ compiler, None if none was found; ``cuda`` is nvcc's version, "" without one;
     ``packages`` are what the Python must have if it builds itself, () if it only makes an
@@ -72,12 +72,12 @@ def check_gates(
 
 
 def check_machine(needs: Needs, *, release: str, python: Path | None, cuda: str) -> list[str]:
-    """The same for this machine; ``python`` is one with torch, None: patchkit makes one.
+    """Check this machine as ``check_gates`` does; without a ``python`` patchkit makes one.
 
-    ``cuda`` is what torch has to be for. Raises BuildError for another torch as well.
+    A ``python`` has torch, for ``cuda``. Also raises BuildError for another torch.
     """
     found = shutil.which(os.environ.get("CXX", "g++"))
-    told = check_gates(
+    notes = check_gates(
         needs,
         release=release,
         python=python or Path(sys.executable),
@@ -87,7 +87,7 @@ def check_machine(needs: Needs, *, release: str, python: Path | None, cuda: str)
     )
     if python:
         check_torch(installed_torch(python), needs.torch, cuda, "before the build")
-    return told
+    return notes
 
 
 def _missing(what: str, hint: str) -> Finding:
@@ -139,7 +139,7 @@ def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Finding]:
 
 
 def gcc_version(cxx: Path) -> Version | None:
-    """The version of a GCC; None for another compiler, or one that does not run."""
+    """Return the version of a GCC; None for another compiler, or one that does not run."""
     said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
     macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
     if "__clang__" in macros or "__GNUC__" not in macros:

@@ -1,4 +1,4 @@
-"""Everything that decides a vLLM wheel, brought together before anything is compiled.
+"""Bring together all that decides a vLLM wheel, before anything is compiled.
 
 source → patches → external sources → build environment → facts
 """
@@ -42,7 +42,7 @@ Report = Callable[[str], Progress]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a build takes; ``texts`` go into .dist-info, by their path there."""
+    """The inputs of a build; ``texts`` go into .dist-info, by their path there."""
 
     facts: Mapping[str, Any]
     texts: Mapping[str, str]
@@ -97,7 +97,7 @@ def check_choice(
 
 
 def chosen(tree: SourceTree, without: Collection[str], extensions: Collection[str]) -> SourceTree:
-    """The tree without what is left out; with ``extensions``, with these alone."""
+    """Return the tree without what is left out; if ``extensions`` are named, with these alone."""
     reduced = leave_out(tree, by_option(without))
     return only_extensions(reduced, extensions) if extensions else reduced
 
@@ -108,9 +108,9 @@ def _place(order: VllmOrder, dest: Path) -> None:
         return
     aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
     shutil.copytree(order.source, dest, symlinks=True, ignore=aside)
-    if not (dest / "PKG-INFO").exists():  # a checkout, whose history told the version
-        told = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
-        (dest / "PKG-INFO").write_text(told, encoding="utf-8")
+    if not (dest / "PKG-INFO").exists():  # a checkout: its version came from git, which is left out
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
+        (dest / "PKG-INFO").write_text(metadata, encoding="utf-8")
 
 
 def _python(order: VllmOrder, report: Report) -> BuildPython:
@@ -127,7 +127,7 @@ def _python(order: VllmOrder, report: Report) -> BuildPython:
 
 
 def _reduced(order: VllmOrder, tree: SourceTree) -> SourceTree:
-    """The tree without what is left out, on disk as well."""
+    """Return the tree without what is left out, and write what differs to the disk."""
     reduced = chosen(tree, order.without, order.extensions)
     for path, text in reduced.overlay.items():
         (tree.root / path).write_text(text, encoding="utf-8")
@@ -136,7 +136,7 @@ def _reduced(order: VllmOrder, tree: SourceTree) -> SourceTree:
 
 def _check_still_patched(tree: SourceTree, order: VllmOrder, outcome: Applied) -> None:
     """Raise ProofError unless every fix is still seen, after extensions were left out."""
-    for fix in (each.fix for each in outcome.verdicts if each.state is State.APPLIED):
+    for fix in (verdict.fix for verdict in outcome.verdicts if verdict.state is State.APPLIED):
         now = fix.look(tree, order.request)
         if now.state is not State.APPLIED:
             raise ProofError(
@@ -147,7 +147,7 @@ def _check_still_patched(tree: SourceTree, order: VllmOrder, outcome: Applied) -
 
 
 def _gathered(order: VllmOrder, tree: SourceTree, staged: Path) -> Gathered:
-    """The sources of other projects, told by the paths where they will lie."""
+    """Gather the sources of other projects; their paths are those in the work folder."""
     release = load_recipe("vllm").knows(order.version)
     found = gather(
         wanted(externals(tree), order.version, release=release),

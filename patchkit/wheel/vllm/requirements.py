@@ -1,4 +1,4 @@
-"""The Python environment of a build: torch, CMake and the rest, each by locked hash.
+"""Make the Python environment of a build: torch, CMake and the rest, each by locked hash.
 
 The files in ``recipes/vllm/requirements`` are what pip takes with ``--require-hashes``: everything
 that goes into the environment, so that pip has nothing to resolve.
@@ -56,7 +56,7 @@ class Environment:
 
 
 def read_requirements(path: Path) -> tuple[Pinned, ...]:
-    """The packages of a file in pip's format. Raises SourceError for any other line."""
+    """Read the packages of a file in pip's format. Raises SourceError for any other line."""
     try:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     except OSError as error:
@@ -95,15 +95,15 @@ def environment(
     *,
     python: Path | None = None,
     offline: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda _done, _total: None,
 ) -> Environment:
-    """The environment that a file describes, below ``folder``; made unless it is there already.
+    """Return the environment that a file describes, below ``folder``; made if it is not there yet.
 
-    pip downloads from wherever it is configured to, and nothing when ``offline``. Raises
-    SourceError, HostError, StorageError; a failure leaves nothing that passes for an environment.
+    pip downloads from the index that it is configured for, and nothing when ``offline``. Raises
+    BuildError, SourceError, HostError, StorageError; what a failure leaves is not taken for one.
     """
-    wanted = _for_python(requirements, python or Path(sys.executable))
-    digest = _digest(requirements, python or Path(sys.executable))
+    base = python or Path(sys.executable)
+    wanted, digest = _for_python(requirements, base), _digest(requirements, base)
     home = folder / f"environment-{digest[:12]}"
     made = Environment(
         python=home / "bin" / "python",
@@ -113,14 +113,14 @@ def environment(
     )
     if _finished(home, digest):
         return made
-    _create(home, python or Path(sys.executable))
-    _install(made.python, requirements, len(wanted), offline, progress or _silent)
+    _create(home, base)
+    _install(made.python, requirements, len(wanted), offline, progress)
     (home / _STAMP).write_text(digest, encoding="utf-8")
     return made
 
 
 def _for_python(requirements: Path, python: Path) -> tuple[Pinned, ...]:
-    """The packages that the interpreter takes. Raises SourceError for one without a hash."""
+    """Return the packages for an interpreter. Raises SourceError for one without a hash."""
     version = ask(python, "import platform; answer = platform.python_version()")
     short = ".".join(version.split(".")[:2])
     facts = {"python_version": short, "python_full_version": version}
@@ -132,7 +132,7 @@ def _for_python(requirements: Path, python: Path) -> tuple[Pinned, ...]:
 
 
 def _digest(requirements: Path, python: Path) -> str:
-    """Of the file and of the interpreter, whose modules the environment shares."""
+    """Digest the file and the interpreter, whose modules the environment shares."""
     said = ask(python, "import sys; answer = [sys.version, sys.base_prefix]")
     return hashlib.sha256(requirements.read_bytes() + " ".join(said).encode()).hexdigest()
 
@@ -176,15 +176,15 @@ def _install(
 
 
 def _settings() -> dict[str, str]:
-    """The caller's, pip's own included, but for those that put packages elsewhere."""
+    """Return the caller's variables, pip's among them, but for those that install elsewhere."""
     elsewhere = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
     kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
     return {**kept, "LC_ALL": "C"}
 
 
 def _not_installed(lines: list[str], requirements: Path, offline: bool) -> PatchkitError:
-    told = [line for line in lines if _TELLING.search(line)]
-    shown = "\n".join(f"    {line}" for line in (told or lines)[:8])
+    telling = [line for line in lines if _TELLING.search(line)]
+    shown = "\n".join(f"    {line}" for line in (telling or lines)[:8])
     said = " ".join(lines)
     if "Retry(total=0" in said:  # pip gave up, and went on as if the index were empty
         return StorageError(
@@ -205,7 +205,3 @@ def _not_installed(lines: list[str], requirements: Path, offline: bool) -> Patch
         why=why,
         hint=f"{hint}; --offline leaves only PIP_FIND_LINKS" if offline else hint,
     )
-
-
-def _silent(_done: int, _total: int) -> None:
-    pass

@@ -1,4 +1,4 @@
-"""The sources of vLLM that are built, looked at before anything else is fetched."""
+"""Find the sources of vLLM to build, and look at them before anything else is fetched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def vllm_source(
     report: Report,
     offline: bool = False,
 ) -> VllmSource:
-    """The release of that version (default: the newest), or what is ``named`` instead.
+    """Return the release of that version (default: the newest), or what is ``named`` instead.
 
     ``check`` raises if this tree cannot be built as it is asked for. Raises UsageError, SourceError
     for a release that is not supported or no tree of vLLM, DriftError for one that was edited, and
@@ -53,9 +53,12 @@ def vllm_source(
         recipe.check(tree.version)
         taken = needs(tree, release=recipe.knows(tree.version))
         check(tree)
-    return VllmSource(
-        path=path.absolute(), identity=_identity(path), version=tree.version, needs=taken
+    identity = (
+        f"sha256:{sha256_of(path)}"
+        if path.is_file()
+        else f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
     )
+    return VllmSource(path=path.absolute(), identity=identity, version=tree.version, needs=taken)
 
 
 def _release(recipe: Recipe, version: str | None, offline: bool, report: Report) -> Path:
@@ -78,9 +81,3 @@ def _tree(path: Path) -> Iterator[SourceTree]:
         return
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         yield detect(unpack(path, Path(folder) / "tree"), "vllm")
-
-
-def _identity(path: Path) -> str:
-    if path.is_file():
-        return f"sha256:{sha256_of(path)}"
-    return f"folder:sha256:{tree_digest(path, aside=('.deps',))}"

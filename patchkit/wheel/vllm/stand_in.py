@@ -1,6 +1,6 @@
-"""Wheels on the package index that hold what vLLM takes from a git repository elsewhere.
+"""Take from wheels of the package index what vLLM takes from a git repository elsewhere.
 
-``recipes/vllm/build.toml`` says which, by hash, and how they differ from the source they stand for.
+``recipes/vllm/build.toml`` says which, by hash, and how they differ from the source.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from patchkit.wheel.file.wheelfile import WheelFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """One wheel; the fields are described in ``recipes/vllm/build.toml``."""
+    """A wheel in the place of a source; ``recipes/vllm/build.toml`` describes the fields."""
 
     option: str
     project: str
@@ -48,12 +48,12 @@ class StandIn:
 
 @cache
 def stand_ins() -> tuple[StandIn, ...]:
-    """Every wheel that is known to hold a source."""
+    """Return every wheel that is known to hold a source."""
     return read_toml(tuple[StandIn, ...], BUILD_FILE, key="stand_in")
 
 
 def find_stand_in(wanted: Wanted, spec: str) -> StandIn:
-    """The wheel that ``PROJECT==VERSION`` names. Raises UsageError if it is no stand-in for it."""
+    """Return the wheel ``PROJECT==VERSION``. Raises UsageError if it stands in for nothing here."""
     project, _, version = spec.partition("==")
     option, pin = wanted.known.option, wanted.external.pin
     fitting = [each for each in stand_ins() if each.option == option and pin in each.pins]
@@ -94,7 +94,7 @@ def unpack_stand_in(
 
 
 def _place(name: str, parts: Mapping[str, str]) -> str:
-    """Where a file of the wheel belongs, "" if nowhere."""
+    """Return where a file of the wheel belongs, "" if nowhere."""
     for part, folder in parts.items():
         rest = name.removeprefix(part.removesuffix("*").rstrip("/") + "/")
         direct = not part.endswith("*") or "/" not in rest

@@ -31,7 +31,7 @@ _SCRATCH = "parts"  # the folder of what is not whole yet, cleared each time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What a fill did: the dependencies, those that were new, and the torch among them."""
+    """The dependencies, the file names that are new or gone, and the torch among them."""
 
     dependencies: tuple[ManifestEntry, ...]
     new: tuple[str, ...]

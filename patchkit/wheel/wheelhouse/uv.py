@@ -109,7 +109,7 @@ def _environment(sources: WheelSources) -> dict[str, str]:
 
 
 def _failure(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitError:
-    """Return what uv's words mean."""
+    """Return the error that uv's words mean."""
     told = (line for line in said.splitlines() if not line.startswith("warning:"))
     lines = [_FRAME.sub("", _PASSWORD.sub("", line)) for line in told]
     names = [unquote(each).rpartition("/")[2] for each in wanted]
