@@ -38,6 +38,7 @@ class LibraryRules:
 
     shared: tuple[SharedLibraries, ...]
     cuda: LibraryNames
+    numbered: LibraryNames
     libstdcxx: Mapping[str, Mapping[str, str]]
     legacy: Mapping[str, str]
     pins: LibraryNames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.errors import HashMismatchError, UsageError
 from patchkit.quoting import quoted
+from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -88,7 +89,7 @@ def fill(
         # Offline, what an earlier fill brought is there to be taken.
         more = (small, house) if sources.offline else (small,)
         sources = replace(sources, folders=(*sources.folders, *more))
-        chosen = resolve(small.iterdir(), also, node, sources)
+        chosen = resolve(small.iterdir(), also, node, sources, numbered_like_cuda(needed))
         torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
         requires = requirements_of(torch, node, sources) if torch else ()
         proved = _proved_torch(torch, requires, node, needed)
@@ -169,6 +170,12 @@ def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
         for binary in wheel.binaries
         for major in cuda_majors(binary)
     }
+
+
+def numbered_like_cuda(needed: Collection[int]) -> list[str]:
+    """Return constraints on what is numbered like CUDA, if the wheels ask for one CUDA."""
+    names = sorted(rules().numbered.names) if len(needed) == 1 else []
+    return [f"{name}=={major}.*" for name in names for major in needed]
 
 
 def _proved_torch(

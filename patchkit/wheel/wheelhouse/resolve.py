@@ -33,7 +33,11 @@ class LockedWheel:
 
 
 def resolve(
-    given: Iterable[Path], also: Sequence[str], node: NodePlatform, sources: WheelSources
+    given: Iterable[Path],
+    also: Sequence[str],
+    node: NodePlatform,
+    sources: WheelSources,
+    constraints: Iterable[str] = (),
 ) -> tuple[LockedWheel, ...]:
     """Return every wheel, by file name, that a node needs for the ``given`` ones and ``also``.
 
@@ -45,7 +49,8 @@ def resolve(
             raise UsageError(f"--with takes a requirement such as 'ray>=2.40', not {each!r}")
     ours = {wheel_name(wheel.name).project: wheel.as_uri() for wheel in given}
     wanted = [*(f"{project} @ {url}" for project, url in ours.items()), *also]
-    rows = tomllib.loads(compile_requirements(wanted, node, sources, *_LOCK))["packages"]
+    text = compile_requirements(wanted, node, sources, *_LOCK, constraints=constraints)
+    rows = tomllib.loads(text)["packages"]
     ranks = node.ranks()
     found = [_chosen(row, ranks) for row in rows if row["name"] not in ours]
     return tuple(sorted(found, key=lambda wheel: wheel.name.filename))

@@ -53,23 +53,33 @@ class WheelSources:
 
 
 def compile_requirements(
-    wanted: Sequence[str], node: NodePlatform, sources: WheelSources, *options: str
+    wanted: Sequence[str],
+    node: NodePlatform,
+    sources: WheelSources,
+    *options: str,
+    constraints: Iterable[str] = (),
 ) -> str:
     """Return what `uv pip compile` writes for requirements.
+
+    ``constraints`` are requirements that hold for what is needed, and need nothing by themselves.
 
     No wheel is downloaded where the index tells metadata. Raises SourceError if there is no
     solution, UsageError for what is no requirement, StorageError if the index or the disk fails.
     """
     from uv import find_uv_bin  # comes with the extra for builds
 
-    done = attempt(
-        *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS, *options),
-        *(f"--python-platform={node.uv_name}", f"--python-version={node.python}"),
-        *(["--no-index"] if sources.offline else []),
-        input="\n".join(wanted).encode(),
-        env=_environment(sources),
-        timeout=None,
-    )
+    with tempfile.NamedTemporaryFile(suffix=".txt") as file:
+        file.write("\n".join(constraints).encode())
+        file.flush()
+        done = attempt(
+            *(find_uv_bin(), "pip", "compile", "-", f"--constraints={file.name}", *_OPTIONS),
+            *(f"--python-platform={node.uv_name}", f"--python-version={node.python}"),
+            *(["--no-index"] if sources.offline else []),
+            *options,
+            input="\n".join(wanted).encode(),
+            env=_environment(sources),
+            timeout=None,
+        )
     if done.trouble:
         raise _failure(done.errors, wanted, node)
     return done.output

@@ -23,7 +23,10 @@ from patchkit.errors import HashMismatchError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add, entries
 from patchkit.wheel.wheelhouse.download import download
-from patchkit.wheel.wheelhouse.resolve import LockedWheel
+from patchkit.wheel.wheelhouse.fill import numbered_like_cuda
+from patchkit.wheel.wheelhouse.node_platform import node_platform
+from patchkit.wheel.wheelhouse.resolve import LockedWheel, resolve
+from patchkit.wheel.wheelhouse.uv import WheelSources
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 
 OURS = "2.28.9+gb10.abc123"
@@ -190,6 +193,24 @@ def test_what_the_user_wants_as_well(world, offered, fill, house):
     offered("ray", "3.0")
     fill("--with", "ray<3")
     assert "ray==2.0" in locked(house)
+
+
+def test_what_is_numbered_like_cuda_is_of_the_one_cuda(offered, tmp_path):
+    """Else a new cuda-bindings leads to a cuda-python that is too old to say what it needs."""
+    for version in ("13.4.4", "13.5.0"):
+        offered("cuda-bindings", version)
+    offered("cuda-python", "13.4.4", requires=["cuda-bindings==13.4.4"])
+    offered("cuda-python", "12.6.2")
+    wheel = offered("vllm", "0.33.0", requires=["cuda-bindings>=13", "cuda-python"])
+    node = node_platform(CPU, "3.12", "2.39")
+    sources = WheelSources(offline=True, folders=(tmp_path / "offered",))
+
+    def chosen(*majors):
+        locked = resolve([wheel], [], node, sources, numbered_like_cuda(majors))
+        return [each.name.pinned for each in locked]
+
+    assert chosen() == ["cuda-bindings==13.5.0", "cuda-python==12.6.2"]
+    assert chosen(13) == ["cuda-bindings==13.4.4", "cuda-python==13.4.4"]
 
 
 @pytest.mark.parametrize("seen", ["requirements", "file"])
