@@ -128,7 +128,8 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
     stale = workspace.ledger.files if workspace.ledger else {}
     for path in {*stale, *kept}:
         wanted[str(original_path(state, path).relative_to(tree.root))] = kept.get(path)
-    found = {path: _on_disk(tree.root / path) for path in wanted}
+    places = {path: tree.root / path for path in wanted}
+    found = {path: at.read_bytes() if at.is_file() else None for path, at in places.items()}
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
     found |= {path: before[path] for path in texts if path not in tree.pristine}
     ordered = sorted(wanted.items(), key=lambda each: (_turn(home, *each), each[0]))
@@ -160,7 +161,3 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
 
 def _encoded(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:
     return {path: None if text is None else text.encode() for path, text in texts.items()}
-
-
-def _on_disk(place: Path) -> bytes | None:
-    return place.read_bytes() if place.is_file() else None

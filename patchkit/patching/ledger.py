@@ -168,12 +168,9 @@ def unusable(state: Path, project: str, what: str) -> DriftError:
     return DriftError(
         f"{ledger_path(state)}: {what}",
         why="it was edited, or written by another version of patchkit",
-        hint=f"put the originals back: {_force(state, project)}",
+        hint="put the originals back: "
+        + quoted("patchkit", "revert", f"--{project}-src", state.parent, "--force"),
     )
-
-
-def _force(state: Path, project: str) -> str:
-    return quoted("patchkit", "revert", f"--{project}-src", state.parent, "--force")
 
 
 def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:

@@ -87,7 +87,8 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     """
     if reason := _outside(fix, tree, request):
         return Verdict(fix, State.NOT_APPLICABLE, reason)
-    known, kind = recipe.knows(tree.version), _kind(tree)
+    known = recipe.knows(tree.version)
+    kind = "installed" if tree.kind == "installed" else "source"
     need, needs = fix.need(tree.version, request.arch, kind), fix.needs_of(request.arch, kind)
     if need is None and _before_first_need(needs, tree.version):
         return Verdict(fix, State.NOT_APPLICABLE, f"not needed in {tree.version}")
@@ -161,10 +162,6 @@ def _outside(fix: Fix, tree: SourceTree, request: Request) -> str:
     if fix.layer == "build" and tree.kind == "installed":
         return "an installed package is already compiled"
     return ""
-
-
-def _kind(tree: SourceTree) -> str:
-    return "installed" if tree.kind == "installed" else "source"
 
 
 def _before_first_need(needs: list[Need], version: Version) -> bool:

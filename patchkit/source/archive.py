@@ -47,7 +47,8 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
         # In the nearest folder that exists: same file system, so the rename is atomic.
         beside = next(parent for parent in target.parents if parent.exists())
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside) as scratch:
-            tree = _extract(archive, Path(scratch), progress)
+            extract = _extract_zip if archive.suffix.lower() == ".zip" else _extract_tar
+            tree = Path(scratch) / extract(archive, Path(scratch), progress)
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 tree.rename(target)
@@ -113,33 +114,28 @@ def _require_vacant(target: Path) -> None:
         )
 
 
-def _extract(archive: Path, root: Path, progress: Progress | None) -> Path:
-    """Unpack below ``root``; the top-level folder that this makes there."""
-    extract = _extract_zip if archive.suffix.lower() == ".zip" else _extract_tar
-    return root / extract(archive, root, progress)
-
-
 def _extract_tar(archive: Path, root: Path, progress: Progress | None) -> str:
     _require_data_filter()
     with tarfile.open(archive, _MODES.get(archive.suffix.lower(), "r:")) as tar:
         infos = tar.getmembers()
-        _read_to_end(tar)
-        top = _require_safe(archive, [_tar_member(info) for info in infos])
+        # tarfile stops at the end marker, but gzip's checksum of it all comes after that.
+        while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+            pass
+        top = _require_safe(
+            archive,
+            [_ArchiveMember(i.name, _parts(i.name), _tar_kind(i), i.linkname) for i in infos],
+        )
         reported = _reported(infos, lambda info: info.size, progress)
         tar.extractall(root, reported, filter="data")
     return top
 
 
-def _read_to_end(tar: tarfile.TarFile) -> None:
-    # tarfile stops at the end marker, but gzip's checksum of it all comes after that.
-    while tar.fileobj is not None and tar.fileobj.read(1 << 20):
-        pass
-
-
 def _extract_zip(archive: Path, root: Path, progress: Progress | None) -> str:
     with zipfile.ZipFile(archive) as bundle:
         infos = bundle.infolist()
-        top = _require_safe(archive, [_zip_member(info) for info in infos])
+        top = _require_safe(
+            archive, [_ArchiveMember(i.filename, _parts(i.filename), _zip_kind(i)) for i in infos]
+        )
         for info in _reported(infos, lambda info: info.file_size, progress):
             path = Path(bundle.extract(info, root))
             if not info.is_dir() and _unix_mode(info) & stat.S_IXUSR:
@@ -194,10 +190,6 @@ class _ArchiveMember:
 _Complaints = Iterator[tuple[_ArchiveMember, str]]
 
 
-def _tar_member(info: tarfile.TarInfo) -> _ArchiveMember:
-    return _ArchiveMember(info.name, _parts(info.name), _tar_kind(info), info.linkname)
-
-
 def _tar_kind(info: tarfile.TarInfo) -> _Kind:
     if info.isreg():
         return _Kind.FILE
@@ -206,10 +198,6 @@ def _tar_kind(info: tarfile.TarInfo) -> _Kind:
     if info.issym():
         return _Kind.SYMLINK
     return _Kind.HARDLINK if info.islnk() else _Kind.SPECIAL
-
-
-def _zip_member(info: zipfile.ZipInfo) -> _ArchiveMember:
-    return _ArchiveMember(info.filename, _parts(info.filename), _zip_kind(info))
 
 
 def _zip_kind(info: zipfile.ZipInfo) -> _Kind:

@@ -17,6 +17,7 @@ from patchkit.errors import HostError, PatchkitError, SourceError, StorageError
 from patchkit.process import Completed, run
 from patchkit.source.releases import Distribution
 
+_HELPER = "/usr/lib/apt/apt-helper"
 _TIMEOUT_S = 600
 _ONE_LINE = re.compile(r"deb(-src)?\s+(\[(?P<options>[^]]*)\]\s*)?(?P<uri>\S+)\s+(?P<suite>\S+)\s")
 _URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+)", re.MULTILINE)
@@ -161,7 +162,7 @@ class _Apt:
             if re.search(r"\.orig\.tar\.\w+$", match["file"]):
                 path = dest / match["file"]
                 # Only this file: the packaging of it is of no use here, and mirrors may lack it.
-                done = self._call(str(_helper()), "download-file", match["uri"], str(path))
+                done = self._call(_HELPER, "download-file", match["uri"], str(path))
                 if done.status == 0 and path.is_file():
                     return path
                 raise StorageError(
@@ -197,10 +198,6 @@ class _Apt:
         flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
         words = (program, *flags, *arguments)
         return run(*words, kind=StorageError, check=False, timeout=_TIMEOUT_S)
-
-
-def _helper() -> Path:
-    return Path("/usr/lib/apt/apt-helper")
 
 
 def _last(text: str) -> str:

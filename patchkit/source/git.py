@@ -201,7 +201,13 @@ def _run(repository: Path | None, *arguments: str) -> None:
 def _call(repository: Path | None, *arguments: str) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
     where = [] if repository is None else [f"--git-dir={repository}"]
-    inherited = {key: value for key, value in os.environ.items() if not _redirects(key)}
+    # Others of git's variables would send it to another repository than the one named.
+    kept = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG")
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("GIT_") or key.startswith(kept)
+    }
     done = attempt(
         *("git", *where, *arguments),
         env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
@@ -212,8 +218,3 @@ def _call(repository: Path | None, *arguments: str) -> Completed:
     if done.status is None:  # the command is not shown: a URL may hold a password
         raise StorageError(f"git {arguments[0]}: {done.trouble}", hint="check the network")
     return done
-
-
-def _redirects(key: str) -> bool:
-    """Return the variables that would send git to another repository than the one named."""
-    return key.startswith("GIT_") and not key.startswith(("GIT_SSH", "GIT_SSL", "GIT_CONFIG"))

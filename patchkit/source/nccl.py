@@ -218,8 +218,9 @@ def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
             hint="name an archive with --sha256, "
             f"git+{wanted.facts.git}@COMMIT, or an unpacked folder",
         )
-    if release.sha256 and (kept := _kept(release, wanted.store)):
-        return _verified(kept, release)
+    place = _place(release, wanted.store)
+    if release.sha256 and place.is_file() and sha256_of(place) == release.sha256:
+        return _verified(place, release)
     troubles: list[PatchkitError] = []
     for way in _ways(release):
         try:
@@ -246,11 +247,6 @@ def _ways(release: Release) -> Iterator[_Way]:
         yield lambda one, wanted: _from_git(wanted.facts.git, one.commit, one, wanted)
     if release.sha256:
         yield _from_upstream
-
-
-def _kept(release: Release, store: Path) -> Path | None:
-    path = _place(release, store)
-    return path if path.is_file() and sha256_of(path) == release.sha256 else None
 
 
 def _place(release: Release, store: Path) -> Path:

@@ -119,9 +119,11 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
                 hint="restore them from the release",
             )
         calls = list(read_trace(log, root))
+        files = [words for words in _named(calls, ("file",)) if len(words) > 2]
+        written = {words[1]: words[2] for words in files if words[0] == "WRITE"}
         return Configured(
             archs=_said(ended.text),
-            pkgconfig=_written(calls, str(build / PC_FILE)),
+            pkgconfig=written.get(str(build / PC_FILE), ""),
             sources=dict(_targets(calls, "add_library", "target_sources")),
             libraries=dict(_targets(calls, "target_link_libraries")),
             outputs=tuple(_outputs(calls, f"{build}/")),
@@ -136,12 +138,6 @@ def _said(output: str) -> str:
             why="upstream rewrote the choice of archs",
         )
     return said[0]
-
-
-def _written(calls: _Calls, path: str) -> str:
-    """Return what file(WRITE) would put into a file; "" if nothing does."""
-    texts = [each[2] for each in _named(calls, ("file",)) if each[:2] == ("WRITE", path)]
-    return texts[-1] if texts else ""
 
 
 def _targets(calls: _Calls, *commands: str) -> Iterator[tuple[str, tuple[str, ...]]]:

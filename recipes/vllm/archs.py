@@ -191,16 +191,13 @@ def _archs(
         if call.command == GENCODE:
             if call.where not in known:
                 raise _unreadable(call)
-            yield call.where, _after(call.arguments, "CUDA_ARCHS")
+            archs = call.arguments[call.arguments.index("CUDA_ARCHS") + 1 :]
+            yield call.where, _items(";".join(archs))
         elif call.command == INTERSECTION:
             pending = call.where if call.where in known else None
         elif call.command == _RECORD and pending:
             yield pending, _items(call.arguments[1])
             pending = None
-
-
-def _after(arguments: tuple[str, ...], keyword: str) -> tuple[str, ...]:
-    return _items(";".join(arguments[arguments.index(keyword) + 1 :]))
 
 
 def _items(text: str) -> tuple[str, ...]:

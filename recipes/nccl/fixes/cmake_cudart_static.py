@@ -39,15 +39,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     edits = kit.swap_text(
         kit.SOURCE_FILE, text, _SHIM, _DEFAULT + _SHIM, note="CUDARTLIB has a default"
     )
-    edits += [_swap(argument) for argument in shared]
+    edits += [
+        kit.Edit(kit.SOURCE_FILE, each.start, each.stop, _CHOSEN, "cudart as CUDARTLIB says")
+        for each in shared
+    ]
     now = f"{kit.SOURCE_FILE}:{shared[0].line}: {len(shared)} targets link the shared cudart"
     return kit.found(edits, now=now, done=done)
-
-
-def _swap(argument: kit.Argument) -> kit.Edit:
-    return kit.Edit(
-        kit.SOURCE_FILE, argument.start, argument.stop, _CHOSEN, "cudart as CUDARTLIB says"
-    )
 
 
 def prove(case: kit.Case) -> str:

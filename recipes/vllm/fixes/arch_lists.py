@@ -109,7 +109,9 @@ def _cuda13_lists(texts: dict[str, str]) -> Iterator[tuple[str, kit.Argument]]:
     for path, text in texts.items():
         for call in kit.parsed(path, text):
             argument = _list_of(call)
-            if argument is not None and not any(map(_before_cuda13, call.block)):
+            excluded = (condition for branch in call.block for condition in branch.excluded)
+            # The else of ``>= 13.0`` is only taken by older compilers.
+            if argument is not None and not any(map(_at_least, excluded)):
                 yield path, argument
 
 
@@ -119,11 +121,6 @@ def _list_of(call: kit.Command) -> kit.Argument | None:
     if call.name == "set" and len(call.arguments) == 2 and call.arguments[0].value == _SUPPORTED:
         return call.arguments[1]
     return None
-
-
-def _before_cuda13(branch: kit.Branch) -> bool:
-    """Return whether only older compilers take a branch: the else of ``>= 13.0``."""
-    return any(_at_least(condition) for condition in branch.excluded)
 
 
 def _at_least(condition: tuple[str, ...]) -> bool:

@@ -17,7 +17,10 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         if _is_arch_list(call) and _switches_sm100_on(call, calls[index + 1 :])
     ]
     wrong = [argument for argument in lists if any(map(_is_sm12x, kit.list_items(argument)))]
-    edits = [_without_sm12x(argument) for argument in wrong]
+    edits = [
+        kit.remove_list_items(argument, _is_sm12x, path=_PATH, note="SM100 kernels only")
+        for argument in wrong
+    ]
     where = ",".join(str(argument.line) for argument in wrong or lists)
     return kit.found(
         edits,
@@ -43,10 +46,6 @@ def _switches_sm100_on(call: kit.Command, later: Iterable[kit.Command]) -> bool:
 
 def _is_sm12x(item: str) -> bool:
     return item.startswith("12.")
-
-
-def _without_sm12x(argument: kit.Argument) -> kit.Edit:
-    return kit.remove_list_items(argument, _is_sm12x, path=_PATH, note="SM100 kernels only")
 
 
 FIX = kit.Fix(
