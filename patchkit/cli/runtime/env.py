@@ -12,7 +12,7 @@ import click
 from patchkit.cli.out import data, say, style
 from patchkit.cli.runtime.env_check import check
 from patchkit.cli.runtime.env_explain import explain
-from patchkit.cli.runtime.node_options import accept_edited, asked_for, node_options
+from patchkit.cli.runtime.node_options import TRITON, asked_for, node_options, rule_choice
 from patchkit.errors import UsageError
 from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
 from patchkit.runtime.env.file_text import file_text, where
@@ -21,7 +21,6 @@ from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import decide
 from patchkit.runtime.python.ptxas import find_ptxas
-from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variables import vllm_variables
 
@@ -36,12 +35,8 @@ from patchkit.runtime.rules.variables import vllm_variables
     type=click.Path(path_type=Path),
     help="The head's file: a worker takes over what it shares, and is compared with it.",
 )
-@accept_edited
-@click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on.")
-@click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
 @click.option("--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own.")
-@click.option("--nccl", metavar="VERSION", default="", help="Instead of the one that torch loads.")
-@click.option("--triton", metavar="VERSION", default="", help="Instead of the installed one.")
+@TRITON
 @click.option(
     "-o",
     "--output",
@@ -90,12 +85,9 @@ def _run(options: Mapping[str, Any]) -> None:
     asked = asked_for(
         options,
         model=options["model"],
-        nccl=options["nccl"],
         triton=options["triton"],
         extra=extra,
-        choice=RuleChoice(
-            wanted=frozenset(options["wanted"]), unwanted=frozenset(options["unwanted"])
-        ),
+        choice=rule_choice(options),
     )
     node = decide(asked, host, head)
     rules = load_variable_rules()

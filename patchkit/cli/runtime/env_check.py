@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from patchkit.cli.out import echo, print_json, style
+from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level, worst
 from patchkit.reading import read_stdin, read_text
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
-from patchkit.target import targets
 
 _MOST_LINES = 250_000
 _STYLES: Mapping[Level, Mapping[str, Any]] = {
@@ -29,26 +29,21 @@ _STYLES: Mapping[Level, Mapping[str, Any]] = {
 
 @click.command()
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--vllm", metavar="VERSION", default="", help="Instead of the installed one.")
-@click.option("--nccl", metavar="VERSION", default="", help="Instead of the one that torch loads.")
-@click.option("--triton", metavar="VERSION", default="", help="Instead of the installed one.")
+@VLLM
+@NCCL
+@TRITON
 @click.option(
     "--topology", metavar="NAME", default="", help="single, roce, socket, ring or hetero."
 )
-@click.option("--target", type=click.Choice(list(targets())), help="Instead of the probed GPU.")
-@click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
+@TARGET
+@PYTHON
 @click.option(
     "--host/--no-host",
     "with_host",
     default=True,
     help="Whether this host must have what the file names.  [default: host]",
 )
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=Path("/"),
-    help="Probe this root, such as `patchkit probe --save` writes.",
-)
+@ROOT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None:
     """Find settings in a file that are unknown, obsolete, contradictory or dangerous.

@@ -11,10 +11,30 @@ import click
 from patchkit.runtime.envfile.facts import nodes_max
 from patchkit.runtime.node.decision import NodeOptions
 from patchkit.runtime.rules.condition import CHOICES
+from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.target import targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+VLLM = click.option("--vllm", metavar="VERSION", default="", help="Instead of the installed one.")
+NCCL = click.option(
+    "--nccl", metavar="VERSION", default="", help="Instead of the one that torch loads."
+)
+TRITON = click.option(
+    "--triton", metavar="VERSION", default="", help="Instead of the installed one."
+)
+TARGET = click.option(
+    "--target", type=click.Choice(list(targets())), help="Instead of the probed GPU."
+)
+PYTHON = click.option(
+    "--python", metavar="PATH", help="The Python that has vLLM; default: the present one."
+)
+ROOT = click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("/"),
+    help="Another machine's files, such as `patchkit probe --save` writes.",
+)
 _OPTIONS = (
     click.option("--role", type=click.Choice(CHOICES["role"]), help="What this node is."),
     click.option(
@@ -34,27 +54,21 @@ _OPTIONS = (
         type=click.Choice(["auto", "mp", "ray"]),
         help="What starts the ranks. auto: mp where vLLM has --nnodes.",
     ),
-    click.option("--vllm", metavar="VERSION", default="", help="Instead of the installed one."),
+    VLLM,
+    NCCL,
     click.option(
         "--quantization", type=click.Choice(CHOICES["quantization"]), help="The checkpoint's."
     ),
-    click.option("--target", type=click.Choice(list(targets())), help="Instead of the probed GPU."),
+    TARGET,
+    PYTHON,
+    ROOT,
     click.option(
-        "--python", metavar="PATH", help="The Python that has vLLM; default: the present one."
+        "--accept-edited",
+        is_flag=True,
+        help="Take a --from file that was edited, and show what it adds.",
     ),
-    click.option(
-        "--root",
-        type=click.Path(path_type=Path, exists=True, file_okay=False),
-        default=Path("/"),
-        help="Another machine's files, such as `patchkit probe --save` writes.",
-    ),
-)
-
-
-accept_edited = click.option(
-    "--accept-edited",
-    is_flag=True,
-    help="Take a --from file that was edited, and show what it adds.",
+    click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on."),
+    click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off."),
 )
 
 
@@ -74,7 +88,13 @@ def asked_for(options: Mapping[str, Any], **more: Any) -> NodeOptions:
         topology=options["topology"] or "auto",
         executor=options["executor"] or "auto",
         vllm=options["vllm"],
+        nccl=options["nccl"],
         target=options["target"] or "",
         quantization=options["quantization"] or "",
         **more,
     )
+
+
+def rule_choice(options: Mapping[str, Any]) -> RuleChoice:
+    """Return the rules that are turned on and off."""
+    return RuleChoice(wanted=frozenset(options["wanted"]), unwanted=frozenset(options["unwanted"]))

@@ -10,14 +10,13 @@ from typing import Any
 import click
 
 from patchkit.cli.out import data, echo, print_json, say, table
-from patchkit.cli.runtime.node_options import accept_edited, asked_for, node_options
+from patchkit.cli.runtime.node_options import asked_for, node_options, rule_choice
 from patchkit.cli.runtime.serve_view import NOTE, explained, listing, tell
 from patchkit.errors import UsageError
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import decide
 from patchkit.runtime.node.env_file import read_env_file
 from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
 from patchkit.runtime.serve.render import fields, line, lines
 from patchkit.runtime.serve.request import (
@@ -44,10 +43,6 @@ _FORMATS = {"line": line, "lines": lines}
     type=click.Path(path_type=Path),
     help="The env file that goes with it: role, topology, executor, nodes and head.",
 )
-@accept_edited
-@click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on.")
-@click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off.")
-@click.option("--nccl", metavar="VERSION", default="", help="Instead of the one that torch loads.")
 @click.option("--host", metavar="A", help="Listen there; default: only this node, or the cable.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--format", "kind", type=click.Choice([*_FORMATS, "json"]), default="line")
@@ -89,7 +84,7 @@ def _served(options: Mapping[str, Any]) -> ServeCommand:
     host = probe(options["root"], python=options["python"], environment=os.environ)
     model = options["model"]
     preset = preset_of(model, options["preset"])
-    asked = asked_for(options, nccl=options["nccl"], model=preset.id if preset else "")
+    asked = asked_for(options, model=preset.id if preset else "")
     node = decide(asked, host, file, addressed=False)
     request = ServeRequest(
         model=full_name(model, preset),
@@ -99,9 +94,7 @@ def _served(options: Mapping[str, Any]) -> ServeCommand:
         port=options["port"],
         weights_gib=weights_gib(Path(model)),
         memory_gib=memory_gib(host),
-        choice=RuleChoice(
-            wanted=frozenset(options["wanted"]), unwanted=frozenset(options["unwanted"])
-        ),
+        choice=rule_choice(options),
     )
     known = release_flags(node.vllm, host.vllm_home(node.vllm))
     return serve_args(request, load_flag_rules(), known)
