@@ -184,25 +184,22 @@ def _uneven(wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     if len(cpus) < 2:
         return
     projects: dict[str, list[ListedWheel]] = {}
-    for wheel in filter(lambda wheel: wheel.built, wheels):
-        projects.setdefault(wheel.project, []).append(wheel)
+    for wheel in wheels:
+        if wheel.built:
+            projects.setdefault(wheel.project, []).append(wheel)
     for project, group in projects.items():
-        yield from _uneven_project(project, group, cpus)
-
-
-def _uneven_project(
-    project: str, group: Sequence[ListedWheel], cpus: set[str]
-) -> Iterator[Finding]:
-    covered = {cpu for wheel in group for cpu in wheel.entry.name.cpus}
-    if ANY not in covered and (missing := sorted(cpus - covered)):
-        what = f"there is no {project} for {', '.join(missing)}, and other wheels for it are here"
-        yield finding(UsageError, group[0].filename, what, "build it, or use a folder for each CPU")
-    versions = {wheel.entry.name.version.public: wheel.filename for wheel in group}
-    if len(versions) > 1:
-        what = f"{project} is another version on each CPU: {', '.join(sorted(versions))}"
-        hint = "build one version for all nodes"
-        why = "nodes that differ do not understand each other"
-        yield finding(UsageError, group[-1].filename, what, hint, why)
+        covered = {cpu for wheel in group for cpu in wheel.entry.name.cpus}
+        if ANY not in covered and (missing := sorted(cpus - covered)):
+            absent = ", ".join(missing)
+            what = f"there is no {project} for {absent}, and other wheels for it are here"
+            hint = "build it, or use a folder for each CPU"
+            yield finding(UsageError, group[0].filename, what, hint)
+        versions = {wheel.entry.name.version.public for wheel in group}
+        if len(versions) > 1:
+            what = f"{project} is another version on each CPU: {', '.join(sorted(versions))}"
+            hint = "build one version for all nodes"
+            why = "nodes that differ do not understand each other"
+            yield finding(UsageError, group[-1].filename, what, hint, why)
 
 
 def pin_table(wheels: Sequence[ListedWheel]) -> Mapping[str, str]:
