@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 
 _PORT = re.compile(r"p(?P<number>\d)")
 
@@ -25,7 +25,7 @@ class Half:
 @cache
 def facts() -> dict[str, Any]:
     """Return hardware.toml: ``cpu_parts``, ``capabilities``, ``connectx``, ``remark``."""
-    return tomllib.loads((RECIPES / "env" / "hardware.toml").read_text(encoding="utf-8"))
+    return read_toml(dict[str, Any], RECIPES / "env" / "hardware.toml")
 
 
 def is_uplink(port: str) -> bool:

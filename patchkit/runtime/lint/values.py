@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from ipaddress import ip_address
@@ -12,6 +11,7 @@ from typing import Any
 
 from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.runtime.lint.scan import Assignment, is_open
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.variables import lifetime
@@ -25,7 +25,7 @@ _NAMED = {"MASTER_ADDR"}  # may be a host's name as well
 @cache
 def bounds() -> Mapping[str, Any]:
     """Return the tables of values.toml."""
-    return tomllib.loads((RECIPES / "env" / "values.toml").read_text(encoding="utf-8"))
+    return read_toml(dict[str, Any], RECIPES / "env" / "values.toml")
 
 
 def check_value(assigned: Assignment, situation: Situation) -> Iterator[Finding]:

@@ -31,7 +31,6 @@ so, and the same addresses go to the other cage.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -41,6 +40,7 @@ from typing import Any
 from patchkit.errors import HostError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
+from patchkit.records import read_toml
 from patchkit.runtime.host.host import Host, Netdev
 
 Cages = Mapping[int | None, tuple[Netdev, ...]]
@@ -89,7 +89,7 @@ class NetPlan:
 @cache
 def facts() -> Mapping[str, Mapping[str, Any]]:
     """Return ``recipes/env/network.toml``: tables ``plan`` and ``link``."""
-    return tomllib.loads((RECIPES / "env" / "network.toml").read_text())
+    return read_toml(dict[str, dict[str, Any]], RECIPES / "env" / "network.toml")
 
 
 def make_plan(
