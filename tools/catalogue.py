@@ -109,8 +109,8 @@ def page(fix: Fix, modes: Mapping[str, Row]) -> str:
         f"Proved on every apply: {proof}\n" if proof else "",
         "## Evidence\n",
         table(
-            ["confidence", "claim", "source"],
-            [[e.confidence, e.claim, e.source] for e in fix.evidence],
+            ["established", "claim", "source"],
+            [[e.established, e.claim, e.source] for e in fix.evidence],
         ),
         *map(_example, fix.examples),
     ]

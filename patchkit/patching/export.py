@@ -55,7 +55,7 @@ def write_series(plan: Plan, folder: Path) -> list[Path]:
 def _mail(plan: Plan, verdict: Verdict, texts: Texts, number: str) -> str:
     fix = verdict.fix
     arch = load_recipe(plan.stock.project).build.value_for(plan.request)
-    evidence = [f"{e.claim} [{e.confidence}: {e.source}]" for e in fix.evidence]
+    evidence = [f"{e.claim} [{e.established}: {e.source}]" for e in fix.evidence]
     paragraphs = [
         f"Symptom: {fix.symptom}",
         f"Why: {fix.why}",

@@ -10,10 +10,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.edit.splice import Edit
+from patchkit.evidence import ESTABLISHED, Established
 from patchkit.source.tree import SourceTree
 from patchkit.target import MODES, Target
 
-CONFIDENCE = ("measured", "compiled", "read", "reported", "inferred")
 LAYERS = ("python", "build")
 KINDS = ("source", "installed")
 
@@ -69,14 +69,14 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A claim, where it comes from, and one of CONFIDENCE: how sure it is."""
+    """A claim, where it comes from, and how it was established."""
 
     claim: str
     source: str
-    confidence: str
+    established: Established
 
     def __post_init__(self) -> None:
-        _check("confidence", [self.confidence], CONFIDENCE)
+        _check("established", [self.established], ESTABLISHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

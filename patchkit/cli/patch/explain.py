@@ -33,7 +33,7 @@ def _all_fixes() -> list[Fix]:
 @click.argument("wanted", metavar="[ID]", required=False, shell_complete=lambda *_: _ids())
 @as_json
 def command(wanted: str | None, *, as_json: bool) -> None:
-    """Explain a fix: symptom, reason, releases, evidence and its confidence, before and after.
+    """Explain a fix: symptom, reason, releases, evidence, before and after.
 
     Or one of the claims that guides make, and how it stands. Without ID: what there is.
     """
@@ -61,7 +61,7 @@ def _overview(*, as_json: bool) -> None:
         print_json(
             {
                 "fixes": [{"id": fix.id, "title": fix.title} for fix in _all_fixes()],
-                "claims": [asdict(claim) for claim in claims],
+                "claims": [_claim_fields(claim) for claim in claims],
             }
         )
         return
@@ -75,7 +75,7 @@ def _overview(*, as_json: bool) -> None:
 
 def _claim(claim: Claim, *, as_json: bool) -> None:
     if as_json:
-        print_json(asdict(claim))
+        print_json(_claim_fields(claim))
         return
     console = show.console()
     console.print(show.text((claim.id, "bold"), f"  {claim.verdict} {claim.versions}\n"))
@@ -111,7 +111,7 @@ def _needs(fix: Fix) -> Table:
 
 
 def _evidence(evidence: Iterable[Evidence]) -> Table:
-    return _rows((each.confidence, each.claim, each.source) for each in evidence)
+    return _rows((each.established, each.claim, each.source) for each in evidence)
 
 
 def _rows(rows: Iterable[tuple[str, ...]]) -> Table:
@@ -119,6 +119,15 @@ def _rows(rows: Iterable[tuple[str, ...]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _claim_fields(claim: Claim) -> dict[str, object]:
+    return {**asdict(claim), "evidence": _evidence_fields(claim.evidence)}
+
+
+def _evidence_fields(evidence: Iterable[Evidence]) -> list[dict[str, str]]:
+    # Scripts know the word as "confidence".
+    return [{"claim": e.claim, "source": e.source, "confidence": e.established} for e in evidence]
 
 
 def _fields(fix: Fix) -> dict[str, object]:
@@ -129,7 +138,7 @@ def _fields(fix: Fix) -> dict[str, object]:
         "why": fix.why,
         "upstream": fix.upstream,
         "needs": [{**asdict(need), "severity": need.severity.value} for need in fix.needs],
-        "evidence": [asdict(evidence) for evidence in fix.evidence],
+        "evidence": _evidence_fields(fix.evidence),
         "requires": list(fix.requires),
         "examples": [_example(example) for example in fix.examples],
     }

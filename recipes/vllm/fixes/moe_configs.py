@@ -48,7 +48,7 @@ class Config:
     upstream: str
     source: str
     claim: str
-    confidence: str
+    established: kit.Established
 
     @property
     def key(self) -> Key:
@@ -286,7 +286,7 @@ FIX = kit.Fix(
     ),
     upstream="0.28.0 ships two of them; for the others, never up to 0.33.0",
     evidence=(
-        *(kit.Evidence(f"{c.file}: {c.claim}", c.source, c.confidence) for c in _CONFIGS),
+        *(kit.Evidence(f"{c.file}: {c.claim}", c.source, c.established) for c in _CONFIGS),
         kit.Evidence(
             "get_moe_configs takes the nearest row, tolerates triton_version, and asks for the "
             "block shape in the name",

@@ -49,7 +49,7 @@ def refused(copy, cli):
         (FILE, 'id="', 'id="x', "id=", "the id is 'xmarlin_sass', not 'marlin_sass'"),
         (FILE, "title=", "titel=", "titel", "Fix has no field 'titel'; did you mean title?"),
         (FILE, "REQUIRED", "REQIRED", "REQIRED", "AttributeError: REQIRED"),
-        (FILE, '"reported"', '"rumor"', "rumor", "ValueError: confidence is 'rumor', expected"),
+        (FILE, '"reported"', '"rumor"', "rumor", "ValueError: established is 'rumor', expected"),
         (FILE, 'layer="build"', 'layer="x"', "FIX =", "ValueError: layer is 'x', expected 'python"),
         (FILE, '">=0.11', '">>=0.11', ">>=", "InvalidSpecifier: Invalid specifier: '>>=0.11.1"),
         (FILE, '"marlin_sass",', '"marlin_sass"', "id=", "invalid syntax. Perhaps you forgot a c"),

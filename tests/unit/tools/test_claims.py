@@ -7,13 +7,13 @@ import re
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from patchkit.evidence import ESTABLISHED
 from patchkit.patching.claims import load_claims
 from patchkit.patching.recipe import load_recipe
 
 RECIPE = load_recipe()
 CLAIMS = load_claims()
 VERDICTS = {"true", "outdated", "contested", "false", "unverified"}
-CONFIDENCE = {"measured", "compiled", "read", "reported", "inferred"}
 
 
 def test_an_id_names_one_thing():
@@ -31,7 +31,7 @@ def test_a_claim_is_complete(claim):
     assert claim.verdict in VERDICTS
     assert claim.evidence
     assert all(each.claim and each.source for each in claim.evidence)
-    assert {each.confidence for each in claim.evidence} <= CONFIDENCE
+    assert {each.established for each in claim.evidence} <= set(ESTABLISHED)
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
