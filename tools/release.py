@@ -112,13 +112,16 @@ def main(arguments: list[str]) -> int:
         _git(ROOT, "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone))
         _commit(clone, asked.version, tag)
         files = _built(clone)
-        if not asked.dry_run:
+        names = ", ".join(each.name for each in files)
+        if asked.dry_run:
+            print(f"{tag} can be made: {names}; nothing was changed")
+        else:
             _git(ROOT, "pull", "--quiet", "--ff-only", "--tags", str(clone), "HEAD")
             (ROOT / "dist").mkdir(exist_ok=True)
             for each in files:
                 shutil.copy2(each, ROOT / "dist")
-    print(f"{tag}: {', '.join(each.name for each in files)}")
-    print(f"next: git push --follow-tags; twine upload dist/*{asked.version}*")
+            print(f"{tag}: {names}, in dist/")
+            print(f"next: git push --follow-tags; twine upload dist/*-{asked.version}*")
     return 0
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.apply import plan_for
-from patchkit.errors import SourceError
+from patchkit.errors import DriftError, SourceError
 from patchkit.patching.fix import Request
-from patchkit.patching.plan import Plan
+from patchkit.patching.plan import Plan, make_plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.support import support_of
 from patchkit.patching.workspace import open_workspace
@@ -52,9 +51,20 @@ def pristine(version: str, folder: Path) -> Path:
 
 
 def unproved(root: Path, arch: str) -> Plan:
-    """Return the plan of an untouched tree; proofs compare with the tables that come of it."""
+    """Return the plan of an untouched tree; proofs compare with the tables that come of it.
+
+    Raises DriftError with the file of each fix that does not fit.
+    """
     request = Request(target=targets()["gb10"], arch=arch)
-    return plan_for(open_workspace(root), load_recipe(), request)
+    plan = make_plan(open_workspace(root).tree, load_recipe(), request)
+    if plan.drifted:
+        wrong = (f"recipes/vllm/fixes/{each.fix.id}.py: {each.reason}" for each in plan.drifted)
+        raise DriftError(
+            "\n  ".join([f"vLLM {plan.stock.version}, {arch}: fixes do not fit", *wrong]),
+            why="upstream moved what they are about",
+            hint=f"compare {plan.stock.version} with the release before, and edit these files",
+        )
+    return plan
 
 
 def look_at(version: str, root: Path) -> Seen:

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from patchkit.errors import DriftError
 from patchkit.patching.recipe import load_recipe
+from tools import tables
 from tools.regenerate import levels, look_for
+from tools.seen import unproved
 from tools.tables import SUPPORT
 
 RECIPE = load_recipe()
@@ -31,3 +34,16 @@ def test_a_few_releases_tell_the_levels_of_a_fix(fix, known):
     assert levels(fix.id, seen, RELEASES) == TABLE[fix.id]
     assert list(seen) == sorted(read, key=RELEASES.index)
     assert len(read) == len(set(read)) <= len(RELEASES) // 2
+
+
+def test_fixes_that_do_not_fit_are_named_with_their_files(make_tree):
+    about = f"Metadata-Version: 2.1\nName: vllm\nVersion: {RELEASES[-1]}\n"
+    empty = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
+    tree = make_tree(RELEASES[-1], {**dict.fromkeys(empty, ""), "PKG-INFO": about})
+    with pytest.raises(DriftError) as error:
+        unproved(tree.root, "native")
+    first, *places = error.value.what.splitlines()
+    assert first == f"vLLM {RELEASES[-1]}, native: fixes do not fit"
+    named = [place.strip().partition(":")[0] for place in places if "  recipes/" in place]
+    assert len(named) > 5
+    assert all((tables.DATA.parents[1] / path).is_file() for path in named)
