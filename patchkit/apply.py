@@ -40,8 +40,8 @@ def apply(
 ) -> Applied:
     """Bring the tree at ``path`` to what ``request`` asks for, whatever was applied before.
 
-    ``anew`` plans and proves even where a ledger says that it was done already: what becomes a
-    wheel rests on nobody's word.
+    ``anew`` plans and proves even where a ledger says that it was done already: a wheel does not
+    rest on what a tree says of itself.
     """
     if dry_run:
         workspace = open_workspace(path, recipe.project, sandboxed=sandboxed)
@@ -90,7 +90,7 @@ def _apply(
             recorded_by=past.author,
         )
     plan = plan_for(workspace, recipe, request)
-    texts = plan.texts  # before the proofs, which take their time: nobody may write meanwhile
+    texts = plan.texts  # before the proofs, so that what is written meanwhile is noticed
     proofs = prove(plan)
     if dry_run:
         return Applied(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())

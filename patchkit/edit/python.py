@@ -137,7 +137,7 @@ def check_syntax(path: str, text: str) -> None:
 
 @lru_cache(maxsize=16)
 def parsed(path: str, text: str) -> ast.Module:
-    """Return the syntax tree of a file; nobody may change it. Raises DriftError, with the line."""
+    """Return the syntax tree of a file; do not change it. Raises DriftError, with the line."""
     try:
         return ast.parse(text)
     except SyntaxError as error:

@@ -37,14 +37,14 @@ def swap_text(
 def new_file(path: str, found: str | None, text: str, *, note: str) -> list[Edit]:
     """Return the edit that creates a file; ``[]`` if it is ``found`` with that text already.
 
-    Raises DriftError if another text is in its place: that is somebody else's file.
+    Raises DriftError if another text is in its place: that file is the user's.
     """
     if found == text:
         return []
     if found is not None:
         raise DriftError(
             f"{path}: is there already, with another text",
-            why="somebody put a file of their own there, or edited the one that belongs there",
+            why="the user put a file there, or edited the one that belongs there",
             hint="move the file away, or leave this fix out with --without",
         )
     return [Edit(path, 0, 0, text, note, creates=True)]

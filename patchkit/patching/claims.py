@@ -1,4 +1,4 @@
-"""What guides say about an upstream project, and how it stands: advice that is no fix of ours."""
+"""Advice of guides about an upstream project, each with a verdict; it is no fix of patchkit."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from patchkit.source.tree import SourceTree
 class Applied:
     """What an apply did: the verdicts as they now stand, what it proved, and the files written.
 
-    ``diff`` is what a dry run would have changed. Where a ledger tells that nothing is to do, this
+    ``diff`` is what a dry run would have changed. Where a ledger says that nothing is to do, this
     run proves nothing: ``recorded_proofs`` are the ledger's words, ``recorded_by`` says whose.
     """
 

@@ -32,7 +32,7 @@ def _day(text: str) -> None:
         raise RecordError(f"is {text!r}, not as 2026-11-22")
 
 
-# A tree may be somebody else's, and its ledger with it: every field has a form.
+# A tree may come from elsewhere, and its ledger with it: every field has a form.
 _Id = Annotated[Utf8, matching(r"[a-z0-9][a-z0-9_-]{0,99}", "an id")]
 
 
@@ -185,7 +185,7 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
         if digest(data) != before:
             raise HashMismatchError(
                 f"{place}: is not the original of {path}",
-                why="somebody edited or removed files in the ledger's folder",
+                why="files in the ledger's folder were edited or removed",
                 hint="unpack the release again",
             )
         texts[path] = data

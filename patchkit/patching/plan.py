@@ -109,7 +109,7 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     if known and (conflict := _disagreement(finding, need is not None, tree.version, fix)):
         return Verdict(fix, State.DRIFTED, conflict, severity=severity)
     note = "" if known else f"{tree.version} is not in the table; decided by the code alone"
-    # Where nobody needs the fix, code that looks fixed is upstream's own.
+    # In a release that needs no fix, code that looks fixed is upstream's own.
     done = State.UPSTREAM if need is None and finding.state is State.APPLIED else finding.state
     return Verdict(fix, done, finding.reason, finding.edits, severity, note, finding.done)
 

@@ -141,7 +141,7 @@ def _wait(ended: int, seconds: float) -> bool:
 def _said(pipe: int) -> bytes:
     try:
         return os.read(pipe, 1)
-    except BlockingIOError:  # somebody out of reach still holds the other end
+    except BlockingIOError:  # a process out of reach still holds the other end
         return b""
 
 
@@ -212,7 +212,7 @@ def die_with(parent: int, number: signal.Signals) -> None:
 
 
 def _arrange(files: Sequence[int]) -> None:
-    """Have nothing open but the outputs, and the pipe that tells the parent when all is over."""
+    """Have nothing open but the outputs, and the pipe that shows the parent when all is over."""
     kept = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in files]
     for number, each in enumerate([os.open(os.devnull, os.O_RDONLY), *kept]):
         os.dup2(each, number)

@@ -1,7 +1,7 @@
 """Calls side by side: the first here, each other one in a process that is forked for it.
 
 Threads would do for calls that wait, but a proof forks a sandbox, and a process with threads should
-not fork. These are calls of patchkit's own; upstream's code runs in children of theirs.
+not fork. The calls are patchkit's own; upstream's code runs in their children.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _live(call: Callable[[], object], result: int, parent: int) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
         die_with(parent, signal.SIGTERM)
-        # An interrupt may strike in a finaliser, where it cannot be raised: that is nobody's news.
+        # An interrupt may strike in a finaliser, where it cannot be raised: print nothing.
         sys.unraisablehook = lambda _unraisable: None
         try:
             outcome: tuple[object, Exception | None] = (call(), None)

@@ -53,7 +53,7 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
             try:
                 tree.rename(target)
             except OSError:
-                _require_vacant(target)  # somebody else may have been quicker
+                _require_vacant(target)  # another process may have been quicker
                 raise
     return dest
 

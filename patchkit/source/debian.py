@@ -190,7 +190,7 @@ class _Apt:
             "Dir::State": self.home / "state",
             "Dir::State::status": self.home / "status",
             "Dir::Cache": self.home / "cache",
-            "APT::Sandbox::User": "root",  # nobody to change to: the folder is the caller's
+            "APT::Sandbox::User": "root",  # no other user: the folder is the caller's
             "Acquire::Languages": "none",
             "Acquire::Retries": "2",
             "Acquire::Retries::Delay": "false",

@@ -70,7 +70,7 @@ def _detected(path: Path, project: str) -> SourceTree:
 def project_of(spec: str) -> str:
     """Return the project that ``spec`` is of: a release, a folder, an archive or a URL.
 
-    Raises UsageError where neither its name nor what lies there tells.
+    Raises UsageError if neither its name nor its files tell.
     """
     path = Path(spec)
     release = re.fullmatch(r"([A-Za-z0-9._-]+)==[^/]+", spec)

@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 CHUNK = 1 << 18  # bytes that are read and written at once
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
-_LARGEST = 1 << 30  # bytes of a file whose size nobody says
+_LARGEST = 1 << 30  # bytes of a file of unknown size
 
 
 def cache_dir() -> Path:

@@ -150,7 +150,7 @@ def _fetch(url: str, commit: str, repository: Path) -> None:
             try:
                 fresh.rename(repository)
             except OSError:
-                if not _is_kept(repository):  # somebody else may have been quicker
+                if not _is_kept(repository):  # another process may have been quicker
                     raise
     except OSError as error:
         raise StorageError(

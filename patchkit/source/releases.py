@@ -37,7 +37,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """A bug of some releases that no fix of ours mends."""
+    """A bug of some releases that no fix of patchkit mends."""
 
     versions: str
     says: str

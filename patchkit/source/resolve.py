@@ -57,7 +57,7 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
     """Give the folder that ``spec`` names.
 
     An archive or a release is unpacked into ``options.dest`` (default ``build/PROJECT-VERSION``),
-    or into a folder that is removed again if nobody wants to ``keep`` it. A release that was
+    or, without ``keep``, into a folder that is removed again. A release that was
     patched there before is that tree.
     """
     if options.dest is None and (before := patched_before(spec, options.project)):

@@ -28,7 +28,7 @@ COMMON_MK = "makefiles/common.mk"
 ROOT_FILE = "CMakeLists.txt"
 SOURCE_FILE = "src/CMakeLists.txt"
 PC_FILE = "lib/pkgconfig/nccl.pc"
-# What CMake takes from nvcc 13.0 itself when nobody says anything: the oldest arch that it has.
+# What CMake takes from nvcc 13.0 if nothing is set: the oldest arch that nvcc has.
 COMPILER_DEFAULT = "75"
 _SCRIPT = Path(__file__).with_name("build_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
@@ -57,10 +57,10 @@ def make_flags(
         (home / "Makefile").write_text(_PRINT, encoding="utf-8")
         # The file would split the version with a pipe of two programs, and that takes a fork.
         major, minor = cuda.split(".")[:2]
-        told = (f"CUDA_VERSION={cuda}", f"CUDA_MAJOR={major}", f"CUDA_MINOR={minor}")
+        given = (f"CUDA_VERSION={cuda}", f"CUDA_MAJOR={major}", f"CUDA_MINOR={minor}")
         needed = replace(program_box(Path(make), children=True), read=(home,))
         done = run(
-            [make, "--no-print-directory", *told, *arguments],
+            [make, "--no-print-directory", *given, *arguments],
             box_for(tree, needed),
             folder=home,
             environment={"PATH": "/usr/bin:/bin", **(environment or {})},

@@ -92,7 +92,7 @@ def parsed(path: str, text: str) -> tuple[Command, ...]:
 
 
 def _check_lists(sites: list[_Site], texts: Mapping[str, str]) -> None:
-    """Raise DriftError for a group whose list nobody sets: it would silently not be built."""
+    """Raise DriftError for a group whose list nothing sets: it would silently not be built."""
     known = {
         argument.value
         for path, text in texts.items()

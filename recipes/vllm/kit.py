@@ -25,7 +25,7 @@ from patchkit.recipes.vllm.routing import (
     prove_decision,
     prove_decisions,
 )
-from patchkit.recipes.vllm.stock import check_stock
+from patchkit.recipes.vllm.stock_archs import check_stock
 
 __all__ = [
     "FP8_MOE",

@@ -30,7 +30,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     if "CXXSTD ?= -std=c++17" in text and _STANDARD not in text:
         return kit.upstream(f"{kit.COMMON_MK}: C++17 from CUDA 13 on")
     if all(after in text for _before, after in _SWAPS):
-        # Upstream took over this very text, so it is the same whoever wrote it.
+        # Upstream took over this very text, so nothing tells the two apart.
         return kit.found(
             (), now="", done=f"{kit.COMMON_MK}: C++17 and the headers of cccl, from CUDA 13 on"
         )

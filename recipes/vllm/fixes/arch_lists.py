@@ -31,7 +31,7 @@ _QUTLASS_WIDER = r'elseif(QUTLASS_ARCHS MATCHES "12\\.[01][af]")'
 
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
-    """Read every list that has to name the arch: all do, none does, or somebody edited them."""
+    """Read every list that has to name the arch: all do, none does, or the file was edited."""
     texts = kit.cmake_texts(tree)
     units = [*_list_units(texts, request), *_condition_units(texts, request)]
     done = [place for place, edits in units if not edits]

@@ -12,7 +12,7 @@ _PIN_FILE = "cmake/external_projects/deepgemm.cmake"
 _PIN_WITHOUT_SM12X = "891d57b4db1071624b5c8fa0d1e51cb317fa709f"
 _PINNED_IN = Version("0.24.0")  # for installed packages, which carry no CMake files
 
-# Up to 0.23 nobody offers DeepGEMM to SM12x.
+# Up to 0.23 DeepGEMM is not offered to SM12x.
 _WITHOUT_SM12X = "return cls.is_device_capability(90) or cls.is_device_capability_family(100)\n"
 _BEFORE = """\
 return (

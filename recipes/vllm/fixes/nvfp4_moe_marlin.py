@@ -113,13 +113,13 @@ def _edits(path: str, text: str) -> list[kit.Edit]:
 
 def prove(case: kit.Case) -> str:
     """Check that 12.1 (12.x where none has a kernel) takes Marlin, and others what they took."""
-    everybody = not case.stock.exists(kit.NVFP4_MOE) and "cutedsl" not in case.stock.read(_OLD)
+    all_sm12x = not case.stock.exists(kit.NVFP4_MOE) and "cutedsl" not in case.stock.read(_OLD)
     return kit.prove_decision(
         case,
         "NVFP4 MoE",
         kit.nvfp4_moe,
         wanted="MARLIN",
-        changed=kit.SM12X if everybody else kit.GB10,
+        changed=kit.SM12X if all_sm12x else kit.GB10,
     )
 
 

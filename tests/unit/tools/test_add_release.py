@@ -16,7 +16,7 @@ from patchkit.paths import RECIPES
 from patchkit.process import attempt
 from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.external import External
-from patchkit.recipes.vllm.stock import check_stock
+from patchkit.recipes.vllm.stock_archs import check_stock
 from support.faults import killed_everywhere
 from tools import vllm_release
 from tools.entries import (
