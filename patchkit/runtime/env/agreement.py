@@ -36,7 +36,7 @@ def agree(
     """Return the worker's environment with what its head shares.
 
     What the head shares and the worker's own rules do not set, such as what a user added, is taken
-    over; ``carried.check_carried`` has said that it may be. ``of_host`` are the names that rules
+    over; ``transfer.check_transfer`` has said that it may be. ``of_host`` are the names that rules
     set for each node by itself, ``here`` those that the user sets on this node. Raises HostError if
     the two contradict each other.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from patchkit.finding import Finding
 from patchkit.runtime.envfile.header import head_facts
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.lint.contradictions import check_pairs
+from patchkit.runtime.lint.contradictions import check_contradictions
 from patchkit.runtime.lint.flags import check_flags
 from patchkit.runtime.lint.header import check_header
 from patchkit.runtime.lint.host import check_host
@@ -48,7 +48,7 @@ def check(
         *check_header(text, assigned),
         *_each(assigned, situation, known, host, mode),
         *check_products(assigned),
-        *check_pairs(assigned, host),
+        *check_contradictions(assigned, host),
         *check_servers(text),
         *check_reading(text, where, head_facts(text).get("format", "")),
         *check_flags(text, situation, home),

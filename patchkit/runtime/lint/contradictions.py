@@ -16,7 +16,7 @@ _GROUPS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _MATTERS = re.compile(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_")
 
 
-def check_pairs(assigned: Sequence[Assignment], host: Host | None) -> Iterator[Finding]:
+def check_contradictions(assigned: Sequence[Assignment], host: Host | None) -> Iterator[Finding]:
     """Check each block by itself: two branches, services or commands do not contradict."""
     blocks: dict[int, list[Assignment]] = {}
     for each in assigned:

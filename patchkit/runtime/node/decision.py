@@ -207,7 +207,7 @@ def _vllm(asked: str, installed: str, file: EnvFile | None) -> str:
 
 def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOptions) -> None:
     """Raise HostError for another NCCL than the head's, SourceError for what must not travel."""
-    from patchkit.runtime.node.carried import check_carried  # a node without a file needs none
+    from patchkit.runtime.node.transfer import check_transfer  # a node without a file needs none
 
     there = plain(head.facts.get("nccl", ""))
     if nccl and there and plain(nccl) != there:
@@ -218,7 +218,7 @@ def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOp
             hint="install one NCCL on every node: `patchkit build nccl`",
         )
     read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
-    check_carried(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
+    check_transfer(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
 
 
 def _check_cluster(role: str, nodes: int, head: str) -> None:

@@ -23,7 +23,7 @@ _MOST = 100  # refused variables that are listed
 _SHOWN = 60  # characters of a name or a value
 
 
-def check_carried(
+def check_transfer(
     head: EnvFile, rules: VariableRules, known: Collection[str], here: Collection[str] = ()
 ) -> None:
     """Raise SourceError that names every variable of the file which must not be taken over.
@@ -47,7 +47,7 @@ def check_carried(
             + "\n".join([*refused[:_MOST], *([f"  and {more} more"] if more > 0 else [])]),
             why="whoever can change the file would otherwise decide what runs here",
             hint="take them out of the head's file, or write it anew there; what is meant for this "
-            "node as well is said here: --set NAME=VALUE",
+            "node as well goes into its own file: patchkit env --set NAME=VALUE",
         )
 
 
