@@ -38,14 +38,14 @@ _STYLES: Mapping[Level, Mapping[str, Any]] = {
 @TARGET
 @PYTHON
 @click.option(
-    "--host/--no-host",
-    "with_host",
-    default=True,
-    help="Whether this host must have what the file names.  [default: host]",
+    "--elsewhere",
+    is_flag=True,
+    help="The file is for another machine: do not compare it with this one.",
 )
+@click.option("--host/--no-host", "with_host", default=True, hidden=True)  # the former spelling
 @ROOT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None:
+def check(file: Path, *, elsewhere: bool, with_host: bool, as_json: bool, **options: Any) -> None:
     """Find settings in a file that are unknown, obsolete, contradictory or dangerous.
 
     FILE is any env file or script: sh, systemd, docker, Dockerfile, compose, Python, JSON; - is
@@ -58,7 +58,9 @@ def check(file: Path, *, with_host: bool, as_json: bool, **options: Any) -> None
 
     text, mode = _read(file)
     root, python = options.pop("root"), options.pop("python")
-    host = probe(root, python=python, environment=os.environ) if with_host else None
+    host = (
+        probe(root, python=python, environment=os.environ) if with_host and not elsewhere else None
+    )
     situation = situation_of(text, host, options)
     vllm = situation.get("vllm", "")
     findings = find(

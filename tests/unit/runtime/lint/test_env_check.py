@@ -272,7 +272,7 @@ def test_the_command(spark, tmp_path):
     path.write_text("NCCL_IB_DISABLE=1\nNCCL_P2P_DISABLE=1\n")
 
     shown = run(path, "--root", spark, "--vllm", "0.25.1")
-    notes = run(path, "--no-host", "--target", "gb10")
+    notes = run(path, "--elsewhere", "--target", "gb10")
     data = run(path, "--root", spark, "--json")
 
     assert shown.exit_code == SourceError.exit_code
@@ -322,7 +322,7 @@ def test_what_cannot_be_read(tmp_path):
         ([FILES / "roce.env", "--vllm", "new"], UsageError),
     ):
         with pytest.raises(kind):
-            raise run("--no-host", *arguments).exception
+            raise run("--elsewhere", *arguments).exception
 
 
 CODE = ("LD_PRELOAD=/tmp/x.so", "PATH=/tmp:/bin", "PYTHONPATH=/tmp", "VLLM_PLUGINS=x")
@@ -366,7 +366,7 @@ def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
     text = text.replace("nodes=2", "nodes=abc").replace("topology=roce", "topology=x;id")
     path = tmp_path / "head.env"
     path.write_text(text)
-    done = run(path, "--no-host")
+    done = run(path, "--elsewhere")
     assert done.exit_code == SourceError.exit_code
     assert "nodes=abc: nodes takes a number" in done.stdout
     assert "topology=x;id: topology takes single, roce" in done.stdout
