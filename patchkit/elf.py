@@ -117,21 +117,21 @@ class Library(Dynamic):
 
 
 def read_dynamic(path: Path) -> Dynamic:
-    """Return what the loader asks of a program or library. Raises as ``read_loadable``."""
+    """Return what the loader asks of a program or library. Raises as ``read_library``."""
     with path.open("rb") as stream:
         image = _Image(stream, str(path))
         image.check(image.kind in _LOADABLE, "it is neither a program nor a shared library")
         return image.dynamic()
 
 
-def read_loadable(path: Path) -> Library:
+def read_library(path: Path) -> Library:
     """Return all facts of a file. Raises SourceError if it is not ELF, or damaged; OSError."""
     with path.open("rb") as stream:
         return parse_library(stream, str(path))
 
 
 def parse_library(stream: BufferedIOBase, name: str) -> Library:
-    """Return the facts of an open file, which errors call ``name``. Raises as ``read_loadable``."""
+    """Return the facts of an open file, which errors call ``name``. Raises as ``read_library``."""
     image = _Image(stream, name)
     sections = tuple(section for section in image.sections() if section.stored)
     dynamic = image.dynamic()
@@ -148,12 +148,12 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
 
 
 def parse_sections(stream: BufferedIOBase, name: str) -> tuple[Section, ...]:
-    """Return the sections of an open file, object files too. Raises as ``read_loadable``."""
+    """Return the sections of an open file, object files too. Raises as ``read_library``."""
     return tuple(_Image(stream, name).sections())
 
 
 def exports(path: Path, symbol: str) -> bool:
-    """Return whether a library defines a symbol for others. Raises as ``read_loadable``."""
+    """Return whether a library defines a symbol for others. Raises as ``read_library``."""
     with path.open("rb") as stream:
         return _Image(stream, str(path)).defines(symbol.encode())
 

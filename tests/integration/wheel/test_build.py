@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 import patchkit
-from patchkit.elf import read_loadable
+from patchkit.elf import read_library
 from patchkit.wheel.build.repro import first_member, first_object
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.file.sbom import nccl_sbom
@@ -160,7 +160,7 @@ def test_pip_installs_it_and_it_loads(built, toolchain, tmp_path, machine):
     install += ["--platform", cpu, "--only-binary", ":all:", made.wheel]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     subprocess.run(list(map(str, [*pip, *install])), check=True, capture_output=True)
-    library = read_loadable(site / LIBRARY)
+    library = read_library(site / LIBRARY)
     assert (library.machine, library.soname) == (machine, "libnccl.so.2")
     assert library.build_id
     assert not [name for name in library.needed if "cudart" in name]

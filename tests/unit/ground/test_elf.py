@@ -25,7 +25,7 @@ from patchkit.elf import (
     parse_library,
     parse_sections,
     read_dynamic,
-    read_loadable,
+    read_library,
 )
 from patchkit.errors import SourceError
 from support.layout import link
@@ -43,7 +43,7 @@ SOURCE = "int defined(void) { return 1; } int needed(void); int call(void) { ret
 
 
 def test_the_facts_of_a_library():
-    library = read_loadable(LIBRARIES / "gb10.so")
+    library = read_library(LIBRARIES / "gb10.so")
     assert (library.machine, library.soname) == ("aarch64", "libgb10.so.2")
     assert library.needed == ("libm.so.6", "libc.so.6")
     assert library.rpath == ("$ORIGIN/../lib", "/opt/nccl")
@@ -66,7 +66,7 @@ def test_the_facts_of_a_library():
 
 
 def test_a_library_of_another_cpu_with_less_to_say():
-    library = read_loadable(LIBRARIES / "archs.so")
+    library = read_library(LIBRARIES / "archs.so")
     assert (library.machine, library.soname, library.rpath) == ("x86_64", "", ())
     assert library.needed == ("libstdc++.so.6", "libgcc_s.so.1", "libc.so.6")
     assert library.highest("GLIBC") == "GLIBC_2.2.5"
@@ -147,7 +147,7 @@ def test_a_library_as_pyelftools_reads_it(style, tags, tmp_path):
     place = link(
         tmp_path / "lib.so", SOURCE, soname="lib.so.3", needs=needs, path="/a:/b", tags=tags
     )
-    found = read_loadable(place)
+    found = read_library(place)
     assert {found.rpath, found.runpath} == {("/a", "/b"), ()}
     assert_as_pyelftools(place)
     symbols = {name: exports(place, name) for name in ("defined", "call", "needed", "nothing")}
@@ -158,7 +158,7 @@ def test_a_library_as_pyelftools_reads_it(style, tags, tmp_path):
 def assert_as_pyelftools(place):
     theirs = list(by_pyelftools(place))
     theirs[3:5] = (tuple(filter(None, folders)) for folders in theirs[3:5])
-    assert facts(read_loadable(place)) == tuple(theirs), place
+    assert facts(read_library(place)) == tuple(theirs), place
 
 
 def test_every_library_of_this_python_as_pyelftools_reads_it():
@@ -177,7 +177,7 @@ def test_the_loader_needs_no_sections(tmp_path):
     place.write_bytes(patched((40, "<Q", 0), (60, "<H", 0), (62, "<H", 0)))
     assert read_dynamic(place) == read_dynamic(LIBRARIES / "gb10.so")
     with pytest.raises(SourceError, match="no section headers"):
-        read_loadable(place)
+        read_library(place)
 
 
 def test_more_sections_than_16_bits_count_are_counted_in_the_first_one():
@@ -326,7 +326,7 @@ def test_an_object_is_nothing_that_the_loader_takes(tmp_path):
     place.write_bytes(patched((16, "<H", 1)))  # ET_REL
     with pytest.raises(SourceError, match="neither a program nor a shared library"):
         read_dynamic(place)
-    assert read_loadable(place).needed == ()
+    assert read_library(place).needed == ()
 
 
 def test_chains_of_symbols_that_never_end_are_refused(tmp_path):
@@ -360,6 +360,6 @@ def test_damage_is_an_error_or_a_result_and_nothing_else(tmp_path_factory, chang
         data[place : place + len(new)] = new
     place = tmp_path_factory.getbasetemp() / "damaged.so"
     place.write_bytes(data[:end])
-    for ask in (read_dynamic, read_loadable, lambda path: exports(path, "ncclGetVersion")):
+    for ask in (read_dynamic, read_library, lambda path: exports(path, "ncclGetVersion")):
         with contextlib.suppress(SourceError):
             assert isinstance(ask(place), (Dynamic, bool))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.elf import read_loadable
+from patchkit.elf import read_library
 from patchkit.errors import HostError
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES, full_toolkit
 from patchkit.wheel.build.toolchain import Toolchain
@@ -76,7 +76,7 @@ def test_code_that_calls_the_driver_links(halves, tmp_path):
     stubs = dest / "lib/stubs"
     command = [str(toolchain.cxx), "-x", "c", "-shared", "-fPIC", str(source), "-o", str(out)]
     subprocess.run([*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], check=True)
-    assert "libcuda.so.1" in read_loadable(out).needed
+    assert "libcuda.so.1" in read_library(out).needed
     source.write_text("int cuThing(); int f(){return cuThing();}")
     unknown = subprocess.run(
         [*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], capture_output=True, text=True

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from patchkit.elf import read_loadable
+from patchkit.elf import read_library
 from patchkit.errors import HostError, PatchkitError, SourceError, UsageError
 from patchkit.target import targets
 from patchkit.wheel.build import toolchain as module
@@ -230,7 +230,7 @@ def real():
 def test_it_compiles_and_links(real, tmp_path, machine, locked):
     tools = real(machine, locked=locked)
     check_toolchain(tools, GENCODE, tmp_path)
-    program = read_loadable(tmp_path / "check")
+    program = read_library(tmp_path / "check")
     assert program.machine == machine
     assert not [name for name in program.needed if "cuda" in name]
     if locked:
