@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from packaging.version import Version
 
@@ -23,7 +23,6 @@ from patchkit.durable.signals import Interrupted
 from patchkit.errors import DriftError, HostError, SourceError, UsageError
 from patchkit.runtime.tune.process import Measuring, StalledError
 from patchkit.runtime.tune.search import Config, nearest, shared_memory, suited, walk
-from patchkit.source.tree import SourceTree
 
 BENCHMARK = "benchmarks/kernels/benchmark_moe.py"
 ELEMENT_BYTES = {"fp8_w8a8": 1, "auto": 2}
@@ -133,7 +132,19 @@ class Tuned:
 Progress = Callable[[int, str], None]  # batch size, what is going on
 
 
-def check_benchmark(tree: SourceTree) -> Path:
+class VllmSources(Protocol):
+    """What is needed of a SourceTree, which is in another wing."""
+
+    @property
+    def root(self) -> Path: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def version(self) -> Version: ...
+    def read(self, path: str) -> str: ...
+
+
+def check_benchmark(tree: VllmSources) -> Path:
     """Return the release's benchmark_moe.py. Raises UsageError or DriftError for an unfit one."""
     if tree.kind == "installed":
         raise UsageError(
@@ -169,7 +180,7 @@ def _check_call(name: str, arguments: ast.arguments, given: list[str]) -> None:
         )
 
 
-def connect(bench: Measuring, job: Job, tree: SourceTree) -> dict[str, Any]:
+def connect(bench: Measuring, job: Job, tree: VllmSources) -> dict[str, Any]:
     """Return facts of device and release. Raises HostError, SourceError for another vLLM."""
     request = {
         "benchmark": str(check_benchmark(tree)),

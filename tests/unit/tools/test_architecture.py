@@ -11,7 +11,7 @@ from tools import architecture
 MODULES = architecture.modules()
 FILES, LINES = 25, 2500  # of a room
 BELOW = {  # what no room of these folders may import
-    "runtime": ("patching", "proof", "apply", "wheel", "recipes", "cli"),
+    "runtime": ("edit", "source", "patching", "proof", "apply", "wheel", "recipes", "cli"),
     "wheel": ("runtime", "cli"),
     "patching": ("proof", "apply", "wheel", "runtime", "cli", "recipes"),
     "proof": ("apply", "wheel", "runtime", "cli", "recipes"),
