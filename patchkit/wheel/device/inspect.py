@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import io
-import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from functools import cache
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
 from patchkit.paths import RECIPES
 from patchkit.reading import require_file
+from patchkit.records import read_toml
 from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch, targets
 from patchkit.wheel.device.fatbin import CodeEntry, entries
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -196,8 +197,8 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
 @cache
 def always_built() -> frozenset[Arch]:
     """Return the archs of the device code that NCCL's makefiles add to every build."""
-    text = (RECIPES / "nccl" / "kernels.toml").read_text(encoding="utf-8")
-    return frozenset(parse_arch(entry["arch"]) for entry in tomllib.loads(text)["always"])
+    always = read_toml(tuple[dict[str, Any], ...], RECIPES / "nccl" / "kernels.toml", key="always")
+    return frozenset(parse_arch(entry["arch"]) for entry in always)
 
 
 def fat_binaries(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:
