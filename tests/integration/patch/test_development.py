@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from packaging.version import Version
 
 from patchkit.apply import apply, plan_for, revert
 from patchkit.errors import DriftError
+from patchkit.patching.plan import make_plan
 from patchkit.patching.workspace import open_workspace
+from support.selection import RELEASES, WHOLE
 
 pytestmark = pytest.mark.releases
 OLDER, NEWER = "0.11.1", "0.14.1"
@@ -93,3 +98,15 @@ def test_code_that_is_there_in_another_form_is_drift(
     with pytest.raises(DriftError, match="1 of 22 fixes do not fit") as caught:
         plan_for(open_workspace(root), recipe, ask())
     assert says in caught.value.what
+
+
+@pytest.mark.parametrize("version", RELEASES if WHOLE else [NEWER])
+def test_the_first_commit_after_a_release_fits(version, release, recipe, ask):
+    """Its files are those of the release, and its version is a development of the next one."""
+    later = [known for known in recipe.supported if known > Version(version)]
+    following = later[0].base_version if later else f"{Version(version).major}.999.0"
+    tree = replace(
+        open_workspace(release(version)).tree, version=Version(f"{following}.dev1+g1234567")
+    )
+    request = ask(also={fix.id for fix in recipe.fixes})
+    assert not make_plan(tree, recipe, request).drifted
