@@ -176,7 +176,8 @@ def _fail(error: PatchkitError) -> NoReturn:
 def _show(error: PatchkitError) -> None:
     if "--json" in sys.argv:
         fields = {"what": error.what, "why": error.why, "next": error.hint}
-        with contextlib.suppress(OSError):  # if standard output is what failed
+        # If standard output is what failed, the message goes where it can still be read.
+        with contextlib.suppress(OSError):
             out.print_json({"error": {**fields, "exit_code": error.exit_code}})
-    else:
-        out.say(out.style("error:", fg="red", bold=True) + f" {error}", err=True)
+            return
+    out.say(out.style("error:", fg="red", bold=True) + f" {error}", err=True)
