@@ -1,4 +1,4 @@
-"""The way in, for `patchkit` and `python -m patchkit`."""
+"""Start the command line, for `patchkit` and `python -m patchkit`."""
 
 from __future__ import annotations
 

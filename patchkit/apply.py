@@ -1,4 +1,4 @@
-"""The whole way: look, plan, prove, commit. What the command line and every build call."""
+"""Patch a tree: look, plan, prove, commit. The command line and every build call this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from patchkit.source.tree import Sandboxed
 
 
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
-    """Return the plan for a tree. Raises DriftError with every place that does not fit."""
+    """Return the plan for a tree. Raises DriftError that names every fix that does not fit."""
     plan = make_plan(workspace.tree, recipe, request)
     if plan.drifted:
         raise DriftError(
@@ -44,11 +44,13 @@ def apply(
     rest on what a tree says of itself.
     """
     if dry_run:
+        # A dry run writes nothing: it takes no lock, and leaves an unfinished journal as it is.
         workspace = open_workspace(path, recipe.project, sandboxed=sandboxed)
         return _apply(workspace, recipe, request, dry_run=True, anew=anew)
     tree = detect(path, recipe.project)
     with locked(tree.root):
         journal_of(tree, state_folder(tree)).recover()
+        # Opened after recovery, which may bring files and ledger back.
         workspace = open_workspace(path, recipe.project, writing=True, sandboxed=sandboxed)
         return _apply(workspace, recipe, request, dry_run=False, anew=anew)
 
@@ -80,6 +82,7 @@ def _apply(
 ) -> Applied:
     check_selection(recipe, request)
     past = workspace.ledger
+    # A ledger of this very request saves planning and proving; its proofs are shown as recorded.
     verdicts = None if anew else known_verdicts(workspace, recipe, request)
     if verdicts is not None and past is not None:
         return Applied(

@@ -11,7 +11,7 @@ from patchkit.errors import StorageError
 from patchkit.records import Sha256
 
 Digest = Sha256 | Literal[""]
-"""What ``digest`` returns, as records that name files have it."""
+"""The digest of a file in records: hex, "" for no file."""
 
 # Not upstream's: patchkit's own state, a history, and what builds leave behind.
 _ASIDE = frozenset({".git", ".patchkit", "build"})
@@ -25,7 +25,7 @@ def digest(data: bytes | str | None) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file, in hex. Raises StorageError if it cannot be read."""
+    """Return the SHA-256 of a file as hex. Raises StorageError if it cannot be read."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -34,10 +34,10 @@ def sha256_of(path: Path) -> str:
 
 
 def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
-    """sha256 over names, kinds, executable bits and contents of a folder's files, in hex.
+    """Return a SHA-256, as hex, over a folder's files: names, kinds, executable bits, contents.
 
-    The same for copies in different places, whatever their times and owners. Links count as what
-    they say, not as what they lead to. ``aside`` are more entries of the folder that do not count.
+    It is the same for copies in different folders, whatever their times and owners. Links count as
+    what they say, not as what they lead to. ``aside`` are more entries that do not count.
     """
     total = hashlib.sha256()
     for path in _files(root, _ASIDE.union(aside)):
@@ -47,15 +47,17 @@ def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
         else:
             kind = "program" if path.stat().st_mode & 0o100 else "file"
             content = path.read_bytes()
+        # A name may hold blanks and newlines, but no NUL: no two folders give the same text.
         total.update(f"{kind} {name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
     return total.hexdigest()
 
 
 def _files(root: Path, aside: Collection[str]) -> list[Path]:
-    """Every file and link below a folder, in one order on every machine."""
+    """Return every file and link below a folder, in the same order on every machine."""
     tops = [entry for entry in root.iterdir() if entry.name not in aside]
     inside = [path for top in tops for path in ([top, *top.rglob("*")] if _real(top) else [top])]
     files = [path for path in inside if path.is_symlink() or path.is_file()]
+    # The order of rglob is that of the file system.
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
 

@@ -22,6 +22,8 @@ from patchkit.errors import SourceError
 
 MAGIC = b"\x7fELF"
 _LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA of every CPU that vLLM's wheels are for
+# Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Dyn, Elf64_Sym, Elf64_Verneed, Elf64_Vernaux and
+# Elf64_Nhdr of elf.h, little-endian and without padding.
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -30,7 +32,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _NEED, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 _NOTE = struct.Struct("<III4s")
 
-# e_machine → the name that uname has for it; of others the number.
+# e_machine → the name that uname has for it; others are shown by their number.
 _MACHINES = {
     62: "x86_64",
     183: "aarch64",
@@ -41,6 +43,7 @@ _MACHINES = {
 }
 _LOADABLE = (2, 3)  # ET_EXEC, ET_DYN
 _PT_LOAD, _PT_DYNAMIC = 1, 2
+# Tags of the dynamic section: DT_NULL, DT_NEEDED, …
 _NULL, _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH = 0, 1, 4, 5, 6, 10, 14, 15
 _RUNPATH, _GNU_HASH, _VERNEED = 29, 0x6FFFFEF5, 0x6FFFFFFE
 _UNDEFINED = 0  # SHN_UNDEF: of a symbol that is only needed
@@ -160,6 +163,7 @@ def exports(path: Path, symbol: str) -> bool:
 
 def by_version(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts ``GLIBC_2.4`` before ``GLIBC_2.17``."""
+    # Longer runs of digits sort as text: int() refuses or takes long for those of a hostile file.
     parts = re.findall(r"\d{1,9}|\D+|\d+", name)
     return [
         (int(part), "") if len(part) < 10 and part.isdecimal() else (-1, part) for part in parts
@@ -185,6 +189,7 @@ class _Image:
 
     def __init__(self, stream: BufferedIOBase, name: str) -> None:
         self._stream, self._name = stream, name
+        # Bytes of strings still to be copied: many entries may name one long string.
         self._text_left = _MOST_TEXT
         self._size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
@@ -195,7 +200,7 @@ class _Image:
             )
         self.check(len(header) == _HEADER.size, "its header is cut short")
         self.check(header[4:6] == _LITTLE_64, "it is not for a 64-bit little-endian machine")
-        _, self.kind, machine, _, _, *self._tables = _HEADER.unpack(header)
+        _, self.kind, machine, _, _, *self._tables = _HEADER.unpack(header)  # from e_phoff on
         self.machine = _MACHINES.get(machine, str(machine))
 
     def check(self, holds: bool, what: str) -> None:
@@ -225,6 +230,7 @@ class _Image:
         self.check(names < count and headers[names][1] == _SHT_STRTAB, "its sections have no names")
         self.check(headers[names][5] <= _MOST_NAMES, "the names of its sections are too long")
         text = self._read(*headers[names][4:6])
+        # Many sections may share one long name: what is copied is limited, not the table alone.
         left = _MOST_NAMES
         for start, kind, flags, _, offset, length, *_ in headers:
             if kind != _SHT_NULL:
@@ -263,6 +269,7 @@ class _Image:
     def _segments(self) -> list[tuple[int, ...]]:
         """Return the program headers; none for an object or device code: no loader takes them."""
         place, _, _, _, size, count, _, _, _ = self._tables
+        # NVIDIA's device code is ELF as well, and no loader of the system takes it.
         if self.kind not in _LOADABLE or self.machine == "cuda" or not count:
             return []
         self.check(size == _PROGRAM.size, "its program headers have another size")
@@ -308,7 +315,7 @@ class _Image:
     def versions(self) -> dict[str, tuple[str, ...]]:
         """Return the symbol versions that it needs, by library."""
         found: dict[str, set[str]] = {}
-        left, address = _MOST_VERSIONS, self._tags.get(_VERNEED, 0)
+        left, address = _MOST_VERSIONS, self._tags.get(_VERNEED, 0)  # chains may overlap
         while address:
             _, _, file, first, following = _NEED.unpack(self._at(address, _NEED.size))
             names = found.setdefault(self._string(file), set())
@@ -345,6 +352,7 @@ class _Image:
 
     def defines(self, symbol: bytes) -> bool:
         """Return whether it defines a symbol for others, by one of the two hash tables."""
+        # In the order of glibc: a library may have either table, or both.
         if _GNU_HASH in self._tags:
             candidates = self._by_gnu_hash(self._tags[_GNU_HASH], symbol)
         elif _HASH in self._tags:
@@ -363,13 +371,16 @@ class _Image:
 
     def _by_gnu_hash(self, table: int, symbol: bytes) -> Iterator[int]:
         buckets, first, filters, _ = struct.unpack("<4I", self._at(table, 16))
+        # The hash of DT_GNU_HASH: 32 bits, start 5381, times 33.
         wanted = 5381
         for byte in symbol:
             wanted = (wanted * 33 + byte) & 0xFFFFFFFF
+        # Behind the header: words of a Bloom filter with 8 bytes each, buckets, then the chains.
         start = table + 16 + filters * 8
         number = self._word(start + wanted % buckets * 4) if buckets else 0
         if number < first or not number:
             return
+        # The chains begin with the symbol `first`: those before it are not exported.
         chain = start + (buckets - first) * 4
         for each in range(number, number + _MOST_SYMBOLS):
             found = self._word(chain + each * 4)
@@ -384,6 +395,7 @@ class _Image:
         buckets, _ = struct.unpack("<2I", self._at(table, 8))
         wanted = 0
         for byte in symbol:
+            # The hash of DT_HASH, from the System V ABI.
             wanted = (wanted << 4) + byte
             wanted = (wanted ^ (wanted >> 24 & 0xF0)) & 0x0FFFFFFF
         if not buckets:

@@ -1,4 +1,4 @@
-"""Every way patchkit can refuse or fail, each with an exit code of its own.
+"""Errors: the ways in which patchkit refuses or fails, each with an exit code of its own.
 
 Scripts may rely on the codes: a code is never reused for another kind.
 0 is success (including "already done"); 1 is left to bugs.

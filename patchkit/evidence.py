@@ -1,4 +1,4 @@
-"""How something is known, in one set of words: for fixes, for advice in guides, for rules.
+"""Say how something is known, in one set of words: for fixes, for advice in guides, for rules.
 
 The words say what was done to know it, and not how likely it is: claim nothing that nobody ran.
 """

@@ -1,4 +1,4 @@
-"""The libraries that patchkit imports: which are missing, and the command that installs them."""
+"""Find which libraries of patchkit are missing, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from patchkit import __version__
 from patchkit.errors import HostError
 from patchkit.quoting import quoted
 
+# Not the name of the package: `patchkit` on the package index is another project.
 DISTRIBUTION = "patchkit-gb10"
 BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core", "uv")
 """Import names of what the extra ``build`` brings."""

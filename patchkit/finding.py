@@ -1,4 +1,4 @@
-"""What a check came to: one vocabulary for files, wheels, hosts, networks and builds."""
+"""State what a check found: one vocabulary for files, wheels, hosts, networks and builds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check came to.
+    """The result of one check.
 
     ``where`` is the file, interface, address or pair, with ``line`` in a file; ``about`` the
     variable, the rule or the check. ``what`` says how it is, ``why`` why that matters, ``hint``

@@ -1,4 +1,4 @@
-"""Where patchkit's own data lies."""
+"""Name the folder of patchkit's own data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run programs: words and never a shell, and what goes wrong is one of our errors.
+"""Run programs by their words, never by a shell; what goes wrong is one of our errors.
 
 ``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer,
 ``stream`` for one that takes long and tells how far it is, ``ask`` for a question to another
@@ -26,6 +26,7 @@ from patchkit.quoting import quoted
 _TAIL, _SHOWN = 400, 8  # lines of a program's output that are kept, and that an error shows
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
 _MARK = "patchkit:"  # before an answer: a sitecustomize may print, too
+# Run by the other Python: the question is its first argument, the rest are the question's own.
 _ASK = f"""\
 import sys
 if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
@@ -71,7 +72,7 @@ class Completed:
 
     @property
     def shown(self) -> str:
-        """The command as it could be pasted; only its program if a script is among the words."""
+        """Return the command as it can be pasted; only its program if a word is a whole script."""
         if any("\n" in word for word in self.command):
             return self.command[0]
         return f"`{quoted(*self.command)}`"
@@ -119,7 +120,8 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
             command,
             env=env,
             cwd=options.get("cwd"),
-            umask=options.get("umask", -1),
+            umask=options.get("umask", -1),  # -1: that of this process
+            # Without input it reads end of file, and cannot wait for a person.
             stdin=subprocess.PIPE if given else None if terminal else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=None if terminal and os.isatty(2) else subprocess.PIPE,
@@ -135,7 +137,7 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
                 command=command, status=None, trouble=f"no answer within {timeout or 0:g} s"
             )
         except BaseException:
-            process.kill()
+            process.kill()  # an interrupt: `with` would wait until the program ends by itself
             raise
     return _completed(command, process.returncode, _text(output), _text(errors))
 
@@ -207,7 +209,8 @@ def ask(
     answers = [each for each in done.output.splitlines() if each.startswith(_MARK)]
     if done.trouble or not answers:
         ended, _, words = (done.trouble or "exit code 0: it printed no answer").partition(": ")
-        last = words.rpartition("\n")[2]  # of a traceback: the exception
+        # Its own words may be a whole traceback, of which the last line says what went wrong.
+        last = words.rpartition("\n")[2]
         raise HostError(
             f"{python}: {ended}{last and f': {last}'}",
             why="it is no Python, or a .pth file, sitecustomize or LD_PRELOAD stops it",
@@ -238,6 +241,7 @@ def _not_started(
 ) -> Completed:
     """Return the reason: no such program, or what the system says, Python of a NUL."""
     path = None if env is None else env.get("PATH", os.defpath)
+    # ENOENT alone may also be about the folder, or about the interpreter of a script.
     absent = "/" not in command[0] and shutil.which(command[0], path=path) is None
     words = getattr(error, "strerror", None) or str(error)
     if isinstance(error, OSError) and error.filename not in (None, command[0]):

@@ -1,4 +1,4 @@
-"""Words that came from outside, made safe: to read in a terminal, and to paste into a shell.
+"""Make words from outside safe: to read in a terminal, and to paste into a shell.
 
 A file in a wheel may be named with the sequence that clears the screen, a folder ``$(reboot)``.
 """

@@ -1,4 +1,4 @@
-"""Files that others made, read whole or refused at once: regular, of bounded size, UTF-8.
+"""Read files that others made, whole or not at all: regular, of bounded size, UTF-8.
 
 What a user names, or what lies in a tree, may be a device without an end, a FIFO that nobody writes
 to, or larger than memory. Neither waits nor fills the memory here.
@@ -40,12 +40,14 @@ def read_bytes(
     is there, or something else than a file; SourceError if it is too large; StorageError if it
     cannot be read.
     """
+    # O_NONBLOCK: a FIFO without a writer does not block open; O_NOCTTY: no terminal becomes ours.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
         try:
+            # Asked of the open file: the path may lead elsewhere by now.
             _check_kind(path, os.fstat(handle).st_mode, hint)
-            data = _up_to(handle, limit + 1)
+            data = _up_to(handle, limit + 1)  # one byte more shows that it is too large
         finally:
             os.close(handle)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -118,7 +120,7 @@ def _up_to(handle: int, size: int) -> bytes:
 def _refuse(path: Path, error: OSError | ValueError, hint: str) -> NoReturn:
     if isinstance(error, FileNotFoundError | NotADirectoryError | ValueError):
         raise UsageError(f"{path}: no such file", hint=hint) from None
-    if error.errno == errno.ELOOP:
+    if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
         raise UsageError(f"{path}: is a symbolic link, not a file", hint=hint) from None
     raise StorageError(
         f"{path}: cannot be read: {error.strerror or error}", hint="check its permissions"

@@ -49,7 +49,7 @@ class RecordError(ValueError):
         self.keys = keys
 
     def __str__(self) -> str:
-        """``rule[3].when: is 5, not a text``, the first of a list being 1."""
+        """Return ``rule[3].when: is 5, not a text``; entries of lists count from 1."""
         shown = "".join(f"[{k + 1}]" if isinstance(k, int) else f".{k[:_SHOWN]}" for k in self.keys)
         return f"{shown.removeprefix('.')}: {self.what}" if shown else self.what
 
@@ -100,6 +100,7 @@ def read_toml(
     )
 
 
+# A file of several tables is read once for each `key`.
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> dict[str, Any]:
     import tomllib  # a launcher reads none
@@ -200,6 +201,7 @@ def _made_of_text(kind: type) -> _Read:
 
 def _member(members: Mapping[Any, Any]) -> _Read:
     def read(value: Any) -> Any:
+        # Lists and tables cannot be looked up in a dict, and True would be found as 1.
         if isinstance(value, str | int) and not isinstance(value, bool) and value in members:
             return members[value]
         raise RecordError(f"is {_shown(value)}, not one of {', '.join(map(str, members))}")
@@ -233,18 +235,19 @@ def _any_of(kinds: tuple[Any, ...]) -> _Read:
     def read(value: Any) -> Any:
         if value is None and optional:
             return None
+        # The last type of a union has its say on errors, so it is tried outside of the loop.
         for reader in readers[:-1]:
             try:
                 return reader(value)
             except RecordError:
                 continue
-        return readers[-1](value)  # it says what is wrong
+        return readers[-1](value)
 
     return read
 
 
 def _list(kind: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Read:
-    """``tuple[X, ...]``, ``frozenset[X]`` and ``list[X]`` of any length; ``tuple[X, Y]`` of two."""
+    """Read ``tuple[X, ...]``, ``frozenset[X]``, ``list[X]`` of any length; ``tuple[X, Y]``."""
     long = kind is not tuple or arguments[1:] == (...,)
     readers = [_reader(each) for each in (arguments[:1] if long else arguments)]
 
@@ -302,6 +305,7 @@ def _dataclass(kind: Any) -> _Read:
 
     def read(value: Any) -> Any:
         table = _object(value)
+        # An unknown key first: a misspelt one is missing as well, and this says which it is.
         for key in table:
             if key not in readers:
                 raise RecordError(f"unknown key; known are {', '.join(readers)}", key)
@@ -321,6 +325,7 @@ def _shown(value: object) -> str:
 
 def _line(text: str, keys: tuple[str | int, ...]) -> int:
     """Return the line of a TOML text where a key stands, or else the table that it belongs to."""
+    # tomllib gives no positions: headers and keys are looked for in the text.
     table: tuple[str | int, ...] = ()
     last: dict[tuple[str | int, ...], int] = {}  # array of tables → index of its last one
     best = (0, 1)

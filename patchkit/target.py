@@ -12,6 +12,7 @@ from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 
 MODES = ("native", "family")  # what a build is for: one device, or all devices of its family
+# One digit of minor: nvcc writes 12.1 as 121, without a separator.
 _ARCH = re.compile(r"(?P<major>\d+)\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?")
 
 
@@ -30,7 +31,7 @@ class Arch:
 
     @property
     def gencode(self) -> str:
-        """The name nvcc uses behind ``compute_`` and ``sm_``: ``121a``."""
+        """Return the name that nvcc uses behind ``compute_`` and ``sm_``: ``121a``."""
         return f"{self.major}{self.minor}{self.suffix}"
 
 
@@ -148,6 +149,7 @@ def _entries(arch_list: str) -> list[str]:
 def _gencode(arch: Arch) -> str:
     name = arch.gencode
     flag = f"-gencode arch=compute_{name},code=sm_{name}"
+    # code=compute_… keeps the PTX beside the machine code.
     return f"{flag} -gencode arch=compute_{name},code=compute_{name}" if arch.ptx else flag
 
 

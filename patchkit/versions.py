@@ -1,4 +1,4 @@
-"""Versions as users write them."""
+"""Read versions as users write them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from patchkit.errors import UsageError
 
 
 def named_version(text: str, hint: str = "") -> Version:
-    """Raises UsageError for what PEP 440 knows as no version."""
+    """Return the version that a text names. Raises UsageError for what PEP 440 does not allow."""
     try:
         return Version(text)
     except InvalidVersion:

@@ -1,4 +1,4 @@
-"""One file, the old or the new one and never half of either: written beside it, then renamed."""
+"""Replace one file, so that the old or the new one is there: write beside it, then rename."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
             file.flush()
             give(file.fileno(), _status(path), path.parent, private=private)
             os.fsync(file.fileno())
+            # An interrupt in between would say that nothing was changed.
             with deferred():
                 part.replace(path)
                 committed(f"{path} was written")
@@ -39,6 +40,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
             with contextlib.suppress(OSError):  # what is left, the next run sweeps
                 part.unlink(missing_ok=True)
             raise
+    # fsync of a file does not make its name last; fsync of its folder does.
     with translated(f"{path} was written, but may not outlast a power cut"):
         sync(path.parent)
 
@@ -61,6 +63,7 @@ def give(
             os.fchown(handle, like.st_uid, like.st_gid)
     if mode is None:
         mode = stat.S_IMODE(old.st_mode) if old else 0o666 & ~_umask()
+    # After chown, which clears the set-user-ID bits.
     os.fchmod(handle, mode & 0o600 if private else mode)
 
 
@@ -101,6 +104,6 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _umask() -> int:
-    mask = os.umask(0o077)
+    mask = os.umask(0o077)  # it can only be read by setting it
     os.umask(mask)
     return mask

@@ -29,5 +29,6 @@ def reason(error: OSError, at: Path | None = None) -> str:
     """Return ``FILE: what the system says`` of an OSError."""
     if isinstance(error, shutil.Error):  # of several files; one will do
         return str(error.args[0][0][2])
+    # filename2 is the target of a rename or a link.
     where = error.filename2 or error.filename or at or "writing"
     return f"{where}: {error.strerror or error}"

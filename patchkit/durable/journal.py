@@ -114,10 +114,11 @@ class Journal:
             steps = self._stage(changes, note or {})
         with deferred():
             try:
+                # Until `settle` is done, the next run takes back what is cut short.
                 self._start(Direction.BACK if settle else Direction.FORWARD)
                 self._carry_out(steps)
                 if settle:
-                    with undeferred():
+                    with undeferred():  # it may take long; an interrupt then goes the way back
                         settle()
                     self._turn(Direction.FORWARD)
             except BaseException as error:
@@ -139,7 +140,7 @@ class Journal:
         with deferred(), translated("an interrupted commit is still unfinished"):
             self._check_folder()
             if not (direction := self.unfinished()):
-                self._clear()
+                self._clear()  # what is staged without a journal was never committed
                 return None
             steps = self._read(direction)
             if self._possible(steps, direction) is Direction.FORWARD:
@@ -186,6 +187,7 @@ class Journal:
             made = {path for each in changes if each.after is not None for path in self._new(each)}
             found = Steps(steps, tuple(sorted(made)), note)
             write_staged(self.folder / "draft", found.to_json(), None, self.root)
+            # All names have to last before that of the journal does.
             for folder in (self.folder / _BEFORE, self.folder / _AFTER, self.folder):
                 sync(folder)
         except BaseException:
@@ -198,6 +200,7 @@ class Journal:
         place = self._checked(change)
         result = self.folder / _AFTER / str(number)
         if change.before:
+            # A hard link takes no space, and the rename that replaces the file leaves it alone.
             second_name(place, self.folder / _BEFORE / str(number))
         if isinstance(change.after, Path):
             second_name(change.after, result)
@@ -253,9 +256,10 @@ class Journal:
         touched = set()
         for number, step in enumerate(steps.steps):
             place = place_of(self.root, step.path)
+            # Once more: staging takes time, in which another program may have written to it.
             if (found := present(place)) not in (step.before, step.after):
                 raise _meanwhile(step.path)
-            if found == step.after:
+            if found == step.after:  # a run that was cut short came this far
                 continue
             if step.after:
                 make_folders(place.parent, self.folder_mode)
@@ -271,7 +275,7 @@ class Journal:
     def _give_up(self, steps: Steps, unsettle: Callable[[], None], error: BaseException) -> None:
         """Take everything back and raise what an OSError means; keep the journal if that fails."""
         try:
-            self._turn(Direction.BACK)
+            self._turn(Direction.BACK)  # first: a run that is killed from here on is taken back
             self._put_back(steps)
             unsettle()
             self._clear()
@@ -304,6 +308,7 @@ class Journal:
             raise failed[0]
         for folder in touched:
             sync(folder)
+        # They are sorted, so a folder comes before those in it: the deepest goes first.
         for path in reversed(steps.folders):
             with contextlib.suppress(OSError):  # never made, or somebody put something there
                 (self.root / path).rmdir()
@@ -387,6 +392,7 @@ class Journal:
         return self.folder.with_name(f"{self.folder.name}.gone")
 
     def _clear(self) -> None:
+        # One rename ends the journal: deleting its files could be cut short half-way.
         shutil.rmtree(self._gone, ignore_errors=True)
         if self.folder.exists():
             self.folder.rename(self._gone)

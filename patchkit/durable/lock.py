@@ -1,4 +1,4 @@
-"""One writer at a time."""
+"""Lock a folder: one writer at a time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
     kernel releases it with the last of them, so that nothing is left of a process that was killed.
     Raises BusyError.
     """
+    # The folder itself is locked: no lock file is left behind.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + patience
+        # Asked again and again: flock itself waits for ever or not at all.
         while not _taken(handle):
             if time.monotonic() >= deadline:
                 raise BusyError(

@@ -1,4 +1,4 @@
-"""Which files may be written, replaced or removed below a root: plain names, no links."""
+"""Check which files may be written, replaced or removed below a root: plain names, no links."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def is_file(place: Path) -> bool:
 def inside(root: Path, path: str) -> Path:
     """Return ``root/path``, refusing links: what they point at may belong to somebody else."""
     place = root / path
+    # An absolute path replaces the root in `root / path`.
     if ".." in PurePosixPath(path).parts or root not in place.parents:
         raise SourceError(f"{path}: leads out of {root}")
     for parent in [place, *place.parents]:

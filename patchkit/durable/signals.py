@@ -1,4 +1,4 @@
-"""Ctrl-C, `kill` and a closed terminal: raised where that is safe, held back where it is not."""
+"""Raise Ctrl-C, `kill` and a closed terminal where that is safe; hold them back where not."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _committed: list[str] = []
 os.register_at_fork(after_in_child=_committed.clear)  # a child has changed nothing yet
 
 
+# As KeyboardInterrupt, so that no `except Exception` swallows it.
 class Interrupted(BaseException):
     """One of SIGNALS came. ``exit_code`` is 128 and its number, as shells have it.
 
-    In words it says what became of the changes of this process.
+    Its text says what became of the changes of this process.
     """
 
     def __init__(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Files as a journal stages them: second names, or copies with their owner and mode."""
+"""Stage files for a journal: second names, or copies with their owner and mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A journal's file: its steps as JSON, and what is believed of one that lies there."""
+"""Write and read a journal's file: its steps as JSON, checked before they are believed."""
 
 from __future__ import annotations
 
