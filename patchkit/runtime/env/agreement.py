@@ -98,6 +98,7 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
         f"{each.name} is {each.value} here and {head.variables[each.name]} there"
         for each in env.settings
         if each.scope == "host" and each.name.startswith(executor.prefixes)
+        # The one variable with such a prefix that Ray's executor does not copy.
         if each.name != "VLLM_HOST_IP" and head.variables.get(each.name, each.value) != each.value
     ]
     if lost:

@@ -73,6 +73,7 @@ def cluster_env(
     settings = list(_settings(on, node, ptxas))
     for setting in settings:
         _check_read(setting, node.vllm, nccl, known)
+    # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda each: each.scope != "shared")
     links = remarks(host) if node.role != "single" else ()
     return ClusterEnv(
@@ -137,6 +138,7 @@ def _of_preset(preset: Preset | None, given: AbstractSet[str]) -> Iterator[Setti
 
 def _setting(rule: VariableRule, name: str, value: str, facts: Mapping[str, str]) -> Setting:
     try:
+        # Empty facts are left out, so that a rule that needs one of them raises KeyError.
         filled = value.format_map({key: fact for key, fact in facts.items() if fact})
     except KeyError as error:
         raise HostError(

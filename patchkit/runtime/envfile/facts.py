@@ -55,6 +55,7 @@ def check_facts(facts: Mapping[str, str], where: str) -> None:
 
 def _is_address(value: str) -> bool:
     try:
+        # In its one spelling, as the two nodes compare it as text.
         return str(IPv4Address(value)) == value
     except ValueError:
         return False

@@ -40,6 +40,7 @@ def head_facts(text: str) -> dict[str, str]:
         if _OBJECT.match(text):
             header: dict[str, object] = dict(json.loads(text)["header"])
             return facts(" ".join(f"{name}={header[name]}" for name in header if name != "digest"))
+    # Whatever a damaged or hostile header provokes: it is not one of patchkit's.
     except (ValueError, TypeError, RecursionError, UsageError):
         return {}
     return {}
@@ -69,4 +70,5 @@ def _place(text: str) -> tuple[int, int]:
 
 
 def _digest(text: str) -> str:
+    # JSON can name half a surrogate pair, which is no UTF-8 and must not raise here.
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]

@@ -14,8 +14,11 @@ from patchkit.errors import SourceError
 from patchkit.runtime.envfile.syntax import Format
 
 _NAME = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+# The subset that sh, systemd and docker read alike: see syntax.py.
 _PLAIN_LINE = re.compile(rf"{_NAME}=(?P<value>[A-Za-z0-9_@%+=:,./^-]*)")
+# Quoted, escaped, or a character by which a shell neither expands nor ends a word.
 _SH_PIECE = r"""'[^']*'|"(?:[^"\\$`]|\\.)*"|\\[^\n]|[^\s'"\\$`;&|<>()~*?\[]"""
+# Only behind export a name may stand alone: it then passes on what the caller has.
 _SH_STATEMENT = re.compile(
     rf"[ \t]*(?P<export>export[ \t]+)?{_NAME}(?(export)|(?==))"
     rf"(?:=(?P<value>(?:{_SH_PIECE})*))?"
@@ -27,6 +30,7 @@ _SYSTEMD_KEY = re.compile(rf"[ \t]*{_NAME}[ \t]*=")
 _SYSTEMD_QUOTED = re.compile(
     r"""[ \t]*(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)")""", re.DOTALL
 )
+# Behind a backslash a line goes on, as systemd.exec(5) has it for EnvironmentFile=.
 _SYSTEMD_RAW = re.compile(r"[ \t]*(?P<raw>(?:\\.|[^\\\r\n])*)\\?(?:[\r\n]|\Z)", re.DOTALL)
 _SETS = re.compile(rf"""[ \t]*(?:export[ \t]+)?"?{_NAME}"?[ \t]*[=:]""")  # in any format
 _SKIPPED = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
@@ -83,6 +87,7 @@ def _unquoted(piece: str) -> str:
     if piece.startswith("'"):
         return piece[1:-1]
     if piece.startswith('"'):
+        # In double quotes a backslash escapes these alone; with a newline both vanish (POSIX sh).
         return re.sub(r'\\([$`"\\\n])', lambda each: each[1].strip("\n"), piece[1:-1])
     return piece.removeprefix("\\")
 
@@ -127,6 +132,7 @@ def _systemd_raw(raw: str) -> str:
 
 
 def _docker(text: str, where: str) -> Iterator[tuple[str, str]]:
+    # As docker does: no BOM, no CR at the end, no blanks before a name.
     for number, whole in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         line = whole.removesuffix("\r").lstrip()
         if not line or line.startswith("#"):
@@ -134,7 +140,7 @@ def _docker(text: str, where: str) -> Iterator[tuple[str, str]]:
         name, sign, value = line.partition("=")
         if not re.fullmatch(_NAME, name):
             _refuse(where, number, f"has {name!r} in the place of a name")
-        if sign:
+        if sign:  # a name alone takes the caller's value
             yield name, value
 
 

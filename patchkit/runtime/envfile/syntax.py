@@ -87,6 +87,7 @@ def comment(text: str) -> list[str]:
     systemd before 254 takes a backslash at the end of a comment for a continuation, which would
     swallow the variable below it.
     """
+    # Less "# ".
     lines = textwrap.wrap(one_line(text), _WIDTH - 2, break_on_hyphens=False)
     return [f"# {line}." if line.endswith("\\") else f"# {line}" for line in lines]
 
@@ -123,6 +124,7 @@ def _reference(kind: Format, name: str) -> str:
 
 def _trouble(kind: Format, name: str, value: str) -> str:
     """Return why the format cannot hold a value; empty if it can."""
+    # In bytes, as the limits are; half a surrogate pair has a message of its own below.
     size = len(f"{name}={value}".encode(errors="surrogatepass"))
     if "\0" in value:
         return "the value holds a NUL, which no environment variable can"
@@ -147,5 +149,5 @@ def _foreign_to_systemd(character: str) -> bool:
     """Return whether systemd refuses a character: systemd.exec(5), older ones control ones, too."""
     code = ord(character)
     control = code < 0x20 or 0x7F <= code < 0xA0
-    nothing = 0xFDD0 <= code <= 0xFDEF or code & 0xFFFE == 0xFFFE
+    nothing = 0xFDD0 <= code <= 0xFDEF or code & 0xFFFE == 0xFFFE  # noncharacters of Unicode
     return (control and character not in "\t\n") or nothing or code == 0xFEFF

@@ -33,7 +33,9 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Written:
     """
     with translated(at=path):
         status = _status(path)
+        # Not followed: the path could have become a link since _status looked.
         old = read_bytes(path, follow=False) if status else b""
+        # The same bytes are no reason to leave a secret readable for others.
         if status and old == text.encode() and not _too_open(status, private=private):
             return Written.UNCHANGED
         if status and not force:

@@ -21,8 +21,9 @@ _CAPABILITY = re.compile(r"\d+\.\d+")
 
 
 def gpus(reader: Reader) -> tuple[Gpu, ...]:
-    """Return the GPUs; none, and a note, if nobody tells."""
+    """Return the GPUs; none, and a note, if no source names any."""
     command = ("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
+    # NVML first: a library call, where nvidia-smi is a process to start.
     ways: tuple[Callable[[], tuple[Gpu, ...]], ...] = (
         lambda: _parse(reader.answer("nvml.csv", _ask_nvml), "NVML"),
         lambda: _parse(
@@ -95,4 +96,4 @@ def _cell(cell: str) -> str:
 def _bus(text: str) -> str:
     """Return a PCI address as sysfs writes it: ``0000000F:01:00.0`` → ``000f:01:00.0``."""
     domain, _, rest = text.lower().partition(":")
-    return f"{domain[-4:]:0>4}:{rest}" if rest else ""
+    return f"{domain[-4:]:0>4}:{rest}" if rest else ""  # NVML has eight digits

@@ -1,4 +1,4 @@
-"""Tell what names and numbers mean on a Spark (recipes/env/hardware.toml), and pair twins."""
+"""Read what names and numbers mean on a Spark (recipes/env/hardware.toml), and pair twins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_uplink(port: str) -> bool:
 
 
 def is_connectx(pci: str, driver: str = "") -> bool:
-    """Tell by the driver; where none is known, by the addresses that a Spark has."""
+    """Decide by the driver; where none is known, by the addresses that a Spark has."""
     return driver == facts()["connectx"]["driver"] if driver else _known(pci) is not None
 
 
@@ -48,7 +48,7 @@ def halves(functions: Mapping[str, str]) -> dict[str, Half]:
     for pci, port in functions.items():
         known = _known(pci)
         twins = [other for other in functions if _mirror(pci, other)]
-        # Two ports that are told have to be the same one.
+        # The halves of a cage have the same port, where the driver names any.
         alike = len(twins) == 1 and (not port or functions[twins[0]] in ("", port))
         twin = twins[0] if alike else ""
         match = _PORT.fullmatch(port)

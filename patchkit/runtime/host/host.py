@@ -48,6 +48,7 @@ class Netdev:
 
     @property
     def up(self) -> bool:
+        # Some drivers leave operstate at unknown: then the carrier decides.
         return self.state == "up" or (self.state == "unknown" and self.carrier)
 
     @property
@@ -156,7 +157,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Everything; ``notes`` says what could not be read, and why."""
+    """All facts of a machine; ``notes`` says what could not be read, and why."""
 
     system: System
     memory: Memory | None

@@ -89,6 +89,7 @@ def _ask() -> str:
         return _ask_kernel(silent)
     return (
         said
+        # An ip that is not iproute2's may print text in spite of -json.
         if said.lstrip().startswith("[")
         else _ask_kernel(ToolUnavailable("ip: prints no JSON"))
     )

@@ -33,7 +33,7 @@ class Reader:
     """Paths are relative to the root: ``sys/class/net``. ``notes`` says what could not be read."""
 
     def __init__(self, root: Path, copy: RecordingWriter | None = None) -> None:
-        self.root = Path(os.path.realpath(root))
+        self.root = Path(os.path.realpath(root))  # links are compared with it: see _place
         self.live = self.root == Path("/")
         self.copy = copy
         self.notes: list[str] = []
@@ -134,6 +134,7 @@ class Reader:
 
     def _raise_recorded(self, path: str) -> None:
         if words := self._errors.get(path):
+            # Any errno that does not mean "none": the words are the recorded ones.
             raise OSError(errno.EIO, words)
 
     def _place(self, path: str) -> Path:
@@ -154,6 +155,7 @@ class Reader:
 
 def run(command: Iterable[str], patience: float) -> str:
     """Return what a command prints. Raises ToolUnavailable, also after ``patience`` seconds."""
+    # The words of tools, and their decimal points, depend on the locale.
     done = attempt(*command, env={**os.environ, "LC_ALL": "C"}, timeout=patience)
     if done.trouble:
         raise ToolUnavailable(f"{done.command[0]}: {printable(done.trouble)[:200]}")

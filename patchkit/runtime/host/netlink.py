@@ -11,18 +11,20 @@ import socket
 import struct
 from collections.abc import Iterator
 
+# RTM_GETADDR, RTM_NEWADDR, NLMSG_ERROR, NLMSG_DONE; NLM_F_REQUEST, NLM_F_DUMP
 _GET_ADDRESSES, _NEW_ADDRESS, _ERROR, _DONE = 22, 20, 2, 3
 _REQUEST, _DUMP = 1, 0x300
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _MESSAGE = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, index
 _ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
-_ADDRESS, _LOCAL = 1, 2
-_SCOPES = {0: "global", 200: "site", 253: "link", 254: "host"}
+_ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, IFA_LOCAL
+_SCOPES = {0: "global", 200: "site", 253: "link", 254: "host"}  # rt_scope_t, as ip names it
 _FAMILIES = {int(socket.AF_INET): "inet", int(socket.AF_INET6): "inet6"}
 
 
 def addresses() -> str:
     """Return what `ip -json address` would print, as far as a probe reads it. Raises OSError."""
+    # All names first: interfaces without an address belong to the answer.
     found: dict[str, list[dict[str, object]]] = {name: [] for _, name in socket.if_nameindex()}
     for index, address in _dump():
         found.setdefault(socket.if_indextoname(index), []).append(address)
@@ -31,11 +33,12 @@ def addresses() -> str:
 
 def _dump() -> Iterator[tuple[int, dict[str, object]]]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.settimeout(2.0)
+        kernel.settimeout(2.0)  # seconds
         body = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         length = _HEADER.size + len(body)
         kernel.send(_HEADER.pack(length, _GET_ADDRESSES, _REQUEST | _DUMP, 1, 0) + body)
         while True:
+            # A datagram: what did not fit would be lost.
             for kind, message in _parts(kernel.recv(1 << 16), _HEADER):
                 if kind == _DONE:
                     return
@@ -51,6 +54,7 @@ def _parts(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
     while len(data) >= header.size:
         length, kind, *_ = header.unpack_from(data)
         yield kind, data[header.size : length]
+        # A length of 0 must not stand still.
         data = data[max((length + 3) & ~3, 4) :]
 
 

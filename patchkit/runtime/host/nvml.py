@@ -91,7 +91,7 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
     try:
         function = getattr(library, name)
     except AttributeError:
-        return 13
+        return 13  # NVML_ERROR_FUNCTION_NOT_FOUND
     return int(function(*arguments))
 
 

@@ -27,11 +27,12 @@ def probe(
 ) -> Host:
     """Read the machine at a root; needs no rights, no GPU and no tool.
 
-    ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read. Of
-    another root than / no software is told, unless ``python`` names an interpreter. Raises
+    ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read.
+    Software is read for the root / alone, or where ``python`` names an interpreter. Raises
     SourceError for a root without sys and proc, HostError for a Python that does not answer.
     """
     reader = Reader(root, copy)
+    # Together: only both lists tell which halves share a cage.
     cards, devices = rdma.paired(found := netdevs(reader), rdma.rdma(reader, found))
     host = Host(
         system=system(reader),

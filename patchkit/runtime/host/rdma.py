@@ -67,7 +67,7 @@ def _rdma(reader: Reader, name: str, uplinks: frozenset[str]) -> Rdma:
 def _gids(reader: Reader, port: str) -> Iterable[Gid]:
     types = f"{port}/gid_attrs/types"
     for index in sorted(int(name) for name in reader.names(types) if name.isdecimal()):
-        # sysfs refuses to tell the type of an empty entry.
+        # sysfs has EINVAL for the type of an empty entry.
         if kind := reader.line(f"{types}/{index}"):
             yield Gid(index=index, kind=kind, address=_mapped(reader.line(f"{port}/gids/{index}")))
 

@@ -30,7 +30,7 @@ class _Index:
 
 
 class RecordingWriter:
-    """Takes from a Reader what it reads below ``root``, and writes it to ``folder``."""
+    """A copy, in ``folder``, of what a Reader reads below ``root``."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -72,6 +72,7 @@ class RecordingWriter:
             except OSError:
                 here = step
                 continue
+            # A link, absolute or not, is made again as a relative one within the copy.
             folder, here = here, posixpath.normpath(posixpath.join(here, target))
             link = self.home / step.lstrip("/")
             link.parent.mkdir(parents=True, exist_ok=True)

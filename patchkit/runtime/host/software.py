@@ -21,7 +21,7 @@ from patchkit.runtime.python.startup import STEM, Choice, started, torch_choice,
 # The file of a package that says its version, and the first line of it that does.
 _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
 _VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](?P<version>\d[^"']*)["']""", re.MULTILINE)
-_TRITON = ("triton", "pytorch_triton")
+_TRITON = ("triton", "pytorch_triton")  # the second one beside nightly builds of torch
 
 
 def software(python: str | None, environment: Mapping[str, str]) -> Software:

@@ -21,6 +21,7 @@ def system(reader: Reader) -> System:
     product = reader.line(f"{_DMI}/product_name") or reader.line("proc/device-tree/model")
     if not product:
         reader.note(f"neither /{_DMI} nor /proc/device-tree names the product")
+    # In this order by os-release(5).
     release = reader.settings("etc/os-release") or reader.settings("usr/lib/os-release")
     return System(
         hostname=reader.line(f"{_KERNEL}/hostname"),

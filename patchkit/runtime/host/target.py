@@ -1,4 +1,4 @@
-"""Say which target a host is."""
+"""Find which target a host is."""
 
 from __future__ import annotations
 

@@ -60,6 +60,7 @@ def _unused(last: Mapping[str, Assignment]) -> Iterator[Finding]:
 
 def _netdevs(last: Mapping[str, Assignment]) -> Iterator[Finding]:
     nccl = last.get("NCCL_SOCKET_IFNAME")
+    # ^ is NCCL's sign for all but these: such a list names no interface to compare.
     if nccl is None or nccl.value.startswith("^"):
         return
     # NCCL takes a list of prefixes or, behind =, of whole names; the others take whole names.

@@ -49,6 +49,7 @@ def _unknown(line: int, flag: str, version: str, guess: Guesses) -> Finding:
     what = f"no known vLLM takes {short(flag)}"
     if life:
         what = f"vLLM {version} does not take {flag}: {life.first} to {life.last} do"
+    # Of a flag that no release takes, a rule without a condition may say what became of it.
     always = [each for each in load_flag_rules().leave_out if each.flag == flag and not each.when]
     return Finding(
         line=line,

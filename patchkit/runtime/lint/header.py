@@ -15,7 +15,7 @@ from patchkit.runtime.rules.sensitive_names import runs_code
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 _AGAIN = "write it anew with `patchkit env`"
-# What a rule's {facts} may stand for; a value of another form is no rule's.
+# What a rule's {facts} may stand for; a value of another form was set by no rule.
 _FACTS = {"ptxas": "/[^\n]*/ptxas"}
 
 

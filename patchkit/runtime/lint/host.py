@@ -27,6 +27,7 @@ def check_host(assigned: Assignment, host: Host) -> Iterator[Finding]:
     names = assigned.value.lstrip("=").split(",")
     if assigned.name in _NETDEVS:
         for name in names:
+            # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
             if ":" in name or (assigned.name == "UCX_NET_DEVICES" and name == "all"):
                 yield from _device(assigned, name.partition(":")[0], host, whole=True)
             else:

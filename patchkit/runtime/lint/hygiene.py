@@ -10,7 +10,7 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.lint.scan import Assignment, Commands, is_env_file, without_comment
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file
 
-_OTHERS = 0o077
+_OTHERS = 0o077  # rights of the group and of others
 _DASHBOARD = re.compile(r"--dashboard-host[= ]+[\"']?(0\.0\.0\.0|::)(?![\w.:])")
 _SERVE = re.compile(r"vllm serve\b[^\n]*")
 _OPEN_HOST = re.compile(r"--host[= ]+[\"']?(0\.0\.0\.0|::)(?![\w.:])")
@@ -66,7 +66,7 @@ def check_reading(text: str, where: str, kind: str) -> Iterator[Finding]:
 
     Each kind of difference is reported once: its first line, and how many there are.
     """
-    if kind:
+    if kind:  # a file of patchkit's own says for which program it was written
         return
     if "\r\n" in text:
         yield _differently(_CRLF, [(1, "the file")])

@@ -48,6 +48,7 @@ def check_names(
         if holds(avoid.when, situation)
     ]
     yield from advised
+    # Both prefixes have five characters.
     reader = _READERS.get(assigned.name[:5])
     if advised or (reader and assigned.name in known[reader]):
         return

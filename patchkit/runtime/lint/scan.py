@@ -22,22 +22,34 @@ _QUOTED = r"""(?P<value>"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
 _FORMS = [
     re.compile(form, re.MULTILINE)
     for form in (
+        # NAME=value of shells, Dockerfiles and docker's --env; Environment= of units
         rf"(?:^|(?<=[\s;&|(])|(?<=--env=)|(?<=\bEnvironment=))(?!Environment=){_NAME}={_WORD}",
+        # "NAME=value", quoted as a whole, as in lists of YAML and JSON
         rf"(?<!\w)(?P<quote>[\"']){_NAME}=(?P<value>[^\"'\n]*)(?P=quote)",
+        # ${NAME:=value} of shells
         rf"\$\{{{_NAME}:?=(?P<value>[^{{}}\n]*)(?=[{{}}])",
+        # ENV NAME value, Dockerfile's older form
         rf"^[ \t]*ENV[ \t]+{_NAME}[ \t]+(?P<value>[^\n]+)",
+        # NAME: value of YAML; a _ in the name tells variables from other keys
         rf"^[ \t]*(?:-[ \t]+)?(?=\w+_){_NAME}:[ \t]+(?P<value>\S[^\n]*)",
+        # "NAME": "value" of JSON and of Python's dicts
         rf"(?P<quote>[\"']){_NAME}(?P=quote)[ \t]*:[ \t]*{_QUOTED}",
+        # os.environ["NAME"] = value, and setdefault
         rf"environ\[(?P<quote>[\"']){_NAME}(?P=quote)\][ \t]*=[ \t]*(?P<value>[^\s=][^\n]*)",
         rf"environ\.setdefault\((?P<quote>[\"']){_NAME}(?P=quote),[ \t]*(?P<value>[^\n)]*)",
+        # name: and value: on two lines, as Kubernetes has them
         rf"^[ \t]*-[ \t]+name:[ \t]*{_NAME}[ \t]*\n[ \t]*value:[ \t]*(?P<value>[^\n]*)",
     )
 ]
 _CALL = re.compile(r"[A-Za-z_][\w.]*[(\[]")
-_SETS = re.compile(rf"(export|ENV|Environment=|os\.environ|: \"|{_NAME}=)")  # for all that follows
+# Lines that count for all that follows; another one sets its variables for its own command.
+_SETS = re.compile(rf"(export|ENV|Environment=|os\.environ|: \"|{_NAME}=)")
 _ENV_LINE = re.compile(rf"[ \t]*(?!Environment=){_NAME}(?:=(?P<value>.*))?")
+# Single quotes, double quotes, an escaped character, bare text, and a quote that is not closed.
 _PIECES = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)|([^'"\\]+)|(.)""", re.DOTALL)
+# Placeholders: <address>, {head}, your-token, HEAD_IP, xxx, ….
 _OPEN = re.compile(r"<.*>|\{.*\}|(?i:.*(your|example|placeholder|changeme|_ip\b|ip_|xxx).*|x+|\.+)")
+# Lines that only print; with > they may write a file that sets variables.
 _SPEECH = re.compile(r"[ \t]*(echo|printf|log|info|warn|die)\b[^>\n]*$")
 
 
@@ -56,12 +68,12 @@ class Assignment:
 
     @property
     def is_given(self) -> bool:
-        """Whether the value is there to be checked: known, and not still to be filled in."""
+        """Return whether the value can be checked: known, and not still to be filled in."""
         return self.literal and bool(self.value) and not is_open(self.value)
 
     @property
     def shown(self) -> str:
-        """``NAME=value`` for messages, without the value of a secret."""
+        """Return ``NAME=value`` for messages, without the value of a secret."""
         return masked(f"{short(self.name)}={short(self.value)}")
 
     def error(self, what: str, *, why: str, hint: str, source: str = "") -> Finding:
@@ -112,6 +124,7 @@ def without_comment(line: str) -> str:
             quote = "" if character == quote else quote
         elif character in "'\"":
             quote = character
+        # Inside of a word # begins no comment.
         elif character == "#" and line[position - 1] in " \t":
             return line[:position].rstrip()
     return line

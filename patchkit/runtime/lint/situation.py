@@ -1,4 +1,4 @@
-"""What is known of the node and the versions that a file is for."""
+"""Find what is known of the node and the versions that a file is for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def situation_of(text: str, host: Host | None, asked: Mapping[str, str | None]) 
     """
     for name in ("vllm", "nccl", "triton"):
         if version := asked.get(name):
-            release(version)
+            release(version)  # raises for what is no version, before anything is compared
     found = _of_host(host) if host else {}
     facts = head_facts(text)
     wrong = fact_problems(facts)

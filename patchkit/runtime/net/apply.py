@@ -19,7 +19,7 @@ from patchkit.runtime.net.state import NetHistory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What happened; ``recovered`` if a change that was cut short was put back first.
+    """What was done; ``recovered`` if a change that was cut short was put back first.
 
     ``checked`` if netplan read the file before it was written.
     """
@@ -42,10 +42,12 @@ def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
     """
     data, addresses, live = render(plan).encode(), given(plan), is_live(place)
     with net_state.locked(place), net_live.undisturbed():
+        # First of all: a change that was cut short may have left the file either way.
         recovered = recover(place) is not None
         net_state.check_untouched(place, force=force)
         if place.text() == data:
             return Done(changed=False, live=live, recovered=recovered)
+        # Before anything is written: netplan reads all files as one configuration.
         checked = net_live.check_merge(place.root, data)
         if live and not checked:
             raise HostError(
@@ -89,6 +91,7 @@ def _commit(
     former: Mapping[str, Sequence[str]],
 ) -> None:
     """Change the files, then the network from ``former`` addresses to others, or neither."""
+    # For a later run, which has to bring the network back without the plan.
     note = {"verb": verb, "addresses": addresses, "former": place.addresses()}
     gone_back = False
 

@@ -15,6 +15,7 @@ from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.net.plan import NetPlan
 
 OURS = Path("etc/netplan/40-patchkit.yaml")
+# Where netplan reads: netplan(5).
 _FOLDERS = ("usr/lib/netplan", "lib/netplan", "etc/netplan", "run/netplan")
 # As a definition's key, and below `match:`, where a name may be a pattern.
 _KEY = re.compile(r"""^\s+["']?([^\s"'#:]+)["']?:\s*(?:#.*|\{.*)?$""")
@@ -56,6 +57,7 @@ def others(root: Path) -> tuple[File, ...]:
     for folder in _FOLDERS:
         for path in sorted((root / folder).glob("*.yaml")):
             if path != root / OURS:
+                # /lib is a link to /usr/lib on most systems: each file once.
                 found.setdefault(path.resolve(), File(path=str(path), text=_text(path)))
     return tuple(found.values())
 

@@ -40,7 +40,7 @@ def check_merge(root: Path, data: bytes) -> bool:
 
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
+    path.touch(mode=0o600)  # files of others may hold the password of a Wi-Fi
     path.write_bytes(data)
 
 
@@ -49,8 +49,9 @@ def activate(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[s
 
     ``given`` and ``former`` are the addresses that patchkit's file has, and had.
     """
+    # Before anything changes; addresses of planned interfaces are meant to change.
     kept = management({*given, *former})
-    run("netplan", "generate")
+    run("netplan", "generate")  # refuses without touching an interface
     run("netplan", "apply", timeout=_NETPLAN_SECONDS)
     _drop(given, former)
     lost = _lost(kept)
@@ -102,6 +103,7 @@ def _session(process: int) -> str:
             for each in (home / "environ").read_bytes().split(b"\0"):
                 if each.startswith(b"SSH_CONNECTION="):
                     return each.decode(errors="replace").split()[2]
+            # The second field, the name in parentheses, may hold blanks and parentheses itself.
             process = int((home / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, IndexError):
             return ""
@@ -115,7 +117,7 @@ def _lost(kept: Collection[str]) -> set[str]:
         lost = set(kept) - {address for _, address, _ in _addresses()}
         if not lost or time.monotonic() > until:
             return lost
-        time.sleep(0.5)
+        time.sleep(0.5)  # seconds between two looks
 
 
 def _addresses() -> Iterator[tuple[str, str, bool]]:
@@ -128,7 +130,7 @@ def _addresses() -> Iterator[tuple[str, str, bool]]:
 
 
 def mtu_limits() -> dict[str, int]:
-    """Return the largest MTU of each interface by its driver; {} where `ip` does not tell."""
+    """Return the largest MTU of each interface by its driver; {} where `ip` does not say."""
     with contextlib.suppress(HostError):
         return {
             each["ifname"]: each["max_mtu"]
@@ -142,6 +144,7 @@ def ip(*arguments: str) -> list[dict[str, Any]]:
     """Return what ``ip -json`` answers. Raises HostError if it is missing or refuses."""
     done = run("ip", "-json", *arguments)
     try:
+        # Some versions of ip print nothing where the list is empty.
         return read_json(list[dict[str, Any]], done.output or "[]")
     except RecordError:
         raise HostError(f"{done.shown} printed {done.output[:80]!r}, not JSON") from None

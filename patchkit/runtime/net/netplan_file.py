@@ -7,7 +7,9 @@ import re
 from patchkit.errors import HostError
 from patchkit.runtime.net.plan import Line, NetPlan, letter
 
+# At most 15 characters: IFNAMSIZ of Linux less its NUL.
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
+# What YAML could read as a number, a boolean (1.1: also y, no, on) or null is quoted.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _WORDS = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
 

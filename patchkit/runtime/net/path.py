@@ -1,4 +1,4 @@
-"""The way to a peer, tried out: route, echo, jumbo frames, neighbour. No rights needed."""
+"""Try the way to a peer: route, echo, jumbo frames, neighbour. No rights needed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from patchkit.runtime.net.checks import failed, passed, unknown
 from patchkit.runtime.net.live import ip
 from patchkit.runtime.net.plan import Cages
 
-_HEADERS = 28  # of IPv4 and ICMP: what an MTU has less for the payload
-_PLAIN = 56
+_HEADERS = 28  # bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload
+_PLAIN = 56  # bytes of payload, as ping itself sends
+# States of a neighbour whose MAC is resolved: ip-neighbour(8).
 _KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
 
 
@@ -41,6 +42,7 @@ def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Itera
     plain = _echo(netdev, peer, _PLAIN, "echo")
     yield plain
     yield _echo(netdev, peer, mtu - _HEADERS, f"{mtu}-byte frames")
+    # After the echo, which makes the kernel resolve the address.
     yield _neighbour(netdev, peer, asked=plain.level is not Level.UNKNOWN)
     if plain.level is Level.ERROR:
         yield from _elsewhere(chosen, netdev, peer)
@@ -103,7 +105,7 @@ def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Finding:
     if not done.trouble:
         return passed(str(peer), what, f"{size} bytes there and back")
     words = next(iter(done.errors.strip().splitlines()), "")
-    if done.status == 1:
+    if done.status == 1:  # iputils: sent, and nothing came back; 2 is any other error
         return _no_answer(netdev, peer, size, what, words)
     seen = words or f"ping: {done.trouble}"
     return unknown(str(peer), what, seen, quoted("sudo", *command))

@@ -13,7 +13,7 @@ _HINTS = {  # by ssh's exit status, and the shell's there
     127: "name it: --ssh-patchkit /path/to/bin/patchkit",
     255: "ssh must work without a password: ssh-copy-id; or use --peer-probe FILE",
 }
-_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # keys, and no question
+_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # seconds; no password is asked for
 
 
 def from_file(path: Path) -> Host:
@@ -28,6 +28,7 @@ def from_file(path: Path) -> Host:
 
 def from_ssh(destination: str, patchkit: str) -> Host:
     """Ask the peer itself; ``patchkit`` is the command there. Raises HostError with ssh's words."""
+    # ssh would take it for an option, and -oProxyCommand=… runs a program.
     if destination.startswith("-"):
         raise UsageError(f"--ssh {destination}: is not a host", hint="--ssh user@host")
     command = ["ssh", *_OPTIONS, "--", destination, f"{patchkit} probe --json"]

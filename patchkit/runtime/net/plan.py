@@ -143,6 +143,7 @@ def _check_numbers(options: NetPlanOptions) -> None:
             f"--node {options.node}: nodes are numbered from 1 to {options.nodes}",
             hint="the head is node 1",
         )
+    # The last number of a network is its broadcast address.
     last = facts()["plan"]["first_host"] + options.nodes
     if last >= options.network.num_addresses - 1:
         raise UsageError(
@@ -207,6 +208,7 @@ def _flat(chosen: Cages, options: NetPlanOptions, topology: str) -> tuple[Line, 
         raise UsageError(f"one cable joins two nodes, not {options.nodes}", hint="ring or switch")
     if options.port0_to is not None:
         raise UsageError("--port0-to is for a ring", hint="leave it out")
+    # _choose refuses two cages for a cable or a switch.
     ((cage, twins),) = chosen.items()
     return tuple(
         Line(
@@ -214,7 +216,7 @@ def _flat(chosen: Cages, options: NetPlanOptions, topology: str) -> tuple[Line, 
             address=_address(options, number),
             cage=cage,
             twin=number,
-            peer=3 - options.node if topology == "cable" else None,
+            peer=3 - options.node if topology == "cable" else None,  # 1 or 2: the other one
         )
         for number, twin in enumerate(twins)
     )
@@ -231,6 +233,7 @@ def _ring(chosen: Cages, options: NetPlanOptions) -> tuple[Line, ...]:
         )
     lines = []
     for cage, peer in _neighbours(options).items():
+        # A link has the number of the node that it leads away from, so both ends agree on it.
         link = options.node if peer == options.node % options.nodes + 1 else peer
         lines += [
             Line(

@@ -130,6 +130,7 @@ def writing(place: NetHistory, data: bytes, addresses: Mapping[str, Sequence[str
     kept = {"before": before, "after": data, "step.json": note}
     return [
         *(
+            # `plan` and `verify` read the note without rights; the file's bytes are root's.
             Change(f"{STATE}/{number}/{name}", "", each, 0o644 if name == "step.json" else MODE)
             for name, each in kept.items()
             if each is not None
@@ -164,6 +165,7 @@ def taking_back(place: NetHistory) -> list[Change]:
             f"{folder / 'before'}: is not what was there before", why="somebody edited it"
         )
     noted = [folder / name for name in ("before", "after", "step.json")]
+    # The file itself may be back already; the note of the change goes all the same.
     back = [] if found == former else [Change(str(OURS), digest(found), former, step.mode)]
     return back + [
         Change(each.relative_to(place.root).as_posix(), digest(each.read_bytes()), None)

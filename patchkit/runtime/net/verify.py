@@ -19,6 +19,7 @@ from patchkit.runtime.net.pair import pair_checks
 from patchkit.runtime.net.path import mac_check, path_checks
 from patchkit.runtime.net.plan import Cages, facts
 
+# perftest: over rdma_cm, no warning about CPU frequency, Gbit/s, for ten seconds.
 _BANDWIDTH = ("-R", "-F", "--report_gbits", "-D", "10")
 _FIRST_PORT = 18515  # ib_write_bw's own
 
@@ -52,6 +53,7 @@ def bandwidth(host: Host, chosen: Cages, peer: Peer) -> list[str]:
         there = next((each for each in addresses if _is_near(netdev, each)), None)
         if there:
             other = _device_at(peer.host, there) or "ITS-DEVICE"
+            # A port for each twin, so that both can be measured at once.
             options = [*_BANDWIDTH, "-p", str(_FIRST_PORT + number)]
             lines.append(f"peer: {quoted('ib_write_bw', '-d', other, *options)}")
             lines.append(f"here: {quoted('ib_write_bw', '-d', device, *options, str(there))}")

@@ -58,6 +58,7 @@ def _worker(host: Host, head: str) -> OwnAddress:
         )
     fast = {rdma.netdev for rdma in usable_rdma(host)}
     near = [netdev for netdev in host.netdevs if netdev.up and _reaches(netdev, head)]
+    # Of several interfaces in that network one with RDMA first; names alone depend on udev.
     near.sort(key=lambda netdev: (netdev.name not in fast, netdev.pci, netdev.name))
     if not near:
         raise HostError(
@@ -77,13 +78,15 @@ def _head(host: Host, topology: str) -> OwnAddress:
             f"no QSFP cage is cabled and has an IPv4 address; this host has {addresses(host)}",
             hint=f"{PLAN}; or use another network, by sockets: --head-ip ADDRESS",
         )
-    stays = min(netdev.ipv4, key=lambda each: each.ip.is_link_local)  # others are drawn at a boot
+    # A link-local address is drawn anew at each boot, so any other one is better.
+    stays = min(netdev.ipv4, key=lambda each: each.ip.is_link_local)
     return OwnAddress(netdev, str(stays.ip))
 
 
 def _candidates(host: Host, topology: str) -> Iterator[Netdev]:
     """Return interfaces that a head may announce, best first."""
     fast = {rdma.netdev for rdma in host.rdma}
+    # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
     if topology in ("ring", "hetero"):
         yield from (each for each in _wired(host) if each.name not in fast)
     if topology != "ring":

@@ -1,4 +1,4 @@
-"""What a node decides, once for its env file and its command line: `env` and `serve-args` ask here.
+"""Decide what a node is, once for its env file and its command line, `env` and `serve-args`.
 
 Pure but for the names that an installed vLLM reads: options, facts of the host and an env file in,
 one decision or one error out.
@@ -77,7 +77,7 @@ class Node:
 
     @property
     def situation(self) -> Situation:
-        """The facts that conditions of rules are about."""
+        """Return the facts that conditions of rules are about."""
         preset = self.preset
         return {
             "role": self.role,
@@ -112,6 +112,7 @@ def decide(
     asked = _with_file(options, file) if file else options
     vllm = _vllm(options.vllm, installed["vllm"], file)
     role = asked.role or "single"
+    # A head's file that a worker reads comes from another machine.
     if file and file.role != role:
         _check_head(file, host, vllm, versions["nccl"], options)
     nodes = asked.nodes or (1 if role == "single" else 2)
@@ -120,6 +121,7 @@ def decide(
     _check_preset(preset, asked.quantization, vllm)
     target = asked.target or target_of(host)
     attachment = Attachment(topology="single" if role == "single" else asked.topology)
+    # A command line for another node asks this host only for what is not given.
     if role != "single" and (addressed or asked.topology == "auto" or not asked.head):
         attachment = attach(
             host, role=role, topology=asked.topology, nodes=nodes, head=asked.head, target=target
@@ -157,6 +159,7 @@ def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
         "" if each == "auto" else each for each in (options.topology, options.executor)
     )
     given = {
+        # A worker reads the file of its head: their roles differ on purpose.
         "role": "" if of_head else options.role,
         "topology": topology,
         "executor": executor,
@@ -164,6 +167,7 @@ def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
         "head": options.head,
     }
     for fact, value in given.items():
+        # Local parts (+cu130, +gb10) may differ: they name a build, not a release.
         if value and plain(value) != plain(facts.get(fact, value)):
             raise UsageError(
                 f"--{'head-ip' if fact == 'head' else fact} {value} contradicts {file.where}, "

@@ -14,6 +14,7 @@ from patchkit.runtime.envfile.header import head_facts, untouched
 from patchkit.runtime.envfile.parse import lines_of, parse
 from patchkit.runtime.envfile.syntax import Format
 
+# What the first line of every such file says; those of several nodes have `head` as well.
 _FACTS = ("role", "topology", "executor", "vllm", "nodes")
 
 
@@ -36,7 +37,7 @@ class EnvFile:
 
     @property
     def extra(self) -> dict[str, str]:
-        """Variables that a user set there, against the rules or beside them."""
+        """Return the variables that a user set there, against the rules or beside them."""
         asked = self.ids("set")
         return {name: value for name, value in self.variables.items() if name in asked}
 

@@ -74,8 +74,10 @@ def _topology(host: Host, asked: str, nodes: int, head: str, target: str) -> str
         return asked
     if target == "thor":
         return "hetero"
+    # A switch takes one cable of each node: two cages in use on three nodes are a ring.
     if nodes > 2 and len({rdma.cage for rdma in usable}) > 1:
         return "ring"
+    # The head announces an address that no RDMA device reaches, so it goes by sockets itself.
     if head and not is_near(host, head, usable):
         return "socket"
     return "roce" if usable else "socket"
@@ -99,6 +101,7 @@ def _roce(host: Host, own: OwnAddress) -> _Lines:
             f"{own.netdev.name} ({own.address}) has no usable RDMA device; here: {devices(host)}",
             hint="name an address on the QSFP cable with --head-ip, or take --topology socket",
         )
+    # NCCL has to name both halves: each carries half of the cable's bandwidth.
     cage = [each for each in host.rdma if each.name in (device.name, device.twin)]
     both = [each for each in usable if each in cage]
     return _Lines(

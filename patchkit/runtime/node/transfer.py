@@ -55,12 +55,14 @@ def _trouble(
     head: EnvFile, known: Collection[str], asked: Collection[str], name: str, value: str
 ) -> str:
     """Return why a variable must not travel; empty if it may."""
+    # The gravest reason first: one is reported.
     if reason := runs_code(name):
         return f"runs code: {reason}"
     if is_secret(name):
         return "is a secret, which belongs into no file that is copied"
     if name not in known:
         return "is read by neither vLLM, NCCL nor another program that patchkit knows"
+    # An unedited file holds nothing else; what an edited one adds the user has accepted.
     if name not in asked and not head.edited:
         return "is set by no rule of this patchkit, nor was it added with --set"
     return _unfit(head, name, value)
@@ -80,6 +82,7 @@ def _unfit(head: EnvFile, name: str, value: str) -> str:
         return "has a value that is none"
     if "/" in value and not _is_network(value):
         return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
+    # As a worker: there a loopback address is wrong, which a node alone may have.
     findings = check_value(Assignment(head.line(name), name, value), {"role": "worker"})
     errors = (each.what.partition(": ")[2] for each in findings if each.level is Level.ERROR)
     return "; ".join(f"is {value[:_SHOWN]}: {what}" for what in errors)

@@ -38,6 +38,7 @@ def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
 
 def _owned(record: Path, stem: str) -> Iterator[tuple[str, Owner]]:
     text = record.read_text(encoding="utf-8", errors="replace")
+    # A RECORD of torch has thousands of lines: only those that matter are parsed.
     lines = [line for line in text.splitlines() if f"/{stem}" in line]
     for row in csv.reader(lines):
         if Path(row[0]).name.startswith(stem):
@@ -54,6 +55,7 @@ def _named(home: Path) -> tuple[str, str]:
 def _hex(known: str) -> str:
     kind, _, digest = known.partition("=")
     try:
+        # RECORD leaves the padding out; what is too much of it is ignored.
         return base64.urlsafe_b64decode(digest + "==").hex() if kind == "sha256" else ""
     except (ValueError, binascii.Error):
         return ""

@@ -57,6 +57,7 @@ class InterpreterFacts:
 def ask(python: str, environment: Mapping[str, str]) -> InterpreterFacts:
     """Start a Python with these variables. Raises HostError."""
     code = _SCRIPT.read_text(encoding="utf-8")
+    # Not isolated: variables, .pth files and sitecustomize decide what vLLM would load.
     answer = process.ask(python, code, env=environment, isolated=False, timeout=60, hint=_HINT)
     try:
         return record(InterpreterFacts, answer)

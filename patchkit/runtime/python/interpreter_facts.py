@@ -1,6 +1,6 @@
-"""Facts of the Python that runs this text, as ``process.ask`` has it; no torch, no vLLM imported.
+"""Answer with facts of the Python that runs this text, as ``process.ask`` has it.
 
-It starts as vLLM would start: under the same variables, after .pth files and sitecustomize. So what
+Neither torch nor vLLM is imported. It starts as vLLM would start: under the same variables, after .pth files and sitecustomize. So what
 is mapped now is what they, and LD_PRELOAD, have mapped. Any Python that vLLM supports can run it.
 """
 
@@ -40,6 +40,7 @@ def mapped() -> list[str]:
         return 0
 
     ctypes.CDLL(None).dl_iterate_phdr(note, None)
+    # The program itself has no name here, and the vDSO none with a slash.
     return [os.path.abspath(name) for name in names if "/" in name]  # noqa: PTH100
 
 
@@ -66,6 +67,7 @@ if __name__ == "__main__":
         "version": ".".join(map(str, sys.version_info[:3])),
         "path": sys.path,
         "multiarch": sysconfig.get_config_var("MULTIARCH") or "",
+        # vLLM calls dlopen through ctypes: the loader then goes by this library's DT_RPATH.
         "caller": getattr(sys.modules.get("_ctypes"), "__file__", None),
         "torch": package("torch"),
         "vllm": package("vllm"),

@@ -76,6 +76,7 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
             hint="name the Python that has it with --python, for example venv/bin/python",
         )
     process = started(facts, environment)
+    # In this order: vLLM finds what torch has mapped already.
     torch, vllm = torch_choice(process, facts), vllm_choice(process, facts)
     copies = tuple(_copies(process, facts))
     return Answer(
@@ -94,6 +95,7 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
 
 def _copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
     """Yield every file once, whatever names it has."""
+    # A copy that is mapped is named by the path by which it came in.
     places = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
     for path, found in _others(process, facts):
         if Path(path).is_file():

@@ -96,6 +96,7 @@ class Process:
         if library is None or not self.fits(library):
             return None
         for known in self.mapped:
+            # As glibc: by device and inode, not by name.
             if Path(known.path).samefile(path):
                 return known
         fresh = Mapped(library, {library.soname} - {""}, why)
@@ -130,6 +131,7 @@ class Process:
         for path in self.cache.get(name, ()):
             yield path, "the system's ld.so.cache"
         for folder in ("/lib", "/usr/lib"):
+            # Debian's folder, that of 64-bit Fedora and SUSE, and the plain one.
             for part in (f"/{self.multiarch}", "64", ""):
                 yield f"{folder}{part}/{name}", "a folder of the system"
 
@@ -142,6 +144,7 @@ class Process:
     @cached_property
     def cache(self) -> dict[str, list[str]]:
         """Return ld.so.cache as ldconfig prints it: name → paths."""
+        # A user's PATH often lacks sbin.
         command = shutil.which("ldconfig", path=os.defpath + ":/sbin:/usr/sbin")
         if command is None:
             return {}

@@ -19,6 +19,7 @@ def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
 
 
 def _homes(root: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    # Relative, since `root` / an absolute path would lead out of the root.
     if named := environment.get("CUDA_HOME", "").lstrip("/"):
         yield root / named
     yield root / "usr/local/cuda"

@@ -18,6 +18,7 @@ PRELOAD = "LD_PRELOAD"
 PRELOADED = f"{PRELOAD}, before everything else"
 STARTUP = "loaded when Python started, by a .pth file, sitecustomize or /etc/ld.so.preload"
 _SYMBOL = "ncclGetVersion"
+# The library that torch loads before all others of its own.
 _GLOBAL_DEPS = "libtorch_global_deps.so"
 # A row of torch's list of what to preload: a folder below nvidia/, and a pattern.
 _ROW = re.compile(r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']""")
@@ -40,6 +41,7 @@ def started(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
     process = Process(executable=executable, environment=environment, multiarch=facts.multiarch)
     for path in facts.mapped:
         if Path(path).name.startswith(STEM) or exports(path, _SYMBOL):
+            # By name: an entry of LD_PRELOAD without a slash is searched for.
             asked = any(Path(path).name == Path(entry).name for entry in preloads(environment))
             process.open(path, PRELOADED if asked else STARTUP)
     return process

@@ -1,4 +1,4 @@
-"""Which executor starts the ranks of a cluster in a release of vLLM, and what it copies to them."""
+"""Choose what starts the ranks of a cluster in a release of vLLM; it may copy variables to them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def choose_executor(
     fits = [
         each
         for each in executors
+        # uni serves a node alone; the others start ranks on several.
         if (each.name == "uni") is alone
         and within(vllm, each.vllm)
         and (not each.switch or each.switch in wanted)

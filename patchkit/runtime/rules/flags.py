@@ -46,8 +46,9 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
     name = re.split(r"[=.]", flag, maxsplit=1)[0]
     if name.startswith("-O"):  # vLLM writes -O3 out before it looks at flags
         return _LEVEL in known or "-O" in known
-    if name.startswith("--"):
+    if name.startswith("--"):  # vLLM's parser takes _ for -
         name = name.replace("_", "-")
+    # argparse makes --no-X of every switch --X (BooleanOptionalAction).
     return name in known or name.replace("--no-", "--", 1) in known
 
 
@@ -71,6 +72,7 @@ def read_flags(home: Path) -> frozenset[str]:
     if not servers:
         raise unread(home / "entrypoints", "has no cli_args.py, one folder down")
     for place in (home / _ENGINE, *servers):
+        # The verb's own file may declare none; these always do, or their form is a new one.
         if not found[place]:
             raise unread(place, "declares no flags in a way that any known release does")
     return frozenset().union(*found.values())

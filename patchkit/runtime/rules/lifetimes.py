@@ -32,6 +32,7 @@ class Table:
     """The rows of a file, with what their releases are as numbers."""
 
     rows: tuple[tuple[Lifetime, Release, Release], ...]
+    # An index: `env check` looks up every name of a file.
     _by_name: dict[str, list[Lifetime]] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
@@ -42,7 +43,7 @@ class Table:
 
     @property
     def newest(self) -> str:
-        """The last release that the table knows; what a later one brings, it does not know."""
+        """Return the last release that the table knows; it knows nothing of what later ones bring."""
         return max(self.rows, key=lambda row: row[2])[0].last
 
     def at(self, version: str) -> dict[str, str]:

@@ -45,7 +45,7 @@ class Preset:
 
     @property
     def name(self) -> str:
-        """The last part of the id, which names it where it is unique."""
+        """Return the last part of the id; it names the preset by itself, since no two share it."""
         return self.id.rpartition("/")[2]
 
     def __post_init__(self) -> None:

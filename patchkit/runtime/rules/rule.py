@@ -40,7 +40,7 @@ class Rule(Grounded):
 
     @property
     def default(self) -> bool:
-        """Whether it is on by itself; what rests on a single report never is."""
+        """Return whether it is on by itself; what rests on a single report never is."""
         return not self.optional and self.evidence != SINGLE_REPORT
 
 

@@ -63,6 +63,7 @@ def masked(line: str) -> str:
     """Return a line of any env file or script without the value of a secret that it sets."""
     for match in _ASSIGNED.finditer(line):
         if is_secret(match["name"]):
+            # To the end of the line: a secret may hold blanks, quotes and further = signs.
             return line[: match.start("value")] + _MASK
     return line
 

@@ -61,12 +61,12 @@ class VariableRules:
 
     @property
     def entries(self) -> tuple[VariableRule | Avoid, ...]:
-        """Everything that is about variables."""
+        """Return everything that is about variables."""
         return (*self.rules, *self.avoids)
 
     @property
     def of_host(self) -> frozenset[str]:
-        """The variables that some rule sets for each node by itself."""
+        """Return the variables that some rule sets for each node by itself."""
         return frozenset(name for rule in self.rules if rule.scope == "host" for name in rule.set)
 
 

@@ -15,7 +15,7 @@ from patchkit.runtime.rules.vllm_names import read_names
 _HOME = RECIPES / "env"
 # How alike two names have to be, from 0 to 1, for one to be a misspelling of the other.
 _ALIKE = 0.7
-_LONGEST = 100  # characters; no name is half as long
+_LONGEST = 100  # characters; no name is half as long, and difflib takes quadratic time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

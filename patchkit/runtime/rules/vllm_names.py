@@ -56,6 +56,7 @@ def unread(place: Path, what: str) -> SourceError:
 
 
 def _table(node: ast.stmt) -> ast.Dict | None:
+    # With or without an annotation, by release.
     targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
     named = any(isinstance(each, ast.Name) and each.id == _DICT for each in targets)
     value = getattr(node, "value", None)
@@ -94,4 +95,5 @@ def _text(node: ast.expr) -> str:
         return "" if ast.unparse(node) == "[]" else ast.unparse(node)
     if node.value is None:
         return ""
+    # vLLM's switches are written as 0 and 1 in the environment.
     return str(int(node.value)) if isinstance(node.value, bool) else str(node.value)

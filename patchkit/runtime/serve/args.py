@@ -86,6 +86,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
     on, off = request.choice.divide(active)
     chosen = _chosen(on, request, rules.preset)
     share = chosen.get(_SHARE)
+    # Not before the flags are chosen: a rule, the preset or the user may set the share.
     check_size(request, float(share.value) if share else rules.memory.share, rules.memory)
     left_out = holding(rules.leave_out, situation)
     dropped = {
@@ -141,6 +142,7 @@ def _chosen(
     chosen = {flag.flag: flag for rule, flag in flags if rule.default}
     if node.preset:
         chosen |= {flag.flag: flag for flag in _by_preset(node.preset, reasons)}
+        # False takes a flag away from rules; --with, the user's own word, still sets it.
         never = {name for name, value in node.preset.flags.items() if value is False}
         chosen = {name: flag for name, flag in chosen.items() if name not in never}
     wanted = request.choice.wanted

@@ -1,4 +1,4 @@
-"""What a user should know about a request that is fine."""
+"""Say what a user should know about a request that is valid."""
 
 from __future__ import annotations
 
@@ -52,4 +52,5 @@ def _is_open(host: str) -> bool:
         address = ip_address(host)
     except ValueError:
         return False
+    # 0.0.0.0 and :: listen on every interface.
     return address.is_unspecified or address.is_global

@@ -1,4 +1,4 @@
-"""What is to be served on a node, and whether that makes sense."""
+"""Say what a node is to serve, and check that this makes sense."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchkit.runtime.rules.flag_rules import MemoryBudget
 from patchkit.runtime.rules.presets import Preset, find, named_preset
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
 
-_MOST_NODES = 8  # how far the advice goes to take more Sparks
+_MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
 _GIB = 2**30
 
 
@@ -39,7 +39,7 @@ class ServeRequest:
 
     @property
     def number(self) -> int:
-        """The rank; where it is not given, 0 for the head and 1 for a worker."""
+        """Return the rank; where it is not given, 0 for the head and 1 for a worker."""
         return int(self.node.role == "worker") if self.rank is None else self.rank
 
 
@@ -69,12 +69,13 @@ def weights_gib(folder: Path) -> float | None:
 def memory_gib(host: Host) -> float | None:
     """Return a host's memory in GiB; None for one that serves nothing, and only writes commands."""
     known = host.memory is not None and target_of(host) != "other"
-    return host.memory.total / 2**20 if host.memory and known else None
+    return host.memory.total / 2**20 if host.memory and known else None  # KiB
 
 
 def check(request: ServeRequest) -> None:
     """Raise UsageError for a request that makes no sense."""
     model, node = request.model, request.node
+    # `vllm serve` would take a dash for an option.
     if not model or model.startswith("-") or not model.isprintable():
         raise UsageError(
             f"{model!r} is not a model", hint="write OWNER/NAME as at Hugging Face, or a folder"
@@ -115,6 +116,7 @@ def check_size(request: ServeRequest, share: float, memory: MemoryBudget) -> Non
     room = total * share - memory.margin_gib
     if weights <= room * nodes:
         return
+    # No number of nodes helps where one has no room at all.
     enough = math.ceil(weights / room) if room > 0 else _MOST_NODES + 1
     ways = [f"{enough} nodes: --role head --nodes {enough}"] if enough <= _MOST_NODES else []
     ways.append((preset.instead if preset else "") or "a checkpoint in fewer bits")

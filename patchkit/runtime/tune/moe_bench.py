@@ -1,4 +1,4 @@
-"""Times fused-MoE configs with a release's own benchmark_moe.py. Run by the Python that has vLLM.
+"""Time fused-MoE configs with a release's own benchmark_moe.py. Run by the Python that has vLLM.
 
 A script of its own, standard library and vLLM only: that Python need not have patchkit. One JSON
 object a line on standard input and output. The first request is the job, its answer the facts of
@@ -34,10 +34,10 @@ class RefusalError(Exception):
 def main() -> None:
     """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # vLLM prints to standard output
+    os.dup2(2, 1)  # vLLM prints to standard output, where answers alone may go
     if isinstance(sys.stdout, io.TextIOWrapper):  # its last words count if it dies
         sys.stdout.reconfigure(line_buffering=True)
-    # The neighbours of this script are none of vLLM's business.
+    # vLLM could import a neighbour of this script instead of a module of that name.
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
     requests = iter(sys.stdin.readline, "")
     try:
@@ -111,6 +111,7 @@ class Bench:
                 config=request["config"],
                 num_tokens=request["batch_size"],
                 num_experts=job["experts"],
+                # Gate and up projection lie in one matrix, so upstream counts both.
                 shard_intermediate_size=2 * job["intermediate"],
                 hidden_size=job["hidden"],
                 topk=job["topk"],

@@ -32,6 +32,7 @@ class Measuring:
         self._process = process
         self._log = log
         self._answers: queue.Queue[str] = queue.Queue()
+        # A pipe cannot be read with a time limit, a queue can.
         threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -72,6 +73,7 @@ class Measuring:
 @contextlib.contextmanager
 def measuring(python: str) -> Iterator[Measuring]:
     """Run the script with ``python``; it is killed at the end, whatever it is doing."""
+    # Not a pipe: nobody empties it meanwhile, and a full one would stop the process.
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
             process = subprocess.Popen(

@@ -95,7 +95,7 @@ def walk(
             if len(known) >= most or expired():
                 return _found(best, least, known, complete=False)
             known[key] = measure(config)
-            if known[key] < least:
+            if known[key] < least:  # walk on from there: to measure all neighbours takes long
                 best, least, improved = config, known[key], True
                 break
         else:

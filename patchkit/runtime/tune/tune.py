@@ -79,7 +79,8 @@ class Job:
 
     def weight_bytes(self) -> int:
         """Return the bytes of the weights: 16-bit values, and for FP8 a copy in FP8 beside them."""
-        per_value = 3 if self.dtype == "fp8_w8a8" else 2
+        per_value = 3 if self.dtype == "fp8_w8a8" else 2  # bytes
+        # Three matrices: gate, up and down.
         return self.experts * 3 * self.intermediate * self.hidden * per_value
 
 
@@ -118,7 +119,7 @@ class Row:
 
 @dataclass(slots=True)
 class Tuned:
-    """What was found; ``stopped`` says why batch sizes are missing."""
+    """The result of a run; ``stopped`` says why batch sizes are missing."""
 
     facts: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
@@ -133,7 +134,7 @@ Progress = Callable[[int, str], None]  # batch size, what is going on
 
 
 class VllmSources(Protocol):
-    """What is needed of a SourceTree, which is in another wing."""
+    """The part of a SourceTree that tuning needs; that class is in another wing."""
 
     @property
     def root(self) -> Path: ...
@@ -190,6 +191,7 @@ def connect(bench: Measuring, job: Job, tree: VllmSources) -> dict[str, Any]:
         "topk": job.topk,
         "dtype": job.dtype,
         "block_shape": job.block_shape,
+        # Those of GRID, too: the file has untuned rows for them.
         "batch_sizes": sorted({*job.batch_sizes, *GRID}),
     }
     try:
@@ -197,7 +199,9 @@ def connect(bench: Measuring, job: Job, tree: VllmSources) -> dict[str, Any]:
     except StalledError:
         raise HostError(f"vLLM was not imported within {_START:.0f} s") from None
     for key in ("defaults", "shipped"):
+        # Keys of JSON are texts.
         facts[key] = {int(size): config for size, config in (facts[key] or {}).items()}
+    # Wheels of one release differ in their local part.
     if Version(facts["vllm"]).base_version != tree.version.base_version:
         raise SourceError(
             f"the installed vLLM is {facts['vllm']}, the source {tree.version}",
@@ -224,6 +228,7 @@ def tune(bench: Measuring, job: Job, facts: dict[str, Any], progress: Progress) 
             if left <= 0:
                 outcome.stopped = "the budget was spent"
                 break
+            # What one batch size leaves of its time goes to those after it.
             until = time.monotonic() + left / (len(job.batch_sizes) - index)
             row = _row(_Timer(bench, size, deadline), job, facts, until, progress)
             outcome.rows.append(row)
@@ -283,7 +288,7 @@ def _row(timer: _Timer, job: Job, facts: dict[str, Any], until: float, progress:
 
 
 def untuned_config(facts: Mapping[str, Any], size: int) -> tuple[str, Config]:
-    """Return what the release would use: the nearest row of its packaged file, or its default."""
+    """Return the release's own config: the nearest row of its packaged file, or its default."""
     shipped: Mapping[int, Config] = facts["shipped"]
     if shipped:
         return "shipped", shipped[min(shipped, key=lambda row: abs(row - size))]
@@ -311,6 +316,7 @@ def file_rows(outcome: Tuned, element_bytes: int) -> dict[int, Config]:
     return {
         size: config
         for size, config in sorted(rows.items())
+        # vLLM takes the nearest row: none may be there that this device cannot run.
         if shared_memory(config, element_bytes) <= facts["shared_memory"]
     }
 
