@@ -1,4 +1,4 @@
-"""SHA-256 of texts, of files and of folders."""
+"""Compute the SHA-256 of texts, of files and of folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors: the ways in which patchkit refuses or fails, each with an exit code of its own.
+"""Name the ways in which patchkit refuses or fails, each with an exit code of its own.
 
 Scripts may rely on the codes: a code is never reused for another kind.
 0 is success (including "already done"); 1 is left to bugs.

@@ -1,4 +1,4 @@
-"""Records: what TOML and JSON hold as frozen dataclasses, with every key and every type checked.
+"""Read TOML and JSON as frozen dataclasses, with every key and every type checked.
 
 The class is the description: a field without a default has to be there, a key that is no field is
 refused, and a value is taken only if it is of the field's type. Types are ``str``, ``int``,

@@ -1,4 +1,4 @@
-"""Device profiles, arch strings, and which machine code loads on which device."""
+"""Describe devices, parse arch strings, and decide which machine code loads on which device."""
 
 from __future__ import annotations
 

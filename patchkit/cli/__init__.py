@@ -18,6 +18,7 @@ from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
 
 _WINGS = {"patch": "Sources", "wheel": "Wheels", "runtime": "This machine"}  # folder → help's title
+# The lines of help stand here and not in the modules, so that help imports none of them.
 _VERBS = {
     "patch": {
         "apply": "Patch a tree, prove the effect, keep a way back.",
@@ -46,7 +47,8 @@ _VERBS = {
         "completion": "Print shell completion for bash, zsh or fish.",
     },
 }
-_CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}  # --loaded
+# What a node runs without any library but click; of inspect only --loaded.
+_CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}
 _WING_OF = {verb: wing for wing, verbs in _VERBS.items() for verb in verbs}
 _EPILOG = """\
 \b
@@ -107,6 +109,7 @@ class _Verbs(click.Group):
 
 
 def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    # While a shell completes a line, options are parsed but must not act.
     if wanted and not context.resilient_parsing:
         out.say(f"patchkit, version {__version__}")
         for name in namesakes():
@@ -138,9 +141,10 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line; errors become one message and their own exit code."""
-    gc.disable()  # a run ends long before a collection pays off: 15 % of apply
+    gc.disable()  # a run ends long before a collection pays off; that is 15 % of apply
     raise_interrupts()
     try:
+        # click itself would print errors and exit with codes of its own.
         code = group.main(prog_name="patchkit", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as interrupt:
@@ -158,7 +162,8 @@ def main() -> None:
     except OSError as error:
         where = error.filename or "standard output"
         _show(StorageError(f"{where}: {error.strerror}", hint="check space and permissions"))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
+        # Else Python would fail once more when it empties the buffer at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(StorageError.exit_code)
     except Exception as error:
         if os.environ.get("PATCHKIT_DEBUG"):
@@ -174,6 +179,7 @@ def _fail(error: PatchkitError) -> NoReturn:
 
 
 def _show(error: PatchkitError) -> None:
+    # Looked for as a word: the error may be older than the parsed options.
     if "--json" in sys.argv:
         fields = {"what": error.what, "why": error.why, "next": error.hint}
         # If standard output is what failed, the message goes where it can still be read.

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the request they make."""
+"""Share options between verbs, and make the request of them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,19 @@ class Renamed(click.Option):
         self.former = former
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        # The parser keeps the former spellings; help and messages go by `opts`.
         shown, self.opts = self.opts, [*self.opts, *self.former]
         super().add_to_parser(parser, ctx)
         self.opts = shown
 
 
+# The defaults of a tree that has no ledger yet.
 _FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Sources as they are named on the command line, and how they may be had."""
+    """Sources as they are named on the command line, and how to get them."""
 
     project: str
     spec: str
@@ -95,7 +97,7 @@ trust_source = click.option(
 
 
 def source_options(command: F) -> F:
-    """Add SOURCE, --vllm-src, --nccl-src and how it may be had; hand them on as one ``source``."""
+    """Add SOURCE, --vllm-src, --nccl-src and how to get it; hand them on as one ``source``."""
     options = (_POSITIONAL, _VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE, trust_source)
     return _sources(command, options)
 
@@ -131,6 +133,7 @@ def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
         source = SourceOptions(project, spec, dest, offline, sha256, trusted)
         return command(source=source, **rest)
 
+    # Options are added like decorators, the last one first, for help in the order of the tuple.
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[return-value]
@@ -232,6 +235,7 @@ def find_target(name: str) -> Target:
 
 def build_arch(arch: str) -> str:
     """Return native or family. Raises UsageError for anything else."""
+    # Not a click.Choice: a bare 12.1 gets the reason why it is refused.
     if arch not in ("native", "family"):
         bare = arch[:1].isdigit()
         raise UsageError(
@@ -252,6 +256,7 @@ def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandbo
         with progress() as report:
             options = resolve_options(report, source)
             found = stack.enter_context(resolved(source.spec, options, keep=keep))
+        # Behind the bars, which would draw over it.
         if source.trusted:
             tell(NOT_SANDBOXED)
         yield found.path, may_run(locked=found.locked, trusted=source.trusted)
@@ -307,6 +312,7 @@ def progress(counted: str = "") -> Iterator[Callable[[str], Callable[[int, int],
                 nonlocal identifier
                 if not bars:
                     bars.append(stack.enter_context(_bars(counted)))
+                # At the first step: a task without any draws no bar.
                 if identifier is None:
                     identifier = bars[0].add_task(visible(task), total=total)
                 bars[0].update(identifier, completed=done, total=total)

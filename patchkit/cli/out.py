@@ -49,6 +49,7 @@ def style(text: str, **styles: Any) -> Shown:
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print text for people; colours only in a terminal, and not if NO_COLOR is set."""
+    # None: click decides by whether it prints to a terminal.
     color = False if os.environ.get("NO_COLOR") else None
     click.echo(shown(text) + end, nl=False, err=err, color=color)
 
@@ -69,6 +70,7 @@ def data(text: str) -> None:
     if sys.stdout.isatty():
         say(text, end="")
     else:
+        # A file name that is not UTF-8 leaves as the bytes that it has.
         click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
 
 
@@ -91,6 +93,7 @@ def table(rows: Iterable[Sequence[str]], indent: str = "") -> list[Shown]:
     """Return lines with aligned columns; cells may be styled, the last one is not padded."""
     # A name with a newline in it does not begin a line of its own.
     kept = [[Shown(shown(cell).replace("\n", "\\n")) for cell in row] for row in rows]
+    # Styles are characters without a width: len() would count them.
     widths = [max(map(_width, column)) for column in zip(*kept, strict=True)]
     lines = []
     for *cells, last in kept:

@@ -41,7 +41,8 @@ class _Console(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return standard output; without a terminal without colour, and too wide to cut paths."""
+    """Return standard output; where it is no terminal, without colour and 160 columns wide."""
+    # In a pipe rich assumes 80 columns, which would cut paths.
     found = _Console(stderr=stderr)
     return found if found.is_terminal else _Console(stderr=stderr, width=160)
 
@@ -130,6 +131,7 @@ def print_diff(diff: str) -> None:
     if not shown.is_terminal or not diff:
         out.data(diff)
         return
+    # Not splitlines: it also splits at form feeds and the like, which a source may hold.
     for line in diff.removesuffix("\n").split("\n"):
         bold = line.startswith(("+++", "---", "diff "))
         style = "bold" if bold else _DIFF_STYLES.get(line[:1], "")

@@ -1,4 +1,4 @@
-"""All-or-nothing changes to many files, finished or taken back by the next run if one is cut short.
+"""Change many files, all or none; the next run finishes or takes back what was cut short.
 
 Below the journal's folder lie ::
 
@@ -161,6 +161,7 @@ class Journal:
             if not self.folder.exists():
                 return False
             make_folders(to.parent)
+            # One damaged journal is kept, the latest.
             shutil.rmtree(to, ignore_errors=True)
             self.folder.rename(to)
         return True
@@ -223,6 +224,7 @@ class Journal:
         return place
 
     def _check_disk(self, place: Path) -> None:
+        # A rename, by which a file is replaced, does not lead to another file system.
         if self.one_file_system and _standing(place).stat().st_dev != self.root.stat().st_dev:
             raise StorageError(
                 f"{place}: lies on another file system than {self.root}; {NOTHING}",
@@ -231,7 +233,7 @@ class Journal:
             )
 
     def _new(self, change: Change) -> list[str]:
-        """Return folders that a change needs and that are not there."""
+        """Return the folders that a change needs and that do not exist."""
         folders = (self.root / change.path).parents
         missing = [each for each in folders if self.root in each.parents and not each.exists()]
         return [each.relative_to(self.root).as_posix() for each in missing]

@@ -1,4 +1,4 @@
-"""patchkit apply"""
+"""Patch a tree: `patchkit apply`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def command(
     patched for is the default.
     """
     recipe = load_recipe(source.project)
-    selection.request()  # what is mistyped is told before anything is fetched
+    selection.request()  # a mistyped option is reported before anything is fetched
     with located(source, keep=not dry_run) as (path, sandboxed):
         ledger = _kept(path, recipe.project)
         request = selection.request(ledger)
@@ -68,7 +68,7 @@ def command(
 
 
 def _kept(path: Path, project: str) -> Ledger | None:
-    """Return what an installed package was patched for: its wheel's maker may have chosen that."""
+    """Return the ledger of an installed package: the maker of its wheel may have chosen fixes."""
     tree = detect(path, project)
     return read_ledger(state_folder(tree), project) if tree.kind == "installed" else None
 
@@ -87,6 +87,7 @@ def _tell_kept(request: Request) -> None:
 def _print(
     path: Path, recipe: Recipe, request: Request, outcome: Applied, *, dry_run: bool, as_json: bool
 ) -> None:
+    # Opened once more: what is shown is what lies on the disk now.
     workspace = open_workspace(path, recipe.project)
     if as_json:
         fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""patchkit archs"""
+"""Compare archs, stock beside patched: `patchkit archs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""patchkit diff"""
+"""Show what apply would change, or did: `patchkit diff`."""
 
 from __future__ import annotations
 

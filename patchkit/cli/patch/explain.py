@@ -1,4 +1,4 @@
-"""patchkit explain"""
+"""Explain a fix or a claim: `patchkit explain`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def command(wanted: str | None, *, as_json: bool) -> None:
     if wanted is None:
         _overview(as_json=as_json)
         return
+    # Ids are names of Python modules; people write dashes as well.
     name = wanted.replace("-", "_")
     if claim := next((claim for claim in load_claims() if claim.id == name), None):
         _claim(claim, as_json=as_json)
@@ -126,7 +127,7 @@ def _claim_fields(claim: Claim) -> dict[str, object]:
 
 
 def _evidence_fields(evidence: Iterable[Evidence]) -> list[dict[str, str]]:
-    # Scripts know the word as "confidence".
+    # The key is from before `established`; scripts rely on it.
     return [{"claim": e.claim, "source": e.source, "confidence": e.established} for e in evidence]
 
 

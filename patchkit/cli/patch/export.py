@@ -1,4 +1,4 @@
-"""patchkit export"""
+"""Write the fixes as a patch series: `patchkit export`."""
 
 from __future__ import annotations
 

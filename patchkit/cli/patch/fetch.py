@@ -1,4 +1,4 @@
-"""patchkit fetch"""
+"""Download a release: `patchkit fetch`."""
 
 from __future__ import annotations
 

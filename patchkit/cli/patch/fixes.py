@@ -1,4 +1,4 @@
-"""patchkit fixes"""
+"""List the fixes: `patchkit fixes`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def _recipes(project: str | None, version: Version | None) -> list[Recipe]:
         recipes = list(load_recipes())
     else:
         known = [recipe for recipe in load_recipes() if recipe.knows(version)]
+        # A release that no recipe knows yet is taken for one of vLLM.
         recipes = known[:1] or [load_recipe()]
     if version is not None:
         recipes[0].check(version)

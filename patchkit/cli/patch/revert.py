@@ -1,4 +1,4 @@
-"""patchkit revert"""
+"""Put back what upstream shipped: `patchkit revert`."""
 
 from __future__ import annotations
 

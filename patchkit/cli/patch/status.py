@@ -1,4 +1,4 @@
-"""patchkit status"""
+"""Show every fix and its state: `patchkit status`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""patchkit completion"""
+"""Print completion for a shell: `patchkit completion`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from patchkit.cli.out import data
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
     """Print a completion script: eval "$(patchkit completion bash)"."""
-    from patchkit.cli import group
+    from patchkit.cli import group  # which loads this module: on top it would be a circle
 
     found = get_completion_class(shell)
     assert found is not None

@@ -1,4 +1,4 @@
-"""patchkit env"""
+"""Write an env file: `patchkit env`."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ def _run(options: Mapping[str, Any]) -> None:
         data(text)
         _tell(env, err=True)
         return
+    # A variable without a value is a secret: a file that refers to one is kept from others.
     private = any(not each.value for each in env.settings)
     outcome = write(output, text, force=options["force"], private=private)
     what = f"{len(env.settings)} variables for {node.role}, {node.topology}"

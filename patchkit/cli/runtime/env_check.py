@@ -1,4 +1,4 @@
-"""patchkit env check"""
+"""Check an env file or a script: `patchkit env check`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from patchkit.reading import read_stdin, read_text
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
 
+# The time of a check grows with the lines: a limit beside that of bytes.
 _MOST_LINES = 250_000
 _STYLES: Mapping[Level, Mapping[str, Any]] = {
     Level.ERROR: {"fg": "red", "bold": True},

@@ -1,4 +1,4 @@
-"""patchkit env explain"""
+"""Explain a variable or a rule: `patchkit env explain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""patchkit net"""
+"""Plan, apply and undo the QSFP network: `patchkit net`."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _as_wish(options: Mapping[str, Any]) -> NetPlanOptions:
 
 
 def _node(node: int | None, role: str | None, nodes: int) -> int:
-    """Return the number of this node. Raises UsageError if the options do not tell it."""
+    """Return the number of this node. Raises UsageError if the options do not give it."""
     by_role = {"head": 1, "worker": 2 if nodes == 2 else None}.get(role or "")
     if node is None and by_role is None:
         raise UsageError(
@@ -180,10 +180,12 @@ def _planned(options: Mapping[str, Any], root: Path) -> NetPlan:
     place = NetHistory(root)
     live = net_apply.is_live(place)
     host = probe(root, python=None, environment=os.environ)
+    # Of a recording nobody can ask the driver for its limits.
     made = make_plan(host, _as_wish(options), net_live.mtu_limits() if live else None)
     _check_peer(made, options["peer"])
     files = net_conflicts.others(root)
     net_conflicts.check(host, made, applied=place.applied(), files=files)
+    # netplan's files are of mode 600, and plan needs no rights.
     hidden = [file.path for file in files if file.text is None]
     if hidden:
         say(f"note: only root may read {', '.join(hidden)}; apply checks them", err=True)
@@ -215,7 +217,7 @@ def _ask() -> None:
         raise UsageError("nothing was changed")
 
 
-# What is told
+# What is printed
 
 
 def _fields(made: NetPlan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options that the verbs of `patchkit net` share."""
+"""Share options between the verbs of `patchkit net`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def sudo(*arguments: str) -> str:
     """Return this patchkit as root, by its full path: sudo does not look into a venv."""
     program = Path(sys.argv[0])
     started = [str(program.absolute())]
-    if program.name == "__main__.py":
+    if program.name == "__main__.py":  # started by python -m
         started = [sys.executable, "-m", "patchkit"]
     return quoted("sudo", *started, *arguments)

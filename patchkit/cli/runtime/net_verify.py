@@ -1,4 +1,4 @@
-"""patchkit net verify"""
+"""Check the QSFP network: `patchkit net verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that say what a node is, for the verbs that decide by it."""
+"""Share the options that say what a node is, between the verbs that decide by it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ ROOT = click.option(
     default=Path("/"),
     help="Another machine's files, such as `patchkit probe --save` writes.",
 )
+# Without defaults: what is not given may come from an env file, or is decided.
 _OPTIONS = (
     click.option("--role", type=click.Choice(CHOICES["role"]), help="What this node is."),
     click.option(

@@ -1,4 +1,4 @@
-"""patchkit probe"""
+"""List the facts of this machine: `patchkit probe`."""
 
 from __future__ import annotations
 
@@ -122,6 +122,7 @@ def _network(host: Host) -> Iterator[tuple[str, ...]]:
     owned = {each.netdev: each for each in host.rdma if each.netdev}
     for netdev in sorted(host.netdevs, key=_rank):
         yield _row(netdev, owned.get(netdev.name))
+    # A device without an interface is in none of the rows above.
     for each in host.rdma:
         if not each.netdev:
             yield ("-", *[""] * 4, *_device(each), each.twin, _number(each.cage))

@@ -1,4 +1,4 @@
-"""patchkit serve-args"""
+"""Print the flags of `vllm serve`: `patchkit serve-args`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from patchkit.runtime.serve.request import (
     weights_gib,
 )
 
+# Facts of an env file that the command line is made from.
 _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "quantization")
 _FORMATS = {"line": line, "lines": lines}
 
@@ -85,6 +86,7 @@ def _served(options: Mapping[str, Any]) -> ServeCommand:
     model = options["model"]
     preset = preset_of(model, options["preset"])
     asked = asked_for(options, model=preset.id if preset else "")
+    # The line may be for another machine, so this one need not have the address.
     node = decide(asked, host, file, addressed=False)
     request = ServeRequest(
         model=full_name(model, preset),

@@ -1,4 +1,4 @@
-"""What patchkit serve-args shows beside the command: presets, reasons, notes."""
+"""Show what belongs to a command of serve-args: presets, reasons, notes."""
 
 from __future__ import annotations
 

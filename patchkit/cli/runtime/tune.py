@@ -1,4 +1,4 @@
-"""patchkit tune"""
+"""Tune the fused-MoE kernel: `patchkit tune`."""
 
 from __future__ import annotations
 
@@ -119,6 +119,7 @@ def command(
     with opened(source) as (_, workspace), measuring(python) as bench:
         check_benchmark(workspace.tree)
         facts = connect(bench, job, workspace.tree)
+        # Refused before the budget is spent, not after.
         place = output / facts["name"]
         if output != STDOUT and place.exists() and not force:
             raise UsageError(f"{place} exists", hint="--force replaces it; -o names a folder")

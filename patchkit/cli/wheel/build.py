@@ -123,6 +123,7 @@ def nccl(
         jobs=chosen_jobs(jobs, JOB_MEMORY).number,
         fresh=fresh,
     )
+    # Space and rights are checked before the build, not when it is done.
     make_room(house, order.expected)
     tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:

@@ -55,6 +55,7 @@ def cpu_option(default: str, *former: str) -> Callable[[F], F]:
 
 
 def _writable(_context: click.Context, _option: click.Parameter, place: Path | None) -> Path | None:
+    # Before the build: a path that cannot be written would lose its digests.
     if place and not place.absolute().parent.is_dir():
         raise UsageError(f"{place}: the folder to write it into does not exist")
     return place

@@ -121,6 +121,7 @@ def command(
     require_build()
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
+    # --without takes ids of fixes and names of extensions: what is no fix is an extension.
     left_out = frozenset(
         extension.option for extension in by_option(sorted(selection.skip - fixes))
     )
@@ -142,6 +143,7 @@ def command(
         torch=source.needs.torch,
         request=request,
         toolchain=toolchain,
+        # Absolute paths, since the build runs in a work folder of its own.
         python=python and python.absolute(),
         requirements=requirements and requirements.absolute(),
         jobs=number.number,
@@ -152,6 +154,7 @@ def command(
         offline=offline,
         fresh=fresh,
     )
+    # Space and rights are checked before the build, not when it is done.
     make_room(house, order.expected)
     _foretell(order, number)
     with progress("steps") as report:

@@ -1,4 +1,4 @@
-"""patchkit inspect"""
+"""Show what a wheel or a library holds: `patchkit inspect`."""
 
 from __future__ import annotations
 

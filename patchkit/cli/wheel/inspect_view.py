@@ -29,6 +29,7 @@ from patchkit.wheel.wheelhouse.device_checks import missed
 from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc
 from patchkit.wheel.wheelhouse.wheel_checks import check, cuda_majors
 
+# The same module is in a wheel once for each Python.
 _PYTHON = re.compile(r"\.cpython-3(\d+)-")
 _WIDE = 120  # columns of a terminal
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
@@ -43,6 +44,7 @@ def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> No
     if file.suffix == ".whl":
         with WheelFile(file) as wheel:
             binaries, metadata = inspect_wheel(wheel), read_metadata(wheel)
+            # Only of vLLM's libraries is it known which ones a device needs.
             if wheel.name.project == "vllm":
                 judged = judge(wheel, binaries, target, wheel.name.version)
         found = *check(metadata, binaries), *missed(metadata.name.version, judged, target)

@@ -87,6 +87,7 @@ def _code_table(binary: Binary, target: Target) -> Table:
             text(code.compression, style="dim"),
             str(code.count),
             f"{code.size:,}",
+            # In parentheses: no device loads code that was not linked.
             text(str(load) if live else f"({load})", style=STYLES[load] if live else "dim"),
         )
     return table

@@ -1,4 +1,4 @@
-"""patchkit verify"""
+"""Check a wheelhouse: `patchkit verify`."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
     """
     signed = check(house, trust) if trust else None
     done = verify(house)
+    # Later runs must not fall behind this counter: only a sound state may set it.
     if signed and not done.findings:
         remember(signed.statement)
     if as_json:

@@ -77,6 +77,7 @@ def _signature(house: Path) -> tuple[Signed | None, str]:
     """Return the signature, if there is one, and what is wrong with it."""
     try:
         return signature(house), ""
+    # A list is worth having in spite of a bad signature; `verify` refuses.
     except (HashMismatchError, HostError) as error:
         return None, error.what
 
@@ -261,6 +262,7 @@ def _glibc(built: Sequence[ManifestEntry]) -> str:
     named = {str(entry.facts.get("target")) for entry in built} & targets().keys()
     if not named:
         raise UsageError("no wheel says for which device it is", hint="name the nodes' --glibc")
+    # Nodes with the oldest glibc can load what fits them, the others as well.
     return min((targets()[name].glibc for name in named), key=by_version)
 
 

@@ -94,6 +94,7 @@ def _unknown(node: Node) -> Iterator[str]:
     if node.target == "other":
         yield "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
     several = node.role != "single"
+    # Rules about NCCL are for several nodes.
     missing = [key for key in ("triton", *["nccl"] * several) if not node.versions[key]]
     if missing:
         options = " and ".join(f"--{key}" for key in missing)

@@ -53,7 +53,7 @@ def parse(kind: Format, text: str, where: str) -> dict[str, str]:
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """Return the number of the last line that sets each name, as far as lines alone can tell."""
+    """Return the number of the last line that sets each name, as far as lines alone show it."""
     lines = enumerate(text.split("\n"), 1)
     return {match["name"]: number for number, line in lines if (match := _SETS.match(line))}
 

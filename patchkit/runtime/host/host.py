@@ -1,4 +1,4 @@
-"""The facts of one machine, as `probe` finds them: data, to and from JSON."""
+"""Hold the facts of one machine, as `probe` finds them: data, to and from JSON."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Gid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rdma:
-    """Port 1 of an RDMA device. ``cage`` numbers the QSFP cage, None if it cannot be told.
+    """Port 1 of an RDMA device. ``cage`` numbers the QSFP cage, None if it is unknown.
 
     ``state`` is ``ACTIVE``, ``DOWN`` … ; ``twin`` the device that is the other half of the same
     cage; ``netdev`` and ``twin`` are empty where there is none.

@@ -11,6 +11,7 @@ _NONE = "[N/A]"  # as nvidia-smi writes what the driver does not support
 _TEXT = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE; a version takes 80
 
 
+# nvmlMemory_t
 class _Memory(ctypes.Structure):
     _fields_ = (
         ("total", ctypes.c_ulonglong),
@@ -19,6 +20,7 @@ class _Memory(ctypes.Structure):
     )
 
 
+# nvmlPciInfo_t
 class _Pci(ctypes.Structure):
     _fields_ = (
         ("legacy", ctypes.c_char * 16),

@@ -32,7 +32,7 @@ def probe(
     SourceError for a root without sys and proc, HostError for a Python that does not answer.
     """
     reader = Reader(root, copy)
-    # Together: only both lists tell which halves share a cage.
+    # Together: only both lists show which halves share a cage.
     cards, devices = rdma.paired(found := netdevs(reader), rdma.rdma(reader, found))
     host = Host(
         system=system(reader),

@@ -23,6 +23,7 @@ def check_contradictions(assigned: Sequence[Assignment], host: Host | None) -> I
         if each.literal:
             blocks.setdefault(each.block, []).append(each)
     for together in blocks.values():
+        # Of several the last one counts, as in a shell.
         last = {each.name: each for each in together}
         yield from _twice(together)
         yield from _unused(last)

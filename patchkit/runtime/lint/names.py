@@ -50,6 +50,7 @@ def check_names(
     yield from advised
     # Both prefixes have five characters.
     reader = _READERS.get(assigned.name[:5])
+    # One finding for each name: advice says more than that nobody reads it.
     if advised or (reader and assigned.name in known[reader]):
         return
     if reader:

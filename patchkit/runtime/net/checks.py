@@ -164,7 +164,7 @@ def _both(cage: int | None, twins: Sequence[Netdev]) -> Finding:
     networks = [each.network for twin in twins for each in lasting(twin)]
     seen = ", ".join(map(str, networks)) or "none"
     if len(twins) < 2:
-        if cage is None:
+        if cage is None:  # named by the user, who may have left the other half out on purpose
             return unknown(subject, "both twins", "one interface was named", "name both twins")
         return failed(
             subject, "both twins", f"cage {cage} has one half only", "fwupdmgr update; lspci"

@@ -67,7 +67,7 @@ def _pairing(
     ours = {twin.name: n for twins in chosen.values() for n, twin in enumerate(twins)}
     theirs = {twin.name: n for twins in cages(peer).values() for n, twin in enumerate(twins)}
     for netdev, _network, others in pairs:
-        for other in others[:1]:
+        for other in others[:1]:  # none or several is an error already
             subject, here = f"{netdev.name} and {other.name}", ours[netdev.name]
             if other.name not in theirs:
                 yield unknown(subject, "same twin", "the peer's interface has no RDMA device")

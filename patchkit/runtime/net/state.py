@@ -1,4 +1,4 @@
-"""The netplan file on disk and the way back: changed together, through one journal.
+"""Change the netplan file on disk and the way back together, through one journal.
 
 Below ``<root>/var/lib/patchkit/net/`` every change is a numbered folder
 

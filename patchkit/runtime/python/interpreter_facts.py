@@ -1,7 +1,8 @@
 """Answer with facts of the Python that runs this text, as ``process.ask`` has it.
 
-Neither torch nor vLLM is imported. It starts as vLLM would start: under the same variables, after .pth files and sitecustomize. So what
-is mapped now is what they, and LD_PRELOAD, have mapped. Any Python that vLLM supports can run it.
+Neither torch nor vLLM is imported. It starts as vLLM would start: under the same variables, after
+.pth files and sitecustomize. So what is mapped now is what they, and LD_PRELOAD, have mapped. Any
+Python that vLLM supports can run it.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ _SYMBOL = "ncclGetVersion"
 _GLOBAL_DEPS = "libtorch_global_deps.so"
 # A row of torch's list of what to preload: a folder below nvidia/, and a pattern.
 _ROW = re.compile(r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']""")
+# The call: a torch that does not preload may still define the function.
 _CALL = re.compile(r"^\s+_preload_cuda_deps\(\)", re.MULTILINE)
 
 

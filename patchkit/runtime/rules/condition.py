@@ -1,4 +1,4 @@
-"""When a rule holds: conditions on the facts of a node, of its software and of what it serves.
+"""Decide when a rule holds: conditions on the facts of a node, its software, what it serves.
 
 A condition is ``fact = value``, ``fact = [values]`` or, for versions and numbers, ``fact = range``.
 """

@@ -1,4 +1,4 @@
-"""Rules about the flags of `vllm serve`: ``recipes/env/flags.toml`` describes the fields."""
+"""Read rules about the flags of `vllm serve`: ``recipes/env/flags.toml`` describes the fields."""
 
 from __future__ import annotations
 

@@ -90,6 +90,7 @@ def _listed(tree: ast.Module, symbol: str) -> Iterator[str]:
 
 def _strings(value: ast.expr) -> Iterator[str]:
     inside = value.slice if isinstance(value, ast.Subscript) else value
+    # A Literal of one value has no tuple around it.
     listed = inside.keys if isinstance(inside, ast.Dict) else getattr(inside, "elts", [inside])
     for each in listed:
         if isinstance(each, ast.Constant) and isinstance(each.value, str):

@@ -43,7 +43,7 @@ class Table:
 
     @property
     def newest(self) -> str:
-        """Return the last release that the table knows; it knows nothing of what later ones bring."""
+        """Return the last release that the table knows; what later ones bring is unknown."""
         return max(self.rows, key=lambda row: row[2])[0].last
 
     def at(self, version: str) -> dict[str, str]:
@@ -56,6 +56,7 @@ class Table:
             return {row.name: row.default for row, _, _ in self.rows}
         edges = {edge for _, first, last in self.rows for edge in (first, last)}
         wanted = release(version)
+        # Older than the table counts as its first release.
         found = max((edge for edge in edges if edge <= wanted), default=min(edges))
         return {row.name: row.default for row, first, last in self.rows if first <= found <= last}
 
@@ -94,7 +95,7 @@ def render(releases: Mapping[str, Mapping[str, str]], heading: Sequence[str]) ->
     """Return the text of a table; ``releases`` is release → name → default, oldest first."""
     names = list(releases)
     rows: dict[str, list[list[str]]] = {}
-    for before, version in zip([None, *names], names, strict=False):
+    for before, version in zip([None, *names], names, strict=False):  # each with the former one
         for name, default in releases[version].items():
             known = rows.setdefault(name, [])
             if known and known[-1][1:] == [before, default]:

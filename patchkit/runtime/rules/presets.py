@@ -1,4 +1,4 @@
-"""Models that people serve on DGX Sparks: ``recipes/env/presets.toml``; its head says how."""
+"""Read the models that people serve on Sparks: ``recipes/env/presets.toml``; its head says how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about variables and flags: what holds where, who says so, and whether the user wants it.
+"""Decide by rules: what holds where, who says so, and whether the user wants it.
 
 One engine for all of ``recipes/env``: an entry has a condition and its grounds; a rule sets
 something while its condition holds, and is on by default, by ``--with`` or not at all.
@@ -98,6 +98,7 @@ class RuleChoice:
 
     def divide(self, rules: Iterable[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
         """Return the rules that are on, and those that could be turned on."""
+        # False and True as indices: on, off.
         both: tuple[list[R], list[R]] = [], []
         for rule in rules:
             both[not self.on(rule)].append(rule)

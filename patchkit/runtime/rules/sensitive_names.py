@@ -1,4 +1,4 @@
-"""Names of variables that are secrets, or that run code: recipes/env/secrets.toml and code.toml."""
+"""Tell variables that are secrets or run code by name: recipes/env/secrets.toml, code.toml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about environment variables: ``recipes/env/rules.toml``, whose head describes the fields.
+"""Read rules about variables: ``recipes/env/rules.toml``, whose head describes the fields.
 
 `patchkit env` writes what the rules set, `env check` finds what the avoids name, `env explain` and
 the docs show both.
