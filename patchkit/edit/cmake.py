@@ -79,8 +79,11 @@ class Command:
 
 # A $ is kept out of the runs because $(NAME) is the one way to have parens in an unquoted argument.
 _WORD = r'[^ \0\t\r\n()#"\[=\\$]++|\$(?:\([A-Za-z0-9_]*\))?+|\\(?!\r?\n)[^\0]'
+# unquoted_legacy of cmake-language(7): `-Da="b c"` is one argument, quotes and space included.
 _QUOTED_PART = rf'"(?:{_WORD}|[ \t\[=])*+"'
 
+# The order decides, since re takes the first alternative that matches: only a whole word is an
+# identifier, `a-b` and `x=1` go on to be unquoted.
 _PATTERNS = {
     "newline": r"\r?\n",
     "space": r"\A\ufeff|(?:[ \t]|\r(?!\n))++",
@@ -94,7 +97,9 @@ _PATTERNS = {
     "invalid": r".",
 }
 _TOKEN = re.compile("|".join(f"(?P<{k}>{p})" for k, p in _PATTERNS.items()), re.DOTALL)
+# A newline right behind the opening bracket is no part of the value (cmake-language(7)).
 _BRACKET_OPENING = re.compile(r"(\[=*\[)(?:\r?\n)?")
+# An escaped semicolon is a character of its item.
 _SEPARATOR = re.compile(r"(?<!\\);")
 _TRAILING_SEPARATORS = re.compile(r"(?<!\\);+\Z")
 
@@ -192,6 +197,7 @@ def _call(
     name: Token, stream: Iterator[Token], line_at: Callable[[int], int], path: str
 ) -> Command:
     line = line_at(name.start)
+    # CMake allows spaces in front of the paren, and neither a newline nor a comment.
     opening = next((token for token in stream if token.kind != "space"), None)
     if opening is None or opening.kind != "open":
         raise _error(path, line, f'{name.value} is not followed by "("')

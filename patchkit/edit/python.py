@@ -35,6 +35,7 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
     """
     node = ast.Module([_definition(path, text, scope)], [])
     kept = _count(ast.parse(_normal(after)), before)  # an insertion keeps what it is put beside
+    # The standard parser answers here, so a tree that is patched already needs no libcst.
     if _count(node, after) == 1 and _count(node, before) == kept:
         return []
     segment = Segment(path, text, scope)
@@ -87,7 +88,9 @@ def _only(code: str) -> Definition:
 
 
 def _start(text: str, node: Definition) -> int:
+    # lineno is the line of def or class, below the decorators.
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    # Not splitlines: Python's line numbers count neither form feeds nor Unicode's separators.
     return sum(len(line) + 1 for line in text.split("\n")[: first - 1])
 
 
@@ -172,6 +175,7 @@ def _parse(source: str) -> MetadataWrapper:
     import libcst as cst
     from libcst.metadata import MetadataWrapper
 
+    # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
     return MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
 
 
@@ -182,6 +186,7 @@ def _matches(source: str, code: str) -> list[tuple[int, int]]:
     wrapper = _parse(source)
     pattern = cst.parse_module(_normal(code)).body
     expression = _expression(pattern[0]) if len(pattern) == 1 else None
+    # ast.dump is the comparison, so that quotes, parens and blank space do not count.
     wanted = _shape(code)
     kinds = [_kind(node) for node in pattern]
     runs: Iterator[list[cst.CSTNode]] = (
@@ -206,6 +211,7 @@ def _span(source: str, first: object, last: object) -> tuple[int, int]:
     assert isinstance(first, CodeSpan)
     assert isinstance(last, CodeSpan)
     start, stop = first.start, last.start + last.length
+    # libcst counts bytes of UTF-8 and an Edit code points; in ASCII both are the same.
     if source.isascii():
         return start, stop
     data = source.encode()

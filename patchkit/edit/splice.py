@@ -27,6 +27,7 @@ class Edit:
 
 def splice(text: str, edits: Iterable[Edit]) -> str:
     """Apply edits of one file to its text. Raises DriftError if two of them overlap."""
+    # By stop as well: an insertion comes before the replacement of what follows it.
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.stop))
     parts: list[str] = []
     position = 0
@@ -76,6 +77,7 @@ def unified_diff(path: str, before: str | None, after: str) -> str:
 
     ``before`` is None for a file that is created.
     """
+    # As git has it: a created file has no a/ side.
     source = "/dev/null" if before is None else f"a/{path}"
     lines = difflib.unified_diff(
         _lines(before or ""), _lines(after), fromfile=source, tofile=f"b/{path}"

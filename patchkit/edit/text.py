@@ -27,6 +27,7 @@ def swap_text(
     start, stop = within or (0, len(text))
     spots = [start + spot for spot in occurrences(text[start:stop], before)]
     done = [start + spot for spot in occurrences(text[start:stop], after)]
+    # The replacement may hold the anchor itself, as an insertion beside it does.
     if len(done) == 1 and len(spots) == after.count(before):
         return []
     if len(spots) == 1 and not done:
@@ -71,7 +72,7 @@ def region(path: str, text: str, opening: str, closing: str) -> tuple[int, int]:
 
 
 def occurrences(text: str, needle: str) -> list[int]:
-    """Start offsets of every non-overlapping occurrence of a text that is not empty."""
+    """Return the start offsets of all non-overlapping occurrences; ``needle`` is not empty."""
     assert needle
     starts = []
     start = text.find(needle)
@@ -82,7 +83,7 @@ def occurrences(text: str, needle: str) -> list[int]:
 
 
 def absent(what: str) -> AbsentError:
-    """Return the error for code that is not there in any form: ``what`` names it and the place."""
+    """Return the error for code that is not there in any form: ``what`` names it and the file."""
     return AbsentError(what, why="upstream moved it, or the file was edited by hand", hint=HINT)
 
 

@@ -30,7 +30,7 @@ from patchkit.source.tree import SourceTree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What an apply did: the verdicts as they now stand, what it proved, and the files written.
+    """Result of an apply: the verdicts as they now stand, what it proved, and the files written.
 
     ``diff`` is what a dry run would have changed. Where a ledger says that nothing is to do, this
     run proves nothing: ``recorded_proofs`` are the ledger's words, ``recorded_by`` says whose.
@@ -107,6 +107,7 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
     tree, state = workspace.tree, workspace.state
     before = _encoded(tree.pristine) | _encoded({path: pair[0] for path, pair in texts.items()})
     after = {path: pair[1].encode() for path, pair in texts.items()}
+    # Files of an earlier plan that this one leaves alone go back to upstream's text.
     wanted: dict[str, bytes | None] = {**before, **after}
     home = state.relative_to(tree.root)
     kept = {path: before[path] for path in texts if before[path] is not None}
@@ -114,8 +115,11 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
         record = str((dist_info(tree) / "RECORD").relative_to(tree.root))
         listed = before.get(record) or _unpatched_record(workspace, record)
         if ledger is not None:
+            # RECORD is patched like any other file, so a revert needs upstream's.
             kept[record] = listed
+        # pip uninstalls what RECORD lists: patchkit's own files have to go with the package.
         added = [str(home / "ledger.json"), *(str(home / "originals" / path) for path in kept)]
+        # Without a ledger nothing is patched any more: upstream's own lines come back.
         text = rewrite_record(listed.decode(), after, added) if ledger else None
         wanted[record] = text.encode() if text is not None else listed
         if ledger is not None and text is not None:
@@ -123,8 +127,10 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
             ledger = replace(ledger, files={**ledger.files, record: pair})
     place = ledger_path(state).relative_to(tree.root)
     wanted[str(place)] = ledger.to_json() if ledger else None
+    # Else `git status` would show patchkit's own folder, and `git add` would take it along.
     if tree.kind == "git":
         wanted[str(home / ".gitignore")] = b"*\n" if ledger else None
+    # Originals that an earlier plan kept, and this one does not need, are removed.
     stale = workspace.ledger.files if workspace.ledger else {}
     for path in {*stale, *kept}:
         wanted[str(original_path(state, path).relative_to(tree.root))] = kept.get(path)

@@ -16,7 +16,7 @@ from patchkit.patching.recipe import load_recipe
 # git needs a date; a constant one makes the same plan give the same bytes.
 _DATE = email.utils.formatdate(0)
 _AUTHOR = "patchkit <patchkit@localhost>"
-_WIDTH = 72
+_WIDTH = 72  # characters of a line, as is customary in git's commit messages
 
 
 def series(plan: Plan) -> dict[str, str]:
@@ -40,6 +40,7 @@ def write_series(plan: Plan, folder: Path) -> list[Path]:
     mails = series(plan)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # `git am *.patch` would take it along.
         if stale := sorted(p.name for p in folder.glob("*.patch") if p.name not in mails):
             raise UsageError(
                 f"{folder}: holds {stale[0]}, which is not of this series",
@@ -74,6 +75,7 @@ def _mail(plan: Plan, verdict: Verdict, texts: Texts, number: str) -> str:
     )
     diff = "".join(git_diff(path, *pair) for path, pair in texts.items())
     return (
+        # git-format-patch(1): this fixed date tells git am that a patch begins, and no mail.
         f"From {'0' * 40} Mon Sep 17 00:00:00 2001\n"
         f"From: {_AUTHOR}\nDate: {_DATE}\n"
         f"Subject: [PATCH {number}] {fix.title}\n"

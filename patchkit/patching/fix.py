@@ -1,4 +1,4 @@
-"""What a fix is: metadata, the releases that need it, and a look at the code."""
+"""Define a fix: metadata, the releases that need it, and a look at the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = ("source", "installed")
 
 
 class State(enum.StrEnum):
-    """What a fix has to do in a tree."""
+    """The answer of a fix about a tree: is there something to do, and if not, why."""
 
     APPLY = "apply"
     APPLIED = "applied"
@@ -30,7 +30,7 @@ class State(enum.StrEnum):
 
 
 class Severity(enum.StrEnum):
-    """How much a release depends on a fix; optional fixes are off unless asked for."""
+    """Degree to which a release depends on a fix; optional fixes are off unless asked for."""
 
     REQUIRED = "required"
     RECOMMENDED = "recommended"
@@ -57,7 +57,7 @@ class Need:
 
     @property
     def limits(self) -> str:
-        """What it is limited to, in words: "--arch native", "installed"; "" if to nothing."""
+        """Its limits in words: "--arch native", "installed"; "" if to nothing."""
         return ", ".join(filter(None, (f"--arch {self.arch}" if self.arch else "", self.kind)))
 
     def covers(self, version: Version) -> bool:
@@ -81,7 +81,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked for."""
+    """A user's request: target, arch mode, and the fixes that are named."""
 
     target: Target
     arch: str = "native"  # or "family"
@@ -96,7 +96,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a fix sees in the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM.
+    """A look of a fix at the code: ``state`` is APPLY (with edits), APPLIED or UPSTREAM.
 
     ``reason`` says how the code is, ``done`` how it is once the edits are in.
     """
@@ -142,7 +142,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a proof is given: a tree before and after the fixes, and which of them are in effect.
+    """Input of a proof: a tree before and after the fixes, and which of them are in effect.
 
     ``stock`` is the tree as the fix found it, or as it was in the beginning for a fix with
     ``prove_from_stock``; ``patched`` is the tree as all fixes leave it.
@@ -177,7 +177,7 @@ class Fix:
     look: Look
     layer: str = "python"  # or "build": only trees that are compiled
     arches: tuple[str, ...] = MODES
-    majors: tuple[int, ...] = (12,)
+    majors: tuple[int, ...] = (12,)  # of the compute capability: 12.0, 12.1 …
     requires: tuple[str, ...] = ()
     prove: Proof | None = None
     prove_upstream: bool = False  # worth a proof even where upstream has it
@@ -198,7 +198,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a fix says of a tree."""
+    """Verdict of a fix on a tree: its state, the reason, and the edits if there are any."""
 
     fix: Fix
     state: State

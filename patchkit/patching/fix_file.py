@@ -15,6 +15,7 @@ from patchkit.errors import PatchkitError, RecipeError
 from patchkit.patching.fix import Evidence, Example, Fix, Need
 
 _FIELDS = {each.__name__: [f.name for f in fields(each)] for each in (Evidence, Example, Fix, Need)}
+# CPython's words of the TypeError; they name the class and the mistyped field.
 _UNKNOWN = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -43,6 +44,7 @@ def mistakes_shown(fix: Fix) -> Iterator[None]:
     except PatchkitError:
         raise
     except Exception as error:
+        # The last frame decides: an error raised in patchkit's own code is no mistake of the fix.
         *_, step = traceback.extract_tb(error.__traceback__)
         if step.filename == fix.look.__code__.co_filename:
             raise _stumbled(Path(step.filename).resolve(), error) from error
@@ -67,6 +69,7 @@ def _load(file: Path, name: str) -> Fix:
 def _stumbled(file: Path, error: Exception) -> RecipeError:
     """Return the error for a file that does not run, with the line in it that is at fault."""
     if isinstance(error, SyntaxError):
+        # A SyntaxError may be of a helper that the fix imports: it names that file itself.
         return _error(Path(error.filename or file), error.lineno or 1, f"{error.msg}")
     steps = traceback.extract_tb(error.__traceback__)
     lines = [step.lineno or 1 for step in steps if Path(step.filename).resolve() == file] or [1]

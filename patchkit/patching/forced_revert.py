@@ -43,6 +43,7 @@ def rescue(tree: SourceTree, state: Path) -> Rescued:
     try:
         journal.recover()
     except PatchkitError:
+        # Moved, not removed: it may hold the only copy of a text.
         journal.discard(aside / "transaction")
         moved.append("transaction")
     if not state.is_dir() and not moved:
@@ -52,12 +53,14 @@ def rescue(tree: SourceTree, state: Path) -> Rescued:
     for path, (wanted, left) in ours.items():
         original = original_path(state, path)
         data = original.read_bytes() if is_file(original) else None
+        # A damaged original must not overwrite the file, which may be the better copy.
         if digest(data) != wanted:
             lost.append(path)
             if data is not None:
                 changes.append(Change(f"{aside.name}/originals/{path}", "", data))
             continue
         found = present(place_of(tree.root, path))
+        # Neither upstream's text nor patchkit's: edits of the user's, which must not be lost.
         if found not in (wanted, left) and found:
             moved.append(path)
             content = (tree.root / path).read_bytes()

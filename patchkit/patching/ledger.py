@@ -1,4 +1,4 @@
-"""What patchkit did to a tree, kept in the tree: enough to know, to repeat and to undo it."""
+"""Record in a tree what patchkit did to it: enough to know, to repeat and to undo it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _ORIGINALS = "originals"
 
 
 def _day(text: str) -> None:
+    # fromisoformat also takes 20261122 and 2026-W47-7; only one spelling is a ledger's.
     if text and date.fromisoformat(text).isoformat() != text:
         raise RecordError(f"is {text!r}, not as 2026-11-22")
 
@@ -38,7 +39,7 @@ _Id = Annotated[Utf8, matching(r"[a-z0-9][a-z0-9_-]{0,99}", "an id")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRequest:
-    """What the user asked for when a tree was patched."""
+    """The user's request when a tree was patched."""
 
     target: Annotated[str, one_of(*targets())]
     arch: Annotated[str, one_of(*MODES)]
@@ -102,11 +103,12 @@ class Ledger:
     def to_json(self) -> bytes:
         """Return JSON: the same patch on the same release and day gives the same bytes."""
         fields = {name: value for name, value in asdict(self).items() if name != "date" or value}
+        # Sorted, since dicts keep the order in which files were looked at.
         return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 
     @property
     def author(self) -> str:
-        """Who says so, and when: ``patchkit 0.1.0 on 2026-11-22``."""
+        """Its author and the date: ``patchkit 0.1.0 on 2026-11-22``."""
         return f"patchkit {self.patchkit}{f' on {self.date}' if self.date else ''}"
 
 
@@ -128,6 +130,7 @@ def today() -> str:
 
 def journal_of(tree: SourceTree, state: Path) -> Journal:
     """Return the journal through which a tree and its ledger are changed together."""
+    # --vllm-src names the package of an installed vLLM; its tree's root is site-packages.
     named = tree.root / tree.project if tree.kind == "installed" else tree.root
     revert = quoted("patchkit", "revert", f"--{tree.project}-src", named)
     return Journal(
@@ -153,6 +156,7 @@ def read_ledger(state: Path, project: str = "vllm") -> Ledger | None:
     Raises DriftError, with the way out, if any field is not as patchkit writes it.
     """
     place = ledger_path(state)
+    # lexists: a dangling link is no missing ledger, but one that cannot be believed.
     if not os.path.lexists(place):
         return None
     try:

@@ -90,6 +90,7 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     known = recipe.knows(tree.version)
     kind = "installed" if tree.kind == "installed" else "source"
     need, needs = fix.need(tree.version, request.arch, kind), fix.needs_of(request.arch, kind)
+    # Only before the first: of a later release the code has to say that upstream has it.
     if need is None and _before_first_need(needs, tree.version):
         return Verdict(fix, State.NOT_APPLICABLE, f"not needed in {tree.version}")
     severity = (need or (needs or fix.needs)[-1]).severity
@@ -121,6 +122,7 @@ def _looked(fix: Fix, tree: SourceTree, request: Request) -> Observation:
 
 def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
     """Return the tree with edits spliced into its overlay."""
+    # groupby wants equal paths side by side; sorted keeps the order within a file.
     ordered = sorted(edits, key=lambda edit: edit.path)
     by_path = {path: list(of) for path, of in groupby(ordered, key=lambda edit: edit.path)}
     return tree.with_texts({path: splice(_base(tree, of), of) for path, of in by_path.items()})
@@ -171,6 +173,7 @@ def _before_first_need(needs: list[Need], version: Version) -> bool:
         for spec in SpecifierSet(need.versions)
         if spec.operator in (">=", "==")
     ]
+    # A pre-release of the first release that needs it counts as that release (Need.covers).
     return bool(bounds) and Version(version.base_version) < min(bounds)
 
 
@@ -214,6 +217,7 @@ def _check_requirements(
         for required in sorted(off.intersection(fix.requires) if fix.id in active else ()):
             other = recipe.fix(required)
             assert other is not None
+            # Where upstream has it already, leaving the other fix out costs nothing.
             if _looked(other, tree, request).state is State.APPLY:
                 raise UsageError(
                     f"{fix.id} without {required} would build kernels that do not work",

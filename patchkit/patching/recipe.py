@@ -130,4 +130,5 @@ def _digest(home: Path) -> str:
     patterns = ("recipe.toml", "stock_archs.csv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
     files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
     files += [home.parent / "kit.py", home.parent / "targets.toml"]
+    # A separator, so that text moved from one file to the next is another digest.
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()

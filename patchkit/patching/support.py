@@ -1,4 +1,4 @@
-"""How much each release needs each fix, as plans of untouched releases said."""
+"""Load how much each release needs each fix, as plans of untouched releases said."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Support = Mapping[str, Mapping[str, Mapping[str, "SupportLevel"]]]
 
 
 class SupportLevel(enum.Enum):
-    """What a fix is to a release: how much it is needed, or why it is not."""
+    """Level at which a release needs a fix, or the reason that it does not."""
 
     REQUIRED = "required"
     RECOMMENDED = "recommended"

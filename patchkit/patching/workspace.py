@@ -69,6 +69,7 @@ def known_verdicts(
     ledger = workspace.ledger
     current = (
         ledger is not None
+        # Another engine or another fact may decide otherwise about the same files.
         and (ledger.patchkit, ledger.recipe) == (__version__, recipe.digest)
         and ledger.version == str(workspace.tree.version)
         and ledger.request == LedgerRequest.of(request)

@@ -26,12 +26,12 @@ from patchkit.proof.sandbox import Box, enter
 _READY = b"."  # what the child says once its sandbox is closed
 _TOO_MUCH = "it wrote {} bytes or more"
 _ALIVE = 3  # the descriptor that closes when a child, and all that it has started, is gone
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a child may use: seconds of processor and clock, bytes of memory and of each file."""
+    """Limits of a child: seconds of processor and clock, bytes of memory and of each file."""
 
     processor: int = 60
     clock: float = 120.0
@@ -44,7 +44,7 @@ LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a child ended: its two outputs, and what went wrong ("" if it ended with status 0)."""
+    """End of a child: its two outputs, and what went wrong ("" if it ended with status 0)."""
 
     output: bytes
     errors: bytes
@@ -87,6 +87,7 @@ def forked(
     Raises HostError if the sandbox cannot be set up; nothing of ``action`` has run then;
     StorageError if there can be no child.
     """
+    # Files in memory, not pipes: nobody has to read along, and RLIMIT_FSIZE limits them.
     outputs = [os.memfd_create(name) for name in ("output", "errors")]
     ended, alive = os.pipe()
     try:
@@ -99,6 +100,7 @@ def forked(
             in_time = _wait(ended, limits.clock)
         finally:
             _kill(child)
+            # Until it is waited for, an ended child keeps its number: no stranger was killed.
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.set_blocking(ended, False)
         ready = _said(ended) == _READY
@@ -134,8 +136,9 @@ def fork() -> int:
 def _wait(ended: int, seconds: float) -> bool:
     """Wait until the last process that holds the pipe's other end is gone."""
     poll = select.poll()
+    # No event is asked for: POLLHUP, which always comes, says that all writers are gone.
     poll.register(ended, 0)
-    return bool(poll.poll(seconds * 1000))
+    return bool(poll.poll(seconds * 1000))  # milliseconds
 
 
 def _said(pipe: int) -> bytes:
@@ -147,6 +150,7 @@ def _said(pipe: int) -> bytes:
 
 def _kill(child: int) -> None:
     """End the child and all that it has started."""
+    # By its own number first: it may not have got as far as setpgid.
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
@@ -184,7 +188,7 @@ def _live(
     """Live the child's whole life: whatever happens, it must not return into the parent's code."""
     status = 1
     try:
-        os.setpgid(0, 0)
+        os.setpgid(0, 0)  # a group of its own, so that killpg reaches what it starts
         die_with(parent, signal.SIGKILL)
         _arrange(files)
         if folder is not None:
@@ -203,16 +207,19 @@ def _live(
 
 def die_with(parent: int, number: signal.Signals) -> None:
     """Have the kernel send this process a signal as soon as its parent ends."""
+    # Without ctypes there is no prctl, nor a sandbox (sandbox.missing).
     with contextlib.suppress(ImportError):
         from patchkit.proof.seccomp import libc
 
         libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    # prctl(2): if the parent ended before the call, no signal comes.
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _arrange(files: Sequence[int]) -> None:
     """Have nothing open but the outputs, and the pipe that shows the parent when all is over."""
+    # First moved above 10, where the dup2 that follow cannot overwrite them.
     kept = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in files]
     for number, each in enumerate([os.open(os.devnull, os.O_RDONLY), *kept]):
         os.dup2(each, number)
@@ -220,21 +227,26 @@ def _arrange(files: Sequence[int]) -> None:
         if each > _ALIVE:
             with contextlib.suppress(OSError):
                 os.close(each)
+    # Output 1 is for the answer, which is written to the descriptor: no print may mix with it.
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    # Python ignores SIGPIPE and SIGXFSZ, which programs inherit: none would end at its limit.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
 
 
 def _limit(limits: Limits) -> None:
+    # RLIMIT_AS counts the whole address space, and a fork begins with its parent's.
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     mapped = pages * resource.getpagesize()
     for kind, soft, hard in (
         (resource.RLIMIT_CORE, 0, 0),
+        # SIGXCPU at the soft limit, which Python can report; SIGKILL a second later.
         (resource.RLIMIT_CPU, limits.processor, limits.processor + 1),
         (resource.RLIMIT_FSIZE, limits.output, limits.output),
         (resource.RLIMIT_NOFILE, 256, 256),
         (resource.RLIMIT_AS, mapped + limits.memory, mapped + limits.memory),
     ):
+        # A hard limit of the caller's own can only be lowered.
         most = resource.getrlimit(kind)[1]
         if most == resource.RLIM_INFINITY:
             most = hard

@@ -41,6 +41,7 @@ def run_script(
     log.touch()
     program = Path(cmake_program())
     trace = ("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={log}")
+    # parents[1] holds share/, where CMake's own modules are.
     needed = replace(
         program_box(program), read=(beside, program.parents[1], script.parent), write=(log,)
     )
@@ -54,6 +55,7 @@ def run_script(
 
 def read_trace(log: Path, root: Path) -> Iterator[Traced]:
     """Yield the calls of a trace, files relative to ``root``. Raises ProofError."""
+    # cmake(1), json-v1: the first line is the version of the format.
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
         try:
             entry = json.loads(line)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from patchkit.proof.seccomp import syscall
 
+# LANDLOCK_ACCESS_FS_* of linux/landlock.h, by the bit.
 _EXECUTE, _WRITE, _READ, _LIST = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
 _FIRST = (1 << 13) - 1  # what the first version handles: also removing and making of each kind
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
 _VERSION = 1  # asks landlock_create_ruleset for the version alone
-_BENEATH = 1
+_BENEATH = 1  # LANDLOCK_RULE_PATH_BENEATH
 
 
 def version() -> int:
@@ -36,6 +37,7 @@ def restrict(
     """
     found = version()
     rights = _FIRST
+    # The kernel refuses a ruleset with a right that it does not know (EINVAL).
     for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL)):
         rights |= right if found >= since else 0
     attributes = struct.pack("Q", rights)
@@ -60,8 +62,10 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
+    # For a file the kernel refuses the rights of folders (EINVAL).
     if not stat.S_ISDIR(os.fstat(place).st_mode):
         rights &= _OF_FILES
+    # struct landlock_path_beneath_attr is packed: no bytes between or behind its two fields.
     rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place))
     syscall("landlock_add_rule", ruleset, _BENEATH, rule, 0)
     os.close(place)

@@ -33,6 +33,7 @@ def prove(plan: Plan) -> tuple[str, ...]:
     for sentence, seen in side_by_side([partial(_with_seen, call, plan) for call in calls]):
         plan.stock.seen.update(seen)
         said.append(sentence)
+    # The first call, _check_recognised, raises or has nothing to say.
     return tuple(said[1:])
 
 

@@ -62,6 +62,7 @@ def ask(tree: SourceTree, questions: Questions, *, limits: Limits = LIMITS) -> l
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
         raise _silent(f"it answered with {type(wrong).__name__}: {str(wrong)[:_SHOWN]}") from None
     for path in read:
+        # Noted in `seen` with the digest that this process reads, not with one the child tells.
         tree.find(path)
     if error is not None:
         raise error
@@ -103,6 +104,7 @@ def _answer(tree: SourceTree, questions: Questions) -> None:
     said: dict[str, object] = {"answers": None, "raised": None}
     try:
         with upstream_code.permitted():
+            # Into JSON while errors are still caught: what JSON cannot hold is one of them.
             said["answers"] = json.loads(json.dumps([question() for question in questions]))
     except BaseException as error:  # noqa: BLE001
         said["raised"] = _raised(error)

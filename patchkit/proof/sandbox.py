@@ -23,13 +23,14 @@ from patchkit.source.tree import Sandboxed, SourceTree
 _PATCHKIT = Path(__file__).parents[1]
 _SYSTEM = tuple(map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", os.devnull)))
 _PACKAGES = ("site-packages", "dist-packages")  # not all of sys.path: it may begin with the home
+# The kernel executes the dynamic loader for a program, which takes the right to do so.
 _LOADERS = (("/lib", "ld-*"), ("/lib64", "ld-*"), ("/lib", "*-linux-*/ld-*"))
-_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """What a child may open: files and folders, with all that is in them.
+    """Files and folders that a child may open, with all that is in them.
 
     ``programs`` may be executed; unless ``children`` is set, once, in place of the child itself.
     """
@@ -101,9 +102,12 @@ def enter(box: Box) -> None:
     """Give up, in this process, everything that is not in the box. Raises OSError."""
     from patchkit.proof import landlock, seccomp
 
+    # Variables may hold tokens and passwords.
     os.environ.clear()
+    # Without it the kernel gives Landlock and seccomp to root alone.
     if seccomp.libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError("no_new_privs is refused")
     seccomp.drop_capabilities()
     landlock.restrict(read=box.read, write=box.write, execute=box.programs)
+    # Last: the filter takes prctl away, which the steps above it need.
     seccomp.install(programs=bool(box.programs), children=box.children)

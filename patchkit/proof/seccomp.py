@@ -61,6 +61,7 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
     "seccomp": (317, 277),
 }  # fmt: skip
+# These stay allowed: with no_new_privs they can only take further rights away.
 _OWN = {"capget", "capset", "landlock_create_ruleset", "landlock_add_rule"}
 _OWN |= {"landlock_restrict_self", "seccomp"}
 # The first call that was not looked at, and the last kernel that was: Linux 6.18.
@@ -75,10 +76,13 @@ _SIGNALLING = (8, 10, 15, 1024, 1026)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETL
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: of the descriptor alone
 _HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
+# Classic BPF (linux/bpf_common.h): load a word at an offset, jumps, and, return; operands in k.
 _LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _CAPABILITIES = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _READ_ALL = 1 << 2  # CAP_DAC_READ_SEARCH: root reads trees of others
+# SECCOMP_RET_* of linux/seccomp.h; ERRNO's low 16 bits are the error. KILL is of the process.
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+# linux/prctl.h, linux/seccomp.h
 _PR_GET_SECCOMP, _SET_MODE_FILTER, _SPEC_ALLOW = 21, 1, 1 << 2
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
@@ -153,6 +157,7 @@ def packed(calls: Mapping[str, int], *, children: bool = False, machine: str = "
 def load(instructions: bytes) -> None:
     """Install a filter in this process and all that come of it. Raises OSError."""
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
+    # struct sock_fprog: the number of instructions, padding, a pointer to them.
     program = struct.pack("HxxxxxxP", len(instructions) // 8, ctypes.addressof(buffer))
     # Without SPEC_ALLOW older kernels slow the process down, against attacks on its own memory.
     syscall("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, program)
@@ -161,9 +166,11 @@ def load(instructions: bytes) -> None:
 def _filter(calls: Mapping[str, int], machine: str, *, children: bool) -> Iterator[Instruction]:
     """Yield the filter. ``seccomp_data``: the number at 0, the machine at 4, arguments from 16."""
     yield _LOAD, 0, 0, 4
+    # Calls of another ABI (32 bits on x86_64) have other numbers, which would pass the checks.
     yield _JEQ, 1, 0, _MACHINES[machine][1]
     yield _RET, 0, 0, _KILL
     yield _LOAD, 0, 0, 0
+    # That covers x32 as well: its numbers on x86_64 begin at 0x40000000.
     yield _JGE, 0, 1, _UNKNOWN
     yield _RET, 0, 0, _ERRNO | errno.ENOSYS
     for name, code in calls.items():
@@ -177,6 +184,7 @@ def _filter(calls: Mapping[str, int], machine: str, *, children: bool) -> Iterat
 def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
     """Return instructions that let a call through if its arguments are harmless."""
     if name == "clone":
+        # Threads share the filter and end with the process; a child must be waited for (vfork).
         return [_argument(0), *_let(_JSET, [_CLONE_THREAD | (_CLONE_VFORK if children else 0)])]
     if name == "ioctl":
         return [_argument(1), *_let(_JEQ, _HARMLESS)]
@@ -192,6 +200,7 @@ def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
         ]  # fmt: skip
     if name == "prlimit64":  # reading limits, one's own
         return [
+            # Process 0 is the caller; the new limit is a null pointer, compared in two halves.
             _argument(0), (_JEQ, 0, 5, 0),
             _argument(2), (_JEQ, 0, 3, 0),
             (_LOAD, 0, 0, 16 + 8 * 2 + 4), (_JEQ, 0, 1, 0),
@@ -201,6 +210,7 @@ def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
 
 
 def _argument(index: int) -> Instruction:
+    # The low half: BPF loads 32 bits, an argument has 64, and both machines are little-endian.
     return _LOAD, 0, 0, 16 + 8 * index
 
 

@@ -74,6 +74,7 @@ class Anything:
         self._name = name
 
     def __getattr__(self, name: str) -> Anything:
+        # Protocols such as copy and pickle look for special methods: a stand-in has none.
         if name.startswith("__"):
             raise AttributeError(name)
         return Anything(f"{self._name}.{name}")
@@ -173,6 +174,7 @@ class Code:
                 return getattr(real, wanted)
             # `import a.b` binds a, `import a.b as c` binds b.
             return sys.modules.get(name, real)
+        # As Python does: first a name within the module, then a module of that name.
         if wanted is not None and (path := self._file(module)):
             found = self.module(path)
             if found.has(wanted):
@@ -272,7 +274,7 @@ class _Piece(NamedTuple):
 
 
 class _Source:
-    """What a file defines and imports. Pieces are compiled once for all devices."""
+    """Definitions and imports of a file. Pieces are compiled once for all devices."""
 
     def __init__(self, path: str, text: str) -> None:
         self._path = path
@@ -309,6 +311,7 @@ class _Source:
         ]
         for node in [part for each in classes for part in each.body]:
             if isinstance(node, ast.FunctionDef) and node.name == name:
+                # The class that it belongs to may be asked for as well, decorators and all.
                 plain = copy(node)
                 plain.decorator_list = []
                 return self._piece(plain)
@@ -316,6 +319,7 @@ class _Source:
 
     def _piece(self, node: Definition) -> _Piece:
         _undecorate(node)
+        # Annotations name types of torch and others, which are not there.
         future = ast.parse("from __future__ import annotations").body
         code = compile(ast.Module([*future, node], []), self._path, "exec")
         return _Piece(code, tuple(_at_once(node)))
@@ -328,6 +332,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements of a module, also those under ``if`` and ``try``."""
     for node in body:
         if isinstance(node, ast.If):
+            # The body last, so that its definitions win over those of else and except.
             yield from _statements(node.orelse)
             yield from _statements(node.body)
         elif isinstance(node, ast.Try):

@@ -126,6 +126,7 @@ def _extract_tar(archive: Path, root: Path, progress: Progress | None) -> str:
             [_ArchiveMember(i.name, _parts(i.name), _tar_kind(i), i.linkname) for i in infos],
         )
         reported = _reported(infos, lambda info: info.size, progress)
+        # PEP 706's filter besides: it drops owners, set-uid bits and others' right to write.
         tar.extractall(root, reported, filter="data")
     return top
 
@@ -202,13 +203,14 @@ def _tar_kind(info: tarfile.TarInfo) -> _Kind:
 
 def _zip_kind(info: zipfile.ZipInfo) -> _Kind:
     # Links count as special: zipfile would write them as files that hold the link's target.
+    # 0: written where files have no modes.
     if stat.S_IFMT(_unix_mode(info)) not in {0, stat.S_IFREG, stat.S_IFDIR}:
         return _Kind.SPECIAL
     return _Kind.FOLDER if info.is_dir() else _Kind.FILE
 
 
 def _unix_mode(info: zipfile.ZipInfo) -> int:
-    return info.external_attr >> 16
+    return info.external_attr >> 16  # the upper half is st_mode where Unix made the zip
 
 
 def _parts(name: str) -> _Parts:
@@ -217,6 +219,7 @@ def _parts(name: str) -> _Parts:
 
 def _require_safe(archive: Path, members: Sequence[_ArchiveMember]) -> str:
     """Return the name of the one top-level folder. Raises SourceError at the first complaint."""
+    # Every name is judged before anything is written: nothing has to be taken back.
     complaints = chain(
         _bad_names(members), _bad_tops(members), _bad_places(members), _bad_links(members)
     )
@@ -277,6 +280,7 @@ def _bad_links(members: Sequence[_ArchiveMember]) -> _Complaints:
             files.add(member.parts)
         elif member.kind is _Kind.SYMLINK and not _stays_inside(member, symlinks):
             yield member, f"is a link that leads out of the tree: {member.target!r}"
+        # Unlike a symlink's, the target of a hard link counts from the archive's root.
         elif member.kind is _Kind.HARDLINK and _parts(member.target) not in files:
             yield member, f"is a hard link to no earlier file of the tree: {member.target!r}"
 

@@ -17,8 +17,9 @@ from patchkit.errors import HostError, PatchkitError, SourceError, StorageError
 from patchkit.process import Completed, run
 from patchkit.source.releases import Distribution
 
-_HELPER = "/usr/lib/apt/apt-helper"
+_HELPER = "/usr/lib/apt/apt-helper"  # in no folder of PATH
 _TIMEOUT_S = 600
+# sources.list(5): the one-line style; `_deb822` reads the other one.
 _ONE_LINE = re.compile(r"deb(-src)?\s+(\[(?P<options>[^]]*)\]\s*)?(?P<uri>\S+)\s+(?P<suite>\S+)\s")
 _URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+)", re.MULTILINE)
 
@@ -39,7 +40,7 @@ def upstream_archive(
     *,
     etc: Path = Path("/etc"),
 ) -> Path:
-    """Put the archive that the package was made from into ``dest``; its path.
+    """Put the archive that the package was made from into ``dest``, and return its path.
 
     ``version`` is upstream's; ``etc`` says what the system is, and which archives it uses. Which
     bytes arrived is for the caller to check. Raises HostError if there is no apt or no archive of a
@@ -137,6 +138,7 @@ class _Apt:
         exact = [
             fields["version"]
             for fields in stanzas(shown)
+            # deb-version(7): Debian's revision is behind the last -, NCCL's own before: 2.29.7-1.
             if fields.get("version", "").rpartition("-")[0].partition("-")[0] == version
         ]
         if not exact:

@@ -1,4 +1,4 @@
-"""What lies at a path: unpacked sources, a git checkout or an installed package; which version."""
+"""Detect what lies at a path: sources, a git checkout, an installed package; which version."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.records import read_toml
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
+# git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
 _ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What makes a folder a tree of a project; ``recipes/projects.toml`` describes the fields."""
+    """A project and the files that mark its trees; ``recipes/projects.toml`` has the fields."""
 
     title: str
     markers: tuple[str, ...]
@@ -182,6 +183,7 @@ def _package(root: Path) -> SourceTree:
         raise SourceError(
             f"{root}: is the package inside a source tree", hint=f"name {root.parent} instead"
         )
+    # Without a version yet: it is in the folder that this tree is searched for.
     tree = SourceTree(root=root.parent, project="vllm", version=Version("0"), kind="installed")
     folder = dist_info(tree)
     version = _version(_field(folder / "METADATA", "Version"), folder / "METADATA")
@@ -220,6 +222,7 @@ def _git_version(root: Path) -> Version:
         raise SourceError(f"{root}: git is needed to tell the version of a checkout")
     match = _DESCRIBED.fullmatch(result.output.strip())
     if match is None:
+        # git reads no repository of another user unless its folder is listed in safe.directory.
         foreign = "safe.directory" in result.errors
         raise SourceError(
             f"{root}: git describe finds no version tag",
@@ -237,6 +240,7 @@ def _git_version(root: Path) -> Version:
 def _next(tag: Version) -> str:
     if tag.pre:
         return f"{tag.base_version}{tag.pre[0]}{tag.pre[1] + 1}"
+    # setuptools-scm's default, guess-next-dev: a commit after 0.19.1 is on its way to 0.19.2.
     release = (*tag.release[:-1], tag.release[-1] + 1)
     return ".".join(map(str, release))
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage, PyPISimple
 
 Progress = Callable[[int, int], None]
-"""Told the bytes done and the bytes in all."""
+"""Takes the bytes done and the bytes in all."""
 
 CHUNK = 1 << 18  # bytes that are read and written at once
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
@@ -131,7 +131,7 @@ def _download(project: str, entry: LockEntry, path: Path, progress: Progress | N
 
 
 def save(url: str, path: Path, sha256: str, progress: Progress | None = None) -> None:
-    """Download a file from a place that is no index, and keep it if it has that sha256.
+    """Download a file from a URL that is of no index, and keep it if it has that sha256.
 
     Raises HashMismatchError if it has another one, StorageError if network or disk fail.
     """
@@ -139,6 +139,7 @@ def save(url: str, path: Path, sha256: str, progress: Progress | None = None) ->
 
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
+        # A session of its own, without pip's credentials: they are for the index.
         with replacing(path) as stream, opened(url, requests.Session()) as response:
             expected = int(response.headers.get("Content-Length", 0)) or _LARGEST
             digest, _size = copy(response.iter_content(CHUNK), stream, expected, progress)
@@ -183,6 +184,7 @@ def copy(
         done += len(chunk)
         if progress is not None:
             progress(min(done, expected), expected)
+        # A server that never stops must not fill the disk; the digest cannot be right any more.
         if done > expected:
             break
     return digest.hexdigest(), done
@@ -203,7 +205,7 @@ def _chunks(project: str, filename: str) -> Generator[bytes, None, None]:
 
 
 def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
-    """Lock entries for the sdists of these releases, as the index describes them.
+    """Return lock entries for the sdists of these releases, as the index describes them.
 
     For the maintainer of a recipe; the digests are the index's word. Raises StorageError if the
     index fails or lacks an sdist or its sha256.
@@ -269,6 +271,7 @@ def _remote_size(client: PyPISimple, url: str) -> int:
     headers = {"Accept-Encoding": "identity"}
     response = client.s.head(url, allow_redirects=True, timeout=_TIMEOUT, headers=headers)
     response.raise_for_status()
+    # Without a length int() raises ValueError, which index_client turns into its error.
     return int(response.headers.get("Content-Length", ""))
 
 
@@ -333,5 +336,6 @@ def _no_index(url: str, error: Exception) -> PatchkitError:
 
 def _host(url: str) -> str:
     """Return the host of a URL, without user, password or path, also if the URL is malformed."""
+    # Not urlsplit, which raises for a malformed URL.
     location = url.rpartition("@")[2].rpartition("://")[2]
     return re.split(r"[/?#]", location, maxsplit=1)[0]

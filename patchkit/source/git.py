@@ -34,7 +34,7 @@ class GitSource:
 
     @property
     def exact(self) -> bool:
-        """Whether the name is a full commit id, which alone says what the files are."""
+        """True for a full commit id, which alone says what the files are."""
         return _COMMIT.fullmatch(self.name) is not None
 
 
@@ -96,6 +96,7 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     """
     repository = cache / "git" / commit
     listed = _call(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
+    # 160000 is the mode of a submodule in a git tree; its id is a commit of the other repository.
     rows = (line.partition("\t") for line in listed.split("\0") if line.startswith("160000 "))
     links = {path: head.split()[2] for head, _, path in rows}
     urls = _submodule_urls(repository, commit) if links else {}
@@ -139,6 +140,7 @@ def _fetch(url: str, commit: str, repository: Path) -> None:
         repository.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch.", dir=repository.parent) as scratch:
             fresh = Path(scratch) / "repository"
+            # An empty template: the user's may bring hooks.
             _run(None, "init", "--quiet", "--bare", "--template=", str(fresh))
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
@@ -174,6 +176,7 @@ def _not_fetched(url: str, commit: str, stderr: str) -> PatchkitError:
     """Return StorageError if the network failed, else SourceError."""
     what = f"git cannot fetch the commit {commit} from {_shown(url)}: {_last(stderr)}"
     hint = "check the URL, or clone the repository yourself and name the folder"
+    # Only git's words tell a server that refuses from a network that fails.
     if _ANSWERED.search(stderr):
         why = "the repository is another one, or its server does not serve single commits"
         return SourceError(what, why=why, hint=hint)
@@ -210,7 +213,7 @@ def _call(repository: Path | None, *arguments: str) -> Completed:
     }
     done = attempt(
         *("git", *where, *arguments),
-        env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+        env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},  # no question for a password
         timeout=_TIMEOUT_S,
     )
     if not done.started:

@@ -48,6 +48,7 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
 def _rows(record: str) -> list[list[str]]:
     """Return the rows of RECORD. Raises SourceError if it is not as pip writes it."""
     try:
+        # newline="": csv has to see the line ends as they are, quoted ones too.
         return list(csv.reader(io.StringIO(record, newline="")))
     except csv.Error as error:
         raise SourceError(
@@ -68,5 +69,6 @@ def _row(path: str, changed: Mapping[str, bytes]) -> list[str]:
 
 
 def _hash(data: bytes) -> str:
+    # PEP 376 and 427: URL-safe base64 without its padding.
     encoded = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
     return f"sha256={encoded.decode()}"

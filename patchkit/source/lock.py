@@ -20,6 +20,7 @@ from patchkit.records import RecordError, Sha256, matching, read_toml
 T = TypeVar("T")
 # The name becomes part of a path in the cache, so it must not be able to leave it.
 _Filename = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")]
+# manylinux_2_28_aarch64 (PEP 600), manylinux2014_x86_64, musllinux_1_2_x86_64, linux_x86_64.
 _LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
 _LOCK_HEADER = """\
 # The {what} that patchkit knows, with their sizes in bytes.

@@ -92,7 +92,7 @@ def nccl_tree(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What every way of getting sources has to know."""
+    """Things that every way of getting sources has to know."""
 
     facts: ReleaseFacts
     store: Path
@@ -183,6 +183,7 @@ def _other_ways(release: Release | None, facts: ReleaseFacts) -> str:
 def _commit(source: GitSource, wanted: _Wanted) -> SourceOrigin:
     """Take a commit of a repository; a known release's tag stands for the commit it should be."""
     name = source.name
+    # A tag is only a name for the recipe's commit: what it points to upstream is not asked.
     release = next((each for each in wanted.facts.releases if each.tag == name), None)
     commit = release.commit if release is not None else name
     if not GitSource(source.url, commit).exact:

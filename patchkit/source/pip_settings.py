@@ -61,6 +61,7 @@ def _listed() -> Iterator[tuple[str, str]]:
     for line in _pip_config("list").splitlines():
         name, _, value = line.partition("=")
         if name.startswith(_SECTION):
+            # pip prints the repr of each value.
             yield name.removeprefix(_SECTION), str(ast.literal_eval(value))
 
 
@@ -74,7 +75,8 @@ def _pip_config(*arguments: str) -> str:
 
 
 def _credentials(settings: Mapping[str, str]) -> Iterator[tuple[str | None, tuple[str, str]]]:
-    """Return the user and the password of each host that an index's URL names with them."""
+    """Yield the user and the password of each host that an index's URL names with them."""
+    # index-url last: of two with one host, the later one wins in the dict.
     for option in ("extra-index-url", "index-url"):
         for url in settings.get(option, "").split():
             parts = urlsplit(url)

@@ -50,7 +50,7 @@ class Bug:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Where a distribution keeps the source package."""
+    """A distribution's suites and components with the source package, and the key that signs."""
 
     suites: tuple[str, ...]
     components: tuple[str, ...]

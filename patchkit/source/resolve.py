@@ -1,4 +1,4 @@
-"""What --vllm-src and --nccl-src may name: a folder, an archive, a commit, a release."""
+"""Resolve what --vllm-src and --nccl-src name: a folder, an archive, a commit, a release."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Report = Callable[[str], Progress]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is known of the project, and what the user wants.
+    """Facts about the project, and the user's wishes.
 
     ``lock`` names its releases on the package index, ``check`` refuses unsupported ones; ``dest``
     is where archives are unpacked; ``report(task)`` gives a progress callback; ``sha256`` is what
@@ -150,6 +150,7 @@ def _archive(spec: str, options: Options) -> _Archive | None:
             label += f"-{origin.identity.rpartition(':')[2][:8]}"
         return _Archive(origin.path, str(origin.version), label, locked)
     if path.is_file():
+        # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
         name = re.match(
             r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar|\.zip)$", path.name
         )
@@ -178,6 +179,7 @@ def _unpacked(archive: _Archive, dest: Path, options: Options) -> Resolved:
         _check_version(dest, options.project, archive.version)
         return Resolved(dest)
     root = _unpack(archive.path, dest, options)
+    # An interrupt from here on says so, since the folder stays.
     committed(f"{dest} was unpacked")
     return Resolved(root, archive.locked)
 

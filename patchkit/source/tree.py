@@ -19,7 +19,7 @@ RESTORE = "restore the file from the release"
 
 
 class Sandboxed(enum.Enum):
-    """Whether what is run of a tree's own code, to prove a plan, is run in a sandbox."""
+    """The choice of a sandbox for code of a tree that is run to prove a plan."""
 
     ALWAYS = "always"
     IF_POSSIBLE = "if possible"  # locked by hash, or about to be built
@@ -45,6 +45,7 @@ class SourceTree:
     kind: Kind
     pristine: Mapping[str, str | None] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
+    # One dict for all trees that with_texts makes of this one: replace() hands it on.
     seen: dict[str, str] = field(default_factory=dict)
     sandboxed: Sandboxed = Sandboxed.ALWAYS
 
@@ -101,6 +102,7 @@ class SourceTree:
         """Return the paths of upstream's files that match, sorted; ``**`` spans folders."""
         found = (path.relative_to(self.root) for path in self.root.glob(pattern) if path.is_file())
         paths = sorted(str(PurePosixPath(path)) for path in found)
+        # None: patchkit created it, so it is not upstream's.
         return [path for path in paths if self.pristine.get(path, "") is not None]
 
     def containing(self, pattern: str, needle: str) -> list[str]:
