@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from patchkit.process import attempt
 
+# Counters of `ccache --print-stats`; either hit spares a compilation.
 _HITS = ("direct_cache_hit", "preprocessed_cache_hit")
 _MISS = "cache_miss"
 

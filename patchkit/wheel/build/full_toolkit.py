@@ -26,6 +26,7 @@ HEADERS = ("cublas_v2.h", "cuda_runtime.h", "curand_kernel.h", "cusolverDn.h", "
 
 _SITE = "lib/python*/site-packages/nvidia/cu13"
 _VERSIONED = re.compile(r"(?P<name>lib[^/]+?\.so)\.\d+")
+# In cuda.h: a declaration, or what a #define leads to: cuMemAlloc_v2, cuLaunchKernel_ptsz.
 _DRIVER_CALL = re.compile(
     r"\bcu[A-Z][A-Za-z0-9]*(?:_v\d+)?(?:_ptsz|_ptds)?\b(?=\s*\(|\s*$)", re.MULTILINE
 )
@@ -54,6 +55,7 @@ def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolcha
         home = Path(folder) / "cuda"
         _join(home, toolchain.nvcc.parents[1], halves)
         _driver(home, toolchain)
+        # Only now: what was whole before stays until the new one is.
         shutil.rmtree(dest, ignore_errors=True)
         home.rename(dest)
     _require(dest, dest / "include", dest / "lib")
@@ -76,6 +78,7 @@ def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> N
                 for name in (entry.name, *([match["name"]] if match else [])):
                     if not (home / part / name).is_symlink():
                         (home / part / name).symlink_to(entry)
+    # Installed toolkits have lib64, NVIDIA's wheels have lib; builds look in either.
     (home / "lib64").symlink_to("lib")
 
 

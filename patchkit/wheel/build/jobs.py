@@ -19,6 +19,7 @@ class Jobs:
 
 def jobs_for(memory: int) -> Jobs:
     """Return one job per core, or fewer if each needs ``memory`` bytes of what is available."""
+    # Cores that this process may use; os.cpu_count() ignores affinity and cpusets.
     cores, free = len(os.sched_getaffinity(0)), available_memory()
     number = max(1, min(cores, free // memory))
     limit = "memory decides" if number < cores else "one a core"
@@ -31,5 +32,5 @@ def available_memory() -> int:
     for line in _MEMINFO.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
-            return int(value.split()[0]) << 10
+            return int(value.split()[0]) << 10  # in kB, which are KiB here
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -68,8 +68,10 @@ def clean_environment(root: Path, namespace: str) -> dict[str, str]:
     """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     if Path(_CCACHE_COMPILERS).is_dir():
+        # In front: there g++ is ccache, which calls the real one.
         kept["PATH"] = f"{_CCACHE_COMPILERS}:{kept.get('PATH', os.defpath)}"
     return kept | {
+        # Messages that are searched for, and the order of sorted files, depend on the locale.
         "LC_ALL": "C",
         "TZ": "UTC",
         "SOURCE_DATE_EPOCH": str(EPOCH),
@@ -184,6 +186,7 @@ def _failed(lines: list[str], log: Path, code: int) -> BuildError:
 def drop_partial(build: Path) -> None:
     """Remove objects and libraries that were left unfinished: make would take them for done."""
     for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
+        # libnccl.so and libnccl.so.2 are links to the file itself.
         if not path.is_symlink() and not _whole(path):
             path.unlink()
 

@@ -49,7 +49,7 @@ JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclOrder:
-    """What to build: verified sources, for which device, with what.
+    """An order for libnccl: verified sources, the device, and the toolchain.
 
     ``functions`` reduces the device code (NCCL's ONLY_FUNCS, for tests), "" builds all.
     """
@@ -73,7 +73,7 @@ class NcclOrder:
 
     @property
     def work(self) -> Path:
-        """Where it is compiled."""
+        """The folder in which it is compiled."""
         parts = ("nccl", self.version, self.target.name, self.toolchain.machine)
         return work_path(*parts, reduced=bool(self.functions))
 
@@ -122,6 +122,7 @@ def _build(
 
 def _copy_sources(origin: SourceOrigin, dest: Path) -> None:
     if origin.is_tree:
+        # Neither history nor earlier objects: the digest of the tree is one of the facts.
         aside = shutil.ignore_patterns(".git", "build")
         shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
     else:
@@ -135,6 +136,7 @@ def _copy_sources(origin: SourceOrigin, dest: Path) -> None:
 
 
 def _facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
+    # Releases differ in their licence, so each one's own text decides.
     apache = "Apache License" in (source / _LICENSE).read_text(encoding="utf-8")
     facts: dict[str, Any] = {
         "project": "nccl",
@@ -185,6 +187,7 @@ def _settings(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> str:
         "CUDA_INC": tools.include,
         "CUDA_LIB": tools.lib,
         "NVCC": f"{ccache} {tools.nvcc}" if ccache else tools.nvcc,
+        # By its bare name g++ is found in ccache's folder, the first of PATH; a path would miss it.
         "CXX": tools.cxx.name
         if ccache and shutil.which(tools.cxx.name) == str(tools.cxx)
         else tools.cxx,
@@ -200,6 +203,7 @@ def _settings(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> str:
         "WHEEL_VERSION": facts["wheel"],
         "WHEEL_LICENSE": licenses,
     }
+    # Bracket arguments: CMake neither expands variables nor reads escapes in them.
     text = [f"set({name} [=[{value}]=])" for name, value in lines.items()]
     made = [f"  [=[{name}={value}]=]" for name, value in variables.items()]
     return "\n".join([*text, "set(NCCL_MAKE", *made, ")", ""])

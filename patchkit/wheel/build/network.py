@@ -38,6 +38,8 @@ def _prefix() -> tuple[str, ...]:
     unshare = shutil.which("unshare")
     if unshare is None:
         return ()
+    # unshare(1): who is not root makes a network namespace within a user namespace alone.
     rights = () if os.geteuid() == 0 else ("--map-current-user",)
     prefix = (unshare, "--net", *rights, "--")
+    # Tried, since AppArmor, sysctls and containers can each forbid it.
     return () if attempt(*prefix, "true").trouble else prefix

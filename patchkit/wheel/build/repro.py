@@ -52,8 +52,10 @@ def _loaded_digest(path: Path) -> str:
                     digest.update(
                         f"{section.name}\0{section.size}\0".encode(errors="surrogateescape")
                     )
+                    # A section of type NOBITS (.bss) has a size and no bytes in the file.
                     stream.seek(section.offset)
                     digest.update(stream.read(section.size if section.stored else 0))
     except SourceError:
+        # No ELF file: every byte counts.
         digest.update(path.read_bytes())
     return digest.hexdigest()

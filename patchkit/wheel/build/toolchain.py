@@ -31,7 +31,7 @@ _RELEASE = re.compile(r"release (?P<release>[\d.]+), V(?P<version>[\d.]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """What compiles for ``machine``; ``cuda`` is nvcc's version, ``compiler`` the C++ one's."""
+    """Compilers for ``machine``; ``cuda`` is nvcc's version, ``compiler`` the C++ one's."""
 
     machine: str
     nvcc: Path
@@ -100,6 +100,7 @@ def check_toolchain(
     source.write_text("__global__ void check() {}\nint main() { check<<<1, 1>>>(); }\n")
     command = [
         str(toolchain.nvcc), "-ccbin", str(toolchain.cxx), *gencode.split(), "-std=c++17",
+        # CUDA 13 keeps CCCL's headers (cub, thrust) in a folder of their own.
         f"-I{toolchain.include}", f"-I{toolchain.include}/cccl", f"-L{toolchain.lib}",
         str(source), "-o", str(folder / "check"),
     ]  # fmt: skip

@@ -47,6 +47,7 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
     cross = [w for w in locked_wheels() if w.machine == machine != here]
     # The other CPU's compiler wheel is wanted for a header alone (fatbinary_section.h).
     cross = [w for w in cross if w.role == "runtime" or w.project == "nvidia-cuda-nvcc"]
+    # The folder is named by its contents: other wheels in the lock make another toolkit.
     names = "".join(wheel.sha256 for wheel in [*wheels, *cross])
     digest = hashlib.sha256(names.encode()).hexdigest()[:12]
     home = cache_dir() / "cuda" / f"{wheels[0].version}-{machine}-on-{here}-{digest}"
@@ -67,6 +68,7 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
     except FileExistsError:
         pass  # another build has just put it there
     except OSError as error:
+        # A folder there, with files in it, is no failure (ENOTEMPTY): another build was quicker.
         if not home.is_dir():
             raise StorageError(
                 f"cannot unpack the CUDA toolkit into {home}: {error.strerror or error}",
@@ -88,4 +90,5 @@ def _extract(archive: Path, dest: Path, wheel: ToolkitWheel) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("wb") as sink:
                 sink.writelines(opened.unpacked(path))
+            # Wheels are unpacked by hand here, so modes are too: bin/nvcc, nvvm/bin/cicc.
             file.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)

@@ -33,6 +33,7 @@ def staging() -> Iterator[Path]:
     _require_private(WORK)
     for stale in WORK.glob(f"{_STAGED}*"):
         with contextlib.suppress(FileNotFoundError):  # another build has just removed it
+            # By age, since a folder that is staged now has no lock.
             if time.time() - stale.lstat().st_mtime > _STALE:
                 shutil.rmtree(stale, ignore_errors=True)
     folder = tempfile.TemporaryDirectory(prefix=_STAGED, dir=WORK, ignore_cleanup_errors=True)
@@ -51,6 +52,7 @@ def work_folder(
     """
     _require_private(root)
     with locked(root) as handle:
+        # The build holds the lock on if patchkit alone is killed (see make.run).
         os.set_inheritable(handle, True)
         known = root / _FACTS
         if fresh or not known.is_file() or known.read_text(encoding="utf-8") != facts:
@@ -86,6 +88,7 @@ def _require_private(folder: Path) -> None:
     """Make the folder, or check that nobody else can write into it."""
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # lstat: in /var/tmp anybody may have put a link here, to a folder of ours.
         status = folder.lstat()
     except OSError as error:
         raise StorageError(f"cannot make {folder}: {error.strerror or error}") from error

@@ -24,8 +24,10 @@ Codes = frozenset[tuple[str, Arch]]
 Names = frozenset[str]
 """Such codes as nvcc names them: ``sm_121a``, ``compute_89``."""
 
+# nvcc's -gencode arch=compute_121a,code=sm_121a; one code= may hold a list of several.
 _CODE = re.compile(r"code=(\S+)")
 _NUMBER = re.compile(r"\b(sm|compute)_(\d+)(\d)([af]?)\b")
+# CMake puts the objects of a target below CMakeFiles/TARGET.dir/.
 _LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
 
 

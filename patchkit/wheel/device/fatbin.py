@@ -98,7 +98,7 @@ class _Walker:
             if header < _LEAST_HEADER or header + size > end - position:
                 raise self._damaged(position, "an entry does not fit into its fat binary")
             marks = ("a" if flags & _SPECIFIC else "") + ("f" if flags & _FAMILY else "")
-            if not 10 <= arch <= 999 or len(marks) > 1:
+            if not 10 <= arch <= 999 or len(marks) > 1:  # one arch is never both a and f
                 raise self._damaged(position, f"an entry is for the arch {arch}{marks}")
             kind = _KINDS.get(number, f"kind {number}")
             yield CodeEntry(

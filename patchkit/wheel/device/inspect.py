@@ -70,6 +70,7 @@ class Binary:
 
     def load(self, target: Target) -> Load:
         """Return the best way that code of this binary reaches the device."""
+        # What the driver links again on the device takes time there, as PTX does.
         return Load.JIT if self.linked_anew(target) else best(self.live, target)
 
     def linked_anew(self, target: Target) -> bool:
@@ -125,6 +126,7 @@ def _binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
     library = parse_library(stream, where)
     if library.machine == "cuda":
         raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")
+    # The parser has moved in the file, and the digest is over all of it.
     stream.seek(0)
     sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     live, relocatable = (

@@ -43,6 +43,7 @@ class KnownLibrary:
     cost: str
 
     def covers(self, version: Version) -> bool:
+        # A pre-release counts as its release: specifiers leave pre-releases out by default.
         return SpecifierSet(self.versions).contains(version.base_version)
 
     def used_on(self, target: Target) -> bool:
@@ -61,7 +62,7 @@ class WithoutCuda:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPurpose:
-    """What kernels are for whose mangled names match; ``around`` is a fix that avoids them."""
+    """Purpose of the kernels whose mangled names match; ``around`` is a fix that avoids them."""
 
     name: str
     purpose: str = field(metadata={"key": "is"})
@@ -78,7 +79,7 @@ class LibraryTable:
 
 
 class Use(enum.Enum):
-    """What a library does on the device."""
+    """Use of a library on the device."""
 
     LOADS = "loads"
     PARTLY = "loads in part"
@@ -108,7 +109,7 @@ class Judged:
 
     @property
     def fatal(self) -> bool:
-        """Whether vLLM cannot do without it on the device."""
+        """True if vLLM cannot do without it on the device."""
         return bool(self.known and self.known.required) and self.missed
 
     @property
@@ -117,7 +118,7 @@ class Judged:
 
     @property
     def phrase(self) -> str:
-        """What the library does on the device, in one phrase."""
+        """Its use on the device, in one phrase."""
         use = str(self.use.value)
         if self.missed and self.known:
             return f"{use}: {self.known.cost}"

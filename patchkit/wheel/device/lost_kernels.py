@@ -21,6 +21,7 @@ from patchkit.wheel.file.wheelfile import WheelFile
 
 UNNAMED = "kernels that cannot be named, since they are compressed"
 OTHERS = "others"
+# A cubin is an ELF file with a section .text.NAME for each kernel.
 _KERNEL = ".text."
 _HEADER = struct.Struct("<H")  # the size of a container's header, behind magic and version
 _ENTRY_HEADER = struct.Struct("<I")  # the size of an entry's header, behind kind and version

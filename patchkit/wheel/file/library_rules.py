@@ -13,6 +13,7 @@ from patchkit.elf import by_version
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 
+# auditwheel puts a hash into the names of libraries that it copies: libfoo-1a2b3c4d.so.1.
 _FILE = re.compile(r"(?P<name>lib[\w+-]+?)(?:[-.][0-9a-f]{8,})?\.so(?:\.(?P<number>\d+)[\d.]*)?")
 _PEP600 = re.compile(r"manylinux_(\d+)_(\d+)_\w+")
 

@@ -33,7 +33,7 @@ class SbomFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelMetadata:
-    """What was read of a wheel, and outlives the open file.
+    """Metadata of a wheel, which outlives the open file.
 
     ``requires`` are its Requires-Dist, ``facts`` those of patchkit.json (empty if patchkit did not
     make it), ``members`` its paths; ``faults`` say what could not be read.
@@ -53,6 +53,7 @@ class WheelMetadata:
         found: dict[str, str] = {}
         for requirement in self.requires:
             exact = [s.version for s in requirement.specifier if s.operator in ("==", "===")]
+            # ==2.* pins nothing, and beside a second specifier == is no pin either.
             one = len(requirement.specifier) == len(exact) == 1 and not exact[0].endswith(".*")
             if one and "extra" not in str(requirement.marker or ""):
                 found[canonicalize_name(requirement.name)] = exact[0]

@@ -51,6 +51,7 @@ def wheel_name(filename: str) -> WheelName:
         if match is None and tag.platform != ANY:
             raise SourceError(f"{filename}: is for {tag.platform}, not for Linux")
         cpus.add(match["cpu"] if match else ANY)
+    # From the right: a build tag may stand between version and tag (PEP 427).
     written = "-".join(filename.removesuffix(".whl").rsplit("-", 3)[1:])
     return WheelName(
         filename=filename, project=project, version=version, tag=written, cpus=frozenset(cpus)

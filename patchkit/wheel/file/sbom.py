@@ -21,7 +21,7 @@ _SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What one fix changed, as a unified diff."""
+    """Changes of one fix, as a unified diff."""
 
     fix: Fix
     diff: str
@@ -76,6 +76,7 @@ def _sources(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield other projects' code that was compiled in; a commit on GitHub has a package URL."""
     for name, identity in facts["externals"].items():
         commit = _GITHUB.match(identity)
+        # The package-url specification has GitHub's names in lower case.
         ref = f"pkg:github/{commit[1].lower()}@{commit[2]}" if commit else f"patchkit:{name}"
         source = {
             "bom-ref": ref,

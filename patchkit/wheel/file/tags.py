@@ -27,6 +27,7 @@ def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
         for name in shown["external_libs"]
         if not any(fnmatchcase(name, pattern) for pattern in provided)
     ]
+    # overall_tag also falls for libraries of other packages; sym_tag looks at symbols alone.
     tag: str = shown["overall_tag"] if foreign or not provided else shown["sym_tag"]
     if not tag.startswith("manylinux"):
         raise ProofError(

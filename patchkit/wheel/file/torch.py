@@ -113,6 +113,7 @@ def check_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> No
 
     ``when`` says at which moment, for example "before the build".
     """
+    # The label says which index it is from, and torch itself says its CUDA.
     same = found.version.partition("+")[0] == version
     if same and found.cuda.split(".")[0] == cuda.split(".")[0]:
         return

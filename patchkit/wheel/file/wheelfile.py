@@ -42,7 +42,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MOST_MEMBERS = 100_000  # torch has 14,000
 # Libraries shrink to a third or a tenth; deflate's limit is a thousandth.
 _MOST_GROWTH = 100
-_FREE_GROWTH = 1 << 26
+_FREE_GROWTH = 1 << 26  # bytes that any wheel may have besides
 _MOST_TEXT = 1 << 26  # bytes; the largest of vLLM, a script of its web pages, has 1.5 million
 _CHUNK = 1 << 20
 _DAMAGE = (
@@ -64,6 +64,7 @@ class WheelFile:
         """Open and check. Raises SourceError if it is no wheel for Linux, damaged, or hostile."""
         self.path = path
         self.name = wheel_name(path.name)
+        # Closes what is open if the checks fail; pop_all hands it over to __exit__ if not.
         with contextlib.ExitStack() as opened, self._reading():
             self._stream = opened.enter_context(path.open("rb"))
             self._archive = opened.enter_context(zipfile.ZipFile(self._stream))
@@ -100,7 +101,7 @@ class WheelFile:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What patchkit.json holds; empty if patchkit did not make the wheel."""
+        """Contents of patchkit.json; empty if patchkit did not make the wheel."""
         found = [p for p in self.members if p.endswith(f".dist-info/{FACTS}") and p.count("/") == 1]
         if len(found) != 1:
             return {}
@@ -207,12 +208,14 @@ class WheelFile:
         seen, starts = set(), set()
         room = self.size * _MOST_GROWTH + _FREE_GROWTH
         for info in infos:
+            # As a path: a/b and a//b are two names of one file.
             path = PurePosixPath(info.filename)
             room -= info.file_size
             if path.is_absolute() or ".." in path.parts or "\\" in info.filename:
                 raise self._hostile(info, "leads out of the wheel")
             if path in seen:
                 raise self._hostile(info, "is there twice, and either could be installed")
+            # Zip bombs do that: many members, each of them the same few bytes.
             if info.header_offset in starts:
                 raise self._hostile(info, "has the same bytes as another one")
             if info.compress_type not in _METHODS:
@@ -236,6 +239,7 @@ class WheelFile:
         try:
             yield
         except _DAMAGE as error:
+            # Damage, too, comes as an OSError from decompressors.
             if failed_disk(error):
                 raise StorageError(
                     f"cannot unpack {self.path}: {error}",

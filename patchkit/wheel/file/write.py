@@ -29,13 +29,15 @@ EPOCH = 315532800
 Progress = Callable[[int, int], None]
 """Takes the bytes written and the bytes in all."""
 
+# APPNOTE.TXT of the zip format: 4.3.7 local header, 4.3.12 central header, 4.3.16 end.
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _END = struct.Struct("<4sHHHHIIH")
 _FILE_MARK, _CENTRAL_MARK, _END_MARK = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 _UNIX, _READER = 3, 20  # who wrote it, and the version of zip that reads it
+# MS-DOS: years since 1980 from bit 9 on, the month from bit 5 on, the day.
 _DATE, _TIME = 1 << 5 | 1, 0  # 1980-01-01
-_UTF8 = 0x800
+_UTF8 = 0x800  # flag, bit 11: the name is UTF-8
 _MOST_BYTES, _MOST_MEMBERS = (1 << 32) - (1 << 26), (1 << 16) - 1  # the rest is for headers
 _REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)
 
@@ -111,6 +113,7 @@ def rewrite(
     members = {}
     for path, info in source.members.items():
         row = rows.get(path, ("", ""))
+        # Its digest is taken over from upstream's RECORD, so one has to be there.
         if not row[0] and path != own:
             raise damaged(str(source.path), f"its RECORD has no digest of {path}")
         moved = path.startswith(f"{home[0]}/")

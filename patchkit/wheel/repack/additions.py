@@ -31,6 +31,7 @@ _FORMAT = 1  # of what rewrite writes; goes up if the same request gives other b
 _OWN_VERSION = "vllm/_version.py"
 _UNLABELLED = "0" * 10
 _SBOM = "sboms/patchkit.cdx.json"
+# WHEEL repeats the build tag of the file name (PEP 427), which the new name has not.
 _BUILD = re.compile(rb"^Build:.*\n", re.MULTILINE)
 _ANEW = "name upstream's wheel: patchkit repack vllm==X.Y.Z"
 
@@ -126,6 +127,7 @@ def _members(patched: PatchedTree, version: str) -> tuple[dict[str, bytes], dict
     shipped: Ledger = replace(ledger, version=version)
     facts = _facts(patched, version)
     stock = patched.workspace.tree
+    # Only its steps are asked for, and they begin with upstream's texts.
     plan = Plan(
         request=patched.request, stock=stock, patched=stock, verdicts=patched.outcome.verdicts
     )
@@ -177,6 +179,7 @@ def relabelled(text: bytes, version: str) -> bytes:
     parsed = Version(version)
     parts = [*parsed.release, *([f"dev{parsed.dev}"] if parsed.dev is not None else [])]
     as_tuple = ", ".join(map(repr, [*parts, parsed.local]))
+    # As setuptools-scm writes it: __version__ = version = '0.25.1'.
     swaps = {r"version = '[^']*'": f"version = '{version}'"}
     swaps[r"version_tuple = \([^()]*\)"] = f"version_tuple = ({as_tuple})"
     changed = text.decode()

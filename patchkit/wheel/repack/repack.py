@@ -103,16 +103,19 @@ def repack(
             origin = stack.enter_context(
                 find_wheel(spec, given.cpu, offline=offline, report=report, check=check)
             )
+        # First of all: kernels that do not serve the device cannot be patched into serving it.
         binaries = inspect_wheel(origin.wheel)
         judged = judge(origin.wheel, binaries, target, origin.version)
         require_loading(judged, target, origin.version)
         folder = stack.enter_context(staging())
         patched = _patched(origin, request, folder / "tree", binaries, judged, sandboxed)
         notes, new = tuple(_notes(patched, judged)), additions(patched)
+        # Again with the whole name, in which the CUDA of the kernels may be another one.
         make_room(house, new.filename)
         wheel = folder / new.filename
         rewrite(origin.wheel, wheel, new.dist_info, new.members, report("Writing"))
         digest, size = sha256_of(wheel), wheel.stat().st_size
+        # The same request on the same wheel gives the same bytes; others were made otherwise.
         if given.repacked and given.wheel.sha256 != digest:
             raise DriftError(
                 f"{given.wheel.path}: is not what this patchkit makes of upstream's wheel: that "

@@ -74,6 +74,7 @@ def find_wheel(
     entry = lock.get(cpu, {}).get(version.public)
     with WheelFile(path) as wheel:
         locked = entry is not None and entry.sha256 == wheel.sha256
+        # Only a claim of the wheel's: repack makes it again from upstream's and compares.
         repacked = not locked and bool(wheel.facts)
         if not locked and not repacked:
             _require_vouched(wheel, sha256, entry)

@@ -80,10 +80,13 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[st
         "VLLM_TARGET_DEVICE": "cuda",
         "VLLM_VERSION_OVERRIDE": prepared.facts["wheel"],
         "MAX_JOBS": str(order.jobs),
+        # The number of jobs was chosen by the memory of one compiler each.
         "NVCC_THREADS": "1",
         "CMAKE_ARGS": " ".join(f"-D{name}={path}" for name, path in defines.items()),
+        # compiled.py reads from it what was compiled for which archs.
         "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
         "FETCHCONTENT_BASE_DIR": str(root / "deps"),
+        # Stripped; the build id is a digest of the contents, and so the same in every build.
         "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1",
         # The Rust front end is optional, and its crates are nowhere in the release.
         "CARGO": "/nonexistent/cargo",

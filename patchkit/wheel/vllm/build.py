@@ -63,10 +63,12 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
 
 def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress) -> BuiltWheel:
     variables = build_variables(root, order, prepared)
+    # ccache counts over all builds: the difference is this one's.
     before = counted(variables)
     raw = compile_wheel(root, prepared.python.python, variables, progress)
     circumstances = (network(), savings(before, counted(variables)))
     note(root, *circumstances)
+    # Compiled against which torch is a fact of the wheel: it must still be that one.
     prepared.python.check("after the build")
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)

@@ -218,6 +218,7 @@ class _Finder:
         def fill(dest: Path) -> None:
             self._checkout(url, chosen, dest, self.wanted.submodules)
 
+        # Upstream's URL even from a mirror: the commit says what it is, wherever it lay.
         return _Found(f"{self.wanted.external.url}@{chosen}", not commit, fill)
 
     def _checkout(
@@ -276,6 +277,7 @@ def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
     if folder.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == found.identity:
         return folder
     with translated("the source is not complete", folder):
+        # First to go and last to come: a folder without its stamp is not taken for whole.
         stamp.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:

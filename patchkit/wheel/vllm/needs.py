@@ -71,6 +71,7 @@ def recorded_needs(version: Version) -> Needs:
     base = Version(version.base_version)
     merged: dict[str, Any] = {}
     for entry in read_toml(tuple[dict[str, Any], ...], BUILD_FILE, key="needs"):
+        # Each entry has only what changed, from the oldest release to the newest.
         if Version(entry["from"]) <= base:
             merged |= {name: value for name, value in entry.items() if name != "from"}
     return record(Needs, merged)

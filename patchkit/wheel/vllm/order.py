@@ -15,7 +15,7 @@ from patchkit.wheel.build.work import work_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOrder:
-    """What to build: sources by their identity, for which device, with which release of torch.
+    """An order for vLLM: sources by their identity, the device, and the release of torch.
 
     ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions
     that are left out; ``given`` names sources of other projects, which may lie in ``mirror``, too;
@@ -49,6 +49,7 @@ class VllmOrder:
     def expected(self) -> str:
         """Return the wheel's file name, but for what only the build can tell."""
         version = f"{self.version.public}+{self.label}"
+        # cp38-abi3, as upstream's wheels: one wheel for every later Python.
         return f"vllm-{version}-cp38-abi3-linux_{self.toolchain.machine}.whl"
 
     @property

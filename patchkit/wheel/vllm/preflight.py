@@ -141,6 +141,7 @@ def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Finding]:
 def gcc_version(cxx: Path) -> Version | None:
     """Return the version of a GCC; None for another compiler, or one that does not run."""
     said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
+    # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
     macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
     if "__clang__" in macros or "__GNUC__" not in macros:
         return None

@@ -106,6 +106,7 @@ def _place(order: VllmOrder, dest: Path) -> None:
     if order.source.is_file():
         unpack(order.source, dest)
         return
+    # Leftovers of other builds, and the ledger: the fixes are applied to the copy anew.
     aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
     shutil.copytree(order.source, dest, symlinks=True, ignore=aside)
     if not (dest / "PKG-INFO").exists():  # a checkout: its version came from git, which is left out

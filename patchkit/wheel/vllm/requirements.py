@@ -23,7 +23,7 @@ from patchkit.errors import BuildError, PatchkitError, SourceError, StorageError
 from patchkit.process import ask, run, stream
 
 Progress = Callable[[int, int], None]
-"""Told the packages installed or downloaded, and the packages in all."""
+"""Takes the packages installed or downloaded, and the packages in all."""
 
 _STAMP = "patchkit-environment"
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -115,6 +115,7 @@ def environment(
         return made
     _create(home, base)
     _install(made.python, requirements, len(wanted), offline, progress)
+    # Last: an environment without it was cut short, and is made anew.
     (home / _STAMP).write_text(digest, encoding="utf-8")
     return made
 
@@ -159,6 +160,7 @@ def _install(
     python: Path, requirements: Path, total: int, offline: bool, progress: Progress
 ) -> None:
     command = [
+        # -I: no PYTHONPATH and no user's packages, which pip would take for installed.
         str(python), "-I", "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input",
         "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off",
         *(["--no-index"] if offline else []), "-r", str(requirements),

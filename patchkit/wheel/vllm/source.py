@@ -56,6 +56,7 @@ def vllm_source(
     identity = (
         f"sha256:{sha256_of(path)}"
         if path.is_file()
+        # CMake puts what it fetches into .deps, which is not of the sources.
         else f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
     )
     return VllmSource(path=path.absolute(), identity=identity, version=tree.version, needs=taken)

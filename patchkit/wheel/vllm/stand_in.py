@@ -85,6 +85,7 @@ def unpack_stand_in(
                     (dest / place).parent.mkdir(parents=True, exist_ok=True)
                     with (dest / place).open("wb") as sink:
                         sink.writelines(opened.unpacked(path))
+        # vLLM's CMake adds the source as a project, and wheels have no CMake files.
         (dest / "CMakeLists.txt").write_text(_cmake(chosen), encoding="utf-8")
     except OSError as error:
         raise StorageError(
@@ -97,6 +98,7 @@ def _place(name: str, parts: Mapping[str, str]) -> str:
     """Return where a file of the wheel belongs, "" if nowhere."""
     for part, folder in parts.items():
         rest = name.removeprefix(part.removesuffix("*").rstrip("/") + "/")
+        # folder/* means its files alone, not those in folders below it.
         direct = not part.endswith("*") or "/" not in rest
         if rest != name and direct and ".." not in rest.split("/"):
             return f"{folder}/{rest}"

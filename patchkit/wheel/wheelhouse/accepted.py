@@ -75,6 +75,7 @@ def remember(statement: Statement) -> None:
         with held(place.parent):
             known = _read(place)
             seen = known.get(statement.wheelhouse)
+            # Another process may have remembered a newer one since it was looked up.
             if seen and seen.counter >= statement.counter:
                 return
             now = utc(time.time())

@@ -89,6 +89,7 @@ def add(
         leaving, listed = {*outdated, name.filename}, listed_entries(house)
         stock = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
         kept = [entry for entry in listed if entry.filename not in leaving]
+        # Checked and committed is the copy: the file that was named may change in between.
         with staged(house, wheel) as copy:
             if found := list(faults(copy)):
                 more = len(found) - 1
@@ -120,6 +121,7 @@ def replace_dependencies(
             {(entry.filename, entry.sha256) for entry in entries if entry.kind is Kind.BUILT}
             for entries in (listed, built)
         )
+        # Resolving takes long and does not hold the wheelhouse, so that others can build.
         if now != then:
             raise BusyError(
                 f"{house}: its wheels changed while their dependencies were resolved",

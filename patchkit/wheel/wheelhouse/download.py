@@ -23,7 +23,7 @@ _SIDE_BY_SIDE = 4
 _PERIOD = 0.2  # seconds between two reports of progress
 
 Progress = Callable[[int, int], None]
-"""Told the bytes that are there and the bytes in all, as far as the index says."""
+"""Takes the bytes that are there and the bytes in all, as far as the index says."""
 
 
 def download(
@@ -44,6 +44,7 @@ def download(
                 wheel = waiting.popleft()
                 part = scratch / wheel.name.filename
                 _save(wheel, part, session, ended, received)
+                # Only what is whole gets its name, so the next run can take it as it is.
                 part.replace(folder / part.name)
             finished.put(None)
         except Exception as error:  # noqa: BLE001  (raised again, by the thread that waits)
@@ -56,6 +57,7 @@ def download(
             threading.Thread(target=work, daemon=True).start()
         try:
             while running:
+                # Empty after each period, when progress is to be reported.
                 with contextlib.suppress(queue.Empty):
                     if error := finished.get(timeout=_PERIOD):
                         raise error
@@ -79,7 +81,7 @@ def _save(
             raise InterruptedError
 
     with part.open("wb") as file, _chunks(wheel.url, session) as chunks:
-        sha256, _size = copy(chunks, file, wheel.size or sys.maxsize, count)
+        sha256, _size = copy(chunks, file, wheel.size or sys.maxsize, count)  # 0: unknown
     if sha256 != wheel.sha256:
         raise HashMismatchError(
             f"the download of {wheel.name.filename} is not the file that was locked",

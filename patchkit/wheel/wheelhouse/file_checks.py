@@ -45,6 +45,7 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
         yield finding(HashMismatchError, entry.filename, LINKED, hint, WHY_LINKED)
         return
     size = path.stat().st_size
+    # The size comes first: a file that was cut short need not be hashed.
     if size != entry.size and entry.held:
         what = f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
         yield finding(HashMismatchError, entry.filename, what, again)

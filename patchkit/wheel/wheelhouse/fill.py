@@ -95,6 +95,7 @@ def fill(
         proved = _proved_torch(torch, requires, node, needed)
         folders = () if lock_only else (place, house)
         files: tuple[Path, ...] = ()
+        # A torch for CPUs alone is refused above, before gigabytes of it are downloaded.
         if not lock_only:
             files = _collect(chosen, house, place, progress)
             proved = _proved_torch(torch, requires, node, needed, folders)

@@ -24,7 +24,7 @@ _FILLED = """\
 
 
 class Kind(enum.StrEnum):
-    """Where a wheel comes from, and where it is."""
+    """Origin of a wheel, and where it lies."""
 
     BUILT = "built"  # by patchkit, in the folder
     DEPENDENCY = "dependency"  # what those need, in the folder
@@ -47,7 +47,7 @@ class ManifestEntry:
 
     @property
     def held(self) -> bool:
-        """Whether the wheel belongs into the folder."""
+        """True for a wheel that belongs into the folder."""
         return self.kind is not Kind.LOCKED
 
     @property

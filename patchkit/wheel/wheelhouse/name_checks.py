@@ -61,6 +61,7 @@ def uncovered(metadata: WheelMetadata) -> Iterator[Finding]:
     wanted = supported(metadata)
     built: dict[str, set[int]] = {}
     for member in metadata.members:
+        # cpython-313t is of the free-threaded build, another ABI: it covers no ordinary Python.
         if (match := _MODULE.fullmatch(member)) and not match["flags"]:
             built.setdefault(match["stem"], set()).add(int(match["minor"]))
     for stem, minors in sorted(built.items()):

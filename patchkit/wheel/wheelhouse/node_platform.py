@@ -18,7 +18,7 @@ _UV_KNOWS = (_OLDEST, 28, *range(31, 41))  # its platforms manylinux_2_X
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlatform:
-    """What a node installs wheels for: CPU ``x86_64``, Python ``3.12``, glibc ``2.39``."""
+    """Platform that a node installs wheels for: CPU ``x86_64``, Python ``3.12``, glibc ``2.39``."""
 
     machine: str
     python: str
@@ -42,6 +42,7 @@ class NodePlatform:
 
     def ranks(self) -> dict[Tag, int]:
         """Return the tags that fit; of several wheels an installer takes the lowest rank."""
+        # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
         names = []
         for minor in range(self._glibc_minor, min(_OLD_NAMES) - 1, -1):
             names += [f"manylinux_2_{minor}", *([_OLD_NAMES[minor]] if minor in _OLD_NAMES else [])]

@@ -31,12 +31,14 @@ def disagreements(wheels: Sequence[ListedWheel]) -> tuple[Finding, ...]:
     for cpu, group in by_cpu(wheels):
         for check in (_needs, _nccl, _torch_and_cuda, _devices, _pythons, _systems):
             found += check(cpu, group)
+    # A wheel for any CPU is in every group, and would be reported once for each.
     return tuple(dict.fromkeys([*found, *_uneven(wheels)]))
 
 
 def _needs(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
     here = {wheel.project: wheel for wheel in wheels}
+    # Without a fill nothing but the built wheels is there, and needs are met from an index.
     complete = any(not wheel.built for wheel in wheels)
     for wheel in wheels:
         for requirement in _applicable(wheel.metadata, cpu, wheels):

@@ -66,6 +66,7 @@ def requirements_of(
     return tuple(
         project
         for project, _, rest in pinned
+        # uv's annotation in one line: `sympy==1.13.3  # via torch, other`.
         if wheel.name.project in rest.partition("# via ")[2].split(", ")
     )
 
@@ -73,6 +74,7 @@ def requirements_of(
 def _chosen(row: Mapping[str, Any], ranks: Mapping[Tag, int]) -> LockedWheel:
     """Return the file of a package that an installer takes. Raises SourceError if there is none."""
     fitting = []
+    # pylock.toml (PEP 751): `archive` is the file of a requirement that names a URL.
     for file in row.get("wheels", [row.get("archive", {})]):
         url = file.get("url") or Path(file.get("path", "")).absolute().as_uri()
         filename = unquote(urlsplit(url).path.rpartition("/")[2])
@@ -85,6 +87,7 @@ def _chosen(row: Mapping[str, Any], ranks: Mapping[Tag, int]) -> LockedWheel:
             size = int(file.get("size", 0))
             name = wheel_name(filename)
             wheel = LockedWheel(name=name, sha256=sha256, url=url, size=size)
+            # As pip chooses: the best tag, and of equals the highest build number.
             fitting.append(((-rank, build), wheel))
     if not fitting:
         raise SourceError(

@@ -29,6 +29,7 @@ from patchkit.wheel.wheelhouse.statement import (
 from patchkit.wheel.wheelhouse.storage import commit, reading, writing
 from patchkit.wheel.wheelhouse.verify import verify
 
+# ssh-keygen(1): a signature made for another purpose, such as a git commit, does not hold.
 NAMESPACE = "patchkit"
 SIGNATURE = f"{STATEMENT}.sig"
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")  # below ~/.ssh, the first that is there
@@ -97,11 +98,13 @@ def sign(house: Path, key: Path | None = None) -> Signed:
     seen = last_seen(old.wheelhouse) if old else None
     statement = Statement(
         wheelhouse=old.wheelhouse if old else secrets.token_hex(8),
+        # This machine's memory counts too: signing an older copy must not use a counter twice.
         counter=1 + max(old.counter if old else 0, seen.counter if seen else 0),
         date=signing_date(),
         sums=sums,
     )
     made = _signed(statement.text, chosen)
+    # Checked before it is kept: a signature that does not hold is worse than none.
     fingerprint = _fingerprint(statement.text.encode(), made)
     with writing(house):
         if digests(house) != sums:
@@ -172,6 +175,7 @@ def _fingerprint(text: bytes, made: bytes) -> str:
             why=_words(done) or "one of the two was changed",
             hint=f"get both again from where they were signed{_ANEW}",
         )
+    # Good "patchkit" signature with ED25519 key SHA256:…
     return done.output.split()[-1]
 
 

@@ -43,7 +43,7 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What is signed. ``date`` is UTC as ``2026-11-22T04:30:00Z``; ``sums`` are sha256 in hex."""
+    """The signed text. ``date`` is UTC as ``2026-11-22T04:30:00Z``; ``sums`` are sha256 in hex."""
 
     wheelhouse: str
     counter: int
@@ -117,8 +117,10 @@ def require_newer(statement: Statement, limit: str) -> None:
     Raises HashMismatchError if the statement is not newer, UsageError for another limit.
     """
     if limit.isascii() and limit.isdigit():
+        # Cut, since int() refuses thousands of digits; a counter has at most nine.
         newer = statement.counter > int(limit[:20])
     else:
+        # Both are UTC in one format, so their order as text is that in time.
         newer = statement.date > _date(limit)
     if not newer:
         raise HashMismatchError(

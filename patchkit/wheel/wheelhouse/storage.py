@@ -92,6 +92,7 @@ def staged(folder: Path, source: Path) -> Iterator[Path]:
     try:
         with translated(at=folder):
             make_folders(copy.parent)
+            # x: what is there already is somebody else's, and not written over or through.
             with source.open("rb") as original, copy.open("xb") as file:
                 shutil.copyfileobj(original, file, 1 << 20)
                 give(file.fileno(), None, folder)

@@ -39,6 +39,7 @@ _VARIABLES = {
     "client-cert": "SSL_CLIENT_CERT",
     "proxy": "ALL_PROXY",
 }
+# The frame that uv draws in front of each line of an error, and its labels.
 _FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 _SHOWN = 12  # lines of what uv says
@@ -46,7 +47,7 @@ _SHOWN = 12  # lines of what uv says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelSources:
-    """Where wheels may come from: pip's index and folders or, ``offline``, folders alone."""
+    """Sources of wheels: pip's index and folders or, ``offline``, folders alone."""
 
     offline: bool = False
     folders: tuple[Path, ...] = ()

@@ -18,7 +18,7 @@ from patchkit.wheel.wheelhouse.wheel_checks import check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was looked at, and what is wrong; ``pins`` are the versions that decide."""
+    """Entries of a wheelhouse and what is wrong with it; ``pins`` are the versions that decide."""
 
     entries: tuple[ManifestEntry, ...]
     pins: Mapping[str, str]
@@ -31,6 +31,7 @@ def verify(house: Path) -> Verified:
     Raises SourceError if there is none, StorageError, BusyError.
     """
     files, listed = check_files(house), entries(house)
+    # What is damaged has its finding already, and is not opened.
     wheels, unread = read(house, listed, {finding.where for finding in files})
     found = [*files, *unread]
     for wheel in wheels:

@@ -11,6 +11,7 @@ from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.wheelhouse.name_checks import too_new, uncovered
 
+# ld.so(8): the loader puts the library's own folder in its place.
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
