@@ -1,1 +1,1 @@
-"""What maintainers run, as `python -m tools.NAME`: tables, pages, locks, proofs, pictures."""
+"""Maintain patchkit, by `python -m tools.NAME`: tables, pages, locks, proofs, pictures."""

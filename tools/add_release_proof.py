@@ -92,7 +92,7 @@ def _differs(stage: Path, arguments: Sequence[str], title: str) -> bool:
 
 
 def _same_versions(stage: Path, path: str) -> bool:
-    """Whether a lock has the same versions; the index may have more files of them by now."""
+    """Return whether a lock has the same versions; the index may have more files of them by now."""
     if not path.startswith("recipes/vllm/requirements/"):
         return False
     before, after = (

@@ -90,6 +90,7 @@ def arrows(graph: _Graph) -> Iterator[tuple[str, str]]:
         reach[room] = graph[room].union(*(reach[below] for below in graph[room]))
     for room in sorted(graph):
         for below in sorted(graph[room]):
+            # A transitive reduction: what a room that it imports reaches needs no arrow.
             if not any(below in reach[other] for other in graph[room] - {below}):
                 yield room, below
 

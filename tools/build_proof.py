@@ -52,6 +52,7 @@ RELEASES = {
         ],
     },
 }
+# The extension alone: importing vllm takes packages that a build does not have.
 LOAD = """
 import importlib.util, sys
 import torch
@@ -78,7 +79,7 @@ def main() -> int:
 
 
 def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
-    """All of it for one release; the rows of the golden table."""
+    """Prove one release; return its rows of the golden table."""
     folder.mkdir()
     told = build(release, folder / "one")
     root = WORK / f"vllm-{release}-gb10-{platform.machine()}-reduced"
@@ -97,7 +98,7 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
 
 
 def reduced_options(release: str) -> list[str]:
-    """Of `patchkit build vllm`: the smallest extensions, and sources that an index has.
+    """Return options of `patchkit build vllm`: the smallest extensions, sources of an index.
 
     Raises UsageError if it is not known which those are.
     """
@@ -118,6 +119,7 @@ def kill(release: str, house: Path, log: Path) -> None:
         command = [*command_of(release, house), "--fresh"]
         return subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            # A group of its own, so that the signal reaches ninja and the compilers.
             start_new_session=True,
         )  # fmt: skip
 
@@ -128,13 +130,13 @@ def kill(release: str, house: Path, log: Path) -> None:
 
 
 def command_of(release: str, house: Path) -> list[str]:
-    """`patchkit build vllm --json`, reduced."""
+    """Return the command `patchkit build vllm --json`, reduced."""
     command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
     return [*command, *reduced_options(release), "--dir", str(house)]
 
 
 def build(release: str, house: Path) -> dict[str, Any]:
-    """What it says of the finished wheel."""
+    """Build a wheel, and return what the command says of it."""
     done = subprocess.run(command_of(release, house), stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise ProofError(f"building vllm {release} ended with {done.returncode}")
@@ -142,20 +144,21 @@ def build(release: str, house: Path) -> dict[str, Any]:
 
 
 def compiled_object(root: Path, ending: str) -> Path:
-    """The object of one source of a build below ``root``, compiled as the build would."""
+    """Compile one source of a build below ``root`` as the build would; return the object."""
     (build_folder,) = {path.parent for path in root.glob("source/build/temp*/build.ninja")}
     listed = subprocess.run(
         ["ninja", "-t", "targets", "all"], cwd=build_folder, capture_output=True, text=True
     ).stdout.splitlines()
     names = [line.partition(":")[0] for line in listed]
     (target,) = [name for name in names if name.endswith(ending)]
+    # Compiled in fact: a hit of the cache would prove nothing about this build.
     env = clean_environment(root, "patchkit-proof") | {"CCACHE_DISABLE": "1"}
     subprocess.run(["ninja", target], cwd=build_folder, env=env, check=True, stdout=2)
     return build_folder / target
 
 
 def check_objects(root: Path, folder: Path) -> None:
-    """Two CUDA sources, compiled as the build would."""
+    """Compile two CUDA sources as the build would, and inspect them."""
     for ending in SOURCES:
         target = compiled_object(root, ending)
         library = folder / "object.so"
@@ -168,7 +171,7 @@ def check_objects(root: Path, folder: Path) -> None:
 
 
 def check_wheel(told: Mapping[str, Any]) -> None:
-    """What a user would see of a wheel; ``told`` is what its build answered."""
+    """Check what a user would see of a wheel; ``told`` is what its build answered."""
     wheel = Path(told["wheel"])
     for binary in inspect(wheel):
         if binary.library.rpath or binary.library.runpath:
@@ -199,7 +202,7 @@ def names(source: Compiled) -> str:
 
 
 def compare(rows: list[tuple[str, ...]], releases: list[str], *, write: bool) -> None:
-    """The rows beside the golden table's."""
+    """Compare the rows with the golden table's, or write that anew."""
     head = ("release", "library", "codes", "sources")
     if write:
         with GOLDEN.open("w", newline="") as sink:

@@ -43,6 +43,7 @@ def lock(pyproject: Path, folder: Path = FOLDER) -> Path:
     release = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     wanted = [Requirement(each) for each in release["build-system"]["requires"]]
     python = Requirement(f"python{release['project']['requires-python']}").specifier
+    # A universal lock that holds for the oldest Python also holds for the later ones.
     oldest = min(each.version for each in python if each.operator == ">=")
     (torch,) = (str(each.specifier).strip("= ") for each in wanted if each.name == "torch")
     path = folder / f"torch-{torch}.txt"

@@ -39,7 +39,7 @@ _MADE = "<!-- Made by tools/regenerate.py from plans of every release. Do not ed
 
 
 def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
-    """Path below ``docs`` → text of each page.
+    """Return path below ``docs`` → text of each page.
 
     Without ``support``, where no release can be had from an index, there is no matrix, but a page
     that says how each release is verified.
@@ -55,12 +55,12 @@ def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
 
 
 def folder(project: str) -> str:
-    """Where the pages of a project's fixes are, below ``docs``."""
+    """Return the folder below ``docs`` with the pages of a project's fixes."""
     return "fixes" if project == "vllm" else f"{project}-fixes"
 
 
 def matrix(recipe: Recipe, support: Support) -> str:
-    """Fix by release for both arch modes; neighbours that agree in everything share a column."""
+    """Return fix by release for both modes; neighbours that agree in everything share a column."""
     parts = [
         "# Which release needs which fix\n",
         _MADE,
@@ -79,7 +79,7 @@ def matrix(recipe: Recipe, support: Support) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[list[str]]:
-    """Runs of releases that have the same level in every row."""
+    """Return the runs of releases that have the same level in every row."""
     runs: list[list[str]] = []
     for release in rows[0]:
         if runs and all(row[runs[-1][0]] is row[release] for row in rows):
@@ -90,7 +90,7 @@ def _columns(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def page(fix: Fix, modes: Mapping[str, Row]) -> str:
-    """Everything known about one fix."""
+    """Return the page with everything known about one fix."""
     needs = [[n.versions, n.severity.value, n.limits, n.reason] for n in fix.needs]
     proof = inspect.getdoc(fix.prove) if fix.prove else None
     levels = [f"- {_TITLES[mode]}: {_ranges(row)}" for mode, row in modes.items()]
@@ -118,7 +118,7 @@ def page(fix: Fix, modes: Mapping[str, Row]) -> str:
 
 
 def _ranges(row: Row) -> str:
-    """Runs of one level: "required 0.11.1-0.22.1, upstream 0.23.0-0.33.0"."""
+    """Return the runs of one level: "required 0.11.1-0.22.1, upstream 0.23.0-0.33.0"."""
     return ", ".join(f"{row[run[0]].value} {_span(run)}" for run in _columns([row]))
 
 

@@ -1,4 +1,4 @@
-"""What a person has to decide about a release, each with the file to edit."""
+"""Show what a person has to decide about a release, and the file to edit."""
 
 from __future__ import annotations
 
@@ -27,5 +27,6 @@ def show(decisions: Sequence[Decision]) -> int:
         print(f"{word}: {each.file}: {each.says}")
         if each.line:
             print(f"    {each.line}")
+    # Steps of a release are processes of their own: their lines must keep their order.
     sys.stdout.flush()
     return int(any(each.needed for each in decisions))

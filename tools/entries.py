@@ -13,6 +13,7 @@ from patchkit.errors import DriftError
 from patchkit.recipes.vllm.external import External
 
 _RELEASES = re.compile(r"^releases = \[\n.*?^\]\n", re.MULTILINE | re.DOTALL)
+# In build.toml the [[needs]] end where this comment begins.
 _TORCH_HEAD = "\n# Which torch the package index has"
 _NCCL_RELEASE = re.compile(r'^\[\[release\]\]\nversion = "(?P<version>[^"]+)"\n', re.MULTILINE)
 _NCCL_TORCH = re.compile(r"^\[torch\]\n(?:.+\n)*", re.MULTILINE)
@@ -86,6 +87,7 @@ def with_nccl_release(recipe: str, fields: Mapping[str, Value | Sequence[str]]) 
 
 
 def _toml(value: Value | Sequence[str]) -> str:
+    # bool first: it is an int to Python.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

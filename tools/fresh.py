@@ -93,6 +93,7 @@ def enter(root: Path, command: str) -> int:
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     lines = [
         "set -eu",
+        # pivot_root(2) takes a mount point alone, so the folder is mounted on itself.
         f"mount --bind {shlex.quote(str(root))} {shlex.quote(str(root))}",
         f"cd {shlex.quote(str(root))}",
         "mount -t proc proc proc",
@@ -124,7 +125,7 @@ def readme_command() -> str:
 
 
 def main() -> int:
-    """Build, furnish and enter; the exit status of README's command."""
+    """Make a fresh machine, and return the exit status of README's command in it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--obstacle", action="store_true")
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")

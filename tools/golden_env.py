@@ -1,4 +1,4 @@
-"""What `patchkit env` writes for machines of every kind: tests/data/env/variables.json and files.
+"""Record what `patchkit env` writes for machines of every kind, in tests/data/env.
 
     python -m tools.golden_env             writes them anew (tools/regenerate.py does so, too)
 
@@ -119,7 +119,7 @@ CASES = {
 
 
 def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
-    """The file's text and what is to be known of it: variables and notes, or the error."""
+    """Return the file's text, and its variables and notes, or the error."""
     case = CASES[name]
     root = folder / f"{case.machine}-{case.node}"
     if not root.exists():
@@ -128,6 +128,7 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     if case.head:
         taken = (f"--from={folder / case.head}.env",)
         (folder / f"{case.head}.env").write_text(run(case.head, folder)[0])
+    # A toolkit of this machine's must not come into the golden files.
     done = CliRunner(env={"CUDA_HOME": ""}).invoke(
         group, ["env", f"--root={root}", *filter(None, case.versions), *case.options, *taken]
     )
@@ -139,7 +140,7 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def golden() -> dict[Path, str]:
-    """Path → text of everything."""
+    """Return path → text of everything."""
     with tempfile.TemporaryDirectory() as folder:
         found = {name: run(name, Path(folder)) for name in CASES}
     table = {name: facts for name, (_, facts) in found.items()}

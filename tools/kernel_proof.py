@@ -70,7 +70,7 @@ class Cost:
 
 
 def main() -> int:
-    """Compile, compare, report; the exit code."""
+    """Compile, compare and report; return the exit code."""
     try:
         releases = selected(sys.argv[1:])
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def selected(versions: list[str]) -> list[dict]:
-    """The releases that are named, or all."""
+    """Return the releases that are named, or all."""
     known = {release["version"]: release for release in TABLE["release"]}
     for version in versions:
         if version not in known:
@@ -114,12 +114,12 @@ class Proof:
                 (self.home / wheel["folder"] / name).chmod(0o755)
 
     def release(self, release: dict) -> list[tuple[bool, tuple[str, ...]]]:
-        """The rows of one release: every file, then the controls."""
+        """Return the rows of one release: every file, then the controls."""
         trees = {arch: self._tree(release, arch) for arch in ("native", "family", "stock")}
         return [row for file in release["file"] for row in self._rows(trees, release, file)]
 
     def _tree(self, release: dict, arch: str) -> Path:
-        """The release, patched for an arch mode, with its Marlin kernels generated."""
+        """Return the release, patched for an arch mode, with its Marlin kernels generated."""
         version = release["version"]
         archive = fetch("vllm", version, read_lock(HOME / "lock.toml"))
         path = unpack(archive, self.home / f"{version}-{arch}")
@@ -146,7 +146,7 @@ class Proof:
             yield bool(faults), row(release, file, ", unpatched (control)", stock, family, verdict)
 
     def _kernels(self, job: Job) -> Kernels:
-        """The kernels of a file; none if the release's generator left it out."""
+        """Return the kernels of a file; none if the release's generator left it out."""
         path = Path(job.file["path"])
         if path.parent == Path(job.release["generate"]).parent and not (job.tree / path).exists():
             return {}
@@ -154,8 +154,9 @@ class Proof:
         return read_sass(run([nvdisasm, "-c", str(self._object(job))], "nvdisasm"))
 
     def _object(self, job: Job) -> Path:
-        """The cubin of a file: from the cache, or compiled and measured."""
+        """Return the cubin of a file: from the cache, or compiled and measured."""
         arguments = [*flags(job), "-o"]
+        # All that decides the object, so that one of another compiler or source is not taken.
         inputs = [arguments, job.file["path"], csrc_digest(job.tree), headers_digest()]
         name = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         path = cache_dir() / "kernels" / f"{name}.cubin"
@@ -189,7 +190,7 @@ class Proof:
 
 
 def wheels() -> list[dict]:
-    """The wheels for this machine: headers are the same everywhere, programs are not."""
+    """Return the wheels for this machine: headers are the same everywhere, programs are not."""
     machine = platform.machine()
     if machine not in {wheel.get("machine") for wheel in TABLE["wheel"]}:
         raise UsageError(
@@ -205,12 +206,12 @@ def fetched(wheel: dict) -> Path:
 
 
 def arch_list(arch: str) -> str:
-    """TORCH_CUDA_ARCH_LIST; the untouched tree is built as the native one would be."""
+    """Return TORCH_CUDA_ARCH_LIST; the untouched tree is built as the native one would be."""
     return TARGET.arch_list("native" if arch == "stock" else arch)
 
 
 def flags(job: Job) -> list[str]:
-    """nvcc's arguments as the release's CMake gives them, but for one cubin and no host code."""
+    """Return nvcc's arguments as the release's CMake has them, but for a cubin alone."""
     gencode = TARGET.gencode_flags(job.arch_list).split()
     extra = [*job.release["flags"], *job.file.get("flags", ())]
     common = ["-O2", "-DNDEBUG", "-DENABLE_FP8", "--expt-relaxed-constexpr", "-w"]
@@ -219,7 +220,7 @@ def flags(job: Job) -> list[str]:
 
 @cache
 def switches(tree: Path, archs: str) -> tuple[str, ...]:
-    """The -DENABLE_… of the kernel groups that the tree's own CMake builds for the arch list."""
+    """Return the -DENABLE_… of the groups that the tree's own CMake builds for the archs."""
     groups = evaluate(detect(tree), TARGET, archs, TARGET.cuda)
     return tuple(sorted({define for group in groups if group.archs for define in group.defines}))
 
@@ -238,6 +239,7 @@ def headers_digest() -> str:
 
 
 def cpu_seconds() -> float:
+    # Of children that have ended: nvcc waits for its own, so theirs are in it.
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -251,7 +253,7 @@ def run(command: list[str], what: str) -> str:
 
 
 def summary(faults: dict[str, str]) -> str:
-    """The reasons, each with the number of kernels: sizes vary, so they are left out."""
+    """Count kernels by the reason; sizes vary, so they are left out."""
     counts = Counter(re.sub(r"; \d+ instructions.*", "", reason) for reason in faults.values())
     parts = (f"{count} {reason}" for reason, count in counts.most_common())
     return f"{len(faults)} stubs ({'; '.join(parts)})"
@@ -265,7 +267,7 @@ def row(release, file, note, native, family, verdict) -> tuple[str, ...]:
 
 
 def histogram(kernels: Kernels) -> str:
-    """``1024 QMMA… (64 each)``: the sum, and the fewest and most in a kernel."""
+    """Return ``1024 QMMA… (64 each)``: the sum, the fewest and the most in a kernel."""
     lines = []
     for name, count in total(kernels).items():
         each = [kernel.tensor.get(name, 0) for kernel in kernels.values()]

@@ -59,7 +59,7 @@ def _head(root: Path, name: str) -> str:
 
 
 def _digest(root: Path, name: str) -> str:
-    """sha256 of everything in pyproject.toml that decides which versions are taken."""
+    """Return the sha256 of everything in pyproject.toml that decides which versions are taken."""
     known = _pyproject(root)
     project = known["project"]
     keys = ("requires-python", "dependencies", "optional-dependencies")

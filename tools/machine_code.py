@@ -1,4 +1,4 @@
-"""Whether machine code for one arch does the work that machine code for another arch does.
+"""Tell whether machine code for one arch does the work that it does for another arch.
 
 It reads what ``nvdisasm -c`` prints, counts the instructions of every kernel, and compares the
 build for the device itself (native) with the build for its family. A guard such as
@@ -39,7 +39,7 @@ class Kernel:
 
     @cached_property
     def opcodes(self) -> Mapping[str, int]:
-        """How often it has each opcode, modifiers included (``HMMA.16816.F32``)."""
+        """Number of instructions by opcode, modifiers included (``HMMA.16816.F32``)."""
         return Counter(map(_opcode, self.instructions))
 
     @property
@@ -70,7 +70,7 @@ def _is_tensor(opcode: str) -> bool:
 
 
 def read_sass(text: str) -> dict[str, Kernel]:
-    """The kernels of an object by mangled name, from the output of ``nvdisasm -c``.
+    """Return the kernels of an object by mangled name, from the output of ``nvdisasm -c``.
 
     Raises ProofError if there is none: an empty listing must not pass for a kernel without faults.
     """
@@ -94,11 +94,12 @@ def read_sass(text: str) -> dict[str, Kernel]:
 
 
 def _kernel(instructions: Iterable[str]) -> Kernel:
+    # NOPs are padding, and two builds need not have equally many.
     return Kernel(tuple(each for each in instructions if _opcode(each) != "NOP"))
 
 
 def stubs(native: Kernels, family: Kernels) -> dict[str, str]:
-    """The kernels that work in the family build and are stubs in the native one, and why."""
+    """Return the kernels that work in the family build and are stubs in the native one, and why."""
     reasons = {name: _loss(native.get(name), kernel) for name, kernel in family.items()}
     return {name: reason for name, reason in reasons.items() if reason}
 
@@ -106,6 +107,7 @@ def stubs(native: Kernels, family: Kernels) -> dict[str, str]:
 def _loss(native: Kernel | None, family: Kernel) -> str:
     if native is None:
         return "missing"
+    # Kinds, not counts: two archs may unroll differently and do the same work.
     lost = sorted(family.tensor.keys() - native.tensor.keys())
     reasons = [f"without {', '.join(lost)}"] if lost else []
     if native.traps and not family.traps:
@@ -116,7 +118,7 @@ def _loss(native: Kernel | None, family: Kernel) -> str:
 
 
 def idle(kernels: Kernels, work: str) -> dict[str, str]:
-    """The kernels without an opcode that begins with ``work``, and why that is wrong.
+    """Return the kernels without an opcode that begins with ``work``, and why that is wrong.
 
     Two builds that are both stubs agree with each other; this says that they do nothing.
     """
@@ -128,7 +130,7 @@ def idle(kernels: Kernels, work: str) -> dict[str, str]:
 
 
 def total(kernels: Kernels) -> dict[str, int]:
-    """The tensor-core instructions of all kernels together, by opcode."""
+    """Count the tensor-core instructions of all kernels together, by opcode."""
     counts: Counter[str] = Counter()
     for kernel in kernels.values():
         counts.update(kernel.tensor)
@@ -136,7 +138,7 @@ def total(kernels: Kernels) -> dict[str, int]:
 
 
 def likeness(native: Kernels, family: Kernels) -> str:
-    """How far two builds without stubs agree, in words; operands are compared as text."""
+    """Say how far two builds without stubs agree; operands are compared as text."""
     if native == family:
         return "the same instructions in the same order"
     pairs = [(native[name], kernel) for name, kernel in family.items()]

@@ -1,4 +1,4 @@
-"""What pages that are made have in common."""
+"""Write what pages that are made have in common."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ MADE_OF_RECIPE = "<!-- Made by tools/regenerate.py from the recipe. Do not edit.
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; bars in cells are escaped."""
+    """Return a Markdown table; bars in cells are escaped."""
     lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    # chr(92) is a backslash: before Python 3.12 an f-string's expression may hold none.
     return "".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
     )

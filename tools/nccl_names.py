@@ -31,6 +31,7 @@ def with_names(table: str, version: str, root: Path) -> str:
     lines = table.splitlines()
     head = [line for line in lines if line.startswith("#")]
     rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
+    # The second line of the head ends with the releases that were read: …, 2.29.7.
     previous = head[1].rstrip(".").rpartition(", ")[2]
     own = read_names(root)
     latest = {row[0]: row for row in rows if row[2] == previous}

@@ -91,6 +91,7 @@ def _torches(facts: ReleaseFacts) -> Iterator[Decision]:
 
 def _witness(version: str, facts: ReleaseFacts) -> Decision:
     """Ask for two parties; the tag's own commit is one that may be wrong."""
+    # ^{}: the commit behind an annotated tag, not the tag's own object.
     done = attempt("git", "ls-remote", facts.git, f"refs/tags/v{version}-1^{{}}", timeout=60)
     commit = done.output.split()[0] if done.output.split() else "…"
     return Decision(

@@ -28,6 +28,7 @@ from support.proving import files, require, run
 CONSOLE = Console(highlight=False, soft_wrap=True)
 PROJECT = "nvidia-nccl-cu13"
 PYTHON = "3.12"
+# manylinux_2_X of wheels: pip tries only platforms that are named if any is.
 GLIBCS = (*range(17, 40), 5)
 IMPORT = """
 import json, torch
@@ -55,12 +56,13 @@ def main() -> int:
 
 
 def resolved(wheel: Path, torch: str) -> None:
-    """pip's choice, given the wheel by name, is the wheel and nothing else of that project."""
+    """Check that pip, given the wheel by name, takes it and nothing else of that project."""
     cpu = "aarch64" if wheel.stem.endswith("aarch64") else "x86_64"
     platforms = [f"--platform=manylinux_2_{minor}_{cpu}" for minor in GLIBCS]
     report = run(
         *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
         *("--report=-", "--only-binary=:all:", f"--python-version={PYTHON}", *platforms),
+        # pip wants --target beside --platform; a dry run does not write there.
         *(f"--platform=manylinux2014_{cpu}", "--target=/nonexistent"),
         *(str(wheel), f"torch=={torch}"),
     )

@@ -45,7 +45,7 @@ def draw_node() -> None:
 def draw(
     name: str, commands: Sequence[str], folder: Path, hidden: Mapping[str, str] | None = None
 ) -> None:
-    """A picture of commands and their output; ``hidden`` is what a real node would not need."""
+    """Draw commands and their output; ``hidden`` is what a real node would not need."""
     console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115
     for shown in commands:
         console.print(f"[green]$[/] {shown}", highlight=False)

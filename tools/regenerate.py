@@ -131,6 +131,7 @@ def _edges(fix: Fix, row: Mapping[str, Mapping[str, str]], releases: Sequence[st
 
 
 def _halves(fix: str, seen: Mapping[str, Seen], releases: Sequence[str]) -> list[str]:
+    # Two changes between releases that agree would go unseen: _edges has the recorded ones.
     places = sorted(map(releases.index, seen))
     return [
         releases[(low + high) // 2]
@@ -154,6 +155,7 @@ def levels(
 
 def pages() -> dict[Path, str]:
     """Return path → text of the catalogue, from the tables as they are."""
+    # The table has just been written, and what was loaded before is older.
     load_support.cache_clear()
     found = {
         DOCS / name: text

@@ -109,6 +109,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"{tag} is there already")
     with tempfile.TemporaryDirectory(prefix="patchkit-release-") as folder:
         clone = Path(folder) / "clone"
+        # A clone has what is committed and nothing else, so neither have the files.
         _git(ROOT, "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone))
         _commit(clone, asked.version, tag)
         files = _built(clone)

@@ -21,7 +21,7 @@ _NOTES = """\
 
 
 def release_page(recipe: Recipe, facts: ReleaseFacts) -> str:
-    """A row per release, then what the numbers of the bugs mean, and which releases are refused."""
+    """Return a row per release, then what the bugs' numbers mean, and the refused releases."""
     header = ["release", "verified by", "torch", "stock", "known bugs"]
     bugs = [
         [str(number), bug.versions, bug.says, bug.instead, bug.source]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from requests import Session
 
 _BLOCK = 1 << 18  # bytes that are asked for at once; the directory of a wheel is at its end
-_TIMEOUT = (20.0, 60.0)
+_TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
 
 
 class _Remote(io.RawIOBase):
@@ -55,7 +55,7 @@ class _Remote(io.RawIOBase):
             return b""
         wanted = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
         with self._session.get(self._url, headers=wanted, timeout=_TIMEOUT, stream=True) as answer:
-            if answer.status_code != 206:
+            if answer.status_code != 206:  # 206 Partial Content
                 raise StorageError(
                     f"{self._url.rpartition('/')[2]}: the package index delivers no part of a file "
                     f"(HTTP status {answer.status_code})",
@@ -81,6 +81,7 @@ def _opened(project: str, version: str, cpu: str) -> Iterator[zipfile.ZipFile]:
             raise StorageError(f"the package index has no wheel of {project} {version} for {cpu}")
         size = wheels[-1].size or int(client.s.head(wheels[-1].url).headers["Content-Length"])
         remote = _Remote(client.s, wheels[-1].url, size)
+        # Buffered, since zipfile reads a few bytes at a time.
         with zipfile.ZipFile(io.BufferedReader(remote)) as bundle:
             yield bundle
 

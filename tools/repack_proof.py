@@ -52,7 +52,7 @@ for name in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Made:
-    """What `patchkit repack --json` said."""
+    """Answer of `patchkit repack --json`."""
 
     told: dict
 
@@ -119,7 +119,7 @@ def made(version: str, cpu: str, house: Path) -> Made:
 
 
 def used(made: Made, home: Path, *, full: bool) -> None:
-    """Install, check, compile or import, revert and remove."""
+    """Use a wheel: install, check, compile or import, revert and remove."""
     venv.create(home, with_pip=True)
     python = str(home / "bin" / "python")
     pip = (python, "-m", "pip")
@@ -154,7 +154,7 @@ def used(made: Made, home: Path, *, full: bool) -> None:
 
 
 def imported(python: str, version: str, paths: list[str]) -> int:
-    """How many of the patched modules Python imports: one that loads kernels needs the driver."""
+    """Count the patched modules that Python imports; what loads kernels needs the driver."""
     names = [p.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for p in paths]
     lines = run(python, "-c", IMPORT, *names).splitlines()
     require(version in lines, f"vllm.__version__ is not {version}")
@@ -166,7 +166,7 @@ def imported(python: str, version: str, paths: list[str]) -> int:
 
 
 def check_requirements(python: str, *, full: bool) -> None:
-    """`pip check`; of a wheel that was installed alone it may only say what is not there."""
+    """Run `pip check`; of a wheel installed alone it may only say what is not there."""
     done = subprocess.run((python, "-m", "pip", "check"), capture_output=True, text=True)
     wrong = [line for line in done.stdout.splitlines() if "No broken" not in line]
     if not full:

@@ -45,6 +45,7 @@ FAMILIES = "AllReduce Sum f32 RING SIMPLE|Reduce Prod f8e4m3 RING SIMPLE"
 BUILDS: dict[str, dict[str, Any]] = {
     "one": {"umask": 0o022, "jobs": None, "env": {"LC_ALL": "C.UTF-8", "TZ": "UTC"}},
     "two": {
+        # Whatever two machines can differ in; flags of compilers must not come through.
         "umask": 0o077,
         "jobs": 3,
         "env": {
@@ -84,7 +85,7 @@ class Step:
 
 
 def verified(told: Told) -> None:
-    """A repack in its wheelhouse: bytes, RECORD, and device code that loads."""
+    """Verify a repack in its wheelhouse: bytes, RECORD, and device code that loads."""
     wheel = Path(told["wheel"])
     command = [sys.executable, "-m", "patchkit", "verify", str(wheel.parent)]
     if code := subprocess.run(command).returncode:
@@ -92,7 +93,7 @@ def verified(told: Told) -> None:
 
 
 def with_cuda(told: Told) -> Mapping[str, str]:
-    """The smallest extensions are C++ alone: a CUDA source beside them."""
+    """Compile a CUDA source beside the smallest extensions, which are C++ alone."""
     root = Path(told["log"]).parent
     compiled_object(root, SOURCES[0])
     return object_digests(root / "source" / "build")
@@ -166,7 +167,7 @@ def compare(step: Step, folder: Path, release: str, options: list[str], *, whole
 
 
 def build(step: Step, folder: Path, name: str, release: str, options: list[str]) -> dict[str, Any]:
-    """One build from a folder of its own: what it told, and its objects' digests."""
+    """Build in a folder of its own; return what it told, and its objects' digests."""
     folder.mkdir(parents=True, exist_ok=True)
     how, house = BUILDS[name], folder / "house"
     command = [sys.executable, "-m", "patchkit", *(word.format(release) for word in step.command)]

@@ -1,4 +1,4 @@
-"""What the pristine sources of one vLLM release show, as the tables keep it."""
+"""Read what the pristine sources of one vLLM release show, as the tables keep it."""
 
 from __future__ import annotations
 

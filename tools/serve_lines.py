@@ -96,7 +96,7 @@ def served(version: str, asked: dict[str, Any]) -> ServeCommand:
 
 
 def everything(version: str) -> Iterator[ServeCommand]:
-    """Every preset that a release serves, and a model without one, in every place of a cluster."""
+    """Yield every preset that a release serves, and a model without one, in every role."""
     places = [{}, *({**TWO, "topology": each} for each in ("roce", "socket", "hetero"))]
     places += [WORKER, {**TWO, "executor": "ray"}, {**TWO, "topology": "ring", "nodes": 3}]
     models = [*(preset.id for preset in load_presets()), "some/model"]

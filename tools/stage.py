@@ -37,6 +37,7 @@ def staged(root: Path = ROOT) -> Iterator[Path]:
 
 def run_in(stage: Path, *arguments: str) -> int:
     """Run a module of tools/ on the copy, and return its exit code."""
+    # The copy before this checkout; tests/ for `support`, which some tools import.
     path = os.pathsep.join((str(stage), str(stage / "tests")))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, "-m", *arguments], cwd=stage, env=environment)

@@ -98,7 +98,7 @@ def _between(first: str, version: str, last: str) -> bool:
 
 
 def _stock(news: Mapping[str, Seen], releases: Sequence[str]) -> str:
-    """One row per run of releases that agree."""
+    """Return one row per run of releases that agree."""
     known = read_rows(STOCK)
     rows: list[list[str]] = []
     running: dict[tuple[Entry, int], list[str]] = {}
@@ -179,6 +179,7 @@ def _flag(choices: Choices, news: Mapping[str, Seen], releases: Sequence[str]) -
 
 def _wrapped(values: Iterable[str]) -> str:
     """Return quoted values in lines of 118 columns, broken between values alone."""
+    # textwrap breaks lines at spaces: those within a value are NULs meanwhile.
     glued = ", ".join(f'"{value}"' for value in values).replace(" ", "\0").replace(",\0", ", ")
     return textwrap.fill(
         glued,

@@ -224,7 +224,7 @@ def _levels(before: str, version: str) -> Iterator[Decision]:
 
 
 def _groups(before: str, version: str) -> Iterator[Decision]:
-    """Kernel groups that begin or end with the release."""
+    """Yield kernel groups that begin or end with the release."""
     for word, end, at in (("new", "since", version), ("gone or otherwise", "until", before)):
         for row in read_rows(STOCK):
             if row[end] == at:
@@ -236,7 +236,7 @@ def _groups(before: str, version: str) -> Iterator[Decision]:
 
 
 def _names(before: str, version: str) -> Iterator[Decision]:
-    """Variables and flags that rules name, and that the release does not know any more."""
+    """Yield variables and flags that rules name and the release no longer knows."""
     for table in (VARIABLES, FLAGS):
         rows = [row for row, _, _ in read_table(table).rows]
         ended = {row.name for row in rows if row.last == before}
@@ -256,7 +256,7 @@ def _mentions(name: str, before: str) -> Iterator[Decision]:
 
 
 def _libraries(version: str) -> Iterator[Decision]:
-    """Libraries of the wheels that are not as libraries.toml has them."""
+    """Yield libraries of the wheels that are not as libraries.toml has them."""
     expected = {each.file for each in library_table().library if each.covers(Version(version))}
     for cpu in _CPUS:
         there = members("vllm", version, cpu)
