@@ -103,7 +103,7 @@ _BRACKET_OPENING = re.compile(r"(\[=*\[)(?:\r?\n)?")
 _SEPARATOR = re.compile(r"(?<!\\);")
 _TRAILING_SEPARATORS = re.compile(r"(?<!\\);+\Z")
 
-# What it means that no token starts at this character.
+# The error if no token starts at this character.
 _COMPLAINTS = {
     '"': "unterminated quoted argument",
     "[": "unterminated bracket argument",

@@ -45,7 +45,7 @@ def splice(text: str, edits: Iterable[Edit]) -> str:
 
 
 def together(*places: Callable[[], list[Edit]]) -> list[Edit]:
-    """Return the edits of several places, of which a release has all or none.
+    """Return the edits of several ``places``: a release has all of them or none.
 
     Raises AbsentError if none of them is there, DriftError if only some are.
     """

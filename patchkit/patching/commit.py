@@ -127,7 +127,7 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
             ledger = replace(ledger, files={**ledger.files, record: pair})
     place = ledger_path(state).relative_to(tree.root)
     wanted[str(place)] = ledger.to_json() if ledger else None
-    # Else `git status` would show patchkit's own folder, and `git add` would take it along.
+    # `git status` must not show patchkit's own folder, nor `git add` take it along.
     if tree.kind == "git":
         wanted[str(home / ".gitignore")] = b"*\n" if ledger else None
     # Originals that an earlier plan kept, and this one does not need, are removed.

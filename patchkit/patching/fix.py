@@ -115,7 +115,7 @@ def found(edits: Sequence[Edit], *, now: str, done: str) -> Observation:
 
 
 def places(paths: Sequence[str]) -> str:
-    """Return the first of several places, and how many more there are."""
+    """Return the first of several paths, and how many more there are."""
     more = f" (+{len(paths) - 1} more)" if len(paths) > 1 else ""
     return f"{paths[0]}{more}" if paths else ""
 

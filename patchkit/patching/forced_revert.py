@@ -85,7 +85,7 @@ def _known(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
         return dict(ledger.files), True
     home = original_path(state, "")
     found = {each.relative_to(home).as_posix(): each for each in _files(home)}
-    # Nobody knows any more what patchkit wrote: what is there now goes aside.
+    # Without a ledger it is not known what patchkit wrote: the present files go aside.
     return {path: (present(each), "") for path, each in found.items()}, False
 
 

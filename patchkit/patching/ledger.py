@@ -218,7 +218,7 @@ def untouched(tree: SourceTree, ledger: Ledger) -> bool:
 
 
 def _now(tree: SourceTree, path: str) -> str:
-    """Return the digest of a file as it is now; of a link or a folder one that fits nothing."""
+    """Return the digest of a file as it is now; a link or a folder has one that fits nothing."""
     if not os.path.lexists(tree.root / path):
         return ""
     try:

@@ -30,7 +30,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildVariable:
-    """The variable that names archs for a build, and its value with places to fill in.
+    """The variable that names archs for a build, and its value with fields to fill in.
 
     ``{list}``: the arch list, with suffixes; ``{plain}``: the arch as nvcc names it, without.
     """

@@ -150,7 +150,7 @@ def _said(pipe: int) -> bytes:
 
 def _kill(child: int) -> None:
     """End the child and all that it has started."""
-    # By its own number first: it may not have got as far as setpgid.
+    # os.kill comes first: the child may not have reached setpgid yet.
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError):
             kill(child, signal.SIGKILL)
@@ -219,7 +219,7 @@ def die_with(parent: int, number: signal.Signals) -> None:
 
 def _arrange(files: Sequence[int]) -> None:
     """Have nothing open but the outputs, and the pipe that shows the parent when all is over."""
-    # First moved above 10, where the dup2 that follow cannot overwrite them.
+    # dup2 overwrites 0 to 3 below, so the descriptors move above 10 first.
     kept = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in files]
     for number, each in enumerate([os.open(os.devnull, os.O_RDONLY), *kept]):
         os.dup2(each, number)

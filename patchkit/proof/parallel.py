@@ -36,7 +36,7 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
 class _Job(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         parent = os.getpid()
-        # Read only once the first call is through: a child would wait on a pipe that is full.
+        # No pipe: the parent reads after its own call, and a child would wait on a full pipe.
         self._result = os.memfd_create("result")
         self._child = fork()
         self._running = True
@@ -86,5 +86,5 @@ def _live(call: Callable[[], object], result: int, parent: int) -> NoReturn:
         with open(result, "wb", closefd=False) as file:
             file.write(pickle.dumps(outcome))
     finally:
-        # Without the parent's exit hooks, and without its finally blocks further up.
+        # os._exit: the parent's exit hooks and finally blocks are not the child's to run.
         os._exit(0)

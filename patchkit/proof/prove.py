@@ -23,7 +23,7 @@ def prove(plan: Plan) -> tuple[str, ...]:
 
     Raises ProofError; nothing has been written then. Returns what was established.
     """
-    missing()  # found out once, not by each process that is forked now
+    missing()  # asked once, not by each process that is forked below
     before = plan.before()
     calls: list[Callable[[], str]] = [partial(_check_recognised, plan)]
     for fix in (verdict.fix for verdict in plan.verdicts if _is_provable(verdict)):

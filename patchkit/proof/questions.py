@@ -62,7 +62,7 @@ def ask(tree: SourceTree, questions: Questions, *, limits: Limits = LIMITS) -> l
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
         raise _silent(f"it answered with {type(wrong).__name__}: {str(wrong)[:_SHOWN]}") from None
     for path in read:
-        # Noted in `seen` with the digest that this process reads, not with one the child tells.
+        # `seen` gets the digest that this process reads, not one that the child tells.
         tree.find(path)
     if error is not None:
         raise error

@@ -4,7 +4,7 @@ A process in a ``Box`` has given up, for good: every file that is not in it (Lan
 call in ``seccomp``, all capabilities but that of reading, and its environment. ``child_process``
 makes such processes, and limits what they use. Any user can, on any kernel since Linux 5.13.
 
-Of the libraries on the package index, py-landlock has no seccomp and sandlock needs Linux 6.12.
+The package index has two libraries: py-landlock has no seccomp, sandlock needs Linux 6.12.
 Namespaces would add nothing: there is no right left that they could hide.
 """
 

@@ -45,7 +45,7 @@ def permitted() -> Iterator[None]:
 
 
 def execute(code: CodeType, names: dict[str, Any], space: dict[str, Any] | None = None) -> None:
-    """Run a piece of upstream's code: the only place that does."""
+    """Run a piece of upstream's code; no other function does."""
     if not _permitted:
         raise RuntimeError(
             f"{code.co_filename}: is upstream's, and runs through questions.ask alone"

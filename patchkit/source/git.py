@@ -14,7 +14,7 @@ from patchkit.errors import HashMismatchError, PatchkitError, SourceError, Stora
 from patchkit.process import Completed, attempt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# What git says where a server, or a folder, did answer (LC_ALL=C).
+# Words of git if a server, or a folder, did answer (LC_ALL=C).
 _ANSWERED = re.compile(
     r"not our ref|remote ref|not found|does not exist|does not appear to be a git repository|"
     r"no such remote|unadvertised object"
