@@ -20,7 +20,7 @@ from patchkit.errors import HostError
 from patchkit.process import run
 from patchkit.wheel.build.toolchain import Toolchain
 
-# Of CUDA 13.0's wheels; a toolkit that an installer made has these and more.
+# CUDA 13.0's wheels have these; a toolkit that an installer made has more.
 LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "curand", "cusolver", "cusparse", "nvrtc")
 HEADERS = ("cublas_v2.h", "cuda_runtime.h", "curand_kernel.h", "cusolverDn.h", "cusparse.h")
 
@@ -73,7 +73,7 @@ def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> N
         (home / part).mkdir()
         for half in halves:
             for entry in sorted(half[part].iterdir()):
-                # Of libfoo.so.13 a linker also looks for libfoo.so.
+                # A linker looks for libfoo.so, a program for libfoo.so.13.
                 match = _VERSIONED.fullmatch(entry.name)
                 for name in (entry.name, *([match["name"]] if match else [])):
                     if not (home / part / name).is_symlink():

@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 Counter = Callable[[str], tuple[int, int] | None]
 """Reads the same two numbers from a line of a build's output; None if they are not in it."""
 
-# Of the caller's environment only what finds programs and their caches: flags and search paths of
+# The caller's environment is left out but for what finds programs and caches: flags and paths of
 # compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
 _KEPT = (
     "PATH",
@@ -147,6 +147,7 @@ def run(
     """
     log = root / "log.txt"
     total = 1
+    # By line, so that the log of a killed build has all that it said.
     with log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink:
 
         def note(line: str) -> None:

@@ -214,6 +214,7 @@ def _compile(root: Path, order: NcclOrder, progress: Progress) -> Path:
     env = environment(root, order.toolchain)
     total = objects_to_make(root, env, order.functions)
     out = emptied(root / "raw")
+    # Without isolation: scikit-build-core comes with the extra for builds, nothing is fetched.
     command = [
         sys.executable, "-m", "build", "--wheel", "--no-isolation",
         "--outdir", str(out), str(root / "project"),

@@ -120,6 +120,7 @@ def _compiler(machine: str, here: str) -> Path:
         raise UsageError(
             f"patchkit builds on and for {' and '.join(MACHINES)}, not {here} to {machine}"
         )
+    # NCCL's makefiles call them; python3 generates the sources of its kernels.
     for tool, package in (("make", "make"), ("bash", "bash"), ("python3", "python3")):
         if shutil.which(tool) is None:
             raise _missing(tool, package)
@@ -155,7 +156,7 @@ def _installed(toolkit: Path | None, cuda: str) -> Path | None:
         try:
             return _fitting(home, cuda)
         except UsageError:
-            continue
+            continue  # not named, so it need not fit
     return None
 
 

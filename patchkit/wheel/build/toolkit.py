@@ -78,7 +78,7 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
 
 
 def _extract(archive: Path, dest: Path, wheel: ToolkitWheel) -> None:
-    # Of the other CPU's compiler only the headers are for here.
+    # Only the headers of the other CPU's compiler are for here.
     only_headers = wheel.role == "compiler" and dest.name == Path(CROSS).name
     parts = {"include"} if only_headers else {"bin", "include", "lib", "nvvm"}
     with WheelFile(archive) as opened:

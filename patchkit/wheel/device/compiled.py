@@ -93,6 +93,7 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
                 hint="run again with --fresh",
             )
         held += 1
+    # A comparison of nothing must not pass for a proof.
     if not held:
         raise ProofError("no kernel group of the arch proof is among what CMake compiles")
     return f"{held} kernel groups are compiled for the archs that were proved"
@@ -101,7 +102,7 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
 def prove_compiled(
     sources: Sequence[Compiled], binaries: Iterable[Binary], target: Target
 ) -> tuple[str, ...]:
-    """Prove that each library holds what its sources were compiled to; a sentence for each.
+    """Prove that each library holds what its sources were compiled to; say so of each library.
 
     Raises ProofError.
     """

@@ -70,7 +70,7 @@ class Binary:
 
     def load(self, target: Target) -> Load:
         """Return the best way that code of this binary reaches the device."""
-        # What the driver links again on the device takes time there, as PTX does.
+        # The driver links it again on the device, which takes time there as PTX does.
         return Load.JIT if self.linked_anew(target) else best(self.live, target)
 
     def linked_anew(self, target: Target) -> bool:
@@ -100,7 +100,7 @@ def inspect_wheel(wheel: WheelFile) -> tuple[Binary, ...]:
     Raises SourceError if one is damaged or for another CPU than the wheel's name says, or if there
     is none.
     """
-    # Of other CPUs nobody knows here how ELF calls them.
+    # ELF's names of other CPUs are not known here.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
     found = []
     for member, stream in wheel.libraries():
@@ -176,7 +176,7 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
         )
     own, others = 0, []
     for group in fat_binaries(binary.live):
-        # What NCCL adds stands alone: one arch, one of those known.
+        # Code that NCCL adds stands alone: one arch, one of those known.
         if not {(entry.kind, entry.arch) for entry in group} <= always:
             exact = [e for e in group if reach(e.kind, e.arch, target) is Load.EXACT]
             own += len(exact)
@@ -204,7 +204,7 @@ def always_built() -> frozenset[Arch]:
 
 
 def fat_binaries(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:
-    """Group entries by fat binary: a device takes one of each."""
+    """Group entries by fat binary: a device takes one entry of each binary."""
     groups: dict[int, list[CodeEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.container, []).append(entry)

@@ -83,7 +83,7 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
         return WheelMetadata(name=wheel.name, members=members, facts={}, faults=tuple(faults))
     headers = tried(lambda: wheel.message("METADATA"), Message())
     python = headers.get("Requires-Python", "")
-    tried(lambda: SpecifierSet(python), SpecifierSet())
+    tried(lambda: SpecifierSet(python), SpecifierSet())  # for its fault alone
     requires = []
     for line in headers.get_all("Requires-Dist", []):
         try:

@@ -28,6 +28,7 @@ def digest_of(chunks: Iterable[bytes]) -> str:
 def record_text(rows: Iterable[tuple[str, str, str]], own: str) -> bytes:
     """Write RECORD: path, digest and size of each file, and its ``own`` path, which has neither."""
     text = io.StringIO()
+    # csv writes CRLF by default.
     csv.writer(text, lineterminator="\n").writerows([*rows, (own, "", "")])
     return text.getvalue().encode()
 
@@ -51,6 +52,7 @@ def _faults(wheel: WheelFile) -> Iterator[str]:
     if not wheel.is_of(*said):
         yield f"METADATA is of {' '.join(said)}, not {name.pinned}"
     tags = wheel.message("WHEEL").get_all("Tag", [])
+    # WHEEL lists tags one by one, a file name may join them: py2.py3-none-any (PEP 425).
     if set().union(*map(parse_tag, tags)) != parse_tag(name.tag):
         yield f"WHEEL says {', '.join(tags) or 'no tag'}, the file name {name.tag}"
     rows = wheel.record(f"{home}/RECORD")

@@ -19,7 +19,7 @@ from patchkit.process import ask
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
 _LABEL = re.compile(r"cu(?P<major>\d{2})\d?(?:\.|$)")  # of 2.11.0+cu130
-_NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")
+_NAMED = re.compile(r"nvidia-.+-cu(?P<major>\d{2})")  # nvidia-nccl-cu13
 _CUDA = ("nvidia-", "cuda-")
 _ASK = """\
 import torch

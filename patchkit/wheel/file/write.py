@@ -46,7 +46,7 @@ _REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)
 class NewMember:
     """A member to write: ``chunks`` gives its bytes as they are stored, ``row`` is for RECORD.
 
-    Of ``attributes``, which zips have of a file, only whether it is executable counts.
+    ``attributes`` are the zip's external attributes, of which only the executable bit counts.
     """
 
     path: str
@@ -180,6 +180,7 @@ def _write(
             common = (_READER, flags, member.method, _TIME, _DATE, *sizes)
             program = member.attributes >> 16 & stat.S_IXUSR
             mode = stat.S_IFREG | (0o755 if program else 0o644)
+            # The upper half of the external attributes is st_mode, since the writer is Unix.
             fields = (_UNIX << 8 | _READER, *common, 0, 0, 0, mode << 16, sink.tell())
             directory.append(_CENTRAL.pack(_CENTRAL_MARK, *fields) + path)
             sink.write(_LOCAL.pack(_FILE_MARK, *common) + path)

@@ -75,7 +75,7 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[st
         "PATH": f"{tools}:{cuda / 'bin'}:{clean['PATH']}",
         "CUDA_HOME": str(cuda),
         "CXX": str(order.toolchain.cxx),
-        "CUDAHOSTCXX": str(order.toolchain.cxx),
+        "CUDAHOSTCXX": str(order.toolchain.cxx),  # nvcc's host compiler, as CMake takes it
         variable.variable: variable.value_for(order.request),
         "VLLM_TARGET_DEVICE": "cuda",
         "VLLM_VERSION_OVERRIDE": prepared.facts["wheel"],

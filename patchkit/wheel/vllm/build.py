@@ -68,7 +68,7 @@ def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress)
     raw = compile_wheel(root, prepared.python.python, variables, progress)
     circumstances = (network(), savings(before, counted(variables)))
     note(root, *circumstances)
-    # Compiled against which torch is a fact of the wheel: it must still be that one.
+    # The torch that was compiled against is a fact of the wheel: it must still be that one.
     prepared.python.check("after the build")
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)

@@ -15,7 +15,7 @@ names = sys.argv[1:]
 have = {name: found.version(name) for name in names if any(found.Distribution.discover(name=name))}
 answer = {"python": "%d.%d" % sys.version_info[:2], "versions": have}
 """
-# What vLLM's setup.py and CMake run, besides torch.
+# Packages that vLLM's setup.py and CMake run, besides torch.
 TOOLS = ("cmake", "jinja2", "ninja", "packaging", "setuptools", "setuptools-rust", "setuptools-scm")
 
 

@@ -31,7 +31,7 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
 def spdx(texts: Mapping[str, str]) -> str:
     """Return the SPDX expression that notices name; "" if they name none, or several."""
     named = {match[1] for text in texts.values() for match in _SPDX.finditer(text)}
-    # Of several nobody here knows how they combine (AND, OR).
+    # The files do not say how several combine (AND, OR).
     return named.pop() if len(named) == 1 else ""
 
 

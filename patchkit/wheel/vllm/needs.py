@@ -107,6 +107,7 @@ def requirements_of(torch: str, given: Path | None = None) -> Path:
 
 def stated_needs(tree: SourceTree) -> dict[str, Any]:
     """Return what the files of a tree say, by the names of Needs."""
+    # Branches for ROCm or CPUs may set the same variables.
     calls = [call for call in commands(tree.read(ROOT_FILE), ROOT_FILE) if for_cuda(call.block)]
     try:
         project = tomllib.loads(tree.read(_PROJECT))

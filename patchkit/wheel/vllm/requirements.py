@@ -58,6 +58,7 @@ class Environment:
 def read_requirements(path: Path) -> tuple[Pinned, ...]:
     """Read the packages of a file in pip's format. Raises SourceError for any other line."""
     try:
+        # pip joins a line that ends with a backslash to the next one.
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error

@@ -89,7 +89,7 @@ def add(
         leaving, listed = {*outdated, name.filename}, listed_entries(house)
         stock = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
         kept = [entry for entry in listed if entry.filename not in leaving]
-        # Checked and committed is the copy: the file that was named may change in between.
+        # The copy is checked and committed: the named file may change in between.
         with staged(house, wheel) as copy:
             if found := list(faults(copy)):
                 more = len(found) - 1

@@ -35,7 +35,7 @@ class Kind(enum.StrEnum):
 class ManifestEntry:
     """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
 
-    Of dependencies the facts say for what they were resolved: ``python``, ``machine``, ``glibc``.
+    The facts of a dependency name the node that it was resolved for: python, machine, glibc.
     The size of what is only locked is 0: nobody said it.
     """
 

@@ -41,7 +41,7 @@ class NodePlatform:
         return int(self.glibc.partition(".")[2])
 
     def ranks(self) -> dict[Tag, int]:
-        """Return the tags that fit; of several wheels an installer takes the lowest rank."""
+        """Return the tags that fit; an installer takes the wheel with the lowest rank."""
         # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
         names = []
         for minor in range(self._glibc_minor, min(_OLD_NAMES) - 1, -1):

@@ -78,6 +78,7 @@ def _applicable(
     metadata: WheelMetadata | None, cpu: str, wheels: Sequence[ListedWheel]
 ) -> Iterator[Requirement]:
     """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
+    # An empty extra: what only an extra requires is not needed here.
     said = {**default_environment(), "platform_machine": cpu, "extra": ""}
     if python := _locked_python(wheels):
         said["python_version"] = ".".join(python.split(".")[:2])

@@ -85,7 +85,7 @@ def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
     clear(house, DAMAGED)
     moved = force and journal(house).discard(house / DAMAGED)
     journal(house).recover()
-    # A link is removed itself; rmtree and lock would go where it leads.
+    # A link is removed itself: the lock would be taken where it leads.
     if (house / FILLING).is_symlink():
         (house / FILLING).unlink()
     elif (house / FILLING).exists():

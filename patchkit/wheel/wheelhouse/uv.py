@@ -25,6 +25,7 @@ from patchkit.wheel.wheelhouse.node_platform import NodePlatform
 _OPTIONS = (
     *("--only-binary=:all:", "--no-header"),
     *(f"--python={sys.executable}", "--no-python-downloads"),  # it would fetch one to build with
+    # --no-config: a uv.toml of the user's must not make another lock.
     *("--no-config", "--color=never", "--no-progress"),
 )
 # pip's settings as uv takes them: in variables, since everybody on a machine can read arguments.
@@ -90,7 +91,7 @@ def compile_requirements(
 def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
     """Make a folder of wheels of the same names with nothing but metadata in them.
 
-    Of a whole wheel uv would unpack every file, and keep it.
+    uv would unpack every file of a whole wheel, and keep it.
     """
     with tempfile.TemporaryDirectory() as folder:
         for wheel in wheels:

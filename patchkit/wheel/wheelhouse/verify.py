@@ -31,7 +31,7 @@ def verify(house: Path) -> Verified:
     Raises SourceError if there is none, StorageError, BusyError.
     """
     files, listed = check_files(house), entries(house)
-    # What is damaged has its finding already, and is not opened.
+    # A damaged wheel has its finding already, and is not opened.
     wheels, unread = read(house, listed, {finding.where for finding in files})
     found = [*files, *unread]
     for wheel in wheels:
