@@ -3,7 +3,7 @@
     nox -s add-release-proof
 
 The copy of a checkout that has never heard of the newest vLLM, and of the newest NCCL, is given to
-`add-release`. Nothing may differ afterwards: what a person found out about NCCL, the commit and who
+`add-release`. Nothing may differ afterwards: what a person knows about NCCL, the commit and who
 vouches for it, is given again. Needs the package index.
 """
 

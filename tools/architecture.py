@@ -141,6 +141,7 @@ def page(text: str) -> str:
     for name, made in (("picture", picture(graph)), ("rooms", table(graph))):
         begin, end = f"<!-- {name}: python -m tools.architecture -->", f"<!-- /{name} -->"
         between = re.compile(rf"(?s){re.escape(begin)}.*?{re.escape(end)}")
+        # A function, since re would read backslashes in a text as escapes.
         text = between.sub(lambda _found, made=f"{begin}\n\n{made}\n\n{end}": made, text)
     return text
 

@@ -61,6 +61,7 @@ def with_pin(build: str, version: str, external: External) -> str:
         if table["name"] == external.name:
             url = "" if external.url == table["url"] else f', url = "{external.url}"'
             line = f'  {{ from = "{version}", pin = "{external.pin}"{url} }},\n'
+            # A list in one line is broken up first, so that each pin has a line of its own.
             pins = re.sub(
                 r"^pins = \[(\{.*\})\]$", r"pins = [\n  \1,\n]", block[0], flags=re.MULTILINE
             )

@@ -239,7 +239,7 @@ def headers_digest() -> str:
 
 
 def cpu_seconds() -> float:
-    # Of children that have ended: nvcc waits for its own, so theirs are in it.
+    # It counts children that have ended: nvcc waits for its own, so theirs are in it.
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -22,6 +22,7 @@ from functools import cached_property
 from patchkit.errors import ProofError
 
 _SECTION = re.compile(r"\s*\.section\s+\.text\.(?P<name>[^\s,]+)")
+# Device functions have sections as well; STO_CUDA_ENTRY marks the kernels.
 _ENTRY = re.compile(r'\s*\.other\s+(?P<name>[^\s,]+),@"STO_CUDA_ENTRY')
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?P<text>[^;]+)")
 _OPCODE = re.compile(r"(?:@!?U?P[0-9T]+\s+)?(?P<name>[A-Z][A-Z0-9_.]*)")

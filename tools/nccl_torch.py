@@ -62,7 +62,7 @@ def resolved(wheel: Path, torch: str) -> None:
     report = run(
         *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
         *("--report=-", "--only-binary=:all:", f"--python-version={PYTHON}", *platforms),
-        # pip wants --target beside --platform; a dry run does not write there.
+        # Some pips want --target beside --platform; a dry run does not write there.
         *(f"--platform=manylinux2014_{cpu}", "--target=/nonexistent"),
         *(str(wheel), f"torch=={torch}"),
     )

@@ -92,6 +92,7 @@ def tables(asked: Sequence[str], fix: Fix | None, releases: Sequence[str]) -> di
 
 def look(releases: Iterable[str]) -> dict[str, Seen]:
     """Read releases, side by side. Nothing is proved, since proofs compare with the tables."""
+    # Not threads: CPython's ast is not safe in two of them at once.
     with ProcessPoolExecutor() as pool:
         return {seen.version: seen for seen in pool.map(_seen, releases)}
 

@@ -117,6 +117,7 @@ def main(arguments: list[str]) -> int:
         if asked.dry_run:
             print(f"{tag} can be made: {names}; nothing was changed")
         else:
+            # Fails, and changes nothing, if the checkout has moved on meanwhile.
             _git(ROOT, "pull", "--quiet", "--ff-only", "--tags", str(clone), "HEAD")
             (ROOT / "dist").mkdir(exist_ok=True)
             for each in files:

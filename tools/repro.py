@@ -167,7 +167,7 @@ def compare(step: Step, folder: Path, release: str, options: list[str], *, whole
 
 
 def build(step: Step, folder: Path, name: str, release: str, options: list[str]) -> dict[str, Any]:
-    """Build in a folder of its own; return what it told, and its objects' digests."""
+    """Build in a folder of its own; return its answer, and its objects' digests."""
     folder.mkdir(parents=True, exist_ok=True)
     how, house = BUILDS[name], folder / "house"
     command = [sys.executable, "-m", "patchkit", *(word.format(release) for word in step.command)]

@@ -33,6 +33,7 @@ TWO: dict[str, Any] = {
     "head": HEAD,
 }
 WORKER = {**TWO, "role": "worker", "rank": 1}
+# The lines must not depend on the machine that writes them.
 NOWHERE = Host(system=System(), memory=None, gpus=(), netdevs=(), rdma=())
 OF_REQUEST = {each.name for each in fields(ServeRequest)}
 # What somebody asks for; the preset comes by the model's name.

@@ -29,6 +29,7 @@ def staged(root: Path = ROOT) -> Iterator[Path]:
         stage.mkdir()
         for part in _PARTS:
             if (root / part).is_dir():
+                # patchkit/recipes is a link to recipes/, and has to stay one.
                 shutil.copytree(root / part, stage / part, symlinks=True, ignore=_IGNORED)
             else:
                 shutil.copy2(root / part, stage / part)
