@@ -260,8 +260,9 @@ def wheelhouse(folder, name):
     hostile_wheel(house, name)
     manifest = house / "manifest.json"
     facts = {"target": f"{name}{MARK}", "made": name, "version": name, "machine": name}
-    row = {"filename": WHEEL, "sha256": name, "size": 1, "kind": "built", "facts": facts}
-    for spoiled in ({}, {"filename": f"{name}{MARK}.whl"}, {"kind": name}, {"size": name}):
+    row = {"filename": WHEEL, "sha256": "0" * 64, "size": 1, "kind": "built", "facts": facts}
+    spoils = {"filename": f"{name}{MARK}.whl", "kind": name, "size": name, "sha256": name}
+    for spoiled in ({}, *({field: value} for field, value in spoils.items())):
         manifest.write_text(json.dumps({"format": 2, "wheels": [{**row, **spoiled}]}))
         yield ["wheelhouse", "list", "--dir", str(house)]
         yield ["verify", str(house)]
