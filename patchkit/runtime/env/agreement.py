@@ -65,6 +65,7 @@ def agree(
         if name not in mine
     ]
     added = [*taken, *(each for each in env.settings if each.rule == "--set")]
+    # None for a file that nobody edited: a list times False is empty.
     notes = [_edited(head, [each for each in added if each.name not in here])] * head.edited
     return replace(env, settings=(*taken, *env.settings), notes=(*env.notes, *notes))
 

@@ -160,6 +160,7 @@ def _setting(rule: VariableRule, name: str, value: str, facts: Mapping[str, str]
 def _check_read(setting: Setting, vllm: str, nccl: str, known: Mapping[str, str]) -> None:
     """Raise for a name that nobody reads: NCCL ignores one without a word, vLLM with one."""
     newer = nccl and release(nccl) > release(newest_nccl())  # its names are not known
+    # Other programs have no full list of names: what they read is not checked.
     if setting.name.startswith("VLLM_"):
         reader, names = f"vLLM {vllm}", known
     elif setting.name.startswith("NCCL_") and not newer:

@@ -4,7 +4,7 @@
 
     # patchkit env: role=head topology=roce vllm=0.25.1 format=env digest=0123456789abcdef
 
-The digest is the start of the sha256 of the whole text, with zeros in its own place. In JSON the
+The digest is the start of the sha256 of the whole text, with zeros where it stands. In JSON the
 same facts are the object ``header``.
 """
 
@@ -17,7 +17,7 @@ import re
 from patchkit.errors import UsageError
 
 MARK = "patchkit env:"
-BLANK = "0" * 16  # stands in the place of the digest while it is taken
+BLANK = "0" * 16  # stands for the digest while it is computed
 _FACT = re.compile(r"[A-Za-z_]+=[!#-\[\]-~]*")  # ASCII that JSON need not escape
 _LINE = re.compile(rf"\A# {MARK}(?P<facts>[^\n]*) digest=(?P<digest>[0-9a-f]{{16}})(?=\n)")
 _OBJECT = re.compile(r'\A\{\s*"header": \{\s*"digest": "(?P<digest>[0-9a-f]{16})"')
@@ -52,7 +52,7 @@ def bears_mark(text: str) -> bool:
 
 
 def sealed(text: str) -> str:
-    """Return the text with its digest in the place of the zeros."""
+    """Return the text with its digest instead of the zeros."""
     start, end = _place(text)
     return text[:start] + _digest(text) + text[end:]
 

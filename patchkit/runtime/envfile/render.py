@@ -26,6 +26,7 @@ def render(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> 
     Raises UsageError for what the format cannot hold.
     """
     first, *about = header or [""]
+    # This also checks them: a fact that could not be read back is refused here.
     known = facts(first) | {"format": str(kind)}
     names = [entry.name for entry in entries]
     if twice := sorted({name for name in names if names.count(name) > 1}):

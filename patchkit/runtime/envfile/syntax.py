@@ -146,7 +146,7 @@ def _trouble(kind: Format, name: str, value: str) -> str:
 
 
 def _foreign_to_systemd(character: str) -> bool:
-    """Return whether systemd refuses a character: systemd.exec(5), older ones control ones, too."""
+    """Return whether any systemd refuses a character: systemd.exec(5); old ones, control ones."""
     code = ord(character)
     control = code < 0x20 or 0x7F <= code < 0xA0
     nothing = 0xFDD0 <= code <= 0xFDEF or code & 0xFFFE == 0xFFFE  # noncharacters of Unicode

@@ -24,7 +24,7 @@ class Written(StrEnum):
 
 
 def write(path: Path, text: str, *, force: bool, private: bool) -> Written:
-    """Put a file in place, all or nothing; ``private`` takes the rights of others away.
+    """Write a file, all or nothing; ``private`` takes the rights of others away.
 
     A file that is there keeps its mode. Raises UsageError, with the difference, for one that
     patchkit did not write or that was edited since, unless ``force``; for a link and anything else

@@ -96,4 +96,4 @@ def _cell(cell: str) -> str:
 def _bus(text: str) -> str:
     """Return a PCI address as sysfs writes it: ``0000000F:01:00.0`` → ``000f:01:00.0``."""
     domain, _, rest = text.lower().partition(":")
-    return f"{domain[-4:]:0>4}:{rest}" if rest else ""  # a domain has four digits there
+    return f"{domain[-4:]:0>4}:{rest}" if rest else ""

@@ -19,7 +19,7 @@ _PATIENCE = 5.0  # seconds for ip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What `ip` knows of a netdev: its kind if it is virtual (``bridge``, ``veth``), addresses."""
+    """The facts that `ip` has of a netdev; ``kind`` of a virtual one: ``bridge``, ``veth``."""
 
     kind: str
     addresses: tuple[Address, ...]
@@ -58,6 +58,7 @@ def _kind(reader: Reader, home: str) -> str:
     inside = reader.folders(home)
     if reader.line(f"{home}/type") == str(_LOOPBACK):
         return "loopback"
+    # Every cfg80211 driver has phy80211; wireless comes from the older interface.
     if "wireless" in inside or "phy80211" in inside:
         return "wifi"
     return "virtual" if "/devices/virtual/" in f"/{reader.real(home)}" else "ethernet"

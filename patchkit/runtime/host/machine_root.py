@@ -26,7 +26,7 @@ _NONE = (*_MISSING, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
 
 
 class ToolUnavailable(Exception):  # noqa: N818 (no error: the machine has no such tool, and others do)
-    """A tool that says nothing, and why."""
+    """No answer of a tool, and why."""
 
 
 class Reader:
@@ -149,6 +149,7 @@ class Reader:
             return
         words = _words(error)
         self.note(f"/{path}: {words}")
+        # What is missing here is missing in the copy as well.
         if self.copy and error.errno not in _MISSING:
             self.copy.error(path, words)
 
@@ -169,6 +170,7 @@ def device(reader: Reader, path: str) -> tuple[str, str]:
     """
     told = reader.settings(f"{path}/uevent")
     above = reader.real(path).split("/")
+    # uevent of a virtio or USB device names no PCI address: its controller's is in the path.
     nearest = next((part for part in reversed(above) if is_pci(part)), "")
     return told.get("PCI_SLOT_NAME", nearest), told.get("DRIVER", "")
 

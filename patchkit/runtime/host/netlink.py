@@ -54,7 +54,7 @@ def _parts(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
     while len(data) >= header.size:
         length, kind, *_ = header.unpack_from(data)
         yield kind, data[header.size : length]
-        # A length of 0 must not stand still.
+        # At least 4, since a length of 0 would never end.
         data = data[max((length + 3) & ~3, 4) :]
 
 

@@ -56,6 +56,7 @@ def _rdma(reader: Reader, name: str, uplinks: frozenset[str]) -> Rdma:
     netdev = next((each for each in attached if each in uplinks), "")
     return Rdma(
         name=name,
+        # sysfs has "4: ACTIVE".
         state=reader.line(f"{port}/state", needed=True).rpartition(": ")[2],
         link_layer=reader.line(f"{port}/link_layer"),
         netdev=netdev,

@@ -23,7 +23,7 @@ _INDEX = "recording.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Index:
-    """``recording.json``: path → what reading it said."""
+    """The content of ``recording.json``: path → the error of reading it."""
 
     patchkit: str = ""
     errors: dict[str, str]

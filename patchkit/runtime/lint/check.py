@@ -53,6 +53,7 @@ def check(
         *check_reading(text, where, head_facts(text).get("format", "")),
         *check_flags(text, situation, home),
     ]
+    # Two checks may come to the same finding.
     return tuple(sorted(dict.fromkeys(findings), key=lambda each: each.line))
 
 
@@ -65,6 +66,7 @@ def _each(
 ) -> Iterator[Finding]:
     """Check each variable by itself."""
     avoids = load_variable_rules().avoids_by_name
+    # Made once: they keep what was asked, and give up after many names.
     guesses = {reader: Guesses(names) for reader, names in known.items()}
     for each in assigned:
         yield from check_names(each, situation, known, avoids, guesses)

@@ -15,6 +15,7 @@ from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variables import Guesses
 
 _SERVE = re.compile(r"vllm serve\b(?P<arguments>[^\n;&|]*)")
+# A word that begins with a dash is the next flag, not a value.
 _FLAG = re.compile(r"(?<!\S)(?P<flag>--[a-z][\w.-]*)(?:[= ]+(?P<value>[^\s\"'-]\S*))?")
 
 

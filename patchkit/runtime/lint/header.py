@@ -1,4 +1,4 @@
-"""Check a file that says patchkit wrote it: whether it is so, and what has no place in it."""
+"""Check a file that says patchkit wrote it: whether it is so, and what does not belong in it."""
 
 from __future__ import annotations
 

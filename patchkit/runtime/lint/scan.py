@@ -101,6 +101,7 @@ def scan(text: str, where: str) -> tuple[Assignment, ...]:
     """Return every variable that is set, in the order of the file; comments are left out."""
     lines = list(map(without_comment, _variables(text.replace("\r\n", "\n")).split("\n")))
     found = _env_lines(lines) if is_env_file(text, where) else _forms(lines, where)
+    # Two forms may match the same assignment.
     unique = {(each.line, each.name, each.value): each for each in found}
     return tuple(sorted(unique.values(), key=lambda each: each.line))
 
@@ -139,6 +140,7 @@ def _variables(text: str) -> str:
     start, end = text.find('"variables": {'), text.find('"reasons": {')
     if not text.startswith("{") or not -1 < start < end:
         return text
+    # Empty lines before it keep the numbers of lines.
     return "\n" * text.count("\n", 0, start) + text[start:end]
 
 
@@ -169,6 +171,7 @@ def _value(raw: str) -> tuple[str, bool]:
         single or re.sub(r"\\(.)", r"\1", double) or escaped or bare or odd
         for single, double, escaped, bare, odd in pieces
     )
+    # Single quotes and a backslash keep a $ as it is.
     expanded = "".join(double + bare for _, double, _, bare, _ in pieces)
     return value, not re.search(r"\$|`|\{\{", expanded)
 

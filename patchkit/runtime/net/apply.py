@@ -42,7 +42,7 @@ def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
     """
     data, addresses, live = render(plan).encode(), given(plan), is_live(place)
     with net_state.locked(place), net_live.undisturbed():
-        # First of all: a change that was cut short may have left the file either way.
+        # First, since a change that was cut short may have left the file old or new.
         recovered = recover(place) is not None
         net_state.check_untouched(place, force=force)
         if place.text() == data:
@@ -73,6 +73,7 @@ def undo(place: NetHistory, *, force: bool = False) -> Done:
             return Done(changed=True, live=is_live(place), recovered=True)
         changes = net_state.taking_back(place)
         steps = place.steps()
+        # The addresses of the change before it count again.
         before = net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}
         _commit(place, changes, "undo", before, place.addresses())
     return Done(changed=True, live=is_live(place))

@@ -124,6 +124,7 @@ def _defined(text: str, name: str, netdev: Netdev | None) -> int:
         if line.lstrip().startswith("#"):
             continue
         key = _KEY.match(line)
+        # Line by line: no YAML parser is in the standard library.
         if key and key[1] == name:
             return number
         for pattern in _MATCH.findall(line):

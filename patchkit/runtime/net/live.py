@@ -30,6 +30,7 @@ def check_merge(root: Path, data: bytes) -> bool:
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="patchkit-net-") as scratch:
+        # A live apply runs as root, which may read all of them.
         for file in others(root):
             if file.text is not None:
                 _write(Path(scratch) / Path(file.path).relative_to(root), file.text.encode())
@@ -51,7 +52,7 @@ def activate(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[s
     """
     # Before anything changes; addresses of planned interfaces are meant to change.
     kept = management({*given, *former})
-    run("netplan", "generate")  # refuses without touching an interface
+    run("netplan", "generate")  # finds errors without touching an interface
     run("netplan", "apply", timeout=_NETPLAN_SECONDS)
     _drop(given, former)
     lost = _lost(kept)
@@ -80,6 +81,7 @@ def management(planned: Collection[str]) -> frozenset[str]:
     """
     ways = {
         route.get("dev")
+        # Without a family ip shows routes of IPv4 alone.
         for family in ("-4", "-6")
         for route in ip(family, "route", "show", "default")
     }

@@ -13,7 +13,7 @@ _HINTS = {  # by ssh's exit status, and the shell's there
     127: "name it: --ssh-patchkit /path/to/bin/patchkit",
     255: "ssh must work without a password: ssh-copy-id; or use --peer-probe FILE",
 }
-_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # seconds; no password is asked for
+_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # no prompt; seconds
 
 
 def from_file(path: Path) -> Host:

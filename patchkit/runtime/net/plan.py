@@ -49,7 +49,7 @@ TOPOLOGIES = ("auto", "cable", "ring", "switch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetPlanOptions:
-    """What the user asks for. ``node`` counts from 1.
+    """The options of a plan. ``node`` counts from 1.
 
     ``netdevs`` replaces the detection of cages; ``mtu_max`` is what each netdev can do.
     """
@@ -268,7 +268,7 @@ def _address(options: NetPlanOptions, number: int) -> IPv4Interface:
     base = options.network.network_address
     try:
         return IPv4Interface(f"{base + number * size + host}/{options.network.prefixlen}")
-    except ValueError:
+    except ValueError:  # above 255.255.255.255
         raise UsageError(f"--network {base}: no room for {number} networks after it") from None
 
 

@@ -81,6 +81,7 @@ class NetHistory:
 
     def steps(self) -> tuple[Path, ...]:
         """Return the folders of the changes, the oldest first."""
+        # The journal and what it leaves have names, changes have numbers.
         numbers = (each for each in self.state.glob("*") if each.name.isdigit())
         return tuple(sorted(numbers, key=lambda each: int(each.name)))
 

@@ -69,6 +69,7 @@ def expected() -> str:
 def _targets(chosen: Cages, peer: Peer) -> tuple[IPv4Address, ...]:
     """Return the peer's addresses to try: those named, and those of its facts in our networks."""
     ours = {each.ip for twins in chosen.values() for n in twins for each in n.ipv4}
+    # Only addresses in our networks: the peer may have others, on its LAN for example.
     told = [
         each.ip
         for netdev in (peer.host.netdevs if peer.host else ())

@@ -67,6 +67,7 @@ def _worker(host: Host, head: str) -> OwnAddress:
             why="another cage is cabled than the one with the address, or the address is missing",
             hint=f"see `patchkit probe` on both; {PLAN}",
         )
+    # An interface may have several addresses; the head reaches this one directly.
     address = next(each for each in near[0].ipv4 if ip_address(head) in each.network)
     return OwnAddress(near[0], str(address.ip))
 

@@ -1,4 +1,4 @@
-"""Decide what a node is, once for its env file and its command line, `env` and `serve-args`.
+"""Decide what a node is, once for `env` (its env file) and `serve-args` (its command line).
 
 Pure but for the names that an installed vLLM reads: options, facts of the host and an env file in,
 one decision or one error out.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """What a user says of a node; what is empty or ``auto`` is decided.
+    """The options of a user about a node; what is empty or ``auto`` is decided.
 
     ``nccl`` and ``triton`` count instead of what is installed. ``model`` names a preset, "" none,
     None the env file's. ``choice`` is of rules about variables, ``extra`` are variables that the
@@ -52,7 +52,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What a node is in its cluster, and what it serves.
+    """The part of a node in its cluster, and what it serves.
 
     ``head`` is the head's address, empty for a node alone; ``versions`` are those of torch, triton
     and NCCL, empty where unknown; ``choice`` and ``extra`` include what the head's file brings.
@@ -149,7 +149,7 @@ def decide(
 
 
 def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
-    """Return the options with what the file says where they are silent.
+    """Return the options, filled in from the file where they are empty.
 
     Raises UsageError for an option that contradicts it.
     """

@@ -77,7 +77,7 @@ def _topology(host: Host, asked: str, nodes: int, head: str, target: str) -> str
     # A switch takes one cable of each node: two cages in use on three nodes are a ring.
     if nodes > 2 and len({rdma.cage for rdma in usable}) > 1:
         return "ring"
-    # The head announces an address that no RDMA device reaches, so it goes by sockets itself.
+    # No RDMA device reaches the address of the head: only sockets are left.
     if head and not is_near(host, head, usable):
         return "socket"
     return "roce" if usable else "socket"
@@ -143,6 +143,7 @@ def _ring(host: Host, own: OwnAddress) -> _Lines:
 
 def _socket(host: Host, own: OwnAddress) -> _Lines:
     other = host.netdev(own.netdev.twin)
+    # TCP can use both halves of a cage, as RDMA does.
     more = (other.name,) if other and other.up and other.ipv4 else ()
     usable = usable_rdma(host)
     notes = []

@@ -55,7 +55,7 @@ def _trouble(
     head: EnvFile, known: Collection[str], asked: Collection[str], name: str, value: str
 ) -> str:
     """Return why a variable must not travel; empty if it may."""
-    # The gravest reason first: one is reported.
+    # Only one reason is reported, so the gravest comes first.
     if reason := runs_code(name):
         return f"runs code: {reason}"
     if is_secret(name):

@@ -21,6 +21,7 @@ def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
         for name in _names(folder):
             if name.endswith(_SUFFIX):
                 whole = name.removesuffix(_SUFFIX)
+                # The version is what follows the last dash; a damaged name may have none.
                 project = (whole.rpartition("-")[0] or whole).lower()
                 project = project.replace("-", "_").replace(".", "_")
                 found[project] = (*found.get(project, ()), Path(folder, name))

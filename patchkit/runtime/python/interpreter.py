@@ -19,7 +19,7 @@ _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTIL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterpreterFacts:
-    """What ``interpreter_facts`` answers: paths, libraries in the loader's order, packages found.
+    """The answer of ``interpreter_facts``: paths, libraries in the loader's order, packages found.
 
     ``provider`` is the library whose ``ncclGetVersion`` everybody gets, ``caller`` the one that
     ctypes is.

@@ -53,7 +53,7 @@ class NcclCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What ``loaded`` found; ``copies`` with those that are mapped first, in their order."""
+    """The result of ``loaded``; ``copies`` with those that are mapped first, in their order."""
 
     python: str
     torch_version: str
@@ -170,6 +170,7 @@ def _unused(copy: NcclCopy, torch: Choice, vllm: Choice) -> Iterator[str]:
 
 def _owner_warnings(copy: NcclCopy) -> Iterator[str]:
     names = " and ".join(map(str, copy.owners))
+    # Of several owners the one with these bytes was installed last.
     writers = [str(owner) for owner in copy.owners if owner.sha256 == copy.sha256]
     if len(copy.owners) > 1:
         whose = f", and its bytes are those of {writers[0]}" if writers else ""

@@ -23,7 +23,7 @@ _CACHED = re.compile(r"\s*(?P<name>\S+) \(.*\) => (?P<path>/.*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loadable(elf.Dynamic):
-    """What the loader reads of a file; ``$ORIGIN`` is filled in."""
+    """The facts of a file for the loader; ``$ORIGIN`` is filled in."""
 
     path: str
 

@@ -73,6 +73,7 @@ def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
     loads = [_load(process, user) for user in users]
     # A function that is global before torch comes is torch's too, whatever torch loads.
     everybodys = (each for each in process.mapped if each.path == facts.provider)
+    # The first library that needs it decides for all: the loader maps one soname once.
     taken = next(everybodys, loads[0])
     if taken is None:
         return Choice(path=None, why=f"{users[0].name} needs {SONAME}, and the loader finds none")

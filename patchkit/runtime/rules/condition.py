@@ -31,7 +31,7 @@ def holds(when: Condition, situation: Situation) -> bool:
 
 
 def _met(key: str, wanted: str | tuple[str, ...], known: str) -> bool:
-    # What is not known is not held against a node: a rule about it is left out.
+    # An unknown fact meets no condition: a rule about it is left out.
     if not known:
         return False
     if key in _RANGES:

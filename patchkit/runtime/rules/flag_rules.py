@@ -31,7 +31,7 @@ class LeaveOut(Discouraged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """What a model must fit into, per node; ``share`` is vLLM's own."""
+    """The memory that a model must fit into, per node; ``share`` is vLLM's own."""
 
     total_gib: float
     margin_gib: float

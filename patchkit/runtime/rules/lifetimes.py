@@ -98,6 +98,7 @@ def render(releases: Mapping[str, Mapping[str, str]], heading: Sequence[str]) ->
     for before, version in zip([None, *names], names, strict=False):  # each with the former one
         for name, default in releases[version].items():
             known = rows.setdefault(name, [])
+            # A row goes on while its default stays; a gap or a new default begins another.
             if known and known[-1][1:] == [before, default]:
                 known[-1][1] = version
             else:

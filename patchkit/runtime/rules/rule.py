@@ -21,7 +21,7 @@ from patchkit.runtime.rules.variables import nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounded:
-    """What holds in some situations, and who says so."""
+    """A statement that holds in some situations, and who says so."""
 
     id: str
     when: Annotated[Condition, check_condition] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Grounded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Grounded):
-    """What is set while ``when`` holds, and why; ``optional`` rules only where a user says so."""
+    """A setting while ``when`` holds, and why; ``optional`` rules only where a user says so."""
 
     reason: str
     optional: bool = False
@@ -46,7 +46,7 @@ class Rule(Grounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discouraged(Grounded):
-    """What should not be set, to what ``values`` matches, while ``when`` holds, and why."""
+    """A setting to leave out while ``when`` holds, for values that ``values`` matches, and why."""
 
     reason: str
     values: str = ""
@@ -58,7 +58,7 @@ class Discouraged(Grounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice(Grounded):
-    """What no variable and no flag mends, reported while ``when`` holds."""
+    """A problem that no variable and no flag solves, reported while ``when`` holds."""
 
     says: str
     instead: str

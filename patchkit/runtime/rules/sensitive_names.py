@@ -1,4 +1,4 @@
-"""Tell variables that are secrets or run code by name: recipes/env/secrets.toml, code.toml."""
+"""Recognise variables that are secrets or run code: recipes/env/secrets.toml, code.toml."""
 
 from __future__ import annotations
 

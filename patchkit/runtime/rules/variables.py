@@ -26,7 +26,7 @@ class _Meaning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherVariable(_Meaning):
-    """A variable of neither vLLM nor NCCL; ``versions`` of ``of`` read it, all of them if empty."""
+    """A variable of neither vLLM nor NCCL; ``versions`` of ``of`` read it; empty means all."""
 
     name: str
     of: str

@@ -40,7 +40,7 @@ class ServeFlag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseFlags:
-    """What a release takes: whether it has a flag, and whether that takes a value."""
+    """The flags of a release: whether it has one, and whether that takes a value."""
 
     has: Callable[[str], bool]
     takes: Callable[[str, str], bool]

@@ -69,7 +69,7 @@ def weights_gib(folder: Path) -> float | None:
 def memory_gib(host: Host) -> float | None:
     """Return a host's memory in GiB; None for one that serves nothing, and only writes commands."""
     known = host.memory is not None and target_of(host) != "other"
-    return host.memory.total / 2**20 if host.memory and known else None  # KiB
+    return host.memory.total / 2**20 if host.memory and known else None  # from KiB
 
 
 def check(request: ServeRequest) -> None:
@@ -113,6 +113,7 @@ def check_size(request: ServeRequest, share: float, memory: MemoryBudget) -> Non
     if weights is None:
         return
     total = request.memory_gib or memory.total_gib
+    # Weights are not all: activations and a least KV cache come out of the same share.
     room = total * share - memory.margin_gib
     if weights <= room * nodes:
         return

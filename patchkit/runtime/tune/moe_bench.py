@@ -24,7 +24,7 @@ _CLEAR_EVERY = 50  # measurements; upstream's tuner does the same against runnin
 
 
 class RefusalError(Exception):
-    """What keeps this machine or this release from measuring; ``kind`` is for the caller."""
+    """The reason why this machine or release cannot measure; ``kind`` is for the caller."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -103,6 +103,7 @@ class Bench:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Time one config: ``batch_size``, ``config``, ``iterations``."""
         self.measured += 1
+        # Not every release has this function.
         if self.measured % _CLEAR_EVERY == 0 and hasattr(self.module, "clear_triton_cache"):
             self.module.clear_triton_cache()
         job = self.job
@@ -164,7 +165,7 @@ def _benchmark(path: str) -> Any:
 
 @contextlib.contextmanager
 def _without_ray() -> Iterator[None]:
-    """Put stand-ins in ray's place: the file names it when loaded, one GPU never calls it."""
+    """Import stand-ins as ray: the file names it when loaded, one GPU never calls it."""
     ray = types.ModuleType("ray")
     bars = types.ModuleType("ray.experimental.tqdm_ray")
     vars(ray)["remote"] = lambda **_: lambda cls: cls

@@ -26,7 +26,7 @@ class StalledError(Exception):
 
 
 class Measuring:
-    """One JSON request a line to the script, one JSON answer a line back."""
+    """The process that measures: a line of JSON for each request, a line for its answer."""
 
     def __init__(self, process: subprocess.Popen[str], log: IO[str]) -> None:
         self._process = process

@@ -155,6 +155,7 @@ def check_benchmark(tree: VllmSources) -> Path:
         )
     functions = {
         node.name: node.args
+        # Parsed, not imported: importing it would need vLLM and a GPU.
         for node in ast.parse(tree.read(BENCHMARK)).body
         if isinstance(node, ast.FunctionDef)
     }
@@ -191,7 +192,7 @@ def connect(bench: Measuring, job: Job, tree: VllmSources) -> dict[str, Any]:
         "topk": job.topk,
         "dtype": job.dtype,
         "block_shape": job.block_shape,
-        # Those of GRID, too: the file has untuned rows for them.
+        # Also those of GRID: the file has untuned rows for them.
         "batch_sizes": sorted({*job.batch_sizes, *GRID}),
     }
     try:
@@ -241,7 +242,7 @@ def tune(bench: Measuring, job: Job, facts: dict[str, Any], progress: Progress) 
 
 @dataclass(frozen=True, slots=True)
 class _Timer:
-    """Times configs of one batch size."""
+    """A timer of configs for one batch size."""
 
     bench: Measuring
     batch_size: int
@@ -305,6 +306,7 @@ def compared(
             break
         for config, series in zip(configs, times, strict=True):
             series.append(timer.time(config, _FINAL_ITERATIONS))
+    # A config that failed once has no times: a median of the rest would flatter it.
     return [tuple(series) if math.isfinite(max(series)) else () for series in times]
 
 
