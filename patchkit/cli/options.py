@@ -199,7 +199,7 @@ def request_options(command: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was given on the command line; None and empty where nothing was."""
+    """The fixes and the device that a command line names; None and empty where it names none."""
 
     target: str | None
     arch: str | None
@@ -256,7 +256,7 @@ def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandbo
         with progress() as report:
             options = resolve_options(report, source)
             found = stack.enter_context(resolved(source.spec, options, keep=keep))
-        # Behind the bars, which would draw over it.
+        # After the bars, which would draw over it.
         if source.trusted:
             tell(NOT_SANDBOXED)
         yield found.path, may_run(locked=found.locked, trusted=source.trusted)

@@ -49,7 +49,7 @@ def style(text: str, **styles: Any) -> Shown:
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print text for people; colours only in a terminal, and not if NO_COLOR is set."""
-    # None: click decides by whether it prints to a terminal.
+    # None lets click decide: colours in a terminal only.
     color = False if os.environ.get("NO_COLOR") else None
     click.echo(shown(text) + end, nl=False, err=err, color=color)
 

@@ -37,6 +37,7 @@ class _Console(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Escape a text: every ``str`` comes through here, in a cell of a table as well."""
+        # rich calls this for every str; Text objects are made of visible() parts already.
         return super().render_str(visible(text), **options)
 
 

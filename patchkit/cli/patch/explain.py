@@ -40,7 +40,7 @@ def command(wanted: str | None, *, as_json: bool) -> None:
     if wanted is None:
         _overview(as_json=as_json)
         return
-    # Ids are names of Python modules; people write dashes as well.
+    # Ids have underscores; people also write dashes.
     name = wanted.replace("-", "_")
     if claim := next((claim for claim in load_claims() if claim.id == name), None):
         _claim(claim, as_json=as_json)

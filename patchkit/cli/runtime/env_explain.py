@@ -80,6 +80,7 @@ def _page(wanted: str, found: list[VariableRule | Avoid]) -> Iterator[str]:
 
 
 def _life(name: str) -> Iterator[str]:
+    # Lifetimes are known of these two alone.
     reader = "NCCL" if name.startswith("NCCL_") else "vLLM"
     if known := lifetime(name):
         until = "on" if is_current(known) else f"to {known.last}"

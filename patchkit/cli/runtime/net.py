@@ -180,7 +180,7 @@ def _planned(options: Mapping[str, Any], root: Path) -> NetPlan:
     place = NetHistory(root)
     live = net_apply.is_live(place)
     host = probe(root, python=None, environment=os.environ)
-    # Of a recording nobody can ask the driver for its limits.
+    # A recording has no driver to ask for its limits.
     made = make_plan(host, _as_wish(options), net_live.mtu_limits() if live else None)
     _check_peer(made, options["peer"])
     files = net_conflicts.others(root)
@@ -211,6 +211,7 @@ def _need_root(place: NetHistory) -> None:
 
 
 def _ask() -> None:
+    # A question in a pipe is one that nobody sees.
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("apply asks before it writes, and there is no terminal", hint="--yes")
     if not confirm("Apply?"):

@@ -36,7 +36,7 @@ _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchk
 
 
 def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> None:
-    """Print what a library or a wheel holds; ``codes`` for each library of a wheel, too."""
+    """Print what a library or a wheel holds; ``codes`` also for each library of a wheel."""
     target = find_target(target_name)
     metadata: WheelMetadata | None = None
     judged: tuple[Judged, ...] = ()
@@ -70,6 +70,7 @@ def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> No
         _print_wheel(console, metadata, binaries, uses, target)
         _print_findings(console, found)
         console.print()
+    # One library is shown whole; of many the table is enough.
     for binary in binaries if codes or len(binaries) == 1 else ():
         print_library(console, binary, target)
 

@@ -262,7 +262,7 @@ def _glibc(built: Sequence[ManifestEntry]) -> str:
     named = {str(entry.facts.get("target")) for entry in built} & targets().keys()
     if not named:
         raise UsageError("no wheel says for which device it is", hint="name the nodes' --glibc")
-    # Nodes with the oldest glibc can load what fits them, the others as well.
+    # What loads with the oldest glibc also loads with newer ones.
     return min((targets()[name].glibc for name in named), key=by_version)
 
 
