@@ -8,7 +8,7 @@ from patchkit.durable.signals import Interrupted, raise_interrupts
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is loaded is one line, too."""
+    """Run the command line; an interrupt while it is loaded is also one line."""
     raise_interrupts()
     try:
         from patchkit.cli import main as run

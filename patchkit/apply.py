@@ -44,7 +44,7 @@ def apply(
     rest on what a tree says of itself.
     """
     if dry_run:
-        # A dry run writes nothing: it takes no lock, and leaves an unfinished journal as it is.
+        # A dry run writes nothing: it takes no lock and recovers nothing.
         workspace = open_workspace(path, recipe.project, sandboxed=sandboxed)
         return _apply(workspace, recipe, request, dry_run=True, anew=anew)
     tree = detect(path, recipe.project)

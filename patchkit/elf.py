@@ -85,9 +85,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dynamic:
-    """What the dynamic loader asks of a file; ``machine`` is named as uname names it.
+    """The facts of a file for the dynamic loader; ``machine`` is named as uname names it.
 
-    Device code is of the machine ``cuda``. Empty is what the file lacks.
+    Device code is of the machine ``cuda``. Fields are empty for what the file lacks.
     """
 
     machine: str
@@ -282,6 +282,7 @@ class _Image:
         found: list[tuple[int, int]] = []
         for kind, _, offset, _, _, length, _, _ in self._segments:
             if kind == _PT_DYNAMIC:
+                # No more than the limit is read; the end is then missing: the error below.
                 length = min(length, _MOST_ENTRIES * _ENTRY.size) // _ENTRY.size * _ENTRY.size
                 for tag, value in _ENTRY.iter_unpack(self._read(offset, length)):
                     if tag == _NULL:
@@ -315,7 +316,8 @@ class _Image:
     def versions(self) -> dict[str, tuple[str, ...]]:
         """Return the symbol versions that it needs, by library."""
         found: dict[str, set[str]] = {}
-        left, address = _MOST_VERSIONS, self._tags.get(_VERNEED, 0)  # chains may overlap
+        # Chains of a hostile file may overlap: the limit is one for all of them.
+        left, address = _MOST_VERSIONS, self._tags.get(_VERNEED, 0)
         while address:
             _, _, file, first, following = _NEED.unpack(self._at(address, _NEED.size))
             names = found.setdefault(self._string(file), set())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class PatchkitError(Exception):
-    """Something patchkit can explain.
+    """A failure that patchkit can explain.
 
     ``what`` says what happened and where, ``why`` the likely cause, ``hint`` what to do next.
     """
@@ -49,7 +49,7 @@ class DriftError(PatchkitError):
 
 
 class AbsentError(DriftError):
-    """What a fix is about is not in the code at all: neither as expected nor in another form."""
+    """The subject of a fix is not in the code at all: neither as expected nor in another form."""
 
 
 class ProofError(PatchkitError):

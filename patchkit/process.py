@@ -25,7 +25,7 @@ from patchkit.quoting import quoted
 
 _TAIL, _SHOWN = 400, 8  # lines of a program's output that are kept, and that an error shows
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
-_MARK = "patchkit:"  # before an answer: a sitecustomize may print, too
+_MARK = "patchkit:"  # before an answer: a sitecustomize may also print
 # Run by the other Python: the question is its first argument, the rest are the question's own.
 _ASK = f"""\
 import sys

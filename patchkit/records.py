@@ -286,6 +286,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _dataclass(kind: Any) -> _Read:
+    # With extras, since Annotated holds the checks.
     hints = get_type_hints(kind, include_extras=True)
     known = {each.metadata.get("key", each.name): each for each in fields(kind) if each.init}
     readers = {key: (each.name, _reader(hints[each.name])) for key, each in known.items()}

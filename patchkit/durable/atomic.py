@@ -18,7 +18,7 @@ from patchkit.durable.signals import committed, deferred
 
 @contextlib.contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of ``path`` when the block ends; gone if the block fails.
+    """Open a file that replaces ``path`` when the block ends; it is gone if the block fails.
 
     The owner, group and mode of a file that is replaced are kept; a new one gets what umask leaves,
     and the owner of its folder if root writes it. ``private`` takes the rights of others away.
@@ -78,6 +78,7 @@ def sync(folder: Path) -> None:
 
 def _sweep(path: Path) -> None:
     """Remove what killed runs left of the same file: parts that nobody holds."""
+    # A name may hold * or [.
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(OSError), part.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -81,6 +81,7 @@ class Journal:
 
     def unfinished(self) -> Direction | None:
         """Return where the next run takes a change that was cut short, None if none was."""
+        # lexists: a link of that name counts as a journal, and is refused when it is read.
         found = [each for each in Direction if os.path.lexists(self._path(each))]
         return found[0] if found else None
 
@@ -318,7 +319,7 @@ class Journal:
     def _stuck(
         self, steps: Steps, error: BaseException, worse: OSError | PatchkitError
     ) -> PatchkitError:
-        """Say which files are in which state when the way back failed, too."""
+        """Return the error for a way back that failed; it says which files are in which state."""
         states = {step.path: state(self.root, step) for step in steps.steps}
         new = [path for path, found in states.items() if found == _AFTER]
         odd = [path for path, found in states.items() if found == "unknown"]

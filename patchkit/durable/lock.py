@@ -18,7 +18,7 @@ _PAUSE = 0.05  # seconds between two looks at the lock
 def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
     """Hold a folder alone; wait ``patience`` seconds for whoever has it.
 
-    Yields the file descriptor of the lock: a program that inherits it holds the folder, too. The
+    Yields the file descriptor of the lock: a program that inherits it also holds the folder. The
     kernel releases it with the last of them, so that nothing is left of a process that was killed.
     Raises BusyError.
     """

@@ -18,7 +18,7 @@ os.register_at_fork(after_in_child=_committed.clear)  # a child has changed noth
 
 # As KeyboardInterrupt, so that no `except Exception` swallows it.
 class Interrupted(BaseException):
-    """One of SIGNALS came. ``exit_code`` is 128 and its number, as shells have it.
+    """The arrival of one of SIGNALS. ``exit_code`` is 128 and its number, as shells have it.
 
     Its text says what became of the changes of this process.
     """
@@ -32,8 +32,9 @@ class Interrupted(BaseException):
 
 
 def raise_interrupts() -> None:
-    """Make SIGNALS raise Interrupted from now on; one that is ignored (nohup) stays ignored."""
+    """Make SIGNALS raise Interrupted from now on; one that is ignored stays ignored."""
     for number in SIGNALS:
+        # The caller chose that, as nohup does.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _strike)
 

@@ -62,7 +62,7 @@ def make_folders(folder: Path, mode: int | None = None) -> None:
 
 
 def move(source: Path, place: Path) -> None:
-    """Put a staged file in its place, in one rename. Raises OSError."""
+    """Move a staged file to its final path, in one rename. Raises OSError."""
     try:
         source.rename(place)
     except OSError as error:

@@ -28,7 +28,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What a journal says: ``folders`` are those made for it, ``note`` is its user's (JSON)."""
+    """The content of a journal: ``folders`` are those it makes, ``note`` is its user's (JSON)."""
 
     steps: tuple[Step, ...]
     folders: tuple[PlainPath, ...]
@@ -47,6 +47,7 @@ class Steps:
 def read_steps(path: Path, allowed: Callable[[str], bool]) -> Steps:
     """Read a journal. Raises ValueError for one that this patchkit would never have written."""
     try:
+        # follow=False: patchkit writes no link there, so one is somebody else's.
         found = read_json(Steps, read_bytes(path, limit=_LARGEST, follow=False))
     except (UsageError, SourceError) as error:
         raise ValueError(error.what.removeprefix(f"{path}: ")) from None
