@@ -81,7 +81,7 @@ def _own_file() -> str:
 
 
 def _installed_from() -> str:
-    """Return the file that pip installed patchkit from (PEP 610), if it is still there."""
+    """Return what pip installed patchkit from (PEP 610), a wheel or a folder, if still there."""
     import json  # this and what follows take 20 ms, and are for errors alone
     from importlib import metadata
     from urllib.parse import unquote
@@ -92,4 +92,4 @@ def _installed_from() -> str:
         return ""
     scheme, _, path = json.loads(origin).get("url", "").partition("://")
     found = Path(unquote(path))
-    return str(found) if scheme == "file" and found.is_file() else ""
+    return str(found) if scheme == "file" and found.exists() else ""
