@@ -25,13 +25,9 @@ _LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
 _LOCK_HEADER = """\
 # The {what} that patchkit knows, with their sizes in bytes.
 #
-# Do not edit by hand. Regenerate with patchkit.source.fetch, which asks the package index:
-#     {how}
+# Do not edit by hand: `nox -s add-release` asks the package index.
 """
-_LOCKS = {
-    "sdist": ("source distributions", "render_lock(lock_entries(project, versions))"),
-    "wheel": ("wheels", 'render_lock(wheel_entries(project, versions, cpus), "wheel")'),
-}
+_LOCKS = {"sdist": "source distributions", "wheel": "wheels"}
 
 
 def _require_positive(number: int) -> None:
@@ -130,8 +126,7 @@ def is_version(text: str) -> bool:
 def render_lock(entries: Iterable[LockEntry], kind: str = "sdist") -> str:
     """Return the text of a lock of one kind of file, in the order of the versions."""
     ordered = sorted(entries, key=lambda entry: Version(entry.version))
-    what, how = _LOCKS[kind]
-    header = _LOCK_HEADER.format(what=what, how=how)
+    header = _LOCK_HEADER.format(what=_LOCKS[kind])
     return "\n".join([header, *(_render_entry(entry, kind) for entry in ordered)])
 
 
