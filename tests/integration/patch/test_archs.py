@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import groupby
+from itertools import cycle, groupby, product
 
 import pytest
 
@@ -11,7 +11,7 @@ from patchkit.patching.support import load_support, support_of
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.target import Load, best_load, parse_arch, targets
-from support.selection import MODES
+from support.selection import MODES, RELEASES, WHOLE, in_turns
 from tools.regenerate import plan as proved
 from tools.seen import arch_rows
 from tools.tables import ARCHS, DATA, read_rows
@@ -55,6 +55,7 @@ GROUPS = {
     "scaled_mm_sm100": ("SCALED_MM_ARCHS", "", "ENABLE_SCALED_MM_SM100"),
     "scaled_mm_sm120": ("SCALED_MM_ARCHS", "", "ENABLE_SCALED_MM_SM120"),
 }
+ARCH_LISTS = ("12.1a", "12.0", "Auto")
 # (releases, arch list, name) → archs that patchkit gives and the table does not have, and why:
 # asked for 12.1a, stock's generator writes no FP8-input source files (what marlin_fp8_generator
 # mends), and an arch list without a file leaves no mark in a configured build.
@@ -72,7 +73,12 @@ SM100_OF_0_11_1 = {
 
 
 @pytest.mark.releases
-@pytest.mark.parametrize("arch_list", ["12.0", "12.1a", "Auto"])
+@pytest.mark.parametrize(
+    ("version", "arch_list"),
+    [*product(RELEASES, ARCH_LISTS)]
+    if WHOLE
+    else [*zip(RELEASES, cycle(ARCH_LISTS), strict=False)],
+)
 def test_stock_archs_equal_those_of_a_real_configure(version, arch_list, release):
     groups = evaluate(detect(release(version)), targets()["gb10"], arch_list, CUDA)
     found = {name: [g for g in groups if _is(g, *GROUPS[name])] for name in GROUPS}
@@ -105,6 +111,7 @@ def _archs(groups):
 
 
 @pytest.mark.releases
+@in_turns
 def test_archs_and_needs_are_those_of_the_golden_tables(version, arch, release):
     rows = [r for r in read_rows(ARCHS) if (r["release"], r["arch"]) == (version, arch)]
     plan = proved(release(version), arch)
