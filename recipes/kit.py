@@ -1,4 +1,4 @@
-"""What a fix of any project is written with."""
+"""Bring together what a fix of any project is written with."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ Examples:
 \b
 Exit codes: 0 done (or already done), 2 usage or no such file, 3 source not recognised, not
 supported or not sound, 4 drift, 5 proof failed, 6 busy, 7 I/O or no network, 8 hash mismatch,
-9 this machine or its network is not what the request needs, 10 a build failed; 130, 143, 129
-interrupted by SIGINT, SIGTERM, SIGHUP; 1 a bug.
+9 this machine or its network is not what the request needs, 10 a build failed, 11 a recipe has a
+mistake; 130, 143, 129 interrupted by SIGINT, SIGTERM, SIGHUP; 1 a bug.
 """
 
 

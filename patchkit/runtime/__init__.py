@@ -1,1 +1,1 @@
-"""What happens on a machine that runs vLLM; it needs nothing of patching and of wheels."""
+"""Serve the machine that runs vLLM; nothing of patching and of wheels is needed."""

@@ -1,4 +1,4 @@
-"""What NCCL's own build files would do, without a compiler or a GPU.
+"""Tell what NCCL's own build files would do, without a compiler or a GPU.
 
 GNU make reads makefiles/common.mk and is told the version that nvcc would tell. CMake runs
 the two CMakeLists.txt that decide archs, libraries and nccl.pc in script mode; its trace says what

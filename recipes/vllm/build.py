@@ -1,4 +1,4 @@
-"""What patchkit knows about building vLLM; ``recipes/vllm/build.toml`` describes the fields."""
+"""Read what patchkit knows about building vLLM; ``recipes/vllm/build.toml`` describes the fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fix of vLLM is written with."""
+"""Bring together what a fix of vLLM is written with."""
 
 from __future__ import annotations
 

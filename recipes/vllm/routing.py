@@ -1,4 +1,4 @@
-"""What upstream's own code decides on devices of several capabilities, before and after a patch."""
+"""Compare what upstream's code decides on several devices, before and after a patch."""
 
 from __future__ import annotations
 

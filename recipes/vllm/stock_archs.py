@@ -1,4 +1,4 @@
-"""What known releases build, so that a hand-edited arch list is noticed."""
+"""Know what releases build, so that a hand-edited arch list is noticed."""
 
 from __future__ import annotations
 

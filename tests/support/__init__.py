@@ -1,1 +1,1 @@
-"""What several tests share."""
+"""Share what several tests need."""

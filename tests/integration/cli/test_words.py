@@ -1,0 +1,72 @@
+"""One word for one thing: SOURCE without an option, --without, -o - for standard output."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+RELEASE = "0.19.1"
+
+
+@pytest.fixture
+def root(tree):
+    return tree(RELEASE)
+
+
+def fixes(done):
+    return {fix["id"]: fix["state"] for fix in json.loads(done.stdout)["fixes"]}
+
+
+@pytest.mark.releases
+def test_a_source_needs_no_option_and_a_release_is_the_tree_that_apply_made(cli, release, tmp_path):
+    """apply, status, diff and revert of ``vllm==X``: one tree, below build/."""
+    spec, made = f"vllm=={RELEASE}", tmp_path / "build" / f"vllm-{RELEASE}"
+    release(RELEASE)  # skips where it cannot be had
+    assert cli("revert", spec, rc=2).stderr.startswith("error: vllm==")
+    cli("apply", spec, "--only", "version_label")
+
+    assert fixes(cli("status", spec, "--json"))["version_label"] == "applied"
+    assert cli("diff", spec).stdout == cli("diff", made).stdout != ""
+    assert "nothing to do" in cli("apply", spec, "--only", "version_label").stdout
+    assert json.loads(cli("revert", spec, "--json").stdout)["restored"]
+    assert "nothing to do" in cli("revert", made).stdout
+
+
+@pytest.mark.releases
+def test_another_version_in_the_place_of_a_release_is_refused(cli, tree, tmp_path):
+    (tmp_path / "build").mkdir()
+    shutil.copytree(tree(RELEASE), tmp_path / "build" / "vllm-0.24.0")
+    cli("apply", "build/vllm-0.24.0", "--only", "version_label")
+
+    for verb in ("status", "revert", "apply"):
+        assert f"holds vllm {RELEASE}, not 0.24.0" in cli(verb, "vllm==0.24.0", rc=3).stderr
+
+
+@pytest.mark.releases
+def test_former_spellings_go_on_working_and_are_not_shown(cli, root):
+    left = ["--dry-run", "--only", "sm120_guard"]
+    assert "left out" in cli("apply", root, *left, "--skip", "sm120_guard", rc=2).stderr
+    assert "--skip" not in cli("apply", "--help").stdout
+
+
+@pytest.mark.releases
+def test_the_series_goes_to_standard_output(cli, root, tmp_path):
+    cli("export", root, "-o", "series")
+    written = [place.read_text() for place in sorted((tmp_path / "series").iterdir())]
+
+    assert cli("export", root, "-o", "-").stdout == "".join(written)
+    assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        (["no-such-thing"], "says whether it is vLLM or NCCL"),
+        (["vllm==0.24.0", "--vllm-src", "vllm==0.24.0"], "two sources are named"),
+        ([], "no source is named"),
+    ],
+)
+def test_a_source_that_cannot_be_told(cli, named, says):
+    assert says in cli("status", *named, rc=2).stderr
