@@ -1,1 +1,1 @@
-"""Hold what patchkit knows: upstream projects with their fixes, devices, toolchains, environments."""
+"""Hold what patchkit knows: upstream projects with fixes, devices, toolchains, environments."""

@@ -1,4 +1,4 @@
-"""Read what patchkit knows about building vLLM; ``recipes/vllm/build.toml`` describes the fields."""
+"""Read what is known about building vLLM; ``recipes/vllm/build.toml`` describes the fields."""
 
 from __future__ import annotations
 
