@@ -112,12 +112,19 @@ def _environment(sources: WheelSources) -> dict[str, str]:
         found |= {_VARIABLES[name]: settings[name] for name in _VARIABLES if name in settings}
         if "extra-index-url" in settings:  # as pip: the best of all indexes, not of the first one
             found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-        links += settings.get("find-links", "").split()
+        # pip only warns of a folder that is not there, and uv gives up.
+        links += [link for link in settings.get("find-links", "").split() if not _is_gone(link)]
     return found | {
         "UV_FIND_LINKS": ",".join(links),
         "UV_CACHE_DIR": str(cache_dir() / "uv"),
         "UV_SYSTEM_CERTS": "1",  # the system's certificates, as pip
     }
+
+
+def _is_gone(link: str) -> bool:
+    """Return whether a place of wheels is a folder or a file that is not there."""
+    scheme, _, path = link.rpartition("://")
+    return scheme in ("", "file") and not Path(unquote(path)).exists()
 
 
 def _failure(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitError:

@@ -369,7 +369,11 @@ def _command_line(process):
 
 
 def alone_with(index):
-    return {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_INDEX_URL": index.url}
+    return {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "/nonexistent",
+        "PIP_INDEX_URL": index.url,
+    }
 
 
 def test_an_index_with_a_password(world, index, house, cli):

@@ -387,11 +387,12 @@ def test_a_call_that_is_not_waited_for_puts_its_things_away(tmp_path):
     def works():
         import tempfile
 
-        with tempfile.TemporaryDirectory(dir=tmp_path):
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            (Path(folder) / "begun").touch()  # a signal before this finds nothing to put away
             time.sleep(600)
 
     def fails():
-        while not list(tmp_path.iterdir()):
+        while not list(tmp_path.glob("*/begun")):
             time.sleep(0.01)
         raise ProofError("first")
 
