@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from typing import Any
 
 import nox
 
@@ -25,6 +26,13 @@ def _install_hashed(session: nox.Session, lock: str) -> None:
     session.install("--require-hashes", "--requirement", f"requirements/{lock}.txt")
 
 
+def _tool(session: nox.Session, name: str, *arguments: str, **how: Any) -> Any:
+    """Run a program of tools/, which may take what the tests share."""
+    return session.run(
+        "python", "-m", f"tools.{name}", *arguments, env={"PYTHONPATH": "tests"}, **how
+    )
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Everything but the full matrix; downloads the releases that it needs once, by hash."""
@@ -36,7 +44,7 @@ def tests(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """ruff and mypy, warnings as errors; and whether requirements/ fits pyproject.toml."""
     _install(session, "lint")
-    session.run("python", "-m", "tools.locks", "--check")
+    _tool(session, "locks", "--check")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -65,14 +73,14 @@ def fresh(session: nox.Session) -> None:
 def lock(session: nox.Session) -> None:
     """requirements/: every version with its sha256; those that fit stay, or `-- --upgrade`."""
     _install_hashed(session, "lock")
-    session.run("python", "-m", "tools.locks", *session.posargs)
+    _tool(session, "locks", *session.posargs)
 
 
 @nox.session
 def release(session: nox.Session) -> None:
     """Version, changelog, tag, sdist and wheel, checked by twine and by contents: `-- X.Y.Z`."""
     _install_hashed(session, "release")
-    session.run("python", "-m", "tools.release", *session.posargs)
+    _tool(session, "release", *session.posargs)
 
 
 @nox.session
@@ -82,7 +90,7 @@ def matrix(session: nox.Session) -> None:
     Rewrites the tables and docs/ first, and stops if they were stale.
     """
     _install(session, "test")
-    session.run("python", "-m", "tools.regenerate", "--check", env={"PYTHONPATH": "tests"})
+    _tool(session, "regenerate", "--check")
     everything = {"PATCHKIT_ALL_RELEASES": "1"}
     session.run("pytest", "-m", "releases", *SIDE_BY_SIDE, *session.posargs, env=everything)
 
@@ -91,28 +99,28 @@ def matrix(session: nox.Session) -> None:
 def regenerate(session: nox.Session) -> None:
     """The tables and pages that releases' sources give: all, or `-- --release X`, `-- --fix ID`."""
     _install(session, "test")
-    session.run("python", "-m", "tools.regenerate", *session.posargs, env={"PYTHONPATH": "tests"})
+    _tool(session, "regenerate", *session.posargs)
 
 
 @nox.session(name="add-release")
 def add_release(session: nox.Session) -> None:
     """A release in every table, or in none: `-- X.Y.Z` of vLLM, `-- nccl X.Y.Z` of NCCL."""
     _install(session, "test")
-    session.run("python", "-m", "tools.add_release", *session.posargs, env={"PYTHONPATH": "tests"})
+    _tool(session, "add_release", *session.posargs)
 
 
 @nox.session(name="add-release-proof")
 def add_release_proof(session: nox.Session) -> None:
     """The newest vLLM and NCCL taken out of a copy and added again: nothing may differ."""
     _install(session, "test")
-    session.run("python", "-m", "tools.add_release_proof", env={"PYTHONPATH": "tests"})
+    _tool(session, "add_release_proof")
 
 
 @nox.session(name="kernel-proof")
 def kernel_proof(session: nox.Session) -> None:
     """Real kernels, compiled for the GB10 and for its family and compared; rewrites its docs."""
     _install(session, "test")
-    session.run("python", "-m", "tools.kernel_proof", *session.posargs)
+    _tool(session, "kernel_proof", *session.posargs)
 
 
 @nox.session(name="arch-proof")
@@ -134,7 +142,7 @@ def fuzz(session: nox.Session) -> None:
     seconds = session.posargs[0] if session.posargs else "60"
     cache = session.cache_dir
     limits = (f"-max_total_time={seconds}", f"-artifact_prefix={cache}/")
-    session.run("python", "-m", "tools.fuzz.inspect_binaries", *limits, str(cache / "fuzz-corpus"))
+    _tool(session, "fuzz.inspect_binaries", *limits, str(cache / "fuzz-corpus"))
 
 
 @nox.session
@@ -144,7 +152,7 @@ def torture(session: nox.Session) -> None:
     N is the number of signals from outside, 200 by default. Minutes on many cores.
     """
     _install(session, "test")
-    session.run("python", "-m", "tools.torture", *session.posargs, env={"PYTHONPATH": "tests"})
+    _tool(session, "torture", *session.posargs)
 
 
 @nox.session(name="build-nccl")
@@ -165,21 +173,21 @@ def build_vllm(session: nox.Session) -> None:
 def build_proof(session: nox.Session) -> None:
     """vLLM configured and in part compiled: real torch and CMake, no network (5 GB, minutes)."""
     _install(session, "build")
-    session.run("python", "-m", "tools.build_proof", *session.posargs)
+    _tool(session, "build_proof", *session.posargs)
 
 
 @nox.session
 def repro(session: nox.Session) -> None:
     """Two builds that must be the same bytes: `nox -s repro -- nccl|vllm [--whole]`."""
     _install(session, "build")
-    session.run("python", "-m", "tools.repro", *session.posargs)
+    _tool(session, "repro", *session.posargs)
 
 
 @nox.session(name="install-proof")
 def install_proof(session: nox.Session) -> None:
     """A libnccl wheel beside the torch that pins it: `-- WHEEL --torch X.Y.Z [--install]`."""
     _install(session, "wheel")
-    session.run("python", "-m", "tools.nccl_torch", *session.posargs)
+    _tool(session, "nccl_torch", *session.posargs)
 
 
 @nox.session(name="repack-proof")
@@ -189,7 +197,7 @@ def repack_proof(session: nox.Session) -> None:
     `nox -s repack-proof -- --full 0.25.1` imports the patched modules of one, with all it needs.
     """
     _install(session, "wheel")
-    session.run("python", "-m", "tools.repack_proof", *session.posargs)
+    _tool(session, "repack_proof", *session.posargs)
 
 
 @nox.session
@@ -198,7 +206,7 @@ def emulation(session: nox.Session) -> None:
 
     Needs root and 4 GB of disk: `nox -r -s emulation -- SCENARIO ...` keeps what is installed.
     """
-    if obstacle := session.run("python", "-m", "tools.emulation.nodes", silent=True):
+    if obstacle := _tool(session, "emulation.nodes", silent=True):
         session.skip(obstacle)
     pins = "tools/emulation/requirements.txt"
     session.install("torch", "--constraint", pins)  # a CUDA build needs its libraries, too
@@ -206,10 +214,8 @@ def emulation(session: nox.Session) -> None:
     session.install("--no-deps", "tools/emulation/platform")
     session.install(".")
     work = str(session.cache_dir.resolve() / "emulation")
-    session.run("python", "-m", "tools.emulation.prepare", f"{work}/model")
-    session.run(
-        "python", "-m", "tools.emulation", work, *session.posargs, env={"PYTHONPATH": "tests"}
-    )
+    _tool(session, "emulation.prepare", f"{work}/model")
+    _tool(session, "emulation", work, *session.posargs)
 
 
 @nox.session
@@ -229,4 +235,4 @@ def bench(session: nox.Session) -> None:
 def picture(session: nox.Session) -> None:
     """docs/apply.svg and node.svg: the README's pictures, from real runs."""
     _install(session, "test")
-    session.run("python", "-m", "tools.picture", env={"PYTHONPATH": "tests"})
+    _tool(session, "picture")
