@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from patchkit.errors import HostError, SourceError
 
-_SCRIPT = Path(__file__).with_name("moe_bench.py")
+_SCRIPT = Path(__file__).with_name("benchmark.py")
 _HINTS = {
     "gpu": "run it on the machine that will serve, with its driver and devices visible",
     "vllm": "name the Python that has vLLM with --python, for example venv/bin/python",
