@@ -1,4 +1,4 @@
-"""The variables that NCCL's sources read, in the table of recipes/env/nccl_variables.tsv."""
+"""Enter the variables that NCCL's sources read in recipes/env/nccl_variables.tsv."""
 
 from __future__ import annotations
 

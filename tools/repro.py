@@ -65,7 +65,7 @@ BUILDS: dict[str, dict[str, Any]] = {
 }
 
 Told = Mapping[str, Any]
-"""What a command answers to --json."""
+"""Return what a command answers to --json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a node runs works from the wheel and click alone, in an environment of its own."""
+"""Run what a node runs from the wheel and click alone, in an environment of its own."""
 
 from __future__ import annotations
 

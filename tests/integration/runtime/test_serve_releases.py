@@ -1,4 +1,4 @@
-"""What serve-args prints, compared with the code of every release, and against its own parser."""
+"""Compare what serve-args prints with the code of every release, and with its own parser."""
 
 from __future__ import annotations
 

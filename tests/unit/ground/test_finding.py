@@ -1,4 +1,4 @@
-"""What findings amount to for the command that reports them."""
+"""Check what findings amount to for the command that reports them."""
 
 import pytest
 

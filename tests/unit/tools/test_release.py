@@ -1,4 +1,4 @@
-"""What a release changes, what its files may hold, and that habits fit what they are about."""
+"""Check what a release changes, what its files may hold, and that habits fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node decides is the same for its env file and for its command line."""
+"""Check that a node decides the same for its env file and for its command line."""
 
 from __future__ import annotations
 

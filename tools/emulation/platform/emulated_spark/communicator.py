@@ -1,4 +1,4 @@
-"""What the ranks of one group talk through."""
+"""Let the ranks of one group talk over TCP, and not through shared memory."""
 
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
