@@ -17,6 +17,13 @@ from patchkit.recipes.vllm.decisions import (
     nvfp4_scheme,
     on_device,
 )
+from patchkit.recipes.vllm.lists import (
+    MLA,
+    SUPPORTED,
+    ArchList,
+    cuda13_lists,
+    without_sm12x,
+)
 from patchkit.recipes.vllm.routing import (
     GB10,
     SM12X,
@@ -31,15 +38,19 @@ __all__ = [
     "FP8_MOE",
     "GB10",
     "INTERSECTION",
+    "MLA",
     "NVFP4_MOE",
     "REGISTRIES",
     "SCALES",
     "SM12X",
+    "SUPPORTED",
+    "ArchList",
     "Capability",
     "Decision",
     "Group",
     "check_stock",
     "cmake_texts",
+    "cuda13_lists",
     "evaluate",
     "fp8_linear",
     "fp8_moe",
@@ -50,5 +61,6 @@ __all__ = [
     "parsed",
     "prove_decision",
     "prove_decisions",
+    "without_sm12x",
 ]
 __all__ += kit.__all__

@@ -1,6 +1,6 @@
 """Arch lists: every kernel group that stock builds for 12.0 gets the device's own arch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +11,6 @@ from patchkit.recipes.vllm import kit
 _ROOT = "CMakeLists.txt"
 _UTILS = "cmake/utils.cmake"
 _QUTLASS = "cmake/external_projects/qutlass.cmake"
-_SUPPORTED = "CUDA_SUPPORTED_ARCHS"
-_CUDA = Version("13.0")
 _STOCK_ARCHS = Path(__file__).parents[1] / "stock_archs.csv"
 
 # Before 0.19 a requested arch with a suffix matches no list entry at all, not even itself.
@@ -38,7 +36,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     todo = [place for place, edits in units if edits]
     if request.arch == "native" and not any(place.startswith(_ROOT) for place, _ in units):
         raise kit.DriftError(
-            f"{_ROOT}: no {_SUPPORTED} of a CUDA 13 build names {request.target.stock}",
+            f"{_ROOT}: no {kit.SUPPORTED} of a CUDA 13 build names {request.target.stock}",
             why="upstream dropped the device's family, or the file was edited by hand",
             hint="restore the file from the release",
         )
@@ -60,26 +58,34 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def _list_units(
     texts: dict[str, str], request: kit.Request
 ) -> Iterator[tuple[str, list[kit.Edit]]]:
-    carries = _carries_families(texts[_UTILS])
+    hands_on = _hands_on(texts[_UTILS])
     wanted, stock = request.arch_list, request.target.stock
-    for path, argument in _cuda13_lists(texts):
-        items = kit.list_items(argument)
-        members = [item for item in items if item.rstrip("af") == stock]
-        place = f"{path}:{argument.line}"
+    for each in kit.cuda13_lists(texts):
+        members = [item for item in each.items if item.rstrip("af") == stock]
+        if not members or each.sm100:
+            continue
         if request.arch == "family":
-            if members and all(item.endswith("a") for item in members):
-                yield place, [_replace(path, argument, members[0], wanted)]
-        elif wanted in items and members:
-            yield place, []
-        elif members and not (carries and any(item.endswith("f") for item in members)):
-            yield place, [kit.add_list_item(argument, wanted, path=path, note=f"name {wanted}")]
+            if all(item.endswith("a") for item in members):
+                yield each.where, [_replace(each, members[0], wanted)]
+        elif wanted in each.items:
+            yield each.where, []
+        elif not (hands_on and _leads(each, members, wanted)):
+            edit = kit.add_list_item(each.argument, wanted, path=each.path, note=f"name {wanted}")
+            yield each.where, [edit]
+
+
+def _leads(each: kit.ArchList, members: Iterable[str], wanted: str) -> bool:
+    """Return whether a list that hands on the requested arch needs no entry for it (0.19)."""
+    # torch detects a plain 12.1: in the list of all archs, the entry is what makes it 12.1a.
+    plain = wanted.rstrip("af") in each.items and each.variable != kit.SUPPORTED
+    return plain or any(item.endswith("f") for item in members)
 
 
 def _condition_units(
     texts: dict[str, str], request: kit.Request
 ) -> Iterator[tuple[str, list[kit.Edit]]]:
     utils = texts[_UTILS]
-    if _carries_families(utils):
+    if _hands_on(utils):
         return
     if request.arch == "native":
         span = kit.region(_UTILS, utils, f"function({kit.INTERSECTION} ", "endfunction()")
@@ -99,40 +105,15 @@ def _condition_units(
         yield _QUTLASS, edits
 
 
-def _carries_families(utils: str) -> bool:
+def _hands_on(utils: str) -> bool:
     """Return whether a list that names the family hands on the arch as it was requested (0.19)."""
     tests = (call for call in kit.parsed(_UTILS, utils) if call.name == "elseif")
     return any([a.value for a in test.arguments] == ["_arch", "MATCHES", "f$"] for test in tests)
 
 
-def _cuda13_lists(texts: dict[str, str]) -> Iterator[tuple[str, kit.Argument]]:
-    for path, text in texts.items():
-        for call in kit.parsed(path, text):
-            argument = _list_of(call)
-            excluded = (condition for branch in call.block for condition in branch.excluded)
-            # The else of ``>= 13.0`` is only taken by older compilers.
-            if argument is not None and not any(map(_at_least, excluded)):
-                yield path, argument
-
-
-def _list_of(call: kit.Command) -> kit.Argument | None:
-    if call.name == kit.INTERSECTION and len(call.arguments) == 3:
-        return call.arguments[1]
-    if call.name == "set" and len(call.arguments) == 2 and call.arguments[0].value == _SUPPORTED:
-        return call.arguments[1]
-    return None
-
-
-def _at_least(condition: tuple[str, ...]) -> bool:
-    names = ("CMAKE_CUDA_COMPILER_VERSION", "${CMAKE_CUDA_COMPILER_VERSION}", "DEFINED", "AND")
-    rest = [word for word in condition if word not in names]
-    return len(rest) == 2 and rest[0] == "VERSION_GREATER_EQUAL" and Version(rest[1]) <= _CUDA
-
-
-def _replace(path: str, argument: kit.Argument, old: str, new: str) -> kit.Edit:
-    return kit.Edit(
-        path, argument.start, argument.stop, argument.text.replace(old, new), f"{old} to {new}"
-    )
+def _replace(each: kit.ArchList, old: str, new: str) -> kit.Edit:
+    argument, note = each.argument, f"{old} to {new}"
+    return kit.Edit(each.path, argument.start, argument.stop, argument.text.replace(old, new), note)
 
 
 def prove(case: kit.Case) -> str:
@@ -170,10 +151,10 @@ def _expected(
     members = {a for a in group.archs if kit.parse_arch(a).major == request.target.major}
     others = frozenset(group.archs) - members
     wanted = frozenset({request.arch_list})
-    if "sm100_lists" in active and any(d.endswith("_SM100=1") for d in group.defines):
-        return {others}
-    if "mla_archs" in active and group.variable == "MLA_ARCHS":
-        return {others}
+    left_out = "mla_archs" if group.variable == kit.MLA else "sm100_lists"
+    if group.variable == kit.MLA or any(d.endswith("_SM100=1") for d in group.defines):
+        # Nothing on SM12x selects these: a list that does not lead there by itself stays so.
+        return {others} if left_out in active else {others, others | wanted}
     if members:
         # A family build may keep plain code where the sources use no family instruction.
         plain = request.arch == "family" and members == {request.target.stock}
@@ -190,7 +171,8 @@ FIX = kit.Fix(
     symptom="A build with TORCH_CUDA_ARCH_LIST=12.1a silently falls back to 12.0 code; adding 12.1 "
     "to one list by hand makes the FP8, NVFP4 and MoE kernels vanish without an error.",
     why="CUDA_SUPPORTED_ARCHS ends at 12.0 for CUDA 13, and before 0.19 an arch with a suffix "
-    "matches no list at all. The lists only work together: all that name 12.0 must lead to 12.1a.",
+    "matches no list at all. The lists only work together: all that name 12.0 must lead to 12.1a, "
+    "but for those of kernels that only SM100 selects.",
     needs=(
         kit.Need(">=0.11.1", kit.Severity.REQUIRED, "no list leads to 12.1a", arch="native"),
         kit.Need(
@@ -228,7 +210,7 @@ FIX = kit.Fix(
     prove_upstream=True,
     layer="build",
     majors=(11, 12),
-    requires=("sm100_lists", "marlin_sass", "sm120_guard", "marlin_fp8_generator"),
+    requires=("marlin_sass", "sm120_guard", "marlin_fp8_generator"),
     examples=(
         kit.Example(
             version="0.33.0",

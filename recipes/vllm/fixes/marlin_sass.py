@@ -1,7 +1,5 @@
 """Marlin kernels as machine code for the device instead of PTX that it compiles at first use."""
 
-from collections.abc import Iterator
-
 from patchkit.recipes.vllm import kit
 
 _PATH = "CMakeLists.txt"
@@ -9,38 +7,29 @@ _PATH = "CMakeLists.txt"
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the Marlin lists that reach the device only through PTX."""
-    lists = list(_marlin_lists(tree, request))
+    lists = [
+        each
+        for each in kit.cuda13_lists({_PATH: tree.read(_PATH)})
+        # Repacking and the like run once, at load time: a family build leaves them to PTX.
+        if request.arch == "native" or "OTHER" not in each.variable
+        if "MARLIN" in each.variable and any(item.endswith("+PTX") for item in each.items)
+    ]
     if not lists:
         raise kit.altered(f"{_PATH}: no Marlin arch list with PTX")
-    todo = [argument for argument in lists if not _reaches(argument, request)]
+    major = f"{request.target.major}."
+    todo = [each for each in lists if not any(item.startswith(major) for item in each.items)]
     edits = [
         kit.add_list_item(
-            argument, request.arch_list, path=_PATH, note=f"build for {request.arch_list}"
+            each.argument, request.arch_list, path=_PATH, note=f"build for {request.arch_list}"
         )
-        for argument in todo
+        for each in todo
     ]
-    where = ",".join(str(argument.line) for argument in todo or lists)
+    where = ",".join(str(each.argument.line) for each in todo or lists)
     return kit.found(
         edits,
         now=f"{_PATH}:{where}: Marlin lists end in PTX",
         done=f"{_PATH}:{where}: Marlin lists lead to {request.arch_list}",
     )
-
-
-def _marlin_lists(tree: kit.SourceTree, request: kit.Request) -> Iterator[kit.Argument]:
-    for call in kit.parsed(_PATH, tree.read(_PATH)):
-        if call.name != kit.INTERSECTION or len(call.arguments) != 3:
-            continue
-        variable, items = call.arguments[0].value, kit.list_items(call.arguments[1])
-        # Repacking and the like run once, at load time: a family build leaves them to PTX.
-        wanted = request.arch == "native" or "OTHER" not in variable
-        if wanted and "MARLIN" in variable and any(item.endswith("+PTX") for item in items):
-            yield call.arguments[1]
-
-
-def _reaches(argument: kit.Argument, request: kit.Request) -> bool:
-    major = f"{request.target.major}."
-    return any(item.startswith(major) for item in kit.list_items(argument))
 
 
 FIX = kit.Fix(

@@ -42,6 +42,19 @@ def _device_check(tree: kit.SourceTree, path: str) -> list[kit.Edit]:
     return kit.swap_text(path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
 
 
+def prove(case: kit.Case) -> str:
+    """Check that Python takes the request on 12.1, and refuses it where it did before."""
+    fp8 = {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}
+    decision = kit.Decision("Marlin W4A8-FP8", _decide, wanted="allowed", environ=fp8)
+    return kit.prove_decisions(case, [decision])[0]
+
+
+def _decide(code: kit.Code) -> object:
+    code.put(_PYTHON, "QuantFP8", kit.Anything())
+    code.get(_PYTHON, _SCOPE)("")  # raises ValueError where it refuses
+    return "allowed"
+
+
 FIX = kit.Fix(
     id="marlin_w4a8_fp8",
     title="Marlin W4A8-FP8 allowed on 12.1",
@@ -58,6 +71,7 @@ FIX = kit.Fix(
         kit.Evidence("upstream widened the same checks", "vLLM 0.22.0, 0.23.0", "read"),
     ),
     look=look,
+    prove=prove,
     examples=(
         kit.Example(
             version="0.19.1",

@@ -118,7 +118,7 @@ FIX = kit.Fix(
     needs=(
         kit.Need(">=0.11.1,<0.26", kit.Severity.OPTIONAL, "the only caller swallows the error"),
         kit.Need(
-            ">=0.26,<0.33", kit.Severity.RECOMMENDED, "VLLM_ENABLE_STARTUP_PLAN=1 stops the worker"
+            ">=0.26,<0.33", kit.Severity.OPTIONAL, "VLLM_ENABLE_STARTUP_PLAN=1 stops the worker"
         ),
     ),
     upstream="0.33.0 asks CUDA as well, and keeps the small defaults on 12.1",

@@ -6,6 +6,7 @@ import re
 from itertools import cycle, groupby, product
 
 import pytest
+from packaging.version import Version
 
 from patchkit.patching.support import load_support, support_of
 from patchkit.recipes.vllm.archs import evaluate
@@ -64,12 +65,14 @@ WITHOUT_SOURCES = {
     for release in ("0.19.0", "0.19.1")
     for name in ("marlin_fp8in", "marlin_moe_fp8in")
 }
-# Stock 0.11.1 builds these for SM12x by mistake; sm100_lists ends that.
+# Stock 0.11.1 builds these for SM12x by mistake; sm100_lists ends that for a family build.
 SM100_OF_0_11_1 = {
     "cutlass/scaled_mm_c3x_sm100",
     "fp4/nvfp4_quant_kernels",
     "moe/blockwise_scaled_group_mm_sm100",
 }
+# Only SM100 selects it; up to 0.18 its list does not lead to 12.1a, and nothing makes it.
+MLA = ("mla/sm100_cutlass_mla_kernel", "MLA_ARCHS")
 
 
 @pytest.mark.releases
@@ -154,7 +157,7 @@ def test_native_gives_12_1a_wherever_stock_builds_for_sm12x(rows):
         row
         for row in rows("native")
         if any(map(_is_sm12x, row["stock"]))
-        and not _is_sm100_of_0_11_1(row)
+        and not _is_sm100(row)
         and row["patched"] != ["12.1a", *(a for a in row["stock"] if not _is_sm12x(a))]
     ]
     assert not wrong
@@ -169,11 +172,13 @@ def test_native_builds_nothing_for_sm10x(rows):
     assert not [r for r in rows("native") if any(parse_arch(a).major == 10 for a in r["patched"])]
 
 
-def test_native_leaves_no_group_empty_but_the_sm100_ones_of_0_11_1(rows):
+def test_native_leaves_no_group_empty_but_those_of_sm100(rows):
     emptied = [row for row in rows("native") if row["stock"] and not row["patched"]]
-    assert {(row["release"], row["group"]) for row in emptied} == {
+    assert {(row["release"], row["group"]) for row in emptied if row["variable"] != MLA[1]} == {
         ("0.11.1", name) for name in SM100_OF_0_11_1
     }
+    assert {row["group"] for row in emptied if row["variable"] == MLA[1]} == {MLA[0]}
+    assert max(Version(row["release"]) for row in emptied) == Version("0.18.1")
 
 
 def test_native_builds_every_marlin_kernel_as_machine_code(rows):
@@ -203,7 +208,7 @@ def test_family_is_stock_but_for_what_does_not_load_or_comes_as_ptx(rows):
     assert not [
         row
         for row in changed
-        if not _is_sm100_of_0_11_1(row)
+        if not _is_sm100(row)
         and best_load(tuple(row["stock"]), (12, 1)) not in (Load.NONE, Load.JIT, Load.COMPATIBLE)
     ]
 
@@ -212,6 +217,7 @@ def _is_sm12x(arch):
     return parse_arch(arch).major == 12
 
 
-def _is_sm100_of_0_11_1(row):
+def _is_sm100(row):
     # The SM120 group of NVFP4 starts with the same source file, and stays.
-    return row["release"] == "0.11.1" and row["group"] in SM100_OF_0_11_1 and not row["patched"]
+    mistaken = row["release"] == "0.11.1" and row["group"] in SM100_OF_0_11_1
+    return not row["patched"] and (mistaken or row["variable"] == MLA[1])

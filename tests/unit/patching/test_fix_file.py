@@ -68,9 +68,9 @@ def test_a_mistake_is_shown_with_its_place(path, before, after, at, says, copy, 
 
 def test_a_mistake_in_a_function_is_shown_when_it_is_called(refused, release, copy):
     apply = ("apply", "--vllm-src", release("0.33.0"), "--dry-run")
-    said = refused(FILE, "list(_marlin_lists", "list(marlin_lists", *apply)
-    place = f"{copy / FILE}:{line_of(said.changed, 'list(marlin_lists')}"
-    assert f"error: {place}: NameError: name 'marlin_lists' is not defined" in said.stderr
+    said = refused(FILE, "if not lists", "if not every", *apply)
+    place = f"{copy / FILE}:{line_of(said.changed, 'if not every')}"
+    assert f"error: {place}: NameError: name 'every' is not defined" in said.stderr
 
 
 def line_of(text, part):
