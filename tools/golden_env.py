@@ -66,7 +66,8 @@ CASES = {
     "worker": _worker("cable_port0", "head"),
     "worker on the other port": _worker("cable_port1", "head"),
     "worker without RDMA": _worker("no_rdma", "head"),
-    "worker without a cable": _worker("single", "head"),
+    "worker without a cable": _worker("cable_out", "head"),
+    "worker off the bus": _worker("single", "head"),
     "worker in another NCCL": _worker(
         "cable_port0", "head", versions=("", NOW[1], "--nccl=2.30.4")
     ),
@@ -89,7 +90,8 @@ CASES = {
     "head, RoCE asked for without RDMA": _head("no_rdma", "--topology=roce"),
     "head, devices renamed": _head("renamed"),
     "head, link down": _head("link_down"),
-    "head, no cable": _head("single"),
+    "head, no cable": _head("cable_out"),
+    "head, no ConnectX on the bus": _head("single"),
     "head on the LAN": _head("single", "--head-ip=10.0.0.10"),
     "head on the LAN, though cabled": _head("cable_port0", "--head-ip=10.0.0.10"),
     "head, an address it lacks": _head("cable_port0", "--head-ip=192.168.100.77"),

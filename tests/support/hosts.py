@@ -1,8 +1,8 @@
 """Machines as folders, for `probe --root`: ``build(folder, "cable_port0", node=1)``.
 
 Written from documented facts (names, PCI addresses, twins, memory, drivers, the oddities of
-nvidia-smi); none is a dump of a real GB10 or Thor. They have the layout of `patchkit probe --save`:
-sysfs and procfs with their symbolic links, and what tools answered below commands/.
+nvidia-smi) and from what owners show of their machines (firmware, kernels, drivers, addresses);
+none is a dump of a real GB10 or Thor.
 
 Node 0 is the head. Its addresses end in 10, node 1's in 11, node 2's in 12: 10.0.0.x on the
 management port, 192.168.100.x and 192.168.101.x on the two halves of the cabled cage. Hardware
@@ -11,69 +11,13 @@ addresses are of the block that RFC 7042 keeps for documents.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from ipaddress import IPv6Address, ip_interface
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from support.machine_files import LOOPBACK, Card, Firmware, Machine, write
+
 RATE = 200_000  # Mbit/s, what each half of a cabled cage says of itself
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """A netdev, and the RDMA device that comes with it. ``at`` is its folder in /sys/devices."""
-
-    name: str
-    at: str = ""
-    driver: str = ""
-    port: str = ""
-    rdma: str = ""
-    up: bool = False
-    speed: int = -1
-    mtu: int = 1500
-    addresses: tuple[str, ...] = ()
-    wifi: bool = False
-    type: int = 1
-    operstate: str = ""
-
-    @property
-    def state(self) -> str:
-        return self.operstate or ("up" if self.up else "down")
-
-    @property
-    def pci(self) -> str:
-        last = self.at.rpartition("/")[2]
-        return last if last.count(":") == 2 else ""
-
-    @property
-    def link_local(self) -> str:
-        return f"fe80::200:5eff:fe00:53{_number(self.name):02x}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    hostname: str
-    cards: tuple[Card, ...]
-    kernel: str = "6.17.0-1029-nvidia"
-    os: str = "Ubuntu 24.04.5 LTS"
-    gpu: str = "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0"
-    memory: int = 127_600_748  # KiB
-    parts: tuple[str, ...] = ("0xd87",) * 10 + ("0xd85",) * 10
-    model: str = ""  # of the device tree, on machines without DMI
-    without: tuple[str, ...] = ()  # files and folders that are missing
-
-
-LOOPBACK = Card(
-    name="lo",
-    mtu=65536,
-    operstate="unknown",
-    up=True,
-    addresses=("127.0.0.1/8", "::1/128"),
-    type=772,
-)
 DOCKER = Card(name="docker0", addresses=("172.17.0.1/16",))
 
 
@@ -124,7 +68,23 @@ def _cabled(node: int, cage: int, third: int = 100) -> dict[str, str]:
     return {name: f"192.168.{third + k}.{10 + node}/24" for k, name in enumerate(names)}
 
 
+def _without(machine: Machine, *names: str) -> Machine:
+    return replace(machine, cards=tuple(card for card in machine.cards if card.name not in names))
+
+
+def _sold_as(machine: Machine, kernel: str, driver: str, **firmware: str) -> Machine:
+    """The same machine of another maker, with the kernel and the driver that its owner had."""
+    gpu = f"NVIDIA GB10, 12.1, {driver}, [N/A], 0000000F:01:00.0"
+    return replace(machine, kernel=kernel, gpu=gpu, firmware=Firmware(**firmware))
+
+
 def single(node: int) -> Machine:
+    """No cable was plugged in at boot: DGX OS took the ConnectX-7 off the PCI bus."""
+    return _without(_spark(node), *(card.name for card in _functions()))
+
+
+def cable_out(node: int) -> Machine:
+    """The cable was pulled out since boot: all four functions are there, and down."""
     return _spark(node)
 
 
@@ -250,8 +210,144 @@ def one_twin(node: int) -> Machine:
     return _with(cable_port0(node), "enP2p1s0f0np0", addresses=())
 
 
+def random_twin(node: int) -> Machine:
+    """NetworkManager gave the second half a random address, beside a static one on the first."""
+    own = (f"169.254.{83 + 40 * node}.14/16",)
+    return _with(cable_port0(node), "enP2p1s0f0np0", addresses=own)
+
+
+def second_half_only(node: int) -> Machine:
+    """Only the second half of the cabled cage has an IPv4 address."""
+    return _with(cable_port0(node), "enp1s0f0np0", addresses=())
+
+
+def two_in_one_subnet(node: int) -> Machine:
+    """The cable in cage 0; cage 1 and the LAN port are in one /24, by way of a switch."""
+    machine = _spark(
+        node,
+        enp1s0f0np0=f"192.168.100.{10 + node}/24",
+        enP2p1s0f0np0=(),
+        enp1s0f1np1=f"10.0.0.{110 + node}/24",
+        enP2p1s0f1np1=(),
+    )
+    return _with(_with(machine, "enp1s0f1np1", mtu=1500), "enP2p1s0f1np1", mtu=1500)
+
+
+def switch_in_the_lan(node: int) -> Machine:
+    """The LAN port and the only cable lead to one switch, in one /24."""
+    return _spark(node, enp1s0f0np0=f"10.0.0.{110 + node}/24", enP2p1s0f0np0=())
+
+
+def pair_and_switch(node: int) -> Machine:
+    """One of sixteen: cage 0 is a cable to one neighbour, cage 1 a port of 100G at a switch."""
+    machine = _spark(
+        node,
+        enp1s0f0np0=f"10.10.200.{node}/31",
+        enP2p1s0f0np0=f"10.10.201.{node}/31",
+        enp1s0f1np1=f"10.10.100.{10 + node}/24",
+    )
+    machine = _with(machine, "enp1s0f1np1", speed=RATE // 2)
+    return _sold_as(
+        machine,
+        "6.17.0-1026-nvidia",
+        "580.159.03",
+        vendor="GIGABYTE",
+        product="AI TOP ATOM",
+        bios="5.36_0ACUM05",
+        date="11/07/2025",
+    )
+
+
+def two_switches(node: int) -> Machine:
+    """One of eight, with both cages at switches: nothing says which one joins the nodes."""
+    return _spark(
+        node,
+        enp1s0f0np0=f"10.1.0.{10 + node}/24",
+        enP2p1s0f0np0=(),
+        enp1s0f1np1=f"10.2.0.{10 + node}/24",
+        enP2p1s0f1np1=(),
+    )
+
+
+def kernel7(node: int) -> Machine:
+    """A kernel that keeps a reserve for the next one: CmaFree of a CmaTotal of nothing."""
+    return replace(cable_port0(node), kernel="7.0.0-1019-nvidia", cma=(0, 940_604))
+
+
+def kernel7_mended(node: int) -> Machine:
+    machine = kernel7(node)
+    return replace(machine, cma=(0, 0), cmdline=f"{machine.cmdline} kho=off")
+
+
+def wifi_managed(node: int) -> Machine:
+    """A Dell that is managed over Wi-Fi; nothing is plugged into its LAN port."""
+    machine = _with(cable_port1(node), "enP7s7", up=False, speed=-1, addresses=())
+    machine = _with(machine, "wlP9s9", up=True, addresses=(f"192.168.1.{40 + node}/24",))
+    return _sold_as(
+        machine,
+        "6.17.0-1014-nvidia",
+        "580.126.09",
+        vendor="Dell Inc.",
+        product="Dell Pro Max with GB10 FCM1253",
+        bios="5.36_3.0.0",
+        date="10/08/2025",
+    )
+
+
+def tailscale(node: int) -> Machine:
+    """A Lenovo that others reach by an overlay network."""
+    machine = cable_port0(node)
+    overlay = Card(
+        name="tailscale0",
+        mtu=1280,
+        up=True,
+        operstate="unknown",
+        addresses=(f"100.101.102.{10 + node}/32",),
+        kind="tun",
+    )
+    machine = replace(machine, cards=(*machine.cards, overlay))
+    return _sold_as(
+        machine,
+        "6.17.0-1032-nvidia",
+        "610.43.02",
+        vendor="LENOVO",
+        product="30KLS02X00",
+        bios="S0QKT09A",
+        date="10/14/2025",
+    )
+
+
+def air_gapped(node: int) -> Machine:
+    """An ASUS with the cable and nothing else."""
+    machine = _with(cable_port0(node), "enP7s7", up=False, speed=-1, addresses=())
+    return _sold_as(
+        machine,
+        "6.14.0-1013-nvidia",
+        "580.95.05",
+        vendor="ASUSTeK COMPUTER INC.",
+        product="GX10",
+        bios="GX10DGX.0104.2026.0326.1657",
+        date="03/26/2026",
+    )
+
+
+def short_of_memory(node: int) -> Machine:
+    """An early MSI, with the oldest kernel and driver that owners show, and 2 GiB less."""
+    machine = _sold_as(
+        cable_port0(node),
+        "6.11.0-1016-nvidia",
+        "580.82.09",
+        vendor="Micro-Star International Co., Ltd.",
+        product="MS-C931",
+        bios="5.36_1.5.0",
+        date="10/20/2025",
+    )
+    return replace(machine, memory=125_489_052)
+
+
 _MACHINES: tuple[Callable[[int], Machine], ...] = (
     single,
+    cable_out,
     cable_port0,
     cable_port1,
     both_cables,
@@ -267,6 +363,18 @@ _MACHINES: tuple[Callable[[int], Machine], ...] = (
     same_subnet,
     link_local,
     one_twin,
+    random_twin,
+    second_half_only,
+    two_in_one_subnet,
+    switch_in_the_lan,
+    pair_and_switch,
+    two_switches,
+    kernel7,
+    kernel7_mended,
+    wifi_managed,
+    tailscale,
+    air_gapped,
+    short_of_memory,
 )
 MACHINES = {make.__name__: make for make in _MACHINES}
 NAMES = tuple(MACHINES)
@@ -277,146 +385,3 @@ def build(folder: Path, name: str, *, node: int = 0) -> Path:
     root = folder / f"{name}-{node}"
     write(root, MACHINES[name](node))
     return root
-
-
-def write(root: Path, machine: Machine) -> None:
-    for path, text in _texts(machine):
-        _file(root / path, text)
-    for card in machine.cards:
-        _netdev(root, card)
-        if card.rdma:
-            _rdma(root, card)
-    for path in machine.without:
-        _remove(root / path)
-
-
-def _texts(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Everything that is no device: path and content."""
-    yield "proc/sys/kernel/hostname", machine.hostname
-    yield "proc/sys/kernel/osrelease", machine.kernel
-    yield "proc/sys/kernel/arch", "aarch64"
-    yield "proc/meminfo", _meminfo(machine.memory)
-    yield "proc/cpuinfo", "\n".join(_processor(*each) for each in enumerate(machine.parts))
-    yield "etc/os-release", f'NAME="Ubuntu"\nPRETTY_NAME="{machine.os}"\nID=ubuntu'
-    yield "commands/ip-address.json", json.dumps(list(map(_addressed, machine.cards)))
-    yield "commands/nvidia-smi.csv", machine.gpu
-    if machine.model:
-        yield "proc/device-tree/model", f"{machine.model}\0"
-        return
-    dmi = {
-        "sys_vendor": "NVIDIA",
-        "product_name": "NVIDIA_DGX_Spark",
-        "bios_version": "5.36",
-        "bios_date": "08/06/2025",
-    }
-    for key, value in dmi.items():
-        yield f"sys/class/dmi/id/{key}", value
-
-
-def _meminfo(total: int) -> str:
-    sizes = {
-        "MemTotal": total,
-        "MemFree": 2_904_556,
-        "MemAvailable": 121_000_000,
-        "SwapTotal": 16_777_212,
-        "SwapFree": 16_777_212,
-    }
-    return "\n".join(f"{key + ':':<16}{size:>12} kB" for key, size in sizes.items())
-
-
-def _processor(number: int, part: str) -> str:
-    """arm64 names no model: an implementer and a part."""
-    return (
-        f"processor\t: {number}\nCPU implementer\t: 0x41\nCPU part\t: {part}\nCPU revision\t: 1\n"
-    )
-
-
-def _addressed(card: Card) -> dict[str, object]:
-    """What `ip -json -details address` says of a netdev, as far as it matters."""
-    kind = {} if card.at or card is LOOPBACK else {"linkinfo": {"info_kind": "bridge"}}
-    own = [*card.addresses, *([f"{card.link_local}/64"] if card.up and card.at else [])]
-    return {"ifname": card.name, "mtu": card.mtu, **kind, "addr_info": list(map(_address, own))}
-
-
-def _address(text: str) -> dict[str, object]:
-    found = ip_interface(text)
-    scope = "host" if found.is_loopback else "link" if found.is_link_local else "global"
-    return {
-        "family": "inet" if found.version == 4 else "inet6",
-        "local": str(found.ip),
-        "prefixlen": found.network.prefixlen,
-        "scope": scope,
-    }
-
-
-def _netdev(root: Path, card: Card) -> None:
-    """The folder of a netdev in /sys/devices, and the links that lead to it and back."""
-    device = f"sys/devices/{card.at or 'virtual'}"
-    home = root / device / "net" / card.name
-    facts = {
-        "operstate": card.state,
-        "mtu": str(card.mtu),
-        "address": f"00:00:5e:00:53:{_number(card.name):02x}",
-        "type": str(card.type),
-        "phys_port_name": card.port,
-    }
-    if card.up:  # of a netdev that is down, the kernel refuses to tell
-        facts["carrier"] = "1"
-    if card.at:
-        facts["speed"] = str(card.speed)
-    for key, value in facts.items():
-        if value:
-            _file(home / key, value)
-    _link(root / "sys/class/net" / card.name, home)
-    if card.at:
-        _link(home / "device", root / device)
-        slot = f"\nPCI_SLOT_NAME={card.pci}" if card.pci else ""
-        _file(root / device / "uevent", f"DRIVER={card.driver}{slot}")
-    if card.driver == "mlx5_core":
-        _file(root / device / "current_link_width", "4")
-    if card.wifi:
-        (home / "wireless").mkdir()
-
-
-def _rdma(root: Path, card: Card) -> None:
-    device = root / "sys/devices" / card.at
-    home = device / "infiniband" / card.rdma
-    _link(root / "sys/class/infiniband" / card.rdma, home)
-    _link(home / "device", device)
-    _file(home / "ports/1/state", "4: ACTIVE" if card.up else "1: DOWN")
-    _file(home / "ports/1/link_layer", "Ethernet")
-    for index, (kind, gid) in enumerate(_gids(card)):
-        _file(home / f"ports/1/gids/{index}", IPv6Address(gid).exploded)
-        _file(home / f"ports/1/gid_attrs/types/{index}", kind)
-    _file(home / "ports/1/gids/9", IPv6Address(0).exploded)  # an empty entry
-
-
-def _gids(card: Card) -> Iterator[tuple[str, str]]:
-    """The default GIDs, then each address; every one as RoCE v1 and as RoCE v2."""
-    own = (ip_interface(each).ip for each in card.addresses if card.up)
-    mapped = (f"::ffff:{each}" if each.version == 4 else str(each) for each in own)
-    for gid in (card.link_local, *mapped):
-        yield "IB/RoCE v1", gid
-        yield "RoCE v2", gid
-
-
-def _number(name: str) -> int:
-    """A number of one byte that differs between the netdevs of a machine."""
-    return sum(name.encode()) % 256
-
-
-def _file(place: Path, text: str) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(f"{text}\n", encoding="utf-8")
-
-
-def _link(place: Path, target: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(os.path.relpath(target, place.parent))
-
-
-def _remove(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
-    else:
-        place.unlink()

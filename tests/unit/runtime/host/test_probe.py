@@ -20,6 +20,7 @@ from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json, to_json
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.recording import RecordingWriter
+from patchkit.runtime.host.target import target_of
 from support import hosts
 
 TWINS = {
@@ -46,7 +47,7 @@ def test_the_system_of_a_spark(machine):
         hostname="spark-2",
         vendor="NVIDIA",
         product="NVIDIA_DGX_Spark",
-        bios="5.36",
+        bios="5.36_0ACUM018",
         bios_date="08/06/2025",
         kernel="6.17.0-1029-nvidia",
         os="Ubuntu 24.04.5 LTS",
@@ -62,6 +63,31 @@ def test_the_system_of_a_spark(machine):
     )
     assert spark.software is None
     assert spark.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "product", "bios", "kernel", "driver"),
+    [
+        (
+            "wifi_managed",
+            "Dell Pro Max with GB10 FCM1253",
+            "5.36_3.0.0",
+            "6.17.0-1014",
+            "580.126.09",
+        ),
+        ("tailscale", "30KLS02X00", "S0QKT09A", "6.17.0-1032", "610.43.02"),
+        ("air_gapped", "GX10", "GX10DGX.0104.2026.0326.1657", "6.14.0-1013", "580.95.05"),
+        ("short_of_memory", "MS-C931", "5.36_1.5.0", "6.11.0-1016", "580.82.09"),
+        ("pair_and_switch", "AI TOP ATOM", "5.36_0ACUM05", "6.17.0-1026", "580.159.03"),
+        ("kernel7", "NVIDIA_DGX_Spark", "5.36_0ACUM018", "7.0.0-1019", "580.173.02"),
+    ],
+)
+def test_a_gb10_of_any_maker_is_a_gb10(machine, name, product, bios, kernel, driver):
+    found = machine(name)
+    system, (gpu,) = found.system, found.gpus
+    assert (system.product, system.bios) == (product, bios)
+    assert (system.kernel, gpu.driver) == (f"{kernel}-nvidia", driver)
+    assert target_of(found) == "gb10"
 
 
 def test_a_cabled_netdev_and_its_rdma_device(machine):
@@ -96,7 +122,9 @@ def test_what_else_a_spark_has(machine):
     assert spark.netdev("wlP9s9").speed is None
 
 
-@pytest.mark.parametrize("name", sorted(set(hosts.NAMES) - {"thor", "no_rdma", "renamed"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(hosts.NAMES) - {"single", "thor", "no_rdma", "renamed"})
+)
 def test_every_device_of_a_spark_has_its_twin(machine, name):
     spark = machine(name)
     assert {each.name: each.twin for each in spark.netdevs if each.cage is not None} == TWINS
@@ -106,21 +134,16 @@ def test_every_device_of_a_spark_has_its_twin(machine, name):
 
 CABLED = {
     "single": (),
-    "cable_port0": (0,),
+    "cable_out": (),
     "cable_port1": (1,),
     "both_cables": (0, 1),
     "ring": (0, 1),
-    "no_rdma": (0,),
-    "renamed": (0,),
     "thor": (),
     "link_down": (),
-    "wrong_mtu": (0,),
-    "two_addresses": (0,),
-    "ipv6_only": (0,),
-    "missing_files": (0,),
-    "same_subnet": (0,),
-    "link_local": (0,),
-    "one_twin": (0,),
+    "two_in_one_subnet": (0, 1),
+    "pair_and_switch": (0, 1),
+    "two_switches": (0, 1),
+    "wifi_managed": (1,),
 }
 REMARKS = {
     "no_rdma": ["no-rdma", "rate"],
@@ -132,7 +155,14 @@ REMARKS = {
     "one_twin": ["one-twin-address", "rate"],
     "both_cables": ["rate", "rate"],
     "ring": ["rate", "rate"],
+    "second_half_only": ["one-twin-address", "rate"],
+    "random_twin": ["link-local", "rate"],
+    "two_in_one_subnet": ["one-twin-address", "one-twin-address", "rate", "rate"],
+    "switch_in_the_lan": ["one-twin-address", "rate"],
+    "two_switches": ["one-twin-address", "one-twin-address", "rate", "rate"],
+    "pair_and_switch": ["one-twin-address", "twin-mtu", "rate"],
     "single": [],
+    "cable_out": [],
     "link_down": [],
     "thor": [],
 }
@@ -141,7 +171,7 @@ REMARKS = {
 @pytest.mark.parametrize("name", hosts.NAMES)
 def test_what_is_cabled_and_what_is_remarked(machine, name):
     found = machine(name)
-    assert found.cabled == CABLED[name]
+    assert found.cabled == CABLED.get(name, (0,))
     assert [each.about for each in remarks(found)] == REMARKS.get(name, ["rate"])
 
 

@@ -98,7 +98,7 @@ def test_the_whole_file(machine):
         ("ipv6_only", {}, FIRST),
         ("both_cables", {"cage": 1}, SECOND),
         ("cable_port0", {"node": 4, "nodes": 4}, FOURTH),
-        ("single", {"cage": 0}, FIRST),
+        ("cable_out", {"cage": 0}, FIRST),
         ("thor", {"netdevs": ("mgbe0_0",)}, {"mgbe0_0": "100.11"}),
     ],
 )
@@ -150,7 +150,7 @@ def test_another_base_network_and_mtu(machine):
 @pytest.mark.parametrize(
     ("name", "changes", "error", "says"),
     [
-        ("single", {}, HostError, "is cabled: cage 0: enp1s0f0np0, enP2p1s0f0np0; cage 1"),
+        ("cable_out", {}, HostError, "is cabled: cage 0: enp1s0f0np0, enP2p1s0f0np0; cage 1"),
         ("link_down", {}, HostError, "no QSFP cage is cabled"),
         ("thor", {}, HostError, "no QSFP cage that patchkit could recognise"),
         ("both_cables", {}, UsageError, r"two.*enp1s0f0np0.*enp1s0f1np1[^$]*--cage 0 or --cage 1"),

@@ -1,0 +1,230 @@
+"""Write a machine as files: what `probe --root` reads, with the oddities of sysfs and nvidia-smi.
+
+The layout is that of `patchkit probe --save`: sysfs and procfs with their symbolic links, and what
+tools answered below commands/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_interface
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A netdev, and the RDMA device that comes with it. ``at`` is its folder in /sys/devices."""
+
+    name: str
+    at: str = ""
+    driver: str = ""
+    port: str = ""
+    rdma: str = ""
+    up: bool = False
+    speed: int = -1
+    mtu: int = 1500
+    addresses: tuple[str, ...] = ()
+    wifi: bool = False
+    type: int = 1
+    operstate: str = ""
+    kind: str = "bridge"  # of a virtual one, as `ip` calls it
+
+    @property
+    def state(self) -> str:
+        return self.operstate or ("up" if self.up else "down")
+
+    @property
+    def pci(self) -> str:
+        last = self.at.rpartition("/")[2]
+        return last if last.count(":") == 2 else ""
+
+    @property
+    def link_local(self) -> str:
+        return f"fe80::200:5eff:fe00:53{_number(self.name):02x}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Firmware:
+    """What DMI says; the figures are those of NVIDIA's own Spark."""
+
+    vendor: str = "NVIDIA"
+    product: str = "NVIDIA_DGX_Spark"
+    bios: str = "5.36_0ACUM018"
+    date: str = "08/06/2025"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """``cma`` are CmaTotal and CmaFree of /proc/meminfo in KiB; None for no such lines."""
+
+    hostname: str
+    cards: tuple[Card, ...]
+    kernel: str = "6.17.0-1029-nvidia"
+    os: str = "Ubuntu 24.04.5 LTS"
+    gpu: str = "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0"
+    memory: int = 127_600_748  # KiB
+    parts: tuple[str, ...] = ("0xd87",) * 10 + ("0xd85",) * 10
+    firmware: Firmware = Firmware()
+    cma: tuple[int, int] | None = None
+    cmdline: str = "BOOT_IMAGE=/vmlinuz root=/dev/nvme0n1p2 ro quiet splash"
+    model: str = ""  # of the device tree, on machines without DMI
+    without: tuple[str, ...] = ()  # files and folders that are missing
+
+
+LOOPBACK = Card(
+    name="lo",
+    mtu=65536,
+    operstate="unknown",
+    up=True,
+    addresses=("127.0.0.1/8", "::1/128"),
+    type=772,
+)
+
+
+def write(root: Path, machine: Machine) -> None:
+    for path, text in _texts(machine):
+        _file(root / path, text)
+    for card in machine.cards:
+        _netdev(root, card)
+        if card.rdma:
+            _rdma(root, card)
+    for path in machine.without:
+        _remove(root / path)
+
+
+def _texts(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Everything that is no device: path and content."""
+    yield "proc/sys/kernel/hostname", machine.hostname
+    yield "proc/sys/kernel/osrelease", machine.kernel
+    yield "proc/sys/kernel/arch", "aarch64"
+    yield "proc/cmdline", machine.cmdline
+    yield "proc/meminfo", _meminfo(machine.memory, machine.cma)
+    yield "proc/cpuinfo", "\n".join(_processor(*each) for each in enumerate(machine.parts))
+    yield "etc/os-release", f'NAME="Ubuntu"\nPRETTY_NAME="{machine.os}"\nID=ubuntu'
+    yield "commands/ip-address.json", json.dumps(list(map(_addressed, machine.cards)))
+    yield "commands/nvidia-smi.csv", machine.gpu
+    if machine.model:
+        yield "proc/device-tree/model", f"{machine.model}\0"
+        return
+    dmi = {
+        "sys_vendor": machine.firmware.vendor,
+        "product_name": machine.firmware.product,
+        "bios_version": machine.firmware.bios,
+        "bios_date": machine.firmware.date,
+    }
+    for key, value in dmi.items():
+        yield f"sys/class/dmi/id/{key}", value
+
+
+def _meminfo(total: int, cma: tuple[int, int] | None) -> str:
+    sizes = {
+        "MemTotal": total,
+        "MemFree": 2_904_556,
+        "MemAvailable": 121_000_000,
+        "SwapTotal": 16_777_212,
+        "SwapFree": 16_777_212,
+        **(dict(zip(("CmaTotal", "CmaFree"), cma, strict=True)) if cma else {}),
+    }
+    return "\n".join(f"{key + ':':<16}{size:>12} kB" for key, size in sizes.items())
+
+
+def _processor(number: int, part: str) -> str:
+    """arm64 names no model: an implementer and a part."""
+    return (
+        f"processor\t: {number}\nCPU implementer\t: 0x41\nCPU part\t: {part}\nCPU revision\t: 1\n"
+    )
+
+
+def _addressed(card: Card) -> dict[str, object]:
+    """What `ip -json -details address` says of a netdev, as far as it matters."""
+    kind = {} if card.at or card is LOOPBACK else {"linkinfo": {"info_kind": card.kind}}
+    own = [*card.addresses, *([f"{card.link_local}/64"] if card.up and card.at else [])]
+    return {"ifname": card.name, "mtu": card.mtu, **kind, "addr_info": list(map(_address, own))}
+
+
+def _address(text: str) -> dict[str, object]:
+    found = ip_interface(text)
+    scope = "host" if found.is_loopback else "link" if found.is_link_local else "global"
+    return {
+        "family": "inet" if found.version == 4 else "inet6",
+        "local": str(found.ip),
+        "prefixlen": found.network.prefixlen,
+        "scope": scope,
+    }
+
+
+def _netdev(root: Path, card: Card) -> None:
+    """The folder of a netdev in /sys/devices, and the links that lead to it and back."""
+    device = f"sys/devices/{card.at or 'virtual'}"
+    home = root / device / "net" / card.name
+    facts = {
+        "operstate": card.state,
+        "mtu": str(card.mtu),
+        "address": f"00:00:5e:00:53:{_number(card.name):02x}",
+        "type": str(card.type),
+        "phys_port_name": card.port,
+    }
+    if card.up:  # of a netdev that is down, the kernel refuses to tell
+        facts["carrier"] = "1"
+    if card.at:
+        facts["speed"] = str(card.speed)
+    for key, value in facts.items():
+        if value:
+            _file(home / key, value)
+    _link(root / "sys/class/net" / card.name, home)
+    if card.at:
+        _link(home / "device", root / device)
+        slot = f"\nPCI_SLOT_NAME={card.pci}" if card.pci else ""
+        _file(root / device / "uevent", f"DRIVER={card.driver}{slot}")
+    if card.driver == "mlx5_core":
+        _file(root / device / "current_link_width", "4")
+    if card.wifi:
+        (home / "wireless").mkdir()
+
+
+def _rdma(root: Path, card: Card) -> None:
+    device = root / "sys/devices" / card.at
+    home = device / "infiniband" / card.rdma
+    _link(root / "sys/class/infiniband" / card.rdma, home)
+    _link(home / "device", device)
+    _file(home / "ports/1/state", "4: ACTIVE" if card.up else "1: DOWN")
+    _file(home / "ports/1/link_layer", "Ethernet")
+    for index, (kind, gid) in enumerate(_gids(card)):
+        _file(home / f"ports/1/gids/{index}", IPv6Address(gid).exploded)
+        _file(home / f"ports/1/gid_attrs/types/{index}", kind)
+    _file(home / "ports/1/gids/9", IPv6Address(0).exploded)  # an empty entry
+
+
+def _gids(card: Card) -> Iterator[tuple[str, str]]:
+    """The default GIDs, then each address; every one as RoCE v1 and as RoCE v2."""
+    own = (ip_interface(each).ip for each in card.addresses if card.up)
+    mapped = (f"::ffff:{each}" if each.version == 4 else str(each) for each in own)
+    for gid in (card.link_local, *mapped):
+        yield "IB/RoCE v1", gid
+        yield "RoCE v2", gid
+
+
+def _number(name: str) -> int:
+    """A number of one byte that differs between the netdevs of a machine."""
+    return sum(name.encode()) % 256
+
+
+def _file(place: Path, text: str) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _link(place: Path, target: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(os.path.relpath(target, place.parent))
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink()
