@@ -18,13 +18,13 @@ from patchkit.errors import HashMismatchError, HostError, UsageError
 from patchkit.extras import require_build
 from patchkit.quoting import quoted
 from patchkit.target import targets
+from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
+from patchkit.wheel.filling.node_platform import NodePlatform, node_platform
+from patchkit.wheel.filling.uv import WheelSources
 from patchkit.wheel.wheelhouse.contents import entries
-from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, ManifestEntry
-from patchkit.wheel.wheelhouse.node_platform import NodePlatform, node_platform
 from patchkit.wheel.wheelhouse.prune import prune
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
-from patchkit.wheel.wheelhouse.uv import WheelSources
 
 _folder = click.option(
     "--dir",

@@ -21,12 +21,12 @@ import pytest
 from patchkit.digests import sha256_of
 from patchkit.errors import HashMismatchError
 from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.filling.download import download
+from patchkit.wheel.filling.fill import numbered_like_cuda
+from patchkit.wheel.filling.node_platform import node_platform
+from patchkit.wheel.filling.resolve import LockedWheel, resolve
+from patchkit.wheel.filling.uv import WheelSources
 from patchkit.wheel.wheelhouse.contents import add, entries
-from patchkit.wheel.wheelhouse.download import download
-from patchkit.wheel.wheelhouse.fill import numbered_like_cuda
-from patchkit.wheel.wheelhouse.node_platform import node_platform
-from patchkit.wheel.wheelhouse.resolve import LockedWheel, resolve
-from patchkit.wheel.wheelhouse.uv import WheelSources
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 
 OURS = "2.28.9+gb10.abc123"

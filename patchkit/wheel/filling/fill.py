@@ -18,13 +18,13 @@ from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.filling.download import Progress, download
+from patchkit.wheel.filling.node_platform import NodePlatform
+from patchkit.wheel.filling.resolve import LockedWheel, requirements_of, resolve
+from patchkit.wheel.filling.uv import WheelSources, only_metadata
 from patchkit.wheel.wheelhouse.contents import FILLING, replace_dependencies, settled
-from patchkit.wheel.wheelhouse.download import Progress, download
 from patchkit.wheel.wheelhouse.listed_wheel import read
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.node_platform import NodePlatform
-from patchkit.wheel.wheelhouse.resolve import LockedWheel, requirements_of, resolve
-from patchkit.wheel.wheelhouse.uv import WheelSources, only_metadata
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
 _SCRATCH = "parts"  # the folder of what is not whole yet, cleared each time

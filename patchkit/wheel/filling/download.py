@@ -17,7 +17,7 @@ from patchkit.durable.failure import translated
 from patchkit.errors import HashMismatchError
 from patchkit.source.fetch import CHUNK, copy, opened
 from patchkit.source.pip_settings import index_session, pip_settings
-from patchkit.wheel.wheelhouse.resolve import LockedWheel
+from patchkit.wheel.filling.resolve import LockedWheel
 
 _SIDE_BY_SIDE = 4
 _PERIOD = 0.2  # seconds between two reports of progress

@@ -15,8 +15,8 @@ from packaging.utils import parse_wheel_filename
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.file.name import WheelName, wheel_name
-from patchkit.wheel.wheelhouse.node_platform import NodePlatform
-from patchkit.wheel.wheelhouse.uv import WheelSources, compile_requirements
+from patchkit.wheel.filling.node_platform import NodePlatform
+from patchkit.wheel.filling.uv import WheelSources, compile_requirements
 
 _LOCK = ("--format=pylock.toml", "--generate-hashes")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -20,7 +20,7 @@ from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir
 from patchkit.source.pip_settings import pip_settings
-from patchkit.wheel.wheelhouse.node_platform import NodePlatform
+from patchkit.wheel.filling.node_platform import NodePlatform
 
 _OPTIONS = (
     *("--only-binary=:all:", "--no-header"),
