@@ -72,9 +72,9 @@ def with_pin(build: str, version: str, external: External) -> str:
     raise DriftError(f"recipes/vllm/build.toml: no [[external]] is called {external.name!r}")
 
 
-def with_nccl_torch(recipe: str, series: str, nccl: str) -> str:
+def with_nccl_torch(recipe: str, series: str, pin: str) -> str:
     """Append which NCCL a torch pins, to recipes/nccl/recipe.toml."""
-    return _once(_NCCL_TORCH, rf'\g<0>"{series}" = "{nccl}"' + "\n", recipe)
+    return _once(_NCCL_TORCH, rf'\g<0>"{series}" = "{pin}"' + "\n", recipe)
 
 
 def with_nccl_release(recipe: str, fields: Mapping[str, Value | Sequence[str]]) -> str:

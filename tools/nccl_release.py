@@ -83,10 +83,10 @@ def _torches(facts: ReleaseFacts) -> Iterator[Decision]:
             newest[series] = max(newest.get(series, version), version)
     for series, version in sorted(newest.items(), key=lambda each: each[1]):
         needed = "\n".join(requirements("torch", version.public, "x86_64"))
-        if pin := re.search(r"nvidia-nccl-cu\d+==([\d.]+)", needed):
-            text = with_nccl_torch(RECIPE.read_text(encoding="utf-8"), series, pin[1])
+        if pin := re.search(r"nvidia-nccl-cu\d+==[\d.]+", needed):
+            text = with_nccl_torch(RECIPE.read_text(encoding="utf-8"), series, pin[0])
             RECIPE.write_text(text, encoding="utf-8")
-            yield Decision(file=_FILE, says=f"torch {series} pins {pin[1]}: does `default` move?")
+            yield Decision(file=_FILE, says=f"torch {series} pins {pin[0]}: does `default` move?")
 
 
 def _witness(version: str, facts: ReleaseFacts) -> Decision:

@@ -12,8 +12,10 @@ figure was found. Built by default: **{default}**, unless a torch or vLLM wheel 
 asks for another one.
 """
 _NOTES = """\
-- verified by: what a download has to match. Where nothing is known, a release is built from a
-  folder, from an archive with `--sha256`, or from a git commit that you name.
+- verified by: what a download has to match. Where both are named, they were computed from a clone
+  of upstream's repository, and what others publish agrees. Where nothing is known, a release is
+  built from a folder, from an archive with `--sha256`, or from a git commit that you name.
+- {planned} were planned and proved from their real sources, without drift.
 - torch: whose CUDA wheels pin that release.
 - stock: what its makefiles build by default with CUDA 13; empty where that does not compile, or
   nobody has looked.
@@ -34,7 +36,7 @@ def release_page(recipe: Recipe, facts: ReleaseFacts) -> str:
             MADE_OF_RECIPE,
             _INTRODUCTION.format(project=recipe.project, default=facts.default),
             table(header, [_row(release, recipe, facts) for release in facts.releases]),
-            _NOTES,
+            _NOTES.format(planned=_span(recipe, facts)),
             "## Known bugs\n",
             "No fix of patchkit mends them; they decide which release to take.\n",
             table(["", "releases", "what happens", "instead", "source"], bugs),
@@ -42,6 +44,12 @@ def release_page(recipe: Recipe, facts: ReleaseFacts) -> str:
             table(["releases", "because"], refused),
         ]
     )
+
+
+def _span(recipe: Recipe, facts: ReleaseFacts) -> str:
+    """Return the releases whose real sources were planned and proved."""
+    read = [each for each in facts.releases if each.read and not recipe.refuses(each.version)]
+    return f"{len(read)} releases, {read[0].version} to {read[-1].version},"
 
 
 def _row(release: Release, recipe: Recipe, facts: ReleaseFacts) -> list[str]:
@@ -55,7 +63,7 @@ def _row(release: Release, recipe: Recipe, facts: ReleaseFacts) -> list[str]:
     return [
         str(release.version),
         ", ".join(way for way, known in ways.items() if known),
-        ", ".join(series for series, pin in facts.torch.items() if pin == release.version),
+        ", ".join(series for series, pin in facts.torch.items() if pin.version == release.version),
         " ".join(release.archs),
         "refused" if recipe.refuses(release.version) else ", ".join(bugs),
     ]

@@ -14,6 +14,7 @@ from packaging.version import Version
 from patchkit.errors import SourceError
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
+from patchkit.versions import ExactPin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,16 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """A bug of some releases that no fix of patchkit mends."""
+    """A bug of some releases that no fix of patchkit mends.
+
+    ``take`` is the release to override the pin of such a one by, None where none is offered.
+    """
 
     versions: str
     says: str
     instead: str
     source: str
+    take: Version | None = None
 
     def covers(self, version: Version) -> bool:
         return SpecifierSet(self.versions).contains(version.base_version)
@@ -67,7 +72,10 @@ class DebianSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseFacts:
-    """Everything known about the releases of one project, oldest first."""
+    """Everything known about the releases of one project, oldest first.
+
+    ``torch`` maps a series of torch, ``2.11``, to what its wheels pin.
+    """
 
     default: Version
     releases: tuple[Release, ...]
@@ -76,7 +84,7 @@ class ReleaseFacts:
     archive: str
     package: str
     distributions: Mapping[str, Distribution]
-    torch: Mapping[str, Version]
+    torch: Mapping[str, ExactPin]
 
     def release(self, version: Version) -> Release | None:
         return next((each for each in self.releases if each.version == version), None)
@@ -97,6 +105,10 @@ class ReleaseFacts:
         """Return the release whose archive has this sha256."""
         return next((each for each in self.releases if each.sha256 == sha256), None)
 
+    def pin_of_torch(self, torch: str) -> ExactPin | None:
+        """Return what the wheels of a torch pin, None if the recipe does not know it."""
+        return self.torch.get(".".join(torch.split(".")[:2]))
+
     def bugs_of(self, version: Version) -> tuple[Bug, ...]:
         return tuple(bug for bug in self.bugs if bug.covers(version))
 
@@ -115,5 +127,5 @@ def load_facts(project: str = "nccl") -> ReleaseFacts:
         archive=upstream["archive"],
         package=debian.package,
         distributions=debian.distributions,
-        torch=read_toml(dict[str, Version], place, key="torch"),
+        torch=read_toml(dict[str, ExactPin], place, key="torch"),
     )

@@ -53,7 +53,7 @@ def _pins(house: Path, facts: ReleaseFacts) -> Iterator[tuple[Version, str]]:
                     hint="name one with --version: `pip download --no-deps torch` and its METADATA "
                     "say which",
                 )
-            yield facts.torch[series], f"{wheel.name} requires torch=={torch}"
+            yield facts.torch[series].version, f"{wheel.name} requires torch=={torch}"
 
 
 def _read(path: Path) -> WheelMetadata:

@@ -102,7 +102,8 @@ def _nccl(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa
     pins = {w.filename: w.metadata.pins.get("torch", "") for w in wheels if w.metadata}
     locked = {w.filename: w.entry.name.version.public for w in wheels if w.project == "torch"}
     for filename, torch in (pins if any(pins.values()) else locked).items():
-        wanted = load_facts().torch.get(".".join(torch.split(".")[:2]))
+        pin = load_facts().pin_of_torch(torch)
+        wanted = pin.version if pin else None
         if nccl and wanted and Version(nccl.entry.name.version.public) != wanted:
             yield finding(
                 UsageError,

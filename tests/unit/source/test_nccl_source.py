@@ -249,13 +249,21 @@ def test_users_settings_change_no_byte(repository, commit, tmp_path, monkeypatch
         ("", "no commit is named"),
         ("main", "'main' is not a commit"),
         (COMMIT[:12], "is not a commit"),
-        ("v2.30.3-1", r"'v2\.30\.3-1' is not a commit"),
     ],
 )
 def test_a_name_is_no_identity(repository, name, says, tmp_path):
     with pytest.raises(UsageError, match=says) as caught:
         nccl_tree(f"git+file://{repository}" + (f"@{name}" if name else ""), cache=tmp_path)
     assert "40 hex digits" in caught.value.hint
+
+
+def test_a_release_that_nobody_vouches_for(repository, tmp_path):
+    unknown = facts_of("2.30.3", commit="", sha256="", figures="")
+    with pytest.raises(UsageError, match=r"'v2\.30\.3-1' is not a commit"):
+        nccl_tree(f"git+file://{repository}@v2.30.3-1", cache=tmp_path, facts=unknown)
+    with pytest.raises(SourceError, match="cannot be verified"):
+        nccl_tree("nccl==2.30.3", cache=tmp_path, facts=unknown)
+    assert list(tmp_path.glob("sources")) == []
 
 
 def test_a_known_tag_must_be_its_commit(repository, commit, tmp_path):
@@ -314,7 +322,7 @@ def test_a_damaged_cache_is_noticed(repository, commit, tmp_path):
     [
         ("nccl==9.9", SourceError, "9.9 is not among the releases"),
         ("nccl==two", UsageError, "'two' is not a version"),
-        ("nccl==2.29.2", SourceError, "cannot be verified"),
+        ("nccl==2.29.2", SourceError, r"nccl-2\.29\.2\.tar\.gz is not in the cache"),
         ("nccl==2.28.3", SourceError, "2.28.3 is not supported"),
         ("nccl==2.22.3", SourceError, "2.22.3 is not supported"),
         ("nowhere", UsageError, "no such file or directory"),
@@ -331,7 +339,7 @@ def test_releases_that_cannot_be_had(spec, error, says, tmp_path):
 def test_a_kept_release_is_looked_at_again(pack, tmp_path):
     """What lies in the cache counts by its bytes; another file there is not taken."""
     path = pack("a.tar.gz")
-    facts = facts_of("2.27.7", sha256=sha256(path))
+    facts = facts_of("2.27.7", commit="", sha256=sha256(path))
     kept = tmp_path / "sources/nccl-2.27.7.tar.gz"
     kept.parent.mkdir()
     shutil.copy(path, kept)
@@ -362,7 +370,9 @@ def test_a_release_without_a_commit_comes_as_upstreams_archive(pack, served, tmp
     root, address = served
     path = pack("a.tar.gz")
     shutil.copy(path, root / "v2.27.7-1.tar.gz")
-    facts = replace(facts_of("2.27.7", sha256=sha256(path)), archive=address + "/{tag}.tar.gz")
+    facts = replace(
+        facts_of("2.27.7", commit="", sha256=sha256(path)), archive=address + "/{tag}.tar.gz"
+    )
     steps = []
     report = lambda task: lambda done, total: steps.append((task, done, total))  # noqa: E731
 
@@ -383,7 +393,7 @@ def test_a_release_without_a_commit_comes_as_upstreams_archive(pack, served, tmp
 def test_upstreams_archive_is_not_taken_on_trust(pack, served, tmp_path, name, error, says):
     root, address = served
     shutil.copy(pack("a.tar.gz"), root / name)
-    facts = replace(facts_of("2.27.7"), archive=address + "/{tag}.tar.gz")
+    facts = replace(facts_of("2.27.7", commit=""), archive=address + "/{tag}.tar.gz")
     with pytest.raises(error, match=says):
         nccl_tree("nccl==2.27.7", cache=tmp_path / "cache", facts=facts)
     assert list((tmp_path / "cache/sources").iterdir()) == []

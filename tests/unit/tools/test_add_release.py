@@ -82,7 +82,9 @@ def test_releases_and_pins_of_torch_are_lists_in_order():
     more = with_releases(RECIPE, [*(str(each) for each in load_recipe().releases), "0.20.5"])
     assert '"0.20.2", "0.20.5", "0.21.0"' in more
     assert with_releases(RECIPE, map(str, load_recipe().releases)) == RECIPE
-    assert '"2.15" = "2.30.7"\n"9.9" = "2.31.2"\n' in with_nccl_torch(NCCL, "9.9", "2.31.2")
+    pin = "nvidia-nccl-cu13==2.31.2"
+    known = '"2.15" = "nvidia-nccl-cu13==2.30.7"\n'
+    assert f'{known}"9.9" = "{pin}"\n' in with_nccl_torch(NCCL, "9.9", pin)
 
 
 def test_a_pin_goes_to_its_source_and_a_strange_source_is_an_error():

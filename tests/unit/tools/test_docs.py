@@ -32,7 +32,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_pages_about_nccl_say_what_the_recipe_says():
     facts = load_facts()
-    series = [each for each, version in facts.torch.items() if version == facts.default]
+    series = [each for each, pin in facts.torch.items() if pin.version == facts.default]
     for name in ("README.md", "docs/nccl.md"):
         assert f"nvidia_nccl_cu13-{facts.default}+gb10" in (ROOT / name).read_text("utf-8")
     text = " ".join((ROOT / "docs/nccl.md").read_text("utf-8").split())
