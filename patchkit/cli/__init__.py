@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import importlib
 import os
@@ -13,43 +14,13 @@ import click
 
 from patchkit import __version__
 from patchkit.cli import out
+from patchkit.cli.next_step import spelled
+from patchkit.cli.verbs import CLICK_ALONE, VERBS, WING_OF, WINGS
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
+from patchkit.quoting import quoted
 
-_WINGS = {"patch": "Sources", "wheel": "Wheels", "runtime": "This machine"}  # folder → help's title
-# The lines of help stand here and not in the modules, so that help imports none of them.
-_VERBS = {
-    "patch": {
-        "apply": "Patch a tree, prove the effect, keep a way back.",
-        "status": "Show every fix and its state; write nothing.",
-        "diff": "Show what apply would change, or did.",
-        "revert": "Put back what upstream shipped, byte by byte.",
-        "export": "Write the fixes as a series that git am takes.",
-        "archs": "Compare kernel groups and their archs, stock beside patched.",
-        "fixes": "List the fixes; how much a release needs each.",
-        "explain": "Explain a fix, or a claim that guides make, with evidence.",
-        "fetch": "Download a release, verified by its locked sha256.",
-    },
-    "wheel": {
-        "build": "Build a wheel for one device: libnccl or vLLM.",
-        "repack": "Patch upstream's vLLM wheel, in seconds and without a compiler.",
-        "wheelhouse": "List, fill, sign and prune the folder of finished wheels.",
-        "verify": "Check that its wheels are whole, load, and fit together.",
-        "inspect": "Show what a wheel or library holds; which libnccl is loaded.",
-    },
-    "runtime": {
-        "tune": "Tune the fused-MoE kernel on the present GPU.",
-        "probe": "Show the facts: GPU, memory, network, RDMA, cables, software.",
-        "net": "Plan, apply, verify and undo the QSFP network between Sparks.",
-        "env": "Write env files by role; explain and check them.",
-        "serve-args": "Print the `vllm serve` flags that go with the env.",
-        "completion": "Print shell completion for bash, zsh or fish.",
-    },
-}
-# What a node runs without any library but click; of inspect only --loaded.
-_CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}
-_WING_OF = {verb: wing for wing, verbs in _VERBS.items() for verb in verbs}
 _EPILOG = """\
 \b
 Examples:
@@ -78,17 +49,27 @@ class _Verbs(click.Group):
     """Load a verb's module when it is called: --help and status stay quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_WING_OF)
+        return list(WING_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _WING_OF:
+        if cmd_name not in WING_OF:
             return None
-        if cmd_name not in _CLICK_ALONE:
+        if cmd_name not in CLICK_ALONE:
             require_base()
-        module = f"patchkit.cli.{_WING_OF[cmd_name]}.{cmd_name.replace('-', '_')}"
+        module = f"patchkit.cli.{WING_OF[cmd_name]}.{cmd_name.replace('-', '_')}"
         command = importlib.import_module(module).command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        verb, *rest = args
+        if verb in WING_OF or verb.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        close = difflib.get_close_matches(verb, WING_OF, n=1)
+        hint = quoted("patchkit", close[0], *rest) if close else "`patchkit --help` lists them"
+        raise UsageError(f"no verb is called {verb!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:
         out.lenient()
@@ -103,8 +84,8 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        for wing, verbs in _VERBS.items():
-            with formatter.section(_WINGS[wing]):
+        for wing, verbs in VERBS.items():
+            with formatter.section(WINGS[wing]):
                 formatter.write_dl(list(verbs.items()))
 
 
@@ -186,4 +167,5 @@ def _show(error: PatchkitError) -> None:
         with contextlib.suppress(OSError):
             out.print_json({"error": {**fields, "exit_code": error.exit_code}})
             return
-    out.say(out.style("error:", fg="red", bold=True) + f" {error}", err=True)
+    said = PatchkitError(error.what, why=error.why, hint=spelled(error.hint))
+    out.say(out.style("error:", fg="red", bold=True) + f" {said}", err=True)

@@ -311,7 +311,9 @@ def progress(counted: str = "") -> Iterator[Callable[[str], Callable[[int, int],
             def update(done: int, total: int) -> None:
                 nonlocal identifier
                 if not bars:
-                    bars.append(stack.enter_context(_bars(counted)))
+                    from patchkit.cli.bars import bars_of
+
+                    bars.append(stack.enter_context(bars_of(counted)))
                 # At the first step: a task without any draws no bar.
                 if identifier is None:
                     identifier = bars[0].add_task(visible(task), total=total)
@@ -335,33 +337,3 @@ def in_tenths(bar: Callable[[int, int], None], doing: str) -> Callable[[int, int
             tell(f"{doing} {done} of {total}")
 
     return update
-
-
-def _bars(counted: str) -> Any:
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    from patchkit.cli.show import console
-
-    drawn = console(stderr=True)
-    amounts = (
-        (MofNCompleteColumn(), TextColumn(counted))
-        if counted
-        else (DownloadColumn(), TransferSpeedColumn())
-    )
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        *amounts,
-        TimeRemainingColumn(),
-        console=drawn,
-        disable=not drawn.is_terminal,
-        transient=True,
-    )

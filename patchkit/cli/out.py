@@ -1,7 +1,8 @@
 """Print: everything that patchkit prints leaves here, or through the console of cli/show.py.
 
 Text is escaped where a terminal would obey it, unless it is ``Shown``; data for programs goes out
-byte for byte. rich is not needed: what a node runs has click alone.
+byte for byte. Text for a terminal is laid out for its width. rich is not needed: what a node runs
+has click alone.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
 
+from patchkit.cli.layout import columns, grid, wrap
 from patchkit.quoting import visible
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
@@ -37,6 +39,12 @@ class Shown(str):
         return Shown(str.__add__(shown(other), self))
 
 
+class LaidOut(Shown):
+    """A text whose lines are made for the width already, or are not to be broken at all."""
+
+    __slots__ = ()
+
+
 def shown(text: str) -> Shown:
     """Return text escaped, if it is not yet."""
     return text if isinstance(text, Shown) else Shown(visible(text))
@@ -47,11 +55,26 @@ def style(text: str, **styles: Any) -> Shown:
     return Shown(click.style(shown(text), **styles))
 
 
-def say(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print text for people; colours only in a terminal, and not if NO_COLOR is set."""
-    # None lets click decide: colours in a terminal only.
-    color = False if os.environ.get("NO_COLOR") else None
-    click.echo(shown(text) + end, nl=False, err=err, color=color)
+def say(text: str, *, err: bool = False, end: str = "\n", hang: int = 2) -> None:
+    """Print text for people: its lines broken at words, with colours, in a terminal only.
+
+    What is broken off a line is indented by ``hang`` more. NO_COLOR leaves colours out, FORCE_COLOR
+    brings them into a pipe.
+    """
+    kept = shown(text)
+    if not isinstance(text, LaidOut):
+        width = columns(sys.stderr if err else sys.stdout)
+        kept = Shown(
+            "\n".join(each for line in kept.split("\n") for each in wrap(line, width, hang))
+        )
+    click.echo(kept + Shown(end), nl=False, err=err, color=colour())
+
+
+def colour() -> bool | None:
+    """Return whether to style what is printed; None leaves it to whether it is a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None
 
 
 def tell(line: str) -> None:
@@ -89,21 +112,22 @@ def confirm(question: str) -> bool:
     return click.confirm(shown(question))
 
 
-def table(rows: Iterable[Sequence[str]], indent: str = "") -> list[Shown]:
-    """Return lines with aligned columns; cells may be styled, the last one is not padded."""
+def table(
+    rows: Iterable[Sequence[str]],
+    indent: str = "",
+    *,
+    heads: Sequence[str] = (),
+    labels: Collection[str] = (),
+) -> list[LaidOut]:
+    """Return a text for each row, laid out for standard output; cells may be styled.
+
+    See `layout.grid`. Where there are ``heads``, the first text may be theirs.
+    """
     # A name with a newline in it does not begin a line of its own.
-    kept = [[Shown(shown(cell).replace("\n", "\\n")) for cell in row] for row in rows]
-    # Styles are characters without a width: len() would count them.
-    widths = [max(map(_width, column)) for column in zip(*kept, strict=True)]
-    lines = []
-    for *cells, last in kept:
-        padded = (cell + " " * (w - _width(cell)) for cell, w in zip(cells, widths, strict=False))
-        lines.append(Shown(indent + "  ".join([*padded, last]).rstrip()))
-    return lines
-
-
-def _width(cell: str) -> int:
-    return len(click.unstyle(cell))
+    kept = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    width = columns(sys.stdout)
+    bold = [style(head, bold=True) for head in heads]
+    return list(map(LaidOut, grid(kept, width, heads=bold, labels=labels, indent=indent)))
 
 
 def lenient() -> None:

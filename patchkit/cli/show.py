@@ -1,101 +1,122 @@
-"""Show with rich what several verbs have in common, and return the same as fields for JSON."""
+"""Show what several verbs have in common about trees and fixes, and return it as JSON fields."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
 from patchkit.cli import out
+from patchkit.cli.out import LaidOut, Shown, style
 from patchkit.patching.commit import Applied
-from patchkit.patching.fix import Request, State, Verdict
+from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace
-from patchkit.quoting import visible
 
-STYLES = {
-    State.APPLY: ("→", "yellow"),
-    State.APPLIED: ("✓", "green"),
-    State.UPSTREAM: ("=", "cyan"),
-    State.NOT_APPLICABLE: ("·", "dim"),
-    State.OFF: ("○", "dim"),
-    State.DRIFTED: ("✗", "bold red"),
+_Style = Mapping[str, Any]
+STYLES: Mapping[State, tuple[str, _Style]] = {
+    State.APPLY: ("→", {"fg": "yellow"}),
+    State.APPLIED: ("✓", {"fg": "green"}),
+    State.UPSTREAM: ("=", {"fg": "cyan"}),
+    State.NOT_APPLICABLE: ("·", {"dim": True}),
+    State.OFF: ("○", {"dim": True}),
+    State.DRIFTED: ("✗", {"fg": "red", "bold": True}),
 }
+_SAID = {  # what a line of many fixes begins with
+    State.APPLY: "to apply",
+    State.APPLIED: "applied",
+    State.UPSTREAM: "in upstream already",
+    State.NOT_APPLICABLE: "not for this release or device",
+    State.OFF: "off",
+}
+_DONE = (State.APPLY, State.APPLIED)
+_NEEDED = (Severity.REQUIRED, Severity.RECOMMENDED)
+_DIFF_STYLES: Mapping[str, _Style] = {"+": {"fg": "green"}, "-": {"fg": "red"}, "@": {"fg": "cyan"}}
 
-_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+verbose = click.option("-v", "--verbose", is_flag=True, help="Show all of it.")
 
-
-class _Console(Console):
-    """A console that takes no text for markup, and escapes what a terminal would obey."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, **options)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Escape a text: every ``str`` comes through here, in a cell of a table as well."""
-        # rich calls this for every str; Text objects are made of visible() parts already.
-        return super().render_str(visible(text), **options)
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Return standard output; where it is no terminal, without colour and 160 columns wide."""
-    # In a pipe rich assumes 80 columns, which would cut paths.
-    found = _Console(stderr=stderr)
-    return found if found.is_terminal else _Console(stderr=stderr, width=160)
+GOOD = style("✓", fg="green") + " "
+BAD = style("✗", fg="red", bold=True) + " "
 
 
-def text(*parts: str | tuple[str, str], style: str = "") -> Text:
-    """Return parts, each escaped; a part with a style is a pair: ``("gb10.so", "bold")``."""
-    pairs = [(each, "") if isinstance(each, str) else each for each in parts]
-    return Text.assemble(*((visible(each), own) for each, own in pairs), style=style)
+def word(text: str) -> Shown:
+    """Return what a note begins with: ``note``, ``known``, ``beware``."""
+    return style(text, fg="yellow") + " "
 
 
-def header(workspace: Workspace, request: Request) -> Text:
+def header(workspace: Workspace, request: Request) -> Shown:
     """Return one line: what is patched, and for which device."""
     tree, target = workspace.tree, request.target
-    return text(
-        (f"{tree.project} {tree.version}", "bold"),
-        f"  {tree.kind}  →  {target.title}, {request.arch} ",
-        (load_recipe(tree.project).build.value_for(request), "bold"),
+    built = load_recipe(tree.project).build.value_for(request)
+    return (
+        style(f"{tree.project} {tree.version}", bold=True)
+        + f"  {tree.kind}  →  {target.title}, {request.arch} "
+        + style(built, bold=True)
     )
 
 
-def verdict_table(verdicts: Iterable[Verdict]) -> Table:
-    """Return a row for each fix."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("", "fix", "state", "severity"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("what the code says", overflow="fold")
+def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> list[Shown]:
+    """Return a row for each fix; or, if it is not verbose, a line for each state.
+
+    What drifted, and what a patched tree still needs, is there in both with what the code says.
+    """
+    if verbose:
+        heads = ("", "fix", "state", "severity", "what the code says")
+        return [*out.table(map(_row, verdicts), heads=heads)]
+    return [*_attention(verdicts), *_by_state(verdicts)]
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    sign, how = STYLES[verdict.state]
+    needed = verdict.state not in (State.UPSTREAM, State.NOT_APPLICABLE)
+    severity = verdict.severity.value if verdict.severity and needed else ""
+    dim = verdict.state in (State.NOT_APPLICABLE, State.OFF)
+    return (
+        style(sign, **how),
+        style(verdict.fix.id, dim=dim or None),
+        style(verdict.state.value, **how),
+        style(severity, dim=dim or None),
+        style(verdict.reason, dim=True),
+    )
+
+
+def _attention(verdicts: Iterable[Verdict]) -> Iterator[Shown]:
     for verdict in verdicts:
-        sign, style = STYLES[verdict.state]
-        needed = verdict.state not in (State.UPSTREAM, State.NOT_APPLICABLE)
-        severity = verdict.severity.value if verdict.severity and needed else ""
-        quiet = verdict.state in (State.NOT_APPLICABLE, State.OFF)
-        table.add_row(
-            text(sign, style=style),
-            text(verdict.fix.id, style="dim" if quiet else ""),
-            text(verdict.state.value, style=style),
-            text(severity, style="dim" if quiet else ""),
-            text(verdict.reason, style="dim"),
-        )
-    return table
+        if verdict.state is State.DRIFTED:
+            yield BAD + style(verdict.fix.id, bold=True) + f" drifted: {verdict.reason}"
 
 
-def notes(verdicts: Iterable[Verdict]) -> list[Text]:
+def _by_state(verdicts: Sequence[Verdict]) -> Iterator[Shown]:
+    groups: dict[tuple[State, Severity | None], list[str]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.state, verdict.severity), []).append(verdict.fix.id)
+    # What is optional is off unless it is asked for; anything else was left out.
+    for state, severity in (*product(_DONE, Severity), *product([State.OFF], _NEEDED)):
+        if named := groups.pop((state, severity), []):
+            sign, how = STYLES[state]
+            yield style(f"{sign} {_SAID[state]}, {severity.value}:", **how) + f" {', '.join(named)}"
+    counts = Counter(state for (state, _), named in groups.items() for _ in named)
+    counts.pop(State.DRIFTED, None)
+    if counts:
+        said = ", ".join(f"{count} {_SAID[state]}" for state, count in counts.items())
+        yield style(f"= {said}; -v lists them", dim=True)
+
+
+def notes(verdicts: Iterable[Verdict]) -> list[Shown]:
     """Return the notes of verdicts, each once."""
-    found = dict.fromkeys(verdict.note for verdict in verdicts if verdict.note)
-    return [text(("note ", "yellow"), note) for note in found]
+    return [word("note") + note for note in dict.fromkeys(v.note for v in verdicts if v.note)]
 
 
-def bugs(workspace: Workspace) -> list[Text]:
+def bugs(workspace: Workspace) -> list[Shown]:
     """Return the known bugs of this release, whatever fixes it gets."""
     tree = workspace.tree
     return [
-        text(("known ", "yellow"), f"{bug.says}; instead: {bug.instead} ({bug.source})")
+        word("known") + f"{bug.says}; instead: {bug.instead} ({bug.source})"
         for bug in load_recipe(tree.project).bugs_of(tree.version)
     ]
 
@@ -128,25 +149,29 @@ def tree_fields(workspace: Workspace, request: Request) -> dict[str, Any]:
 
 def print_diff(diff: str) -> None:
     """Print a unified diff: coloured in a terminal, byte for byte elsewhere."""
-    shown = console()
-    if not shown.is_terminal or not diff:
+    if not (sys.stdout.isatty() or out.colour()) or not diff:
         out.data(diff)
         return
     # Not splitlines: it also splits at form feeds and the like, which a source may hold.
     for line in diff.removesuffix("\n").split("\n"):
         bold = line.startswith(("+++", "---", "diff "))
-        style = "bold" if bold else _DIFF_STYLES.get(line[:1], "")
-        shown.print(text(line, style=style), soft_wrap=True)
+        how: _Style = {"bold": True} if bold else _DIFF_STYLES.get(line[:1], {})
+        out.say(LaidOut(style(line, **how)))
 
 
-def recorded_lines(outcome: Applied) -> list[Text]:
+def recorded_lines(outcome: Applied, *, verbose: bool) -> list[Shown]:
     """Return what an earlier run proved by the ledger; this run did not prove it again."""
     if not outcome.recorded_proofs:
         return []
     said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
-    return [text(said, style="cyan"), *(text(f"  {proof}") for proof in outcome.recorded_proofs)]
+    if not verbose:
+        return [style(said, fg="cyan") + f" {len(outcome.recorded_proofs)} effects"]
+    return [style(said, fg="cyan"), *(out.shown(f"  {each}") for each in outcome.recorded_proofs)]
 
 
-def proof_lines(proofs: Sequence[str]) -> list[Text]:
-    """Return what this run proved."""
-    return [text(("proved ", "green"), proof) for proof in proofs]
+def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
+    """Return what this run proved: all of it, or how much, and the first."""
+    proved = style("proved", fg="green")
+    if verbose or len(proofs) < 2:
+        return [proved + f" {proof}" for proof in proofs]
+    return [proved + f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"]

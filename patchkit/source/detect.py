@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
+_MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w.+]+)")
 _ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
 
 
@@ -89,8 +91,30 @@ def project_of(spec: str) -> str:
         return named[0]
     raise UsageError(
         f"{spec}: neither its name nor what lies there says whether it is vLLM or NCCL",
-        hint=f"name it with {' or '.join(f'--{name}-src' for name in projects())}",
+        hint=meant(spec) or f"name it with {' or '.join(f'--{name}-src' for name in projects())}",
     )
+
+
+def meant(spec: str) -> str:
+    """Return a hint with the releases that ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1`` may mean.
+
+    It is empty if the text does not look like a release.
+    """
+    match = _MISTYPED.fullmatch(spec)
+    if match is None or not _is_version(match["version"]):
+        return ""
+    named = match["name"].lower()
+    meant_names = difflib.get_close_matches(named, projects(), n=1) if named else [*projects()]
+    releases = [f"{name}=={match['version']}" for name in meant_names]
+    return f"did you mean {' or '.join(releases)}?" if releases else ""
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def spelled(project: str) -> str:

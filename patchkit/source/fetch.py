@@ -80,7 +80,7 @@ def _locked(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEn
     if version in lock:
         return lock[version]
     raise SourceError(
-        f"{project} {version} is not among the {len(lock)} releases that this patchkit knows",
+        f"{project} {version} is not among the releases that this patchkit knows",
         why="it is mistyped, or newer or older than what patchkit covers",
         hint=f"the nearest known versions: {', '.join(_nearest(version, lock)) or 'none'}",
     )

@@ -15,7 +15,7 @@ from packaging.version import Version
 from patchkit.durable.signals import committed
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.source.detect import detect, projects, spelled
+from patchkit.source.detect import detect, meant, projects, spelled
 from patchkit.versions import named_version
 
 if TYPE_CHECKING:
@@ -93,6 +93,23 @@ def patched_before(spec: str, project: str) -> Path | None:
     return folder
 
 
+def patched_tree(spec: str, project: str) -> Path:
+    """Return the folder that was patched, by its path or as a release below build/.
+
+    Raises UsageError for a release that is not patched there.
+    """
+    if found := patched_before(spec, project):
+        return found
+    version = None if Path(spec).exists() else _release(spec, project)
+    if version is not None:
+        raise UsageError(
+            f"{spec}: nothing of it is patched in {_default_dest(project, version)}",
+            why="apply was run in another folder, or with --dest, or not at all",
+            hint="name the folder that apply named: patchkit revert FOLDER",
+        )
+    return Path(spec)
+
+
 def _default_dest(project: str, label: str) -> Path:
     return Path("build") / f"{project}-{label}"
 
@@ -102,7 +119,8 @@ def fetch_release(spec: str, options: Options) -> Path:
     version = _release(spec, options.project)
     if version is None:
         raise UsageError(
-            f"{spec!r} names no release", hint=f"for example {projects()[options.project].example}"
+            f"{spec!r} names no release",
+            hint=meant(spec) or f"for example {projects()[options.project].example}",
         )
     if options.project == "nccl":
         return _nccl(spec, options).path
@@ -160,7 +178,7 @@ def _archive(spec: str, options: Options) -> _Archive | None:
     if version is None:
         raise UsageError(
             f"{spec}: no such file or directory",
-            hint=f"name {spelled(options.project)}",
+            hint=meant(spec) or f"name {spelled(options.project)}",
         )
     options.check(Version(version))
     return _Archive(fetch_release(spec, options), version, version, locked=True)
@@ -170,7 +188,7 @@ def _release(spec: str, project: str) -> str | None:
     match = _RELEASE.fullmatch(spec)
     if match is None or match["project"].lower() != project:
         return None
-    return str(named_version(match["version"]))
+    return str(named_version(match["version"], f"for example {projects()[project].example}"))
 
 
 def _unpacked(archive: _Archive, dest: Path, options: Options) -> Resolved:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import click
 
 from patchkit.apply import apply
 from patchkit.cli import show
+from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import (
     Selection,
     SourceOptions,
@@ -17,12 +21,12 @@ from patchkit.cli.options import (
     request_options,
     source_options,
 )
-from patchkit.cli.out import print_json
+from patchkit.cli.out import LaidOut, Shown, echo, print_json, say, shown, style
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, read_ledger
-from patchkit.patching.recipe import Recipe, load_recipe
-from patchkit.patching.workspace import open_workspace
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import Workspace, open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, state_folder
 
@@ -40,12 +44,14 @@ Examples:
 @source_options
 @request_options
 @click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
+@show.verbose
 @as_json
 def command(
     source: SourceOptions,
     *,
     selection: Selection,
     dry_run: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Patch a tree for a device, prove the effect, and keep a way back.
@@ -62,9 +68,15 @@ def command(
         ledger = _kept(path, recipe.project)
         request = selection.request(ledger)
         outcome = apply(path, recipe, request, dry_run=dry_run, sandboxed=sandboxed)
-        _print(path, recipe, request, outcome, dry_run=dry_run, as_json=as_json)
-        if ledger and not selection.chooses and not as_json:
+        # Opened once more: what is shown is what lies on the disk now.
+        workspace = open_workspace(path, recipe.project)
+        if as_json:
+            print_json(_fields(workspace, request, outcome, dry_run=dry_run))
+            return
+        echo(_lines(workspace, request, outcome, verbose=verbose))
+        if ledger and not selection.chooses:
             _tell_kept(request)
+        echo(_ending(path, workspace, request, outcome, dry_run=dry_run))
 
 
 def _kept(path: Path, project: str) -> Ledger | None:
@@ -74,56 +86,80 @@ def _kept(path: Path, project: str) -> Ledger | None:
 
 
 def _tell_kept(request: Request) -> None:
-    fixes = (("only", request.only), ("without", request.skip), ("with", request.also))
-    chosen = [f"--{option} {fix_id}" for option, ids in fixes for fix_id in sorted(ids)]
-    if chosen:
-        show.console().print(
+    if chosen := _chosen(request):
+        say(
             f"kept, as the package was patched before: {' '.join(chosen)}; "
-            "name fixes, or revert first, for others",
-            soft_wrap=True,
+            "name fixes, or revert first, for others"
         )
 
 
-def _print(
-    path: Path, recipe: Recipe, request: Request, outcome: Applied, *, dry_run: bool, as_json: bool
-) -> None:
-    # Opened once more: what is shown is what lies on the disk now.
-    workspace = open_workspace(path, recipe.project)
-    if as_json:
-        fields: dict[str, Any] = {
-            **show.tree_fields(workspace, request),
-            "dry_run": dry_run,
-            "fixes": [show.verdict_fields(verdict) for verdict in outcome.verdicts],
-            "proofs": list(outcome.proofs),
-            "recorded_proofs": list(outcome.recorded_proofs),
-            "recorded_by": outcome.recorded_by or None,
-            "written": list(outcome.written),
-        }
-        print_json(fields)
-        return
-    console = show.console()
-    console.print(show.header(workspace, request))
-    console.print(show.verdict_table(outcome.verdicts))
-    for line in [
+def _chosen(request: Request) -> list[str]:
+    fixes = (("only", request.only), ("without", request.skip), ("with", request.also))
+    return [word for option, ids in fixes for fix in sorted(ids) for word in (f"--{option}", fix)]
+
+
+def _fields(
+    workspace: Workspace, request: Request, outcome: Applied, *, dry_run: bool
+) -> dict[str, Any]:
+    return {
+        **show.tree_fields(workspace, request),
+        "dry_run": dry_run,
+        "fixes": [show.verdict_fields(verdict) for verdict in outcome.verdicts],
+        "proofs": list(outcome.proofs),
+        "recorded_proofs": list(outcome.recorded_proofs),
+        "recorded_by": outcome.recorded_by or None,
+        "written": list(outcome.written),
+    }
+
+
+def _lines(
+    workspace: Workspace, request: Request, outcome: Applied, *, verbose: bool
+) -> list[Shown]:
+    return [
+        show.header(workspace, request),
+        *show.verdict_lines(outcome.verdicts, verbose=verbose),
         *show.notes(outcome.verdicts),
         *show.bugs(workspace),
-        *show.proof_lines(outcome.proofs),
-        *show.recorded_lines(outcome),
-    ]:
-        console.print(line)
-    console.print(_summary(path, recipe.project, outcome, dry_run=dry_run), soft_wrap=True)
-    if workspace.tree.kind != "installed" and not dry_run:
-        console.print(f"build with {recipe.build.setting(request)}", style="bold")
+        *show.proof_lines(outcome.proofs, verbose=verbose),
+        *show.recorded_lines(outcome, verbose=verbose),
+    ]
 
 
-def _summary(path: Path, project: str, outcome: Applied, *, dry_run: bool) -> str:
+def _ending(
+    path: Path, workspace: Workspace, request: Request, outcome: Applied, *, dry_run: bool
+) -> Iterator[Shown]:
+    """Yield what was done, how to take it back, and the next command."""
+    project, kind = workspace.tree.project, workspace.tree.kind
     if dry_run:
         files = sum(line.startswith("diff --git") for line in outcome.diff.splitlines())
-        return f"dry run: {files} files would change; patchkit diff shows how"
-    if not outcome.written:
-        return "nothing to do: the tree is as asked for"
-    count = len(outcome.written)
-    return (
-        f"{count} file{'' if count == 1 else 's'} changed; see the change with patchkit diff, "
-        f"undo it with {quoted('patchkit', 'revert', f'--{project}-src', path)}"
-    )
+        yield shown(f"dry run: {_files(files)} would change")
+        if files:
+            again = [word for word in sys.argv[1:] if word not in ("--dry-run", "-v")]
+            yield next_step(*program(), *again)
+        return
+    if outcome.written:
+        yield show.GOOD + f"{_files(len(outcome.written))} changed in {path}"
+        undo = quoted(*program(), "revert", f"--{project}-src", path)
+        yield LaidOut(style("undo:", bold=True) + f" {undo}")
+    else:
+        yield shown("nothing to do: the tree is as asked for")
+    if kind != "installed":
+        recipe = load_recipe(project)
+        yield shown(f"a build of your own takes {recipe.build.setting(request)}")
+        yield _build_step(path, project, request)
+
+
+def _build_step(path: Path, project: str, request: Request) -> Shown:
+    target = request.target
+    words: list[str | Path] = [*program(), "build", project, "--src", path]
+    if target.name != "gb10":
+        words += ["--target", target.name]
+    if project == "nccl":  # is cross-compiled, with all of its fixes
+        return next_step(*words)
+    words += ["--arch", request.arch] if request.arch != "native" else []
+    where = "" if platform.machine() == target.cpu else f"on the {target.title}"
+    return next_step(*words, *_chosen(request), where=where)
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"

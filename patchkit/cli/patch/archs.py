@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
-from rich.table import Table
 
 from patchkit.apply import plan_for
 from patchkit.cli import show
@@ -17,17 +19,17 @@ from patchkit.cli.options import (
     request_options,
     vllm_options,
 )
-from patchkit.cli.out import print_json
+from patchkit.cli.out import Shown, echo, print_json, say, style, table
 from patchkit.errors import UsageError
 from patchkit.recipes.vllm.archs import Group, evaluate
 from patchkit.target import Load, Target, best_load
 
-STYLES = {
-    Load.EXACT: "green",
-    Load.FAMILY: "green",
-    Load.COMPATIBLE: "cyan",
-    Load.JIT: "yellow",
-    Load.NONE: "dim",
+STYLES: Mapping[Load, Mapping[str, Any]] = {
+    Load.EXACT: {"fg": "green"},
+    Load.FAMILY: {"fg": "green"},
+    Load.COMPATIBLE: {"fg": "cyan"},
+    Load.JIT: {"fg": "yellow"},
+    Load.NONE: {"dim": True},
 }
 
 
@@ -36,6 +38,7 @@ STYLES = {
 @request_options
 @click.option("--arch-list", help="TORCH_CUDA_ARCH_LIST, or Auto.  [default: the target's]")
 @click.option("--cuda", help="Version of the CUDA compiler.  [default: the target's, 13.0]")
+@show.verbose
 @as_json
 def command(
     source: SourceOptions,
@@ -43,12 +46,14 @@ def command(
     selection: Selection,
     arch_list: str | None,
     cuda: str | None,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Compare which kernel group is built for which archs, stock beside patched.
 
-    The release's own CMake decides; no compiler, torch or GPU is needed. The last column says how
-    the patched group reaches the device: exact, family, compatible, jit (from PTX), or none.
+    The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
+    the patched group reaches the device: exact, family, compatible, jit (from PTX), or none; -v
+    adds where a group stands and what it switches on.
     """
     with opened(source) as (recipe, workspace):
         request = selection.request(workspace.ledger)
@@ -66,10 +71,10 @@ def command(
             fields = {"torch_cuda_arch_list": wanted, "cuda": version, "groups": rows}
             print_json({**show.tree_fields(workspace, request), **fields})
             return
-        console = show.console()
-        console.print(show.header(workspace, request))
-        console.print(f"TORCH_CUDA_ARCH_LIST={wanted}, CUDA {version}")
-        console.print(_table(stock, patched, target))
+        say(show.header(workspace, request))
+        say(f"TORCH_CUDA_ARCH_LIST={wanted}, CUDA {version}")
+        echo(_rows(stock, patched, target, verbose=verbose))
+        say(_summary(stock, patched, target))
 
 
 def _cuda(version: str) -> str:
@@ -80,25 +85,30 @@ def _cuda(version: str) -> str:
     return version
 
 
-def _table(stock: list[Group], patched: list[Group], target: Target) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("kernel group", overflow="fold")
-    table.add_column("switches on", style="dim", overflow="fold")
-    table.add_column("where", style="dim", no_wrap=True)
-    for column in ("stock", "patched", "loads"):
-        table.add_column(column, no_wrap=True)
+def _rows(
+    stock: list[Group], patched: list[Group], target: Target, *, verbose: bool
+) -> Sequence[Shown]:
+    heads = ("loads", "patched", "stock", "kernel group")
+    rows = []
     for old, new in zip(stock, patched, strict=True):
         load = best_load(new.archs, target.capability)
-        style = STYLES[load]
-        table.add_row(
-            show.text(new.name, style="" if new.archs else "dim"),
-            " ".join(new.switches),
-            new.where,
-            show.text(_list(old), style="dim"),
-            show.text(_list(new), style=style),
-            show.text(str(load), style=style),
+        row = (
+            style(str(load), **STYLES[load]),
+            style(_list(new), **STYLES[load]),
+            style(_list(old), dim=True),
+            style(new.name, dim=None if new.archs else True),
         )
-    return table
+        rows.append((*row, style(new.where, dim=True), " ".join(new.switches)))
+    if not verbose:
+        return table((row[:4] for row in rows), heads=heads, labels=["stock"])
+    return table(rows, heads=(*heads, "where", "switches on"), labels=["stock", "switches on"])
+
+
+def _summary(stock: list[Group], patched: list[Group], target: Target) -> str:
+    changed = sum(old.archs != new.archs for old, new in zip(stock, patched, strict=True))
+    loads = Counter(best_load(each.archs, target.capability) for each in patched)
+    counted = ", ".join(f"{loads[each]} {each}" for each in sorted(loads, reverse=True))
+    return f"{len(patched)} groups on {target.title}: {counted}; {changed} differ from stock"
 
 
 def _list(group: Group) -> str:

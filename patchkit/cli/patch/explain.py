@@ -7,13 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 import click
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json
-from patchkit.cli.out import print_json
+from patchkit.cli.out import echo, print_json, say, style, table
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.claims import Claim, load_claims
@@ -66,60 +63,51 @@ def _overview(*, as_json: bool) -> None:
             }
         )
         return
-    console = show.console()
     for recipe in recipes:
-        fixes = _rows((fix.id, fix.title) for fix in recipe.fixes)
-        _section(console, f"Fixes of {recipe.project}", fixes)
-    claimed = ((claim.id, claim.verdict, claim.says) for claim in claims)
-    _section(console, "What guides say", _rows(claimed))
+        _rows(f"Fixes of {recipe.project}", ((fix.id, fix.title) for fix in recipe.fixes))
+    _rows("What guides say", ((claim.id, claim.verdict, claim.says) for claim in claims))
+    say("`patchkit explain ID` has the reasons and the evidence.")
 
 
 def _claim(claim: Claim, *, as_json: bool) -> None:
     if as_json:
         print_json(_claim_fields(claim))
         return
-    console = show.console()
-    console.print(show.text((claim.id, "bold"), f"  {claim.verdict} {claim.versions}\n"))
+    say(style(claim.id, bold=True) + f"  {claim.verdict} {claim.versions}\n")
     for title, text in (("Claim", claim.says), ("Why", claim.why), ("Instead", claim.instead)):
-        _section(console, title, text)
-    _section(console, "Evidence", _evidence(claim.evidence))
+        _section(title, text)
+    _rows("Evidence", _evidence(claim.evidence))
 
 
 def _fix(fix: Fix, *, as_json: bool) -> None:
     if as_json:
         print_json(_fields(fix))
         return
-    console = show.console()
-    console.print(show.text((fix.id, "bold"), f"  {fix.title}\n"))
+    say(style(fix.id, bold=True) + f"  {fix.title}\n")
     for title, text in (("Symptom", fix.symptom), ("Why", fix.why), ("Upstream", fix.upstream)):
-        _section(console, title, text)
-    _section(console, "Needed", _needs(fix))
-    _section(console, "Evidence", _evidence(fix.evidence))
+        _section(title, text)
+    needs = ((each.versions, each.severity.value, each.limits, each.reason) for each in fix.needs)
+    _rows("Needed", needs)
+    _rows("Evidence", _evidence(fix.evidence))
     for example in fix.examples:
-        console.print(show.text(("Before and after", "bold"), f", as in {example.version}"))
+        say(style("Before and after", bold=True) + f", as in {example.version}")
         show.print_diff(unified_diff(example.path, example.before, example.after))
 
 
-def _section(console: Console, title: str, body: str | Table) -> None:
-    console.print(title, style="bold")
-    console.print(Padding(body, (0, 0, 1, 2), expand=False))
+def _section(title: str, text: str) -> None:
+    say(style(title, bold=True))
+    for paragraph in text.split("\n"):
+        say(f"  {paragraph}", hang=0)
+    say("")
 
 
-def _needs(fix: Fix) -> Table:
-    return _rows(
-        (need.versions, need.severity.value, need.limits, need.reason) for need in fix.needs
-    )
+def _rows(title: str, rows: Iterable[tuple[str, ...]]) -> None:
+    say(style(title, bold=True))
+    echo([*table(rows, indent="  "), ""])
 
 
-def _evidence(evidence: Iterable[Evidence]) -> Table:
-    return _rows((each.established, each.claim, each.source) for each in evidence)
-
-
-def _rows(rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _evidence(evidence: Iterable[Evidence]) -> list[tuple[str, ...]]:
+    return [(each.established, each.claim, each.source) for each in evidence]
 
 
 def _claim_fields(claim: Claim) -> dict[str, object]:

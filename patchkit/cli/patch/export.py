@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from patchkit.apply import plan_for
+from patchkit.cli.next_step import next_step
 from patchkit.cli.options import (
     STDOUT,
     Selection,
@@ -15,7 +16,7 @@ from patchkit.cli.options import (
     request_options,
     source_options,
 )
-from patchkit.cli.out import data
+from patchkit.cli.out import LaidOut, data, tell
 from patchkit.patching.export import mailbox, write_series
 
 
@@ -38,3 +39,6 @@ def command(source: SourceOptions, *, selection: Selection, output: Path) -> Non
             return
         for path in write_series(plan, output):
             data(f"{path}\n")
+        tree = workspace.tree
+        where = f"in a checkout of {tree.project} {tree.version}"
+        tell(LaidOut(next_step("git", "am", output.absolute(), where=where) + "/*.patch"))

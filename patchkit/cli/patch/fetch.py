@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import SourceOptions, progress, resolve_options
-from patchkit.cli.out import data
+from patchkit.cli.out import data, tell
 from patchkit.source.archive import unpack
 from patchkit.source.resolve import fetch_release
 
@@ -30,3 +31,4 @@ def command(release: str, dest: Path | None, *, offline: bool) -> None:
         if dest is not None:
             path = unpack(path, dest, progress=report("Unpacking"))
     data(f"{path}\n")
+    tell(next_step(*program(), "apply", release if dest is None else dest))

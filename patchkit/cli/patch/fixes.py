@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+
 import click
 from packaging.version import Version
-from rich.table import Table
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json
-from patchkit.cli.out import print_json
+from patchkit.cli.out import Shown, echo, print_json, say, style, table, tell
 from patchkit.patching.fix import Fix, Need
 from patchkit.patching.recipe import Recipe, load_recipe, load_recipes
 from patchkit.patching.support import load_support
@@ -19,17 +22,33 @@ from patchkit.versions import named_version
 @click.command()
 @click.option("--version", "wanted", metavar="X.Y.Z", help="What this release needs.")
 @click.option("--project", type=click.Choice([*projects()]), help="Only the fixes of one project.")
+@show.verbose
 @as_json
-def command(wanted: str | None, project: str | None, *, as_json: bool) -> None:
+def command(wanted: str | None, project: str | None, *, verbose: bool, as_json: bool) -> None:
     """List the fixes; with a version, what the table says that release needs."""
     version = named_version(wanted) if wanted else None
     recipes = _recipes(project, version)
+    if version is not None and not recipes[0].knows(version):
+        tell(show.word("note") + _unknown(recipes[0], version))
     if as_json:
         fixes = [_fields(recipe, fix, version) for recipe in recipes for fix in recipe.fixes]
         print_json(fixes)
         return
     for recipe in recipes:
-        show.console().print(_table(recipe, version))
+        echo(_rows(recipe, version, verbose=verbose))
+    if version is not None:
+        counts = Counter(need.severity.value for need in _needed(recipes[0], version))
+        say(", ".join(f"{count} {level}" for level, count in counts.items()))
+
+
+def _unknown(recipe: Recipe, version: Version) -> str:
+    known = recipe.supported
+    close = difflib.get_close_matches(str(version), map(str, known), n=1, cutoff=0.7)
+    return (
+        f"{recipe.project} {version} is not one of the {len(known)} known releases, {known[0]} to "
+        f"{recipe.newest}: this is what the fixes' ranges say, and its code may say otherwise"
+        + (f"; did you mean {close[0]}?" if close else "")
+    )
 
 
 def _recipes(project: str | None, version: Version | None) -> list[Recipe]:
@@ -47,22 +66,23 @@ def _recipes(project: str | None, version: Version | None) -> list[Recipe]:
     return recipes
 
 
-def _table(recipe: Recipe, version: Version | None) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(f"{recipe.project} fix", no_wrap=True, style="bold")
-    table.add_column("needed" if version is None else f"in {version}", overflow="fold")
-    table.add_column("what it does", overflow="fold")
-    table.add_column("upstream", overflow="fold", style="dim")
+def _rows(recipe: Recipe, version: Version | None, *, verbose: bool) -> Sequence[Shown]:
+    heads = (f"{recipe.project} fix", "what it does", "needed", "upstream")
+    rows = []
     for fix in recipe.fixes:
         needs = [need for need in fix.needs if version is None or need.covers(version)]
-        quiet = "" if needs else "dim"
-        name, title = (show.text(each, style=quiet) for each in (fix.id, fix.title))
-        table.add_row(name, _needs(needs), title, fix.upstream)
-    return table
+        if needs or verbose:
+            named = style(fix.id, bold=bool(needs) or None, dim=None if needs else True)
+            needed = ", ".join(map(_need, needs)) or "not needed"
+            rows.append((named, fix.title, needed, style(fix.upstream, dim=True)))
+    number = 4 if verbose else 3
+    return table((row[:number] for row in rows), heads=heads[:number], labels=["upstream"])
 
 
-def _needs(needs: list[Need]) -> str:
-    return "\n".join(_need(need) for need in needs) or "-"
+def _needed(recipe: Recipe, version: Version) -> list[Need]:
+    """Return the first need of each fix that a release needs."""
+    covering = ([need for need in fix.needs if need.covers(version)] for fix in recipe.fixes)
+    return [needs[0] for needs in covering if needs]
 
 
 def _need(need: Need) -> str:

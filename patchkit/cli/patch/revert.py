@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from patchkit.apply import revert, revert_by_force
 from patchkit.cli.options import SourceOptions, as_json, folder_options
 from patchkit.cli.out import print_json, say
 from patchkit.patching.forced_revert import Rescued
-from patchkit.source.resolve import patched_before
+from patchkit.source.resolve import patched_tree
 
 
 @click.command()
@@ -28,7 +26,7 @@ def command(source: SourceOptions, *, force: bool, as_json: bool) -> None:
     SOURCE is the folder, or the release that `apply` unpacked and patched below build/. Refuses,
     and names the file, if a patched file was edited since.
     """
-    path = patched_before(source.spec, source.project) or Path(source.spec)
+    path = patched_tree(source.spec, source.project)
     if force:
         done = revert_by_force(path, source.project)
         _print_rescued(done, as_json=as_json)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
+
 import click
 
+from patchkit.cli import show
+from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import (
     Selection,
     SourceOptions,
@@ -12,7 +17,7 @@ from patchkit.cli.options import (
     request_options,
     source_options,
 )
-from patchkit.cli.out import print_json
+from patchkit.cli.out import Shown, echo, print_json
 from patchkit.errors import DriftError
 from patchkit.patching.commit import settled
 from patchkit.patching.fix import State, Verdict
@@ -23,8 +28,9 @@ from patchkit.patching.workspace import known_verdicts
 @click.command()
 @source_options
 @request_options
+@show.verbose
 @as_json
-def command(source: SourceOptions, *, selection: Selection, as_json: bool) -> None:
+def command(source: SourceOptions, *, selection: Selection, verbose: bool, as_json: bool) -> None:
     """Show every fix and its state; write nothing.
 
     Without options, a patched tree is compared with what it was patched for. Exits with 4 if a fix
@@ -35,19 +41,22 @@ def command(source: SourceOptions, *, selection: Selection, as_json: bool) -> No
         verdicts = known_verdicts(workspace, recipe, request)
         if verdicts is None:
             verdicts = _as_on_disk(make_plan(workspace.tree, recipe, request))
-        from patchkit.cli import show
-
         if as_json:
             fields = [show.verdict_fields(verdict) for verdict in verdicts]
             print_json({**show.tree_fields(workspace, request), "fixes": fields})
         else:
-            console = show.console()
-            console.print(show.header(workspace, request))
-            console.print(show.verdict_table(verdicts))
-            for line in [*show.notes(verdicts), *show.bugs(workspace)]:
-                console.print(line, soft_wrap=True)
+            echo([show.header(workspace, request), *show.verdict_lines(verdicts, verbose=verbose)])
+            echo([*show.notes(verdicts), *show.bugs(workspace), *_next(verdicts)])
     if any(verdict.state is State.DRIFTED for verdict in verdicts):
         raise SystemExit(DriftError.exit_code)
+
+
+def _next(verdicts: Sequence[Verdict]) -> Iterator[Shown]:
+    """Yield the command that applies what is to apply: the words of this one, but for the verb."""
+    states = {verdict.state for verdict in verdicts}
+    if State.APPLY in states and State.DRIFTED not in states:
+        words = [word for word in sys.argv[1:] if word not in ("status", "-v", "--verbose")]
+        yield next_step(*program(), "apply", *words)
 
 
 def _as_on_disk(plan: Plan) -> tuple[Verdict, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from patchkit.cli.out import data, say, style
+from patchkit.cli.next_step import next_step, program
+from patchkit.cli.out import Shown, data, echo, say, style
 from patchkit.cli.runtime.env_check import check
 from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import TRITON, asked_for, node_options, rule_choice
@@ -21,6 +22,7 @@ from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import decide
 from patchkit.runtime.python.ptxas import find_ptxas
+from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variables import vllm_variables
 
@@ -118,6 +120,18 @@ def _run(options: Mapping[str, Any]) -> None:
     what = f"{len(env.settings)} variables for {node.role}, {node.topology}"
     say(style("✓", fg="green") + f" {output} {outcome}: {what}{where(env)}")
     _tell(env)
+    echo(_next(output, node.role, options["model"]))
+
+
+def _next(file: Path, role: str, model: str | None) -> Iterator[Shown]:
+    """Yield what comes after a file: those of the workers, then the line that serves a model."""
+    if role == "head":
+        worker: tuple[str | Path, ...] = (*program(), "env", "--role", "worker", "--from", Path(file.name))
+        where = f"on each worker, with a copy of {file.name} there"
+        yield next_step(*worker, "-o", "worker.env", where=where)
+    # The first one serves on one Spark, and on more.
+    served = model or load_presets()[0].id
+    yield next_step(*program(), "serve-args", served, "--from", file)
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -19,7 +19,6 @@ from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.host.recording import RecordingWriter
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
-_WIDTH = 100  # columns, as of every help text
 _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin", "cage")
 
 
@@ -59,7 +58,7 @@ def lines(host: Host) -> Iterator[str]:
     yield style(host.system.hostname or "host", bold=True) + _product(host.system)
     yield from table(_summary(host), "  ")
     yield ""
-    yield from table(_network(host), "  ")
+    yield from table(_network(host), "  ", heads=_HEADS, labels=("MTU", "GID", "twin", "cage"))
     if host.software:
         yield ""
         yield from table(_software(host.software), "  ")
@@ -118,7 +117,6 @@ def _cage(number: int) -> str:
 
 
 def _network(host: Host) -> Iterator[tuple[str, ...]]:
-    yield tuple(style(head, dim=True) for head in _HEADS)
     owned = {each.netdev: each for each in host.rdma if each.netdev}
     for netdev in sorted(host.netdevs, key=_rank):
         yield _row(netdev, owned.get(netdev.name))
@@ -185,5 +183,4 @@ def _nccl(taken: Nccl) -> str:
 def _remark(remark: Finding) -> Iterator[str]:
     warns = remark.level is Level.WARNING
     yield "  " + style("! " if warns else "- ", fg="yellow" if warns else None) + remark.what
-    why = click.wrap_text(f"{remark.why} [{remark.source}]", _WIDTH, " " * 4, " " * 4)
-    yield from (style(line, dim=True) for line in why.splitlines())
+    yield style(f"    {remark.why} [{remark.source}]", dim=True)

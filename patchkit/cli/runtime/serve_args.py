@@ -11,7 +11,7 @@ import click
 
 from patchkit.cli.out import data, echo, print_json, say, table
 from patchkit.cli.runtime.node_options import asked_for, node_options, rule_choice
-from patchkit.cli.runtime.serve_view import NOTE, explained, listing, tell
+from patchkit.cli.runtime.serve_view import HEADS, NOTE, explained, listing, tell
 from patchkit.errors import UsageError
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import decide
@@ -62,7 +62,7 @@ def command(**options: Any) -> None:
     for the shell; --format lines is a script with the reason of every flag.
     """
     if options["presets"]:
-        echo(table(listing()))
+        echo(table(listing(), heads=HEADS, labels=["vLLM"]))
         return
     if not options["model"]:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")

@@ -10,8 +10,11 @@ from patchkit.runtime.serve.render import reason
 NOTE = style("note", fg="yellow")
 
 
+HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
+
+
 def listing() -> list[tuple[str, ...]]:
-    rows = [("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")]
+    rows: list[tuple[str, ...]] = []
     for each in load_presets():
         weights = "?" if each.weights_gib is None else f"{each.weights_gib:.0f}"
         share, least = f"{each.gpu_memory_utilization:.2f}", f">={each.min_vllm}"
@@ -27,7 +30,7 @@ def listing() -> list[tuple[str, ...]]:
                 f"{each.evidence}, {each.confidence}",
             )
         )
-    return [tuple(style(cell, bold=True) for cell in rows[0]), *rows[1:]]
+    return rows
 
 
 def explained(served: ServeCommand) -> list[tuple[str, ...]]:

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from patchkit.cli import show
 from patchkit.cli.options import (
     STDOUT,
     Renamed,
@@ -17,9 +15,9 @@ from patchkit.cli.options import (
     opened,
     vllm_options,
 )
-from patchkit.cli.out import data, print_json, tell
+from patchkit.cli.out import LaidOut, data, echo, print_json, say, style, table, tell
 from patchkit.errors import HostError, StorageError, UsageError
-from patchkit.quoting import quoted
+from patchkit.quoting import quoted, visible
 from patchkit.runtime.tune.process import measuring
 from patchkit.runtime.tune.tune import (
     ELEMENT_BYTES,
@@ -162,27 +160,20 @@ def _fields(outcome: Tuned, place: Path) -> dict[str, object]:
 
 
 def _print(outcome: Tuned, place: Path, job: Job) -> None:
-    facts, console = outcome.facts, show.console()
-    console.print(
-        show.text(
-            (f"{facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}, ", "bold"),
-            f"triton {facts['triton']}, {facts['shared_memory']} bytes of shared memory",
-        )
-    )
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("batch", "untuned µs", "tuned µs", "ratio", "in the file", "configs"):
-        table.add_column(column, justify="left" if column == "in the file" else "right")
-    for row in outcome.rows:
-        table.add_row(*_cells(row))
-    console.print(table)
+    facts = outcome.facts
+    title = style(f"{facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}", bold=True)
+    say(title + f", triton {facts['triton']}, {facts['shared_memory']} bytes of shared memory")
+    heads = ("batch", "ratio", "in the file", "untuned µs", "tuned µs", "configs")
+    echo(table(map(_cells, outcome.rows), heads=heads, labels=["untuned µs", "tuned µs"]))
     missing = [size for size in job.batch_sizes if size not in {r.batch_size for r in outcome.rows}]
     if missing:
         left = ", ".join(map(str, missing))
-        console.print(f"{outcome.stopped}: batch sizes {left} stay untuned", soft_wrap=True)
+        say(f"{outcome.stopped}: batch sizes {left} stay untuned")
     if cut := [str(row.batch_size) for row in outcome.rows if not row.complete]:
-        console.print(f"search cut short, best so far kept: batch sizes {', '.join(cut)}")
+        say(f"search cut short, best so far kept: batch sizes {', '.join(cut)}")
     setting = f"VLLM_TUNED_CONFIG_FOLDER={quoted(place.parent.resolve())}"
-    console.print(f"wrote {place}; vLLM reads it with {setting}", soft_wrap=True)
+    say(f"wrote {place}; vLLM reads it with")
+    say(LaidOut(f"  {visible(setting)}"))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -190,10 +181,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     ratio = f"{row.ratio:.2f}" if row.untuned_times else "untuned cannot run"
     return (
         str(row.batch_size),
-        _spread(row.untuned_times),
-        _spread(row.tuned_times),
         ratio,
         chosen,
+        _spread(row.untuned_times),
+        _spread(row.tuned_times),
         f"{row.measured}{'' if row.complete else '+'}",
     )
 

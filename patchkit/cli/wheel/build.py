@@ -11,7 +11,7 @@ import click
 
 from patchkit.cli import show
 from patchkit.cli.options import as_json, find_target, in_tenths, progress
-from patchkit.cli.out import print_json, tell
+from patchkit.cli.out import print_json, style, tell
 from patchkit.cli.wheel.build_options import (
     Placed,
     chosen_jobs,
@@ -163,11 +163,12 @@ def _origin(
 def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
     tools = order.toolchain
     across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
-    title = show.text(
-        (f"nccl {order.version}", "bold"),
-        f"  {order.origin.identity.partition(':')[0]}  →  {order.target.title}, ",
-        (order.gencode.rpartition("=")[2], "bold"),
-        f", {tools.machine}{across}",
+    origin = order.origin.identity.partition(":")[0]
+    title = (
+        style(f"nccl {order.version}", bold=True)
+        + f"  {origin}  →  {order.target.title}, "
+        + style(order.gencode.rpartition("=")[2], bold=True)
+        + f", {tools.machine}{across}"
     )
     lines = [compilers(tools)]
     for binary in built.binaries:
@@ -175,7 +176,7 @@ def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
         lines.append(f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}")
     lines.append(f"every kernel of NCCL is exact for {order.target.title}")
     known = (
-        show.text(("known ", "yellow"), f"{bug.says}; instead: {bug.instead}")
+        show.word("known") + f"{bug.says}; instead: {bug.instead}"
         for bug in load_facts().bugs_of(order.origin.version)
     )
     print_built(title, lines, [*reduced(order.functions), *known], placed)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.text import Text
 
 from patchkit.cli import show
+from patchkit.cli.next_step import install
 from patchkit.cli.options import Renamed
-from patchkit.cli.out import tell
+from patchkit.cli.out import LaidOut, Shown, echo, tell
 from patchkit.errors import UsageError
-from patchkit.quoting import quoted
+from patchkit.target import targets
 from patchkit.wheel.build.jobs import Jobs, jobs_for
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
+from patchkit.wheel.file.name import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,18 +109,19 @@ def compilers(tools: Toolchain) -> str:
     return f"nvcc {tools.cuda}{' (locked)' if tools.locked else ''}, {tools.compiler}"
 
 
-def print_built(title: Text, lines: Iterable[str], notes: Iterable[Text], placed: Placed) -> None:
+def print_built(title: str, lines: Iterable[str], notes: Iterable[str], placed: Placed) -> None:
     """Print a title, what was proved, notes, and the next command."""
-    console = show.console()
-    console.print(title)
-    for line in (*lines, placed.line):
-        console.print(show.text(("✓ ", "green"), line), soft_wrap=True)
-    for note in notes:
-        console.print(note, soft_wrap=True)
-    console.print(f"  next: {quoted('pip', 'install', placed.wheel)}", soft_wrap=True)
+    echo([title, *(show.GOOD + line for line in lines), *notes])
+    echo([LaidOut(show.GOOD + placed.line), *installing(placed.wheel, placed.built.facts)])
 
 
-def reduced(is_reduced: object) -> list[Text]:
+def installing(wheel: Path, facts: Mapping[str, Any]) -> Sequence[Shown]:
+    """Return what installs a wheel that was made for a target."""
+    target = targets().get(str(facts.get("target")))
+    cpus = wheel_name(wheel.name).cpus
+    return install(wheel, () if ANY in cpus else cpus, target.title if target else "node")
+
+
+def reduced(is_reduced: object) -> list[Shown]:
     """Return the note for a build of some parts alone."""
-    note = show.text(("note ", "yellow"), "reduced: for tests, not for use")
-    return [note] if is_reduced else []
+    return [show.word("note") + "reduced: for tests, not for use"] if is_reduced else []

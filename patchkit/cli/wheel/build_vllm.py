@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli import show
 from patchkit.cli.options import Selection, as_json, in_tenths, progress, request_options
-from patchkit.cli.out import print_json, tell
+from patchkit.cli.out import print_json, style, tell
 from patchkit.cli.wheel.build_options import (
     Placed,
     chosen_jobs,
@@ -214,10 +213,9 @@ def _foretell(order: VllmOrder, jobs: Jobs) -> None:
 
 
 def _show(order: VllmOrder, built: BuiltWheel, placed: Placed) -> None:
-    title = show.text(
-        (f"vllm {order.version}", "bold"),
-        f"  →  {order.request.target.title}, {built.facts['archs']}, {order.toolchain.machine}",
-    )
+    target, archs = order.request.target, built.facts["archs"]
+    title = style(f"vllm {order.version}", bold=True)
+    title += f"  →  {target.title}, {archs}, {order.toolchain.machine}"
     lines = [
         compilers(order.toolchain),
         *(f"{name}: {what}" for name, what in built.facts["environment"].items()),

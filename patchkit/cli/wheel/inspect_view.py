@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from patchkit.cli import show
+from patchkit.cli.next_step import spelled
 from patchkit.cli.options import find_target
-from patchkit.cli.out import print_json
+from patchkit.cli.out import Shown, echo, print_json, shown, style, table
 from patchkit.cli.patch.archs import STYLES
-from patchkit.cli.show import text
-from patchkit.cli.wheel.library_view import binary_fields, parts, print_library
+from patchkit.cli.wheel.library_view import binary_fields, for_any_python, parts, print_library
 from patchkit.finding import Finding
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import LIVE, Binary, CodeSummary, inspect, inspect_wheel
@@ -29,9 +24,6 @@ from patchkit.wheel.wheelhouse.device_checks import missed
 from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc
 from patchkit.wheel.wheelhouse.wheel_checks import check, cuda_majors
 
-# The same module is in a wheel once for each Python.
-_PYTHON = re.compile(r"\.cpython-3(\d+)-")
-_WIDE = 120  # columns of a terminal
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
 
 
@@ -65,38 +57,32 @@ def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> No
             }
         )
         return
-    console = show.console()
     if metadata:
-        _print_wheel(console, metadata, binaries, uses, target)
-        _print_findings(console, found)
-        console.print()
+        echo(_wheel_lines(metadata, binaries, uses, target))
+        echo([*_finding_lines(found), ""])
     # One library is shown whole; of many the table is enough.
     for binary in binaries if codes or len(binaries) == 1 else ():
-        print_library(console, binary, target)
+        print_library(binary, target)
 
 
-def _print_wheel(
-    console: Console,
-    wheel: WheelMetadata,
-    binaries: Sequence[Binary],
-    uses: Mapping[str, str],
-    target: Target,
-) -> None:
-    console.print(text(wheel.name.filename, style="bold"), soft_wrap=True)
-    for label, value in _wheel_facts(wheel, binaries):
-        console.print(text((f"  {label:9}", "dim"), value), soft_wrap=True)
+def _wheel_lines(
+    wheel: WheelMetadata, binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
+) -> Iterator[str]:
+    yield style(wheel.name.filename, bold=True)
+    facts = [(style(label, dim=True), value) for label, value in _wheel_facts(wheel, binaries)]
+    yield from table(facts, indent="  ")
     if len(binaries) > 1:
-        console.print()
-        console.print(_library_table(binaries, uses, target, wide=console.width >= _WIDE))
-        console.print(_summary(binaries, target), soft_wrap=True)
+        yield ""
+        yield from _library_rows(binaries, uses, target)
+        yield _summary(binaries, target)
 
 
-def _print_findings(console: Console, found: Sequence[Finding]) -> None:
+def _finding_lines(found: Sequence[Finding]) -> Iterator[str]:
     for each in found:
-        console.print(text(("! ", "yellow"), (each.where, "bold"), f": {each.what}"))
-        for label, words in (("why", each.why), ("next", each.hint)):
+        yield show.word("!") + style(each.where, bold=True) + f": {each.what}"
+        for label, words in (("why", each.why), ("next", spelled(each.hint))):
             if words:
-                console.print(text(f"    {label}: {words}", style="dim"), soft_wrap=True)
+                yield style(f"    {label}: {words}", dim=True)
 
 
 def finding_fields(found: Finding) -> dict[str, Any]:
@@ -129,33 +115,29 @@ def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[t
         yield "fixes", ", ".join(map(str, fixes))
 
 
-def _library_table(
-    binaries: Sequence[Binary], uses: Mapping[str, str], target: Target, *, wide: bool
-) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+def _library_rows(
+    binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
+) -> Sequence[Shown]:
     folder = _common_folder(binaries)
-    table.add_column(f"in {folder}" if folder else "library", overflow="fold")
-    table.add_column("MB", justify="right", no_wrap=True)
-    table.add_column(target.name, no_wrap=True)
-    table.add_column("CUDA", no_wrap=True)
-    table.add_column("archs", overflow="fold")
-    if uses:
-        table.add_column("")
-    if wide:
-        table.add_column("fat binaries", overflow="fold")
-    for name, binary, count in _rows(binaries):
-        load = binary.load(target)
-        cells: list[RenderableType] = [
-            name,
-            f"{binary.size * count / 1e6:.1f}",
-            text(str(load), style=STYLES[load]) if binary.live else text("-", style="dim"),
+    rows = [
+        (
+            style(uses.get(binary.name, "-")),
+            style(str(binary.load(target)), **STYLES[binary.load(target)]) if binary.live else "-",
             ", ".join(map(str, cuda_majors(binary))) or "-",
-            text(_archs(binary), style="dim"),
-            *([text(uses.get(binary.name, ""))] if uses else []),
-            text(parts(binary.loads(target)), style="dim"),
-        ]
-        table.add_row(*cells[: len(table.columns)])
-    return table
+            f"{binary.size * count / 1e6:.1f}",
+            name,
+            style(_archs(binary), dim=True),
+            style(parts(binary.loads(target)), dim=True),
+        )
+        for name, binary, count in _rows(binaries)
+    ]
+    library = f"in {folder}" if folder else "library"
+    heads = ("on the device", target.name, "CUDA", "MB", library, "archs", "fat binaries")
+    # Of what a library is for, only those of vLLM are known.
+    first = 0 if uses else 1
+    return table(
+        (row[first:] for row in rows), heads=heads[first:], labels=["archs", "fat binaries"]
+    )
 
 
 def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
@@ -163,7 +145,7 @@ def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
     alike: dict[tuple[str, tuple[CodeSummary, ...], tuple[int, ...]], list[Binary]] = {}
     folder = _common_folder(binaries)
     for binary in binaries:
-        name = _PYTHON.sub(".cpython-3*-", binary.name.removeprefix(folder))
+        name = for_any_python(binary.name.removeprefix(folder))
         alike.setdefault((name, binary.codes, cuda_majors(binary)), []).append(binary)
     for (name, _codes, _majors), group in alike.items():
         shown = f"{name} ({len(group)})" if len(group) > 1 else group[0].name.removeprefix(folder)
@@ -189,12 +171,12 @@ def _archs(binary: Binary) -> str:
     return ", ".join(filter(None, groups)) or "-"
 
 
-def _summary(binaries: Sequence[Binary], target: Target) -> Text:
+def _summary(binaries: Sequence[Binary], target: Target) -> Shown:
     code = [binary for binary in binaries if binary.live]
     if not code:
-        return text(f"no device code in {len(binaries)} libraries")
+        return shown(f"no device code in {len(binaries)} libraries")
     counted = parts(Counter(binary.load(target) for binary in code))
-    return text(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
+    return shown(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
 
 
 def _wheel_fields(wheel: WheelMetadata, binaries: Sequence[Binary]) -> dict[str, Any]:

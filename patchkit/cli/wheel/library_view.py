@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from patchkit.cli.out import Shown, echo, say, style, table
 from patchkit.cli.patch.archs import STYLES
-from patchkit.cli.show import text
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import LIVE, RELOCATABLE, Binary, reach
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
@@ -22,18 +20,23 @@ _RULES = {
     "later minor capability",
     Load.JIT: "PTX only, compiled on the device at first use",
 }
+# The same module is in a wheel once for each Python.
+_PYTHON = re.compile(r"\.cpython-3(\d+)-")
 _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 
 
-def print_library(console: Console, binary: Binary, target: Target) -> None:
+def for_any_python(name: str) -> str:
+    """Return the name that a module has in common with the same one for other Pythons."""
+    return _PYTHON.sub(".cpython-3*-", name)
+
+
+def print_library(binary: Binary, target: Target) -> None:
     """Print everything about one library."""
-    console.print(text((binary.name, "bold"), f"  {binary.size:,} bytes"))
-    for label, value in _facts(binary):
-        console.print(text((f"  {label:9}", "dim"), value), soft_wrap=True)
+    say(style(binary.name, bold=True) + f"  {binary.size:,} bytes")
+    echo(table(((style(label, dim=True), value) for label, value in _facts(binary)), indent="  "))
     if binary.codes:
-        console.print(_code_table(binary, target))
-    style = STYLES[binary.load(target)]
-    console.print(text(f"  {conclusion(binary, target)}", style=style), soft_wrap=True)
+        echo(_code_rows(binary, target))
+    say(style(f"  {conclusion(binary, target)}", **STYLES[binary.load(target)]))
 
 
 def conclusion(binary: Binary, target: Target) -> str:
@@ -73,24 +76,25 @@ def _facts(binary: Binary) -> Iterator[tuple[str, str]]:
     yield "sha256", binary.sha256
 
 
-def _code_table(binary: Binary, target: Target) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("section", "kind", "arch", "compressed", "count", "bytes", "loads"):
-        table.add_column(column, justify="right" if column in ("count", "bytes") else "left")
+def _code_rows(binary: Binary, target: Target) -> Sequence[Shown]:
+    rows = []
     for code in binary.codes:
         load = reach(code.kind, code.arch, target)
         live = code.section == LIVE
-        table.add_row(
-            text(code.section, style="" if live else "dim"),
-            code.kind,
-            code.name,
-            text(code.compression, style="dim"),
-            str(code.count),
-            f"{code.size:,}",
-            # In parentheses: no device loads code that was not linked.
-            text(str(load) if live else f"({load})", style=STYLES[load] if live else "dim"),
+        rows.append(
+            (
+                # In parentheses: no device loads code that was not linked.
+                style(str(load), **STYLES[load]) if live else style(f"({load})", dim=True),
+                code.kind,
+                code.name,
+                str(code.count),
+                f"{code.size:,}",
+                style(code.section, dim=None if live else True),
+                style(code.compression, dim=True),
+            )
         )
-    return table
+    heads = ("loads", "kind", "arch", "count", "bytes", "section", "compressed")
+    return table(rows, heads=heads)
 
 
 def binary_fields(binary: Binary, target: Target) -> dict[str, Any]:

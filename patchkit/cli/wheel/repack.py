@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from patchkit.cli import show
 from patchkit.cli.options import (
@@ -20,13 +19,13 @@ from patchkit.cli.options import (
     request_options,
     trust_source,
 )
-from patchkit.cli.out import print_json, tell
+from patchkit.cli.out import Shown, echo, print_json, shown, style, table, tell
 from patchkit.cli.patch.archs import STYLES
-from patchkit.cli.wheel.build_options import cpu_option, house_option
+from patchkit.cli.wheel.build_options import cpu_option, house_option, installing
+from patchkit.cli.wheel.library_view import for_any_python
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
-from patchkit.quoting import quoted
-from patchkit.target import Load
+from patchkit.target import Load, Target
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.repack.repack import Repacked, repack
 from patchkit.wheel.repack.upstream import find_wheel
@@ -40,15 +39,15 @@ The same for x86-64, for tests elsewhere:
 A wheel of your own, vouched for:
   patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 <64 hex digits>
 """
-_USES = {
-    Use.LOADS: "green",
-    Use.PARTLY: "yellow",
-    Use.HOST: "dim",
-    Use.JIT: "green",
-    Use.OTHER: "dim",
-    Use.LOST: "yellow",
-    Use.ABSENT: "yellow",
-    Use.UNKNOWN: "yellow",
+_USES: Mapping[Use, Mapping[str, Any]] = {
+    Use.LOST: {"fg": "yellow"},
+    Use.ABSENT: {"fg": "yellow"},
+    Use.UNKNOWN: {"fg": "yellow"},
+    Use.PARTLY: {"fg": "yellow"},
+    Use.LOADS: {"fg": "green"},
+    Use.JIT: {"fg": "green"},
+    Use.OTHER: {"dim": True},
+    Use.HOST: {"dim": True},
 }
 
 
@@ -60,6 +59,7 @@ _USES = {
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 @trust_source
 @house_option
+@show.verbose
 @as_json
 def command(
     wheel: str,
@@ -69,6 +69,7 @@ def command(
     offline: bool,
     trusted: bool,
     house: Path,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
@@ -104,54 +105,47 @@ def command(
     if as_json:
         print_json(_fields(done, seconds))
     else:
-        _show(done, selection, seconds)
+        echo(_lines(done, selection.request().target, seconds, verbose=verbose))
 
 
-def _show(done: Repacked, selection: Selection, seconds: float) -> None:
-    console, target = show.console(), selection.request().target
+def _lines(done: Repacked, target: Target, seconds: float, *, verbose: bool) -> Iterator[str]:
     known = "upstream's" if done.source["upstream"] else "not upstream's"
-    console.print(
-        show.text(
-            (f"vllm {done.version}", "bold"),
-            f"  {done.source['file']} ({known})  →  {target.title}",
-        ),
-        soft_wrap=True,
-    )
-    console.print(_table(done.libraries))
-    applied = [v for v in done.outcome.verdicts if v.state is State.APPLIED]
-    for verdict in applied:
-        line = show.text(("✓ ", "green"), (verdict.fix.id, "bold"), f"  {verdict.reason}")
-        console.print(line, soft_wrap=True)
-    for line in show.proof_lines(done.outcome.proofs):
-        console.print(line, soft_wrap=True)
-    for note in done.notes:
-        console.print(show.text(("note ", "yellow"), note), soft_wrap=True)
+    named = style(f"vllm {done.version}", bold=True)
+    yield named + f"  {done.source['file']} ({known})  →  {target.title}"
+    yield from _libraries(done.libraries, verbose=verbose)
+    applied = [verdict for verdict in done.outcome.verdicts if verdict.state is State.APPLIED]
+    yield from show.verdict_lines(applied, verbose=verbose)
+    yield from show.proof_lines(done.outcome.proofs, verbose=verbose)
+    yield from (show.word("note") + note for note in done.notes)
     what = f"{done.wheel}  {done.size / 1e6:.1f} MB, {seconds:.0f} s"
-    if done.fresh:
-        console.print(show.text(("✓ ", "green"), what), soft_wrap=True)
-    else:
-        console.print(f"nothing to do, it is there already: {what}", soft_wrap=True)
-    console.print(f"  next: {quoted('pip', 'install', done.wheel)}", soft_wrap=True)
+    yield show.GOOD + what if done.fresh else shown(f"nothing to do, it is there already: {what}")
+    yield from installing(done.wheel, done.facts)
 
 
-def _table(libraries: tuple[Judged, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("library", "fat binaries", ""):
-        table.add_column(column, no_wrap=column != "")
-    for library in libraries:
-        idle = library.use in (Use.HOST, Use.OTHER)
-        table.add_row(
-            show.text(library.name.removeprefix("vllm/"), style="dim" if idle else ""),
-            _loads(library),
-            show.text(library.use.value, style=_USES[library.use]),
-        )
-    return table
+def _libraries(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[Shown]:
+    """Return the libraries by what becomes of them on the device; or a row for each."""
+    ordered = [each for use in _USES for each in libraries if each.use is use]
+    if verbose:
+        heads = ("on the device", "library", "fat binaries")
+        return table(((_use(each), _name(each), _loads(each)) for each in ordered), heads=heads)
+    groups: dict[Shown, dict[str, None]] = {}
+    for each in ordered:
+        groups.setdefault(_use(each), {})[for_any_python(_name(each))] = None
+    return [use + f": {', '.join(names)}" for use, names in groups.items()]
 
 
-def _loads(library: Judged) -> Text:
+def _use(library: Judged) -> Shown:
+    return style(library.use.value, **_USES[library.use])
+
+
+def _name(library: Judged) -> str:
+    return library.name.removeprefix("vllm/")
+
+
+def _loads(library: Judged) -> Shown:
     counts = sorted(library.loads.items(), reverse=True)
-    parts = [show.text(f"{count} {load}", style=STYLES[load]) for load, count in counts]
-    return show.text(", ").join(parts) if parts else show.text("-", style="dim")
+    parts = [style(f"{count} {load}", **STYLES[load]) for load, count in counts]
+    return Shown(", ".join(parts)) if parts else style("-", dim=True)
 
 
 def _fields(done: Repacked, seconds: float) -> dict[str, Any]:

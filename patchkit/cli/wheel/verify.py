@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.padding import Padding
 
 from patchkit.cli import show
+from patchkit.cli.next_step import program, spelled
 from patchkit.cli.options import as_json
-from patchkit.cli.out import print_json
+from patchkit.cli.out import echo, print_json, style
 from patchkit.cli.wheel.inspect_view import finding_fields
-from patchkit.errors import UsageError
+from patchkit.errors import StorageError, UsageError
 from patchkit.finding import worst
 from patchkit.quoting import quoted
 from patchkit.wheel.wheelhouse.accepted import remember
@@ -72,7 +71,7 @@ def command(house: Path, *, trust: Trust | None, as_json: bool) -> None:
     says who made the wheels, and --signers checks that first.
 
     Exits with 8 if bytes are not those of the manifest or the signature does not hold, 7 if
-    something is missing, 5 if code does not load, 3 if a wheel is not sound, 2 if wheels do not
+    something, or everything, is missing, 5 if code does not load, 3 if a wheel is not sound, 2 if wheels do not
     belong together; with the highest of these if there are several.
     """
     run(house, trust, as_json=as_json)
@@ -85,6 +84,13 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
     """
     signed = check(house, trust) if trust else None
     done = verify(house)
+    if not done.entries and not done.findings:
+        raise StorageError(
+            f"{house}: holds no wheels",
+            why="another folder is meant, or nothing was put there",
+            hint="name a wheelhouse; or put a wheel there: "
+            + quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", house),
+        )
     # Later runs must not fall behind this counter: only a sound state may set it.
     if signed and not done.findings:
         remember(signed.statement)
@@ -95,32 +101,46 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
                 "wheels": len(done.entries),
                 "pins": dict(done.pins),
                 "signature": signed.fields() if signed else None,
+                "missing": list(done.unmet),
                 "findings": [finding_fields(each) for each in done.findings],
             }
         )
     else:
-        _print(show.console(), house, done, signed)
+        echo(lines(house, done, signed))
     if code := worst(done.findings):
         raise SystemExit(code)
 
 
-def _print(console: Console, house: Path, done: Verified, signed: Signed | None = None) -> None:
+def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator[str]:
+    """Return what verification found, for people."""
     if done.pins:
         pins = ", ".join(f"{name} {version}" for name, version in done.pins.items())
-        console.print(show.text(pins, style="dim"), soft_wrap=not console.is_terminal)
+        yield style(pins, dim=True)
     if signed:
-        console.print(show.text(("✓ ", "green"), _signature(signed)), soft_wrap=True)
+        yield show.GOOD + _signature(signed)
     if not done.findings:
-        console.print(show.text(("✓ ", "green"), f"{house}: {_counted(done)}, all as listed"))
+        said = "all as listed; they load and fit together"
+        yield show.GOOD + f"{house}: {_counted(done)}, {said}"
+    if done.unmet:
+        yield (
+            show.word("note")
+            + f"not here, and not checked: {', '.join(done.unmet)} and what those need. pip takes "
+            + "them from an index; this locks them for every node: "
+            + f"`{quoted(*program(), 'wheelhouse', 'fill', '--dir', house)}`"
+        )
     if not done.findings and not signed:
-        command = quoted("patchkit", "verify", house, "--signers") + " FILE"
-        said = f"consistent in itself; who made it says only a signature: {command}"
-        console.print(show.text(("note ", "yellow"), said), soft_wrap=True)
+        said = "consistent in itself; only a signature says who made it: "
+        check = f"`{quoted(*program(), 'verify', house, '--signers', 'FILE')}`"
+        yield show.word("note") + said + check
     groups: dict[tuple[str, str, str], list[str]] = {}
     for each in done.findings:
         groups.setdefault((each.where, each.why, each.hint), []).append(each.what)
     for (filename, why, hint), whats in groups.items():
-        _print_group(console, filename, [*whats, f"why: {why}" if why else ""], hint)
+        yield show.BAD + style(filename, bold=True)
+        yield from (f"  {each}" for each in whats)
+        if why:
+            yield f"  why: {why}"
+        yield style(f"  next: {spelled(hint)}", dim=True)
 
 
 def _signature(signed: Signed) -> str:
@@ -132,17 +152,6 @@ def _signature(signed: Signed) -> str:
         f"signed by {signed.signer} on {statement.date}, counter {statement.counter}; {past}\n"
         f"  wheelhouse {statement.wheelhouse}, key {signed.key}"
     )
-
-
-def _print_group(console: Console, filename: str, lines: Sequence[str], hint: str) -> None:
-    """Print lines below a file's name; names and commands stay whole, to be copied."""
-    console.print(show.text(("✗ ", "bold red"), (filename, "bold")), soft_wrap=True)
-    for line in filter(None, lines):
-        if console.is_terminal:
-            console.print(Padding(show.text(line), (0, 0, 0, 2), expand=False))
-        else:
-            console.print(show.text(f"  {line}"), soft_wrap=True)
-    console.print(show.text(f"  next: {hint}", style="dim"), soft_wrap=True)
 
 
 def _counted(done: Verified) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import click
-from rich.table import Table
 
 from patchkit.cli import show
+from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json, progress
-from patchkit.cli.out import print_json
+from patchkit.cli.out import echo, print_json, say, style, table
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
@@ -22,7 +22,7 @@ from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.filling.node_platform import NodePlatform, node_platform
 from patchkit.wheel.filling.uv import WheelSources
 from patchkit.wheel.wheelhouse.contents import entries
-from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, ManifestEntry
+from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.prune import prune
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
 
@@ -50,9 +50,10 @@ def command() -> None:
 
 @command.command("list")
 @_folder
+@show.verbose
 @as_json
-def list_wheels(house: Path, *, as_json: bool) -> None:
-    """List the wheels, and what their builder knows of them."""
+def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
+    """List the wheels that were made here; -v also what fill brought."""
     held = entries(house)
     signed, doubt = _signature(house)
     if as_json:
@@ -60,17 +61,20 @@ def list_wheels(house: Path, *, as_json: bool) -> None:
         said = {"error": doubt} if doubt else signed.fields() if signed else None
         print_json({"dir": str(house), "signature": said, "wheels": wheels})
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("project", "version", "tag", "MB", "sha256", "target", "kind"):
-        # Of a dependency's many tags the first are enough; the rest of the row is not.
-        side: Literal["left", "right"] = "right" if column == "MB" else "left"
-        table.add_column(column, justify=side, no_wrap=column != "tag", overflow="ellipsis")
-    for entry in held:
-        table.add_row(*_cells(entry))
-    show.console().print(table if held else f"{house} is empty")
+    made = [entry for entry in held if entry.kind is Kind.BUILT]
+    others = [entry for entry in held if entry.kind is not Kind.BUILT]
+    shown = [*made, *others] if verbose else made
+    if shown:
+        heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
+        echo(table(map(_cells, shown), heads=heads, labels=["sha256"]))
+    if others:
+        size = f", {sum(entry.size for entry in others) / 1e6:,.0f} MB"
+        more = "" if verbose else "; -v lists them"
+        say(f"{len(made)} made here, {len(others)} dependencies{size}{more}")
+    if not held:
+        say(f"{house} is empty")
     if signed or doubt:
-        line = _signed(house, signed) if signed else f"signature: {doubt}"
-        show.console().print(show.text(line), soft_wrap=True)
+        say(_signed(house, signed) if signed else f"signature: {doubt}")
 
 
 def _signature(house: Path) -> tuple[Signed | None, str]:
@@ -86,16 +90,18 @@ def _signed(house: Path, signed: Signed) -> str:
     statement = signed.statement
     said = f"signed on {statement.date}, counter {statement.counter}, with the key {signed.key}"
     if signed.stale:
-        again = quoted("patchkit", "wheelhouse", "sign", "--dir", house)
-        return f"{said}\n  stale: {', '.join(signed.stale)} changed since; {again}"
-    return f"{said}; whose key that is says verify --signers FILE"
+        again = quoted(*program(), "wheelhouse", "sign", "--dir", house)
+        return f"{said}\n  stale: {', '.join(signed.stale)} changed since; sign again: {again}"
+    return f"{said}; `patchkit verify --signers FILE` says whose key that is"
 
 
 def _cells(entry: ManifestEntry) -> tuple[str, ...]:
-    name, megabytes = entry.name, f"{entry.size / 1e6:.1f}" if entry.held else "-"
-    target = str(entry.facts.get("target", "-"))
-    digest = entry.sha256[:12]
-    return name.project, str(name.version), name.tag, megabytes, digest, target, str(entry.kind)
+    name, facts = entry.name, entry.facts
+    kind = "repacked" if facts.get("made") == "repack" else str(entry.kind)
+    megabytes = f"{entry.size / 1e6:.1f}" if entry.held else "-"
+    target = str(facts.get("target", "-"))
+    project = style(name.project, bold=entry.kind is Kind.BUILT or None)
+    return project, str(name.version), kind, target, megabytes, name.tag, entry.sha256[:12]
 
 
 @command.command("verify", hidden=True)  # `patchkit verify`, until the next release
@@ -128,12 +134,9 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
         print_json({"dir": str(house), **signed.fields()})
         return
     said = f"{house}: signed on {signed.statement.date}, counter {signed.statement.counter}"
-    console = show.console()
-    console.print(show.text(("✓ ", "green"), said), soft_wrap=True)
-    who = f"  wheelhouse {signed.statement.wheelhouse}, key {signed.key}"
-    console.print(show.text(who), soft_wrap=True)
-    checked = quoted("patchkit", "verify", house, "--signers", "FILE")
-    console.print(show.text(f"  check with: {checked}", style="dim"), soft_wrap=True)
+    say(show.GOOD + said)
+    say(f"  wheelhouse {signed.statement.wheelhouse}, key {signed.key}")
+    say(next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used"))
 
 
 @command.command("prune")
@@ -163,13 +166,12 @@ def prune_wheels(
         changes = [{"filename": file.filename, "reason": file.reason} for file in done]
         print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
         return
-    console = show.console()
     for file in done:
-        console.print(show.text((file.filename, "bold"), f": {file.reason}"), soft_wrap=True)
+        say(style(file.filename, bold=True) + f": {file.reason}")
     if not done:
-        console.print(f"{house}: nothing to remove")
+        say(f"{house}: nothing to remove")
     elif dry_run:
-        console.print("nothing was changed")
+        say("nothing was changed")
 
 
 @command.command("fill")
@@ -209,6 +211,7 @@ def prune_wheels(
 )
 @click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
 @click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
+@show.verbose
 @as_json
 def fill_wheels(
     house: Path,
@@ -220,6 +223,7 @@ def fill_wheels(
     folders: tuple[Path, ...],
     offline: bool,
     lock_only: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Lock everything that the wheels need by hash, so that every node installs the same.
@@ -239,22 +243,29 @@ def fill_wheels(
     if as_json:
         print_json(_filled_fields(house, node, done))
         return
-    console = show.console()
-    for mark, style, names in (("+", "green", done.new), ("-", "red", done.gone)):
-        for name in names:
-            console.print(show.text((f"{mark} ", style), name), soft_wrap=True)
+    echo(_filled_lines(node, done, lock_only=lock_only, verbose=verbose))
+    index = () if lock_only else ("--no-index",)
+    lock = ("--find-links", house, "--require-hashes", "-r", house / REQUIREMENTS)
+    here = node.machine == platform.machine()
+    install = (*(pip() if here else ["pip"]), "install", *index, *lock)
+    say(next_step(*install, where="" if here else f"on a node, {node.machine}"))
+
+
+def _filled_lines(
+    node: NodePlatform, done: Filled, *, lock_only: bool, verbose: bool
+) -> Iterator[str]:
+    if verbose:
+        yield from (style("+ ", fg="green") + name for name in done.new)
+        yield from (style("- ", fg="red") + name for name in done.gone)
     what = "locked" if lock_only else "there and locked"
     size = sum(entry.size for entry in done.dependencies) / 1e6
     amount = f", {size:,.0f} MB" if size else ""
-    console.print(f"{len(done.dependencies)} dependencies {what}{amount}, for {node}")
+    more = "" if verbose or not (done.new or done.gone) else "; -v lists them"
+    changed = f"{len(done.new)} new, {len(done.gone)} gone{more}"
+    yield f"{len(done.dependencies)} dependencies {what}{amount}, for {node}: {changed}"
     if done.torch:
         cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
-        console.print(f"torch {done.torch.version}: {cuda}, as {done.torch.seen}", soft_wrap=True)
-    index = () if lock_only else ("--no-index",)
-    lock = ("--find-links", house, "--require-hashes", "-r", house / REQUIREMENTS)
-    console.print(
-        show.text(f"  {quoted('pip', 'install', *index, *lock)}", style="dim"), soft_wrap=True
-    )
+        yield f"torch {done.torch.version}: {cuda}, as {done.torch.seen}"
 
 
 def _glibc(built: Sequence[ManifestEntry]) -> str:

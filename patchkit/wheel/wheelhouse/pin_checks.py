@@ -213,3 +213,21 @@ def pin_table(wheels: Sequence[ListedWheel]) -> Mapping[str, str]:
         for wheel in wheels
         if wheel.built or wheel.project in ("torch", "triton") or wheel.project.startswith(_NCCL)
     }
+
+
+def unmet(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
+    """Return the decisive pins that no wheel here meets, as long as nothing was filled in.
+
+    Of a wheelhouse that was filled, `disagreements` reports what is missing.
+    """
+    if any(not wheel.built for wheel in wheels):
+        return ()
+    here = {wheel.project for wheel in wheels}
+    pins = {
+        f"{name}=={version}": None
+        for wheel in wheels
+        if wheel.metadata
+        for name, version in wheel.metadata.decisive_pins.items()
+        if canonicalize_name(name) not in here
+    }
+    return tuple(pins)

@@ -53,7 +53,10 @@ def journal(folder: Path) -> Journal:
 def held(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the folder alone; wait for whoever has it. Raises BusyError, UsageError."""
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder", hint="name the wheelhouse with --dir")
+        make = quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", folder)
+        raise UsageError(
+            f"{folder}: no such folder", hint=f"name a wheelhouse that is there; or make it: {make}"
+        )
     with locked(folder, patience):
         yield
 

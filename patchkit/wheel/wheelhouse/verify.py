@@ -12,17 +12,21 @@ from patchkit.wheel.wheelhouse.device_checks import unfit
 from patchkit.wheel.wheelhouse.file_checks import check_files
 from patchkit.wheel.wheelhouse.listed_wheel import read
 from patchkit.wheel.wheelhouse.manifest import ManifestEntry
-from patchkit.wheel.wheelhouse.pin_checks import disagreements, pin_table
+from patchkit.wheel.wheelhouse.pin_checks import disagreements, pin_table, unmet
 from patchkit.wheel.wheelhouse.wheel_checks import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Entries of a wheelhouse and what is wrong with it; ``pins`` are the versions that decide."""
+    """Entries of a wheelhouse and what is wrong with it; ``pins`` are the versions that decide.
+
+    ``unmet`` is what its wheels pin and it does not hold, until it is filled.
+    """
 
     entries: tuple[ManifestEntry, ...]
     pins: Mapping[str, str]
     findings: tuple[Finding, ...]
+    unmet: tuple[str, ...] = ()
 
 
 def verify(house: Path) -> Verified:
@@ -39,4 +43,9 @@ def verify(house: Path) -> Verified:
             found += check(wheel.metadata, wheel.binaries)
         found += unfit(wheel)
     found += disagreements(wheels)
-    return Verified(entries=listed, pins=pin_table(wheels), findings=tuple(dict.fromkeys(found)))
+    return Verified(
+        entries=listed,
+        pins=pin_table(wheels),
+        findings=tuple(dict.fromkeys(found)),
+        unmet=unmet(wheels),
+    )
