@@ -45,6 +45,9 @@ mistake; 130, 143, 129 interrupted by SIGINT, SIGTERM, SIGHUP; 1 a bug.
 """
 
 
+_COMPLETE = "_PATCHKIT_COMPLETE"  # set by what `patchkit completion` prints
+
+
 class _Verbs(click.Group):
     """Load a verb's module when it is called: --help and status stay quick."""
 
@@ -73,6 +76,12 @@ class _Verbs(click.Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         out.lenient()
+        if _COMPLETE in os.environ:
+            from click.shell_completion import add_completion_class
+
+            from patchkit.cli.runtime.completion import Bash
+
+            add_completion_class(Bash)
         return super().main(*args, **options)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:

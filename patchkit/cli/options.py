@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from patchkit.cli import complete
 from patchkit.cli.out import as_json as as_json
 from patchkit.cli.out import tell
 from patchkit.errors import UsageError
@@ -65,16 +66,23 @@ class SourceOptions:
         return f"--{self.project}-src"
 
 
-_POSITIONAL = click.argument("positional", metavar="[SOURCE]", required=False)
+_POSITIONAL = click.argument(
+    "positional",
+    metavar="[SOURCE]",
+    required=False,
+    shell_complete=complete.sources("vllm", "nccl"),
+)
 _VLLM_SRC = click.option(
     "--vllm-src",
     metavar="SOURCE",
+    shell_complete=complete.sources("vllm"),
     help="An unpacked sdist, a git checkout, an sdist file, an installed "
     "site-packages/vllm, or a release such as vllm==0.24.0.",
 )
 _NCCL_SRC = click.option(
     "--nccl-src",
     metavar="SOURCE",
+    shell_complete=complete.sources("nccl"),
     help="The same for NCCL: a folder, an archive, git+URL@COMMIT, or a release such as "
     "nccl==2.29.7.",
 )
@@ -172,13 +180,24 @@ def request_options(command: F) -> F:
 
     for option in reversed(
         [
-            click.option("--target", metavar="gb10|thor|h200", help="The device.  [default: gb10]"),
+            click.option(
+                "--target",
+                metavar="gb10|thor|h200",
+                shell_complete=complete.target_names,
+                help="The device.  [default: gb10]",
+            ),
             click.option(
                 "--arch",
                 metavar="native|family",
                 help="Code for this very device (12.1a) or its family (12.0f).  [default: native]",
             ),
-            click.option("--only", multiple=True, metavar="ID", help="Only these fixes."),
+            click.option(
+                "--only",
+                multiple=True,
+                metavar="ID",
+                shell_complete=complete.fixes,
+                help="Only these fixes.",
+            ),
             click.option(
                 "--without",
                 "skip",
@@ -186,10 +205,16 @@ def request_options(command: F) -> F:
                 former=["--skip"],
                 multiple=True,
                 metavar="ID",
+                shell_complete=complete.fixes,
                 help="Leave a fix out; of a build, also an extension such as flash-attn.",
             ),
             click.option(
-                "--with", "also", multiple=True, metavar="ID", help="An optional fix too."
+                "--with",
+                "also",
+                multiple=True,
+                metavar="ID",
+                shell_complete=complete.fixes,
+                help="An optional fix too.",
             ),
         ]
     ):

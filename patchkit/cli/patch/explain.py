@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from patchkit.cli import show
+from patchkit.cli.complete import explained
 from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, say, style, table
 from patchkit.edit.splice import unified_diff
@@ -27,7 +28,7 @@ def _all_fixes() -> list[Fix]:
 
 
 @click.command()
-@click.argument("wanted", metavar="[ID]", required=False, shell_complete=lambda *_: _ids())
+@click.argument("wanted", metavar="[ID]", required=False, shell_complete=explained)
 @as_json
 def command(wanted: str | None, *, as_json: bool) -> None:
     """Explain a fix: symptom, reason, releases, evidence, before and after.

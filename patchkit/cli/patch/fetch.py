@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from patchkit.cli import complete
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import SourceOptions, progress, resolve_options
 from patchkit.cli.out import data, tell
@@ -14,7 +15,11 @@ from patchkit.source.resolve import fetch_release
 
 
 @click.command()
-@click.argument("release", metavar="vllm==X.Y.Z|nccl==X.Y.Z")
+@click.argument(
+    "release",
+    metavar="vllm==X.Y.Z|nccl==X.Y.Z",
+    shell_complete=complete.sources("vllm", "nccl", files=False),
+)
 @click.option("--dest", type=click.Path(path_type=Path), help="Unpack it there.")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 def command(release: str, dest: Path | None, *, offline: bool) -> None:

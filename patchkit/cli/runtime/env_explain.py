@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from patchkit.cli.complete import variables
 from patchkit.cli.out import echo, print_json, style, table
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.condition import in_words
@@ -20,7 +21,7 @@ from patchkit.runtime.rules.variables import is_current, lifetime, nearest, othe
 
 
 @click.command()
-@click.argument("wanted", metavar="[VARIABLE]", required=False)
+@click.argument("wanted", metavar="[VARIABLE]", required=False, shell_complete=variables)
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def explain(wanted: str | None, *, as_json: bool) -> None:
     """Explain what a variable does here, why, since when, who says so, and what guides say.

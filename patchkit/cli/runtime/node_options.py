@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from patchkit.cli import complete
 from patchkit.runtime.envfile.facts import nodes_max
 from patchkit.runtime.node.decision import NodeOptions
 from patchkit.runtime.rules.condition import CHOICES
@@ -68,8 +69,22 @@ _OPTIONS = (
         is_flag=True,
         help="Take a --from file that was edited, and show what it adds.",
     ),
-    click.option("--with", "wanted", metavar="ID", multiple=True, help="Turn an optional rule on."),
-    click.option("--without", "unwanted", metavar="ID", multiple=True, help="Turn a rule off."),
+    click.option(
+        "--with",
+        "wanted",
+        metavar="ID",
+        multiple=True,
+        shell_complete=complete.rules,
+        help="Turn an optional rule on.",
+    ),
+    click.option(
+        "--without",
+        "unwanted",
+        metavar="ID",
+        multiple=True,
+        shell_complete=complete.rules,
+        help="Turn a rule off.",
+    ),
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from patchkit.cli import complete
 from patchkit.cli.out import data, echo, print_json, say, table
 from patchkit.cli.runtime.node_options import asked_for, node_options, rule_choice
 from patchkit.cli.runtime.serve_view import HEADS, NOTE, explained, listing, tell
@@ -33,10 +34,15 @@ _FORMATS = {"line": line, "lines": lines}
 
 
 @click.command("serve-args")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete.models)
 @node_options
 @click.option("--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number.")
-@click.option("--preset", metavar="ID", help="The preset to take; none: flags for any model.")
+@click.option(
+    "--preset",
+    metavar="ID",
+    shell_complete=complete.models,
+    help="The preset to take; none: flags for any model.",
+)
 @click.option(
     "--from",
     "env_file",

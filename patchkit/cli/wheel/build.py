@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli import show
+from patchkit.cli import complete, show
 from patchkit.cli.options import as_json, find_target, in_tenths, progress
 from patchkit.cli.out import print_json, style, tell
 from patchkit.cli.wheel.build_options import (
@@ -61,6 +61,7 @@ command.add_command(vllm, "vllm")
 @click.option(
     "--version",
     "version",
+    shell_complete=complete.releases("nccl"),
     metavar="X.Y.Z",
     help="Release to build.  [default: the one that torch pins]",
 )
@@ -70,7 +71,13 @@ command.add_command(vllm, "vllm")
 @click.option(
     "--sha256", metavar="HEX", help="SHA-256 of an archive that the recipe does not know."
 )
-@click.option("--target", default="gb10", show_default=True, metavar="gb10|thor|h200")
+@click.option(
+    "--target",
+    default="gb10",
+    show_default=True,
+    metavar="gb10|thor|h200",
+    shell_complete=complete.target_names,
+)
 @cpu_option("the target's", "--host")
 @jobs_option
 @click.option(

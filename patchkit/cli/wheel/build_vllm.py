@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from patchkit.cli import complete
 from patchkit.cli.options import Selection, as_json, in_tenths, progress, request_options
 from patchkit.cli.out import print_json, style, tell
 from patchkit.cli.wheel.build_options import (
@@ -60,6 +61,7 @@ For an H200, to test there:
 @click.option(
     "--version",
     "version",
+    shell_complete=complete.releases("vllm"),
     metavar="X.Y.Z",
     help="Release to build.  [default: the newest known one]",
 )

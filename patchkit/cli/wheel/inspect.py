@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from patchkit.cli import complete
 from patchkit.cli.out import as_json
 from patchkit.cli.wheel.loaded_view import show_loaded
 from patchkit.errors import UsageError
@@ -16,7 +17,13 @@ from patchkit.extras import require_base
 @click.command()
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--target", "name", default="gb10", show_default=True, metavar="gb10|thor|h200", help="Device."
+    "--target",
+    "name",
+    default="gb10",
+    show_default=True,
+    metavar="gb10|thor|h200",
+    shell_complete=complete.target_names,
+    help="Device.",
 )
 @click.option("--codes", is_flag=True, help="Every library's device code, not one row for each.")
 @click.option("--loaded", is_flag=True, help="Which libnccl torch and vLLM would load, and why.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli import show
+from patchkit.cli import complete, show
 from patchkit.cli.options import (
     NOT_SANDBOXED,
     Selection,
@@ -52,7 +52,7 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL")
+@click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL", shell_complete=complete.sources("vllm"))
 @cpu_option("the target's", "--platform")
 @request_options
 @click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that the lock does not know.")
