@@ -54,7 +54,7 @@ def _same_mtu(subject: str, netdev: Netdev, other: Netdev) -> Finding:
         subject,
         "equal MTU",
         f"{netdev.mtu} here, {other.mtu} at the peer's {other.name}",
-        "patchkit net apply with the same --mtu on both nodes",
+        "`patchkit net apply`, with the same --mtu on both nodes",
     )
 
 

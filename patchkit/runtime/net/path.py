@@ -71,7 +71,7 @@ def _same_network(chosen: Cages, peer: IPv4Address, netdev: Netdev | None) -> Fi
         str(peer),
         "same network",
         f"in none of {ours or 'no network'}",
-        "patchkit net plan with the same --network on both nodes",
+        "`patchkit net plan`, with the same --network on both nodes",
     )
 
 

@@ -1,0 +1,139 @@
+"""Every command of patchkit that code, recipes and documents name is one that the CLI takes."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from patchkit.cli import group
+from patchkit.cli.verbs import WING_OF
+from patchkit.errors import PatchkitError
+
+ROOT = Path(__file__).parents[3]
+TEXTS = sorted(
+    place
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "patchkit/**/*.py",
+        "recipes/**/*.py",
+        "recipes/**/*.toml",
+    )
+    for place in ROOT.glob(pattern)
+    if "/fixes/" not in str(place) or place.suffix != ".md"
+)
+# In backticks, after a prompt, or at the beginning of a line or a message.
+COMMAND = re.compile(
+    r"(`|\$ |^)(?:sudo )?patchkit ((?:(?!`|  #|\s[|&;<>]|[|;)]|\\n)[^\n])+)", re.MULTILINE
+)
+HOLE = "X"  # what stands for a word that is put in
+REST = "…"  # for any number of them
+
+
+def commands(place):
+    """Line and words of each command that a file names."""
+    text = place.read_text(encoding="utf-8")
+    if place.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.JoinedStr(values=parts):
+                    said = "".join(p.value if isinstance(p, ast.Constant) else HOLE for p in parts)
+                case ast.Constant(value=str(said)):
+                    pass
+                case ast.Call(func=ast.Name(id="quoted" | "next_step"), args=args):
+                    words = [*itertools.chain(*map(_words, args))]
+                    if words[:1] == ["patchkit"]:
+                        yield node.lineno, words[1:]
+                    continue
+                case _:
+                    continue
+            yield from ((node.lineno, words) for words in _named(said))
+    else:
+        yield from (
+            (number, words)
+            for number, line in enumerate(text.replace("\\\n", "  ").splitlines(), 1)
+            for words in _named(line)
+        )
+
+
+def _words(node):
+    match node:
+        case ast.Constant(value=value):
+            return [str(value)]
+        case ast.Starred(value=ast.Call(func=ast.Name(id="program"))):
+            return ["patchkit"]
+        case ast.Starred():
+            return [REST]
+        case _:
+            return [HOLE]
+
+
+def _named(said):
+    for found in COMMAND.finditer(said):
+        try:
+            words = shlex.split(re.sub(r"[][]", "", found[2]).rstrip(",.:"))
+        except ValueError:  # an apostrophe: prose
+            continue
+        # Outside of backticks a sentence may begin with the name.
+        if found[1] == "`" or words[0] in WING_OF:
+            yield [REST if word == "..." else word for word in words]
+
+
+def refused(words):
+    """What the CLI says against a command; "" if it would run it."""
+    known = [*itertools.takewhile(lambda word: word != REST, words)]
+    command, context = group, click.Context(group, info_name="patchkit")
+    try:
+        while isinstance(command, click.Group) and known and not known[0].startswith("-"):
+            if known[0] in (HOLE, "VERB"):
+                return ""
+            name, command, known = command.resolve_command(context, known)
+            context = click.Context(command, parent=context, info_name=name)
+        values, left, _ = command.make_parser(context).parse_args([*known])
+        for parameter in command.params:
+            value = values.get(parameter.name)
+            chosen = isinstance(parameter.type, click.Choice) and isinstance(value, str)
+            if chosen and not value.isupper():  # which is a placeholder
+                parameter.type.convert(value, parameter, context)
+    except click.BadOptionUsage as error:  # "what `probe --save` writes"
+        return "" if known[-1] == error.option_name else error.message
+    except (click.ClickException, PatchkitError) as error:
+        return getattr(error, "message", str(error))
+    extra = [word for word in left if word != HOLE]
+    return f"does not take {extra[0]}" if extra and REST not in words else ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["verify", "--dir", "x"], "No such option"),
+        (["aply", "x"], "no verb is called 'aply'"),
+        (["env", "--role", "boss"], "'boss' is not one of"),
+        (["net", "plan", "x"], "does not take x"),
+        (["wheelhouse", "fill", "--python-version", "3.12"], ""),
+    ],
+)
+def test_the_rule_below_finds(words, says):
+    assert says in refused(words)
+    assert bool(says) == bool(refused(words))
+
+
+def test_every_command_that_is_named_is_one_that_the_cli_takes():
+    found = [
+        (f"{place.relative_to(ROOT)}:{line}", words)
+        for place in TEXTS
+        for line, words in commands(place)
+    ]
+    wrong = [
+        f"{where}: patchkit {' '.join(map(str, words))}: {why}"
+        for where, words in found
+        if (why := refused(words))
+    ]
+    assert len(found) > 200
+    assert not wrong, "\n".join(wrong)
