@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.rules.rule import Routes, routes_in_words
 from patchkit.runtime.rules.variable_rules import Avoid, VariableRule, VariableRules
 from tools.markdown import table
 
@@ -14,7 +15,8 @@ What `patchkit env` sets and `patchkit env check` looks for; `patchkit env expla
 the same of one variable. *Evidence*: read in the source code, measured by somebody who published
 figures, documented by NVIDIA or a project, reported by several users, or a single report. A rule
 that rests on a single report is off, and so is what is a matter of choice: `--with ID` turns it on,
-`--without ID` turns a rule off. None was tried on a GB10 by this project.
+`--without ID` turns a rule off. None was tried on a GB10 by this project. Where a rule *leads*
+quantized layers is what each release's own code decides for a GB10, run by the tests.
 """
 
 
@@ -56,7 +58,8 @@ def _set(rule: VariableRule) -> tuple[str, ...]:
     values = " ".join(f"`{name}={value}`" for name, value in rule.set.items())
     whose = "all nodes" if rule.scope == "shared" else "each node its own"
     on = "yes" if rule.default else f"`--with {rule.id}`"
-    return rule.id, f"{values} ({whose})", in_words(rule.when), on, rule.reason, _evidence(rule)
+    why = f"{rule.reason} {_leads(rule.routes)}".strip()
+    return rule.id, f"{values} ({whose})", in_words(rule.when), on, why, _evidence(rule)
 
 
 def _avoid(avoid: Avoid) -> tuple[str, ...]:
@@ -66,9 +69,13 @@ def _avoid(avoid: Avoid) -> tuple[str, ...]:
         _code(avoid.variables) + values,
         in_words(avoid.when) or "always",
         avoid.severity,
-        f"{avoid.reason} Instead: {avoid.instead}.",
+        f"{avoid.reason} {_leads(avoid.routes)} Instead: {avoid.instead}.".replace("  ", " "),
         _evidence(avoid),
     )
+
+
+def _leads(routes: Routes) -> str:
+    return f"Leads to: {routes_in_words(routes)}." if routes else ""
 
 
 def _code(names: tuple[str, ...]) -> str:

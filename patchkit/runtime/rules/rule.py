@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
@@ -16,6 +16,7 @@ from patchkit.errors import UsageError
 from patchkit.evidence import SINGLE_REPORT, Confidence, Established
 from patchkit.records import matching
 from patchkit.runtime.rules.condition import Condition, Situation, check_condition, holds
+from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.variables import nearest
 
 
@@ -30,11 +31,16 @@ class Grounded:
     confidence: Confidence
 
 
+Routes = Mapping[str, tuple[str, ...]]
+"""layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Grounded):
     """A setting while ``when`` holds, and why; ``optional`` rules only where a user says so."""
 
     reason: str
+    routes: Routes = field(default_factory=dict)
     optional: bool = False
     guides: str = ""
 
@@ -49,6 +55,7 @@ class Discouraged(Grounded):
     """A setting to leave out while ``when`` holds, for values that ``values`` matches, and why."""
 
     reason: str
+    routes: Routes = field(default_factory=dict)
     values: str = ""
     guides: str = ""
 
@@ -62,6 +69,21 @@ class Advice(Grounded):
 
     says: str
     instead: str
+
+
+def routed(routes: Routes, version: str) -> dict[str, str]:
+    """Return layers → kernels for a release; layers that stay as they are there are left out."""
+    return {
+        layers: kernels
+        for layers, entries in routes.items()
+        for kernels, _, bounds in (entry.partition(" ") for entry in entries)
+        if within(version, bounds)
+    }
+
+
+def routes_in_words(routes: Routes) -> str:
+    """Return routes in one line: ``NVFP4 MoE: Marlin; FP8 linear per block: CUTLASS``."""
+    return "; ".join(f"{layers}: {', '.join(kernels)}" for layers, kernels in routes.items())
 
 
 VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]

@@ -1,0 +1,87 @@
+"""Where rules lead quantized layers on a GB10: each release's own routing, run with what is set."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.patching.workspace import open_workspace
+from patchkit.proof import upstream_code
+from patchkit.recipes.vllm.decisions import LAYERS, kernels_of, on_device
+from patchkit.recipes.vllm.routing import Capability, outcome
+from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.rule import holding, routed
+from patchkit.runtime.rules.variable_rules import load_variable_rules
+
+pytestmark = [
+    pytest.mark.releases,
+    pytest.mark.filterwarnings("ignore:.*VLLM_:FutureWarning"),  # the end of some is announced
+]
+GB10 = Capability(12, 1)
+BACKENDS = {"--moe-backend": "moe_backend", "--linear-backend": "linear_backend"}
+QUANTIZATIONS = ("fp8", "nvfp4")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here():
+    """Releases are locked by hash; a child for each of some thousand questions would take long."""
+    with upstream_code.permitted():
+        yield
+
+
+@pytest.fixture(scope="module")
+def leads(release, version):
+    """Ask where every layer goes: ``leads({"VLLM_NAME": "1"}, moe_backend="marlin")``."""
+    tree = open_workspace(release(version)).tree
+
+    def ask(environ, **flags):
+        def decide(layer):
+            code = lambda tree, capability: LAYERS[layer](  # noqa: E731
+                on_device(tree, capability, environ, **flags)
+            )
+            return kernels_of(str(outcome(code, tree, GB10)))
+
+        return {layer: decide(layer) for layer in LAYERS}
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def stock(leads):
+    return leads({})
+
+
+def expected(stock, version, entries):
+    """Return where layers go by rules: the last one decides, and what none names stays."""
+    found = dict(stock)
+    for entry in entries:
+        for layers, kernels in routed(entry.routes, version).items():
+            found |= {layer: kernels for layer in LAYERS if layer.startswith(layers)}
+    return found
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_variables_lead_where_their_rules_say(quantization, leads, stock, version):
+    situation = {"target": "gb10", "quantization": quantization, "moe": "unknown", "vllm": version}
+    rules = holding(load_variable_rules().rules, situation)
+    default = [rule for rule in rules if rule.default and rule.routes]
+    for more in ([], *([rule] for rule in rules if not rule.default and rule.routes)):
+        on = [rule for rule in rules if rule in default or rule in more]
+        environ = {name: value for rule in on for name, value in rule.set.items()}
+        assert leads(environ) == expected(stock, version, on), environ
+
+
+def test_flags_lead_where_their_rules_say(leads, stock, version):
+    for rule in load_flag_rules().rules:
+        if rule.routes and within(version, str(rule.when["vllm"])):
+            got = leads({}, **{BACKENDS[rule.flag]: rule.value})
+            # A flag is for all layers of a model; FP8 layers are none of an NVFP4 model's.
+            ours = {layer: got[layer] for layer in LAYERS if layer.startswith("NVFP4")}
+            assert ours == {each: expected(stock, version, [rule])[each] for each in ours}, rule.id
+
+
+def test_what_is_advised_against_leads_where_it_is_said_to(leads, stock, version):
+    for avoid in load_variable_rules().avoids:
+        if avoid.routes and within(version, str(avoid.when["vllm"])):
+            got = leads(dict.fromkeys(avoid.variables, avoid.values))
+            assert got == expected(stock, version, [avoid]), avoid.id
