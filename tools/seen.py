@@ -16,6 +16,7 @@ from patchkit.recipes.vllm.archs import evaluate
 from patchkit.runtime.rules.flag_values import load_choices
 from patchkit.runtime.rules.flags import read_flags
 from patchkit.runtime.rules.vllm_names import read_names
+from patchkit.runtime.rules.vllm_values import read_values
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
@@ -31,12 +32,14 @@ Entry = tuple[str, str, str, tuple[str, ...]]  # group, switches, variable, arch
 class Seen:
     """One release. ``support`` is fix → arch mode → level.
 
-    ``values`` is flag → the values that the code lists for it, () where it lists none.
+    ``taken`` is variable → the values that it takes, ``values`` is flag → those that the code lists
+    for it, () where it lists none.
     """
 
     version: str
     support: dict[str, dict[str, str]]
     variables: dict[str, str]
+    taken: dict[str, str]
     flags: dict[str, str]
     values: dict[str, tuple[str, ...]]
     stock: list[Entry]
@@ -76,6 +79,7 @@ def look_at(version: str, root: Path) -> Seen:
         version=version,
         support=_support(plans),
         variables=read_names(root / "vllm/envs.py"),
+        taken={name: str(each) for name, each in read_values(root / "vllm").items()},
         flags=dict.fromkeys(read_flags(root / "vllm"), ""),
         values=dict(_values(root / "vllm")),
         stock=[(each.name, " ".join(each.switches), each.variable, each.archs) for each in groups],

@@ -24,6 +24,7 @@ from tools.seen import MODES, Entry, Row, Seen
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 VARIABLES = RECIPES / "env" / "vllm_variables.tsv"
+TAKEN = RECIPES / "env" / "vllm_values.tsv"
 FLAGS = RECIPES / "env" / "vllm_flags.tsv"
 STOCK = RECIPES / "vllm" / "stock_archs.csv"
 SUPPORT = RECIPES / "vllm" / "support.json"
@@ -36,6 +37,12 @@ VARIABLES_HEAD = (
     "name, first release, last release, default: the environment variables in envs.py of each",
     "supported release of vLLM. Made by tools/regenerate.py. An empty default: not set; some are",
     "computed, and stand here as the code has them.",
+)
+TAKEN_HEAD = (
+    "name, first release, last release, values: what the variables in envs.py of each supported",
+    "release of vLLM take; one that is not here takes anything. Made by tools/regenerate.py.",
+    "one of, some of (several, with commas), integer, number: vLLM stops at its start at anything",
+    "else. named: a type in envs.py has these words, and nothing there compares with them.",
 )
 FLAGS_HEAD = (
     "flag, first release, last release: what `vllm serve` takes in each supported release. Made by",
@@ -58,9 +65,11 @@ def updated(
     """
     news = {each.version: each for each in seen}
     variables = _names(VARIABLES, releases, {v: each.variables for v, each in news.items()})
+    taken = _names(TAKEN, releases, {v: each.taken for v, each in news.items()})
     flags = _names(FLAGS, releases, {v: each.flags for v, each in news.items()})
     return {
         VARIABLES: render(variables, VARIABLES_HEAD),
+        TAKEN: render(taken, TAKEN_HEAD),
         FLAGS: render(flags, FLAGS_HEAD),
         VALUES: VALUES_HEAD + "".join(_flag(each, news, releases) for each in load_choices()),
         STOCK: _stock(news, releases),

@@ -24,7 +24,7 @@ from patchkit.runtime.node.decision import decide
 from patchkit.runtime.python.ptxas import find_ptxas
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import vllm_variables
+from patchkit.runtime.rules.variables import vllm_values, vllm_variables
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[explain|check] …")
@@ -93,11 +93,13 @@ def _run(options: Mapping[str, Any]) -> None:
     )
     node = decide(asked, host, head)
     rules = load_variable_rules()
+    home = host.vllm_home(node.vllm)
     env = cluster_env(
         node,
         host,
         rules,
-        vllm_variables(node.vllm, host.vllm_home(node.vllm)),
+        vllm_variables(node.vllm, home),
+        vllm_values(node.vllm, home),
         nccl=options["nccl"],
         ptxas=find_ptxas(options["root"], os.environ),
     )

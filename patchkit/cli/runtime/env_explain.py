@@ -11,13 +11,20 @@ from patchkit.cli.complete import variables
 from patchkit.cli.out import echo, print_json, style, table
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.rules.rule import routes_in_words
 from patchkit.runtime.rules.variable_rules import (
     Avoid,
     VariableRule,
     VariableRules,
     load_variable_rules,
 )
-from patchkit.runtime.rules.variables import is_current, lifetime, nearest, other_variables
+from patchkit.runtime.rules.variables import (
+    is_current,
+    lifetime,
+    nearest,
+    other_variables,
+    values_by_release,
+)
 
 
 @click.command()
@@ -85,7 +92,9 @@ def _life(name: str) -> Iterator[str]:
     reader = "NCCL" if name.startswith("NCCL_") else "vLLM"
     if known := lifetime(name):
         until = "on" if is_current(known) else f"to {known.last}"
-        yield f"{reader} reads it from {known.first} {until}; default: {known.default or 'none'}"
+        yield f"{reader} reads it from {known.first} {until}; default: {known.default or 'unset'}"
+    for first, last, takes in values_by_release(name):
+        yield f"{first} to {last}: {takes}"
     if other := other_variables().get(name):
         yield f"{other.of} {other.versions}".strip() + f" reads it: {other.meaning}"
 
@@ -101,6 +110,7 @@ def _entry(entry: VariableRule | Avoid) -> Iterator[str]:
         yield style(entry.id, fg="yellow") + f"  {entry.severity}: better left out"
         rows += [("instead", entry.instead)]
     rows += [
+        ("leads", routes_in_words(entry.routes)),
         ("source", f"{entry.source} ({entry.evidence}, confidence {entry.confidence})"),
         ("guides", entry.guides),
     ]

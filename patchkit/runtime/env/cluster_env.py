@@ -15,6 +15,7 @@ from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.rule import Advice, holding
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
 from patchkit.runtime.rules.variables import nccl_variables, nearest, newest_nccl
+from patchkit.runtime.rules.vllm_values import Takes
 
 _SLOW = ("same-subnet", "twin-mtu", "lanes")  # what slows a cable that works
 _GATE = "HF_TOKEN"  # a secret: its value is in no file
@@ -57,22 +58,25 @@ def cluster_env(
     host: Host,
     rules: VariableRules,
     known: Mapping[str, str],
+    values: Mapping[str, Takes],
     *,
     nccl: str = "",
     ptxas: str = "",
 ) -> ClusterEnv:
     """Return the environment of a node.
 
-    ``known`` are the variables that this vLLM reads (``variables.vllm_variables``), ``nccl`` the
-    release whose variables may be set, by default any. Raises UsageError for a rule or a variable
-    of the user's that does not exist, HostError for a fact that this host lacks, DriftError if a
-    rule sets what this vLLM does not read.
+    ``known`` are the variables that this vLLM reads (``variables.vllm_variables``), ``values`` what
+    they take (``variables.vllm_values``), ``nccl`` the release whose variables may be set, by
+    default any. Raises UsageError for a rule or a variable of the user's that does not exist, or a
+    value that it does not take, HostError for a fact that this host lacks, DriftError if a rule
+    sets what this vLLM does not read or take.
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     on, off = node.choice.divide(holding(rules.rules, node.situation))
     settings = list(_settings(on, node, ptxas))
     for setting in settings:
         _check_read(setting, node.vllm, nccl, known)
+        _check_taken(setting, node.vllm, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda each: each.scope != "shared")
     links = remarks(host) if node.role != "single" else ()
@@ -174,4 +178,16 @@ def _check_read(setting: Setting, vllm: str, nccl: str, known: Mapping[str, str]
             hint=f"did you mean {close}?"
             if close
             else "`patchkit env explain` lists what it reads",
+        )
+
+
+def _check_taken(setting: Setting, vllm: str, takes: Takes | None) -> None:
+    """Raise for a value at which vLLM stops; other programs read the names without VLLM_."""
+    if not (takes and takes.enforced and setting.name.startswith("VLLM_")):
+        return
+    if not takes.has(setting.value):
+        raise (UsageError if setting.rule == "--set" else DriftError)(
+            f"vLLM {vllm} does not take {setting.name}={setting.value} (set by {setting.rule})",
+            why="it reads this variable when it starts, and stops with a ValueError",
+            hint=f"it takes {takes.in_words}",
         )

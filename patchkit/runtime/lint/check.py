@@ -8,6 +8,7 @@ from pathlib import Path
 from patchkit.finding import Finding
 from patchkit.runtime.envfile.header import head_facts
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.lint.choices import check_choice
 from patchkit.runtime.lint.contradictions import check_contradictions
 from patchkit.runtime.lint.flags import check_flags
 from patchkit.runtime.lint.header import check_header
@@ -18,7 +19,7 @@ from patchkit.runtime.lint.scan import Assignment, scan
 from patchkit.runtime.lint.values import check_products, check_value
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import Guesses, nccl_variables, vllm_variables
+from patchkit.runtime.rules.variables import Guesses, nccl_variables, vllm_values, vllm_variables
 
 
 def check(
@@ -47,6 +48,7 @@ def check(
     findings = [
         *check_header(text, assigned),
         *_each(assigned, situation, known, host, mode),
+        *check_choice(assigned, vllm, vllm_values(vllm, home)),
         *check_products(assigned),
         *check_contradictions(assigned, host),
         *check_servers(text),

@@ -43,7 +43,7 @@ class Choices:
         """Return what the package in ``home`` takes. Raises SourceError if no file lists it."""
         for place in (home / name for name in self.files):
             if place.is_file():
-                names = tuple(_listed(parsed(place), self.symbol))
+                names = tuple(listed(parsed(place), self.symbol))
                 if names:
                     return names
         raise SourceError(
@@ -78,17 +78,18 @@ def takes(flag: str, value: str, version: str, home: Path | None) -> bool:
     return choices.has(value, names)
 
 
-def _listed(tree: ast.Module, symbol: str) -> Iterator[str]:
+def listed(tree: ast.Module, symbol: str) -> Iterator[str]:
     """Return the strings of ``symbol = Literal[...]``, the keys of a dict, an Enum's members."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and _names(node.targets[0]) == symbol:
-            yield from _strings(node.value)
+            yield from strings(node.value)
         elif isinstance(node, ast.ClassDef) and node.name == symbol:
             assigned = (each for each in node.body if isinstance(each, ast.Assign))
             yield from (_names(each.targets[0]) for each in assigned)
 
 
-def _strings(value: ast.expr) -> Iterator[str]:
+def strings(value: ast.expr) -> Iterator[str]:
+    """Return the strings of a ``Literal[...]``, a list, a set or a dict's keys."""
     inside = value.slice if isinstance(value, ast.Subscript) else value
     # A Literal of one value has no tuple around it.
     listed = inside.keys if isinstance(inside, ast.Dict) else getattr(inside, "elts", [inside])

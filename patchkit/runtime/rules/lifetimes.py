@@ -42,6 +42,11 @@ class Table:
             self._by_name.setdefault(row.name, []).append(row)
 
     @property
+    def oldest(self) -> Release:
+        """Return the first release that the table knows."""
+        return min(first for _, first, _ in self.rows)
+
+    @property
     def newest(self) -> str:
         """Return the last release that the table knows; what later ones bring is unknown."""
         return max(self.rows, key=lambda row: row[2])[0].last

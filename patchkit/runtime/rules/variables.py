@@ -10,7 +10,9 @@ from pathlib import Path
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.rules.lifetimes import Lifetime, Table, read_table
+from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.vllm_names import read_names
+from patchkit.runtime.rules.vllm_values import Takes, read_values
 
 _HOME = RECIPES / "env"
 # How alike two names have to be, from 0 to 1, for one to be a misspelling of the other.
@@ -38,6 +40,35 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
     Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
     """
     return read_names(home / "envs.py") if home else _vllm().at(version)
+
+
+def vllm_values(version: str, home: Path | None = None) -> Mapping[str, Takes]:
+    """Return name → the values that a release takes; of an installed one, if given its folder.
+
+    Names that take anything are left out, and of releases before the oldest supported one nothing
+    is known. ``""`` is any release: what one of them takes. Raises as ``vllm_variables``.
+    """
+    if home:
+        return read_values(home)
+    if not version:
+        return _by_any_release()
+    known = _values().at(version) if release(version) >= _values().oldest else {}
+    return {name: Takes.parse(text) for name, text in known.items()}
+
+
+@cache
+def _by_any_release() -> Mapping[str, Takes]:
+    found: dict[str, Takes] = {}
+    for row, _first, _last in _values().rows:
+        takes = Takes.parse(row.default)
+        found[row.name] = found[row.name] | takes if row.name in found else takes
+    return found
+
+
+def values_by_release(name: str) -> list[tuple[str, str, Takes]]:
+    """Return first and last release, and what a variable takes in these; the oldest first."""
+    rows = (row for row, _, _ in _values().rows if row.name == name)
+    return [(row.first, row.last, Takes.parse(row.default)) for row in rows]
 
 
 @cache
@@ -113,6 +144,10 @@ class Guesses:
 
 def _vllm() -> Table:
     return read_table(_HOME / "vllm_older.tsv", _HOME / "vllm_variables.tsv")
+
+
+def _values() -> Table:
+    return read_table(_HOME / "vllm_values.tsv")
 
 
 def _nccl() -> Table:

@@ -23,12 +23,16 @@ def read_names(place: Path) -> dict[str, str]:
 
     A default that is computed is given as the code has it.
     """
-    tree = parsed(place)
+    return {name: _default(name, reader) for name, reader in readers(place, parsed(place)).items()}
+
+
+def readers(place: Path, tree: ast.Module) -> dict[str, ast.expr]:
+    """Return name → the code that reads it, of a parsed ``envs.py``. Raises SourceError."""
     found = {
-        key.value: _default(key.value, value)
+        key.value: reader
         for table in map(_table, tree.body)
         if table is not None
-        for key, value in zip(table.keys, table.values, strict=True)
+        for key, reader in zip(table.keys, table.values, strict=True)
         if isinstance(key, ast.Constant) and isinstance(key.value, str)
     }
     if not found:
@@ -70,7 +74,7 @@ def _default(name: str, reader: ast.expr) -> str:
 def _defaults(name: str, reader: ast.expr) -> Iterator[ast.expr]:
     """Return what is taken where the variable is not set: the first one found counts."""
     for node in ast.walk(reader):
-        if isinstance(node, ast.Call) and _reads(node, name):
+        if isinstance(node, ast.Call) and reads(node, name):
             yield from node.args[1:2] or [ast.Constant(None)]
         elif isinstance(node, ast.IfExp) and isinstance(node.test, ast.Compare):
             # X if NAME in os.environ else DEFAULT, or the other way round.
@@ -80,7 +84,7 @@ def _defaults(name: str, reader: ast.expr) -> Iterator[ast.expr]:
                 yield node.body
 
 
-def _reads(call: ast.Call, name: str) -> bool:
+def reads(call: ast.Call, name: str) -> bool:
     """Return whether a call reads a name: ``getenv(NAME, …)``, ``env_with_choices(NAME, …)``."""
     function = call.func
     if not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == name):

@@ -13,8 +13,10 @@ from click.testing import CliRunner
 from patchkit.cli import group
 from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.runtime.env.agreement import read_head
+from patchkit.runtime.lint.check import check
 from patchkit.runtime.python.ptxas import find_ptxas
 from support import hosts
+from support.selection import SUPPORTED
 from tools import golden_env
 
 TABLE = json.loads(golden_env.TABLE.read_text(encoding="utf-8"))
@@ -63,6 +65,27 @@ def test_a_file_is_written_once_and_an_edited_one_is_not_lost(tmp_path):
         invoke(*write)
     assert file.read_text().endswith("MINE=1\n")
     assert "replaced" in invoke(*write, "--force")
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "nvfp4"])
+def test_what_is_written_is_what_the_check_lets_pass(quantization, tmp_path):
+    root = hosts.build(tmp_path, "single")
+    for version in SUPPORTED:
+        file = tmp_path / f"{version}.env"
+        asked = (f"--vllm={version}", f"--quantization={quantization}", "--with=fp8-block")
+        invoke("env", "--role=single", f"--root={root}", "--triton=3.8.0", f"-o{file}", *asked)
+        situation = {"target": "gb10", "role": "single", "vllm": version}
+        found = check(file.read_text(), file.name, situation)
+        assert [f"{version}: {each.level} {each.what}" for each in found] == []
+
+
+def test_a_value_that_the_release_does_not_take_is_refused(tmp_path):
+    root = hosts.build(tmp_path, "single")
+    arguments = ("env", "--role=single", "--vllm=0.12.0", f"--root={root}")
+    with pytest.raises(UsageError, match="does not take VLLM_USE_DEEP_GEMM=no") as no:
+        invoke(*arguments, "--set=VLLM_USE_DEEP_GEMM=no")
+    assert no.value.hint == "it takes a whole number"
+    assert "VLLM_USE_DEEP_GEMM=1\n" in invoke(*arguments, "--set=VLLM_USE_DEEP_GEMM=1")
 
 
 def test_a_dash_is_standard_output(tmp_path, monkeypatch):
