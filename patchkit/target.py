@@ -6,6 +6,7 @@ import enum
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from patchkit.errors import UsageError
 from patchkit.paths import RECIPES
@@ -107,6 +108,7 @@ class Target:
     cpu: str
     cuda: str
     glibc: str
+    unified: bool = False
 
     @property
     def major(self) -> int:
@@ -156,7 +158,7 @@ def _gencode(arch: Arch) -> str:
 @cache
 def targets() -> dict[str, Target]:
     """Return all known targets by name."""
-    table = read_toml(dict[str, dict[str, str]], RECIPES / "targets.toml")
+    table = read_toml(dict[str, dict[str, Any]], RECIPES / "targets.toml")
     return {
         name: Target(
             name=name,

@@ -7,13 +7,13 @@
     python -m tools.regenerate --none        no release is read; those taken out leave the tables
     python -m tools.regenerate --check       ends with 1, and says what is stale, if anything was
 
-In recipes/env: vllm_variables.tsv, vllm_values.tsv, vllm_flags.tsv and flag_values.toml, the names
-and values in each release's own files. In recipes/vllm: stock_archs.csv, what untouched releases
-build for 12.0; support.json, fix → arch mode → release → how much it needs the fix. In tests/data:
-archs.csv, a row per kernel group, with what the untouched release builds for 12.0 and the patched
-one for the arch of the mode. In docs: support-matrix.md and a page per fix, nccl-releases.md,
-env-rules.md, serve-flags.md. And what tools/golden_env.py writes. Read the difference before you
-commit it.
+In recipes/env: vllm_variables.tsv, vllm_values.tsv, vllm_flags.tsv, vllm_recipes.tsv and
+flag_values.toml, what each release's own files say. In recipes/vllm: stock_archs.csv, what
+untouched releases build for 12.0; support.json, fix → arch mode → release → how much it needs the
+fix. In tests/data: archs.csv, a row per kernel group, with what the untouched release builds for
+12.0 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix,
+nccl-releases.md, env-rules.md, serve-flags.md. And what tools/golden_env.py writes. Read the
+difference before you commit it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
 from patchkit.target import targets
+from tools.model_recipes import read_recipes
 
 MODES = ("native", "family")
 
@@ -33,7 +34,7 @@ class Seen:
     """One release. ``support`` is fix → arch mode → level.
 
     ``taken`` is variable → the values that it takes, ``values`` is flag → those that the code lists
-    for it, () where it lists none.
+    for it, () where it lists none; ``models`` are the rows of tools/model_recipes.py.
     """
 
     version: str
@@ -42,6 +43,7 @@ class Seen:
     taken: dict[str, str]
     flags: dict[str, str]
     values: dict[str, tuple[str, ...]]
+    models: dict[str, str]
     stock: list[Entry]
     archs: list[Row]
 
@@ -82,6 +84,7 @@ def look_at(version: str, root: Path) -> Seen:
         taken={name: str(each) for name, each in read_values(root / "vllm").items()},
         flags=dict.fromkeys(read_flags(root / "vllm"), ""),
         values=dict(_values(root / "vllm")),
+        models=read_recipes(root),
         stock=[(each.name, " ".join(each.switches), each.variable, each.archs) for each in groups],
         archs=[row for plan in plans.values() for row in arch_rows(plan)],
     )

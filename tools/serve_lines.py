@@ -19,6 +19,7 @@ from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import find, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
+from patchkit.runtime.serve.memory import MemoryPool
 from patchkit.runtime.serve.render import line
 from patchkit.runtime.serve.request import ServeRequest
 
@@ -35,6 +36,7 @@ TWO: dict[str, Any] = {
 WORKER = {**TWO, "role": "worker", "rank": 1}
 # The lines must not depend on the machine that writes them.
 NOWHERE = Host(system=System(), memory=None, gpus=(), netdevs=(), rdma=())
+SPARK_GIB = load_flag_rules().memory.total_gib
 OF_REQUEST = {each.name for each in fields(ServeRequest)}
 # What somebody asks for; the preset comes by the model's name.
 SITUATIONS: dict[str, dict[str, Any]] = {
@@ -68,7 +70,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
         "quantization": "nvfp4",
         "choice": RuleChoice(wanted=frozenset({"nvfp4-linear", "b12x-moe"})),
     },
-    "a folder with a space": {"model": "/my models/x", "weights_gib": 40.0},
+    "a folder with a space": {"model": "/my models/x", "folder_gib": 40.0},
 }
 
 
@@ -87,6 +89,7 @@ def request(version: str, asked: dict[str, Any]) -> ServeRequest:
     )
     return ServeRequest(
         node=decide(options, NOWHERE, addressed=False),
+        memory=MemoryPool(gib=asked.get("gib", SPARK_GIB), shared=True, whose="a Spark"),
         **{name: value for name, value in asked.items() if name in OF_REQUEST},
     )
 

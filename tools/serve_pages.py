@@ -19,7 +19,9 @@ rule off. None was tried on a GB10 by this project.
 """
 PRESETS = """\
 A preset's flags take the place of a rule's. The sizes are what the sources say, or parameters times
-bytes; the share of the memory and the length of the context are what it was served with.
+bytes; the share of the memory and the length of the context are what it was served with. The oldest
+vLLM is the one that upstream names for the model, where it does. Where vLLM ships a recipe for the
+GB10, a preset is as the recipe, or says why not.
 """
 
 
@@ -39,6 +41,8 @@ def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
         ("when", "what", "instead", "evidence"),
         ((in_words(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
     )
+    flags = ((f"`{flag}`", why) for flag, why in rules.recipe.items())
+    yield "## What upstream's recipes have, and presets do not\n\n" + table(("flag", "why"), flags)
     yield f"## Presets\n\n{PRESETS}\n" + table(
         ("model", "GiB", "Sparks", "memory", "tokens", "vLLM", "flags", "evidence"),
         map(_preset, presets),
@@ -64,6 +68,11 @@ def _preset(preset: Preset) -> tuple[str, ...]:
     ]
     flags += [f"`{name}={value}`" for name, value in preset.variables.items()]
     about = f"{preset.note} " if preset.note else ""
+    if preset.measured_with:
+        about += f"Measured with {preset.measured_with}. "
+    if preset.differs:
+        reasons = " ".join(f"`{name}`: {why}" for name, why in preset.differs.items())
+        about += f"Not as upstream's recipe: {reasons} "
     return (
         f"{preset.id} ({preset.quantization})",
         "?" if preset.weights_gib is None else f"{preset.weights_gib:.0f}",

@@ -20,6 +20,7 @@ from patchkit.paths import RECIPES
 from patchkit.runtime.rules.flag_values import PLACE as VALUES
 from patchkit.runtime.rules.flag_values import Choices, load_choices
 from patchkit.runtime.rules.lifetimes import read_table, render
+from patchkit.runtime.rules.model_recipes import PLACE as MODELS
 from tools.seen import MODES, Entry, Row, Seen
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
@@ -48,6 +49,11 @@ FLAGS_HEAD = (
     "flag, first release, last release: what `vllm serve` takes in each supported release. Made by",
     "tools/regenerate.py.",
 )
+MODELS_HEAD = (
+    "model, first release, last release, the oldest vLLM that its recipe names, in recipes of each",
+    "release; for what is meant for a GB10 also model and flag or variable, with the value",
+    "there. Made by tools/regenerate.py.",
+)
 VALUES_HEAD = """\
 # Flags of `vllm serve` with fixed values: where vLLM's code lists them, below the package's folder,
 # and what the releases from 0.11.1 on list there: a value, or a value and the range in which it is.
@@ -67,10 +73,12 @@ def updated(
     variables = _names(VARIABLES, releases, {v: each.variables for v, each in news.items()})
     taken = _names(TAKEN, releases, {v: each.taken for v, each in news.items()})
     flags = _names(FLAGS, releases, {v: each.flags for v, each in news.items()})
+    models = _names(MODELS, releases, {v: each.models for v, each in news.items()})
     return {
         VARIABLES: render(variables, VARIABLES_HEAD),
         TAKEN: render(taken, TAKEN_HEAD),
         FLAGS: render(flags, FLAGS_HEAD),
+        MODELS: render(models, MODELS_HEAD),
         VALUES: VALUES_HEAD + "".join(_flag(each, news, releases) for each in load_choices()),
         STOCK: _stock(news, releases),
         SUPPORT: json.dumps(_support(news, releases, fixes, support), indent=1) + "\n",

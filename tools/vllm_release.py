@@ -44,6 +44,7 @@ from tools.entries import (
     with_span,
     with_torch,
 )
+from tools.model_recipes import undecided, without_preset
 from tools.regenerate import ROOT, plan
 from tools.remote_wheel import members, requirements
 from tools.seen import MODES, pristine
@@ -205,7 +206,8 @@ def review(version: str) -> int:
             if _text(roots[version] / path) != _text(roots[before] / path)
         ]
     decisions = [*_levels(before, version), *_groups(before, version), *_names(before, version)]
-    return show([*decisions, *read, *_libraries(version)])
+    recipes = [*undecided(version), *without_preset(version, before)]
+    return show([*decisions, *recipes, *read, *_libraries(version)])
 
 
 def _text(path: Path) -> str:

@@ -71,7 +71,7 @@ def together(work: Path, name: str, model: Path, expected: object, *, files: boo
     with cluster.cluster(work, name.replace(" ", "-")) as nodes:
         head, worker = nodes
         cluster.write_files(head, worker)
-        mine = flags(head, cluster.HEAD, model)
+        mine = flags(head, cluster.HEAD, model, "--listen=cable")
         his = flags(worker, cluster.WORKER, model, "--node-rank=1")
         if not files:
             sizes = "--pipeline-parallel-size=2"

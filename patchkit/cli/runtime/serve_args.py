@@ -12,21 +12,26 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.out import data, echo, print_json, say, table
 from patchkit.cli.runtime.node_options import asked_for, node_options, rule_choice
-from patchkit.cli.runtime.serve_view import HEADS, NOTE, explained, listing, tell
+from patchkit.cli.runtime.serve_view import (
+    HEADS,
+    NOTE,
+    explained,
+    listing,
+    preset_fields,
+    tell,
+)
 from patchkit.errors import UsageError
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import decide
 from patchkit.runtime.node.env_file import read_env_file
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
+from patchkit.runtime.serve.listen import CHOICES as LISTEN
+from patchkit.runtime.serve.listen import listen_address
+from patchkit.runtime.serve.memory import memory_pool
+from patchkit.runtime.serve.model import full_name, preset_of, weights_gib
 from patchkit.runtime.serve.render import fields, line, lines
-from patchkit.runtime.serve.request import (
-    ServeRequest,
-    full_name,
-    memory_gib,
-    preset_of,
-    weights_gib,
-)
+from patchkit.runtime.serve.request import ServeRequest
 
 # Facts of an env file that the command line is made from.
 _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "quantization")
@@ -50,7 +55,12 @@ _FORMATS = {"line": line, "lines": lines}
     type=click.Path(path_type=Path),
     help="The env file that goes with it: role, topology, executor, nodes and head.",
 )
-@click.option("--host", metavar="A", help="Listen there; default: only this node, or the cable.")
+@click.option(
+    "--listen",
+    type=click.Choice(LISTEN),
+    help="Who may ask: this machine (default), those on the cable, or those on the LAN.",
+)
+@click.option("--host", metavar="A", help="Listen on this address, instead of --listen.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--format", "kind", type=click.Choice([*_FORMATS, "json"]), default="line")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
@@ -67,22 +77,30 @@ def command(**options: Any) -> None:
     MODEL is a name at Hugging Face, a folder, or the last part of a preset's name. Prints one line
     for the shell; --format lines is a script with the reason of every flag.
     """
+    as_json = options["as_json"] or options["kind"] == "json"
     if options["presets"]:
-        echo(table(listing(), heads=HEADS, labels=["vLLM"]))
+        if as_json:
+            print_json(preset_fields())
+        else:
+            echo(table(listing(), heads=HEADS, labels=["vLLM"]))
         return
     if not options["model"]:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
     served = _served(options)
-    if options["explain"]:
-        echo(table(explained(served)))
-    elif options["as_json"] or options["kind"] == "json":
+    if as_json:
         print_json(fields(served))
+    elif options["explain"]:
+        echo(table(explained(served)))
     else:
         data(_FORMATS[options["kind"]](served) + "\n")
     tell(served)
 
 
 def _served(options: Mapping[str, Any]) -> ServeCommand:
+    if options["listen"] and options["host"]:
+        raise UsageError(
+            "--listen and --host both say where to listen", hint="leave one of them out"
+        )
     path: Path | None = options["env_file"]
     file = read_env_file(path, accept_edited=options["accept_edited"]) if path else None
     if file and file.edited:
@@ -90,19 +108,19 @@ def _served(options: Mapping[str, Any]) -> ServeCommand:
         say(NOTE + f" {path} was edited after patchkit wrote it; taken: {taken}", err=True)
     host = probe(options["root"], python=options["python"], environment=os.environ)
     model = options["model"]
-    preset = preset_of(model, options["preset"])
+    preset = preset_of(model, options["preset"], os.environ)
     asked = asked_for(options, model=preset.id if preset else "")
     # The line may be for another machine, so this one need not have the address.
     node = decide(asked, host, file, addressed=False)
+    rules = load_flag_rules()
     request = ServeRequest(
         model=full_name(model, preset),
         node=node,
+        memory=memory_pool(host, node, rules.memory),
         rank=options["node_rank"],
-        host=options["host"] or "",
+        host=options["host"] or listen_address(options["listen"] or LISTEN[0], node, host),
         port=options["port"],
-        weights_gib=weights_gib(Path(model)),
-        memory_gib=memory_gib(host),
+        folder_gib=weights_gib(Path(model)),
         choice=rule_choice(options),
     )
-    known = release_flags(node.vllm, host.vllm_home(node.vllm))
-    return serve_args(request, load_flag_rules(), known)
+    return serve_args(request, rules, release_flags(node.vllm, host.vllm_home(node.vllm)))

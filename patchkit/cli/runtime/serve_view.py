@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from patchkit.cli.out import say, style
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.serve.args import ServeCommand, ServeFlag
@@ -31,6 +34,11 @@ def listing() -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def preset_fields() -> list[dict[str, Any]]:
+    """Return what `--list --json` prints: the presets as presets.toml has them."""
+    return [{**asdict(each), "name": each.name} for each in load_presets()]
 
 
 def explained(served: ServeCommand) -> list[tuple[str, ...]]:

@@ -173,6 +173,10 @@ class Host:
         lit = {each.cage for each in self.netdevs if each.carrier}
         return tuple(sorted(cage for cage in lit if cage is not None))
 
+    def has_address(self, address: str) -> bool:
+        """Return whether a netdev has an IPv4 address."""
+        return any(str(each.ip) == address for netdev in self.netdevs for each in netdev.ipv4)
+
     def netdev(self, name: str) -> Netdev | None:
         return next((each for each in self.netdevs if each.name == name), None)
 

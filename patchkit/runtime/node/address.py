@@ -50,12 +50,7 @@ def _holder(host: Host, address: str) -> OwnAddress:
 
 
 def _worker(host: Host, head: str) -> OwnAddress:
-    if any(str(each.ip) == head for netdev in host.netdevs for each in netdev.ipv4):
-        raise HostError(
-            f"{head}, the head's address, is this host's own",
-            why="this is the head, or two nodes have the same address",
-            hint="run this on the worker, or give each node its own address",
-        )
+    check_no_head(host, head)
     fast = {rdma.netdev for rdma in usable_rdma(host)}
     near = [netdev for netdev in host.netdevs if netdev.up and _reaches(netdev, head)]
     # Of several interfaces in that network one with RDMA first; names alone depend on udev.
@@ -70,6 +65,16 @@ def _worker(host: Host, head: str) -> OwnAddress:
     # An interface may have several addresses; the head reaches this one directly.
     address = next(each for each in near[0].ipv4 if ip_address(head) in each.network)
     return OwnAddress(near[0], str(address.ip))
+
+
+def check_no_head(host: Host, head: str) -> None:
+    """Raise HostError if a worker has its head's address."""
+    if host.has_address(head):
+        raise HostError(
+            f"{head}, the head's address, is this host's own",
+            why="this is the head, or two nodes have the same address",
+            hint="run this on the worker, or give each node its own address",
+        )
 
 
 def _head(host: Host, topology: str) -> OwnAddress:

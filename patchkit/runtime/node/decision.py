@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.target import target_of
+from patchkit.runtime.node.address import addresses, check_no_head
 from patchkit.runtime.node.topology import Attachment, attach
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.executors import Executor, choose_executor
@@ -56,6 +57,7 @@ class Node:
 
     ``head`` is the head's address, empty for a node alone; ``versions`` are those of torch, triton
     and NCCL, empty where unknown; ``choice`` and ``extra`` include what the head's file brings.
+    ``elsewhere`` is the node's address where this host does not have it, empty where it does.
     """
 
     role: str
@@ -70,6 +72,7 @@ class Node:
     preset: Preset | None = None
     choice: RuleChoice = BY_DEFAULT
     extra: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: str = ""
 
     @property
     def topology(self) -> str:
@@ -127,6 +130,7 @@ def decide(
             host, role=role, topology=asked.topology, nodes=nodes, head=asked.head, target=target
         )
     return Node(
+        elsewhere="" if addressed or not file else _elsewhere(options.role, file, host),
         role=role,
         nodes=nodes,
         head=asked.head or attachment.address,
@@ -223,6 +227,28 @@ def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOp
         )
     read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
     check_transfer(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
+
+
+def _elsewhere(role: str, file: EnvFile, host: Host) -> str:
+    """Return the address of a file's node, if this host does not have it and ``role`` says so.
+
+    Raises HostError if the role comes from the file: then the file is on the wrong host.
+    """
+    own = file.variables.get("VLLM_HOST_IP", "") or file.facts.get("head", "")
+    if (file.role, role) == ("head", "worker"):
+        # One of its workers reads it, which may be another host than this one.
+        check_no_head(host, file.facts["head"])
+        return ""
+    if file.role == "single" or not own or host.has_address(own):
+        return ""
+    if role:
+        return own
+    raise HostError(
+        f"{file.where} is for the {file.role}, {own}, and this host has {addresses(host)}",
+        why="two nodes that take the same rank wait for the others for ever",
+        hint="on a worker take its own file, or the head's with --role worker; to write the "
+        f"{file.role}'s line elsewhere, say so with --role {file.role}",
+    )
 
 
 def _check_cluster(role: str, nodes: int, head: str) -> None:

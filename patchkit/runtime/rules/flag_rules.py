@@ -41,13 +41,14 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagRules:
-    """``preset`` says why presets set a flag."""
+    """``preset`` says why presets set a flag, ``recipe`` why they lack one of a recipe's."""
 
     rules: tuple[FlagRule, ...] = field(metadata={"key": "rule"})
     leave_out: tuple[LeaveOut, ...]
     advice: tuple[Advice, ...]
     memory: MemoryBudget
     preset: Mapping[FlagName, str]
+    recipe: Mapping[FlagName, str]
 
     def __post_init__(self) -> None:
         check_ids((*self.rules, *self.leave_out, *self.advice))

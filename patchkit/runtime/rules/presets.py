@@ -16,13 +16,17 @@ from patchkit.records import one_of, read_toml
 from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.releases import check_version
 from patchkit.runtime.rules.rule import FlagName
+from patchkit.runtime.rules.slips import slip_of
 
 PLACE = RECIPES / "env" / "presets.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One model; ``flags`` holds text for a value, True for a bare flag, False for never."""
+    """One model; ``flags`` holds text for a value, True for a bare flag, False for never.
+
+    ``differs`` is name or pattern → why the preset is not as upstream's recipe there.
+    """
 
     id: str
     quantization: Annotated[str, one_of(*CHOICES["quantization"])]
@@ -38,10 +42,27 @@ class Preset:
     weights_gib: float | None = None
     flags: Mapping[FlagName, str | bool] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    measured_with: Annotated[str, check_version] = ""
     build: str = ""
     needs_token: bool = False
     instead: str = ""
     note: str = ""
+    differs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Return flag or variable → value, "" for a bare flag: all that the preset sets."""
+        flags = {
+            name: "" if value is True else value
+            for name, value in self.flags.items()
+            if value is not False
+        }
+        return {
+            "--gpu-memory-utilization": f"{self.gpu_memory_utilization:.2f}",
+            "--max-model-len": str(self.max_model_len),
+            **flags,
+            **self.variables,
+        }
 
     @property
     def name(self) -> str:
@@ -84,9 +105,13 @@ def named_preset(name: str) -> Preset:
     """Return the preset of a name. Raises UsageError if there is none."""
     if preset := find(name):
         return preset
+    presets = load_presets()
+    meant = slip_of(name, [each.id if "/" in name else each.name for each in presets])
     raise UsageError(
         f"no preset is called {name}",
-        hint="`patchkit serve-args --list` shows them; for another model give --quantization",
+        hint=f"did you mean {meant}?"
+        if meant
+        else "`patchkit serve-args --list` shows them; for another model give --quantization",
     )
 
 

@@ -14,10 +14,12 @@ from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut
 from patchkit.runtime.rules.flag_values import takes
 from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.model_recipes import differences, recipe_of
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.rule import Advice, holding
+from patchkit.runtime.serve.memory import check_size
 from patchkit.runtime.serve.notes import notes
-from patchkit.runtime.serve.request import ServeRequest, check, check_size
+from patchkit.runtime.serve.request import ServeRequest, check
 
 _SHARE = "--gpu-memory-utilization"
 
@@ -87,7 +89,14 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
     chosen = _chosen(on, request, rules.preset)
     share = chosen.get(_SHARE)
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
-    check_size(request, float(share.value) if share else rules.memory.share, rules.memory)
+    check_size(
+        request.model,
+        request.weights_gib,
+        request.node,
+        request.memory,
+        float(share.value) if share else rules.memory.share,
+        rules.memory.margin_gib,
+    )
     left_out = holding(rules.leave_out, situation)
     dropped = {
         name: rule
@@ -103,7 +112,10 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
     return ServeCommand(
         request=request,
         flags=tuple(kept),
-        left_out=tuple(_by_rule(rule, rule.values) for rule in left_out),
+        left_out=(
+            *(_by_rule(rule, rule.values) for rule in left_out),
+            *(_of_recipe(request.node.preset, rules.recipe) if request.node.preset else ()),
+        ),
         off=off,
         advice=holding(rules.advice, situation),
         notes=(
@@ -135,7 +147,7 @@ def _chosen(
         "{nodes}": str(node.nodes),
         "{rank}": str(request.number),
         "{head}": node.head,
-        "{host}": request.host or node.head or "127.0.0.1",
+        "{host}": request.host,
         "{port}": str(request.port),
     }
     flags = [(rule, _by_rule(rule, facts.get(rule.value, rule.value))) for rule in on]
@@ -145,6 +157,9 @@ def _chosen(
         # False takes a flag away from rules; --with, the user's own word, still sets it.
         never = {name for name, value in node.preset.flags.items() if value is False}
         chosen = {name: flag for name, flag in chosen.items() if name not in never}
+    if not request.memory.shared:
+        # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
+        chosen.pop(_SHARE, None)
     wanted = request.choice.wanted
     return chosen | {flag.flag: flag for rule, flag in flags if rule.id in wanted}
 
@@ -174,6 +189,21 @@ def _by_preset(preset: Preset, reasons: Mapping[str, str]) -> Iterator[ServeFlag
                 reason=f"{reasons.get(name, '')} As {preset.name} is served.".strip(),
                 source=preset.source,
                 origin="preset",
+                evidence=preset.evidence,
+            )
+
+
+def _of_recipe(preset: Preset, common: Mapping[str, str]) -> Iterator[ServeFlag]:
+    """Yield what upstream's recipe sets and the preset does not."""
+    recipe = recipe_of(preset)
+    for each in differences(preset, recipe) if recipe else ():
+        if each.preset is None:
+            yield ServeFlag(
+                flag=each.name,
+                value=each.recipe or "",
+                reason=each.reason(preset, common),
+                source="recipe for the GB10 in vLLM",
+                origin="recipe",
                 evidence=preset.evidence,
             )
 

@@ -3,34 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import ip_address
 
 from patchkit.evidence import SINGLE_REPORT
 from patchkit.quoting import quoted
+from patchkit.runtime.rules.model_recipes import ModelRecipe, model_recipes
 from patchkit.runtime.rules.presets import Preset
+from patchkit.runtime.rules.releases import within
+from patchkit.runtime.serve.listen import listening
 from patchkit.runtime.serve.request import ServeRequest
 
 
 def notes(request: ServeRequest) -> Iterator[str]:
-    """Return notes on the preset, the size and who can reach the server."""
-    preset = request.node.preset
-    if preset:
-        yield from _of_preset(preset, request.node.nodes)
-    elif request.weights_gib is None:
+    """Return notes on who reaches the server, the place, the memory and the model."""
+    node = request.node
+    yield from listening(request)
+    if node.elsewhere:
+        yield f"this is the line of {node.elsewhere}, another node than this one"
+    yield from _of_memory(request)
+    if node.preset:
+        yield from _of_preset(node.preset, node.nodes, node.vllm)
+    elif recipe := model_recipes().get(request.model.lower()):
+        yield from _of_recipe(recipe, node.vllm)
+
+
+def _of_memory(request: ServeRequest) -> Iterator[str]:
+    if request.weights_gib is not None:
+        if request.memory.note:
+            yield request.memory.note
+    elif request.node.preset:
+        yield "whether it fits was not checked: nobody names the size of its weights"
+    else:
         yield (
             f"{request.model} has no preset: these flags fit any model, "
             "and whether it fits was not checked"
         )
-    if _is_open(request.host):
-        yield (
-            f"everybody who reaches {request.host} can use the model: vLLM asks nobody for a key "
-            "unless VLLM_API_KEY or --api-key is set"
-        )
 
 
-def _of_preset(preset: Preset, nodes: int) -> Iterator[str]:
+def _of_recipe(recipe: ModelRecipe, vllm: str) -> Iterator[str]:
+    """Yield what upstream says of a model without a preset."""
+    if recipe.min_vllm[:1].isdigit() and not within(vllm, f">={recipe.min_vllm}"):
+        yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
+    if recipe.settings:
+        yield f"upstream's recipe of {recipe.id} for a GB10 sets: {_words(recipe)}"
+
+
+def _words(recipe: ModelRecipe) -> str:
+    """Return variables and flags as a shell takes them."""
+    flags = [(name, value) for name, value in recipe.settings.items() if name.startswith("-")]
+    variables = [f"{name}={value}" for name, value in recipe.settings.items() if name[0] != "-"]
+    return quoted(*variables, *(word for pair in flags for word in pair if word))
+
+
+def _of_preset(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:
     if preset.build:
         yield f"served with {preset.build}; no release is known to do"
+    if preset.measured_with and not within(vllm, f">={preset.measured_with}"):
+        yield f"measured with vLLM {preset.measured_with}; that {vllm} serves it is upstream's word"
     if preset.variables:
         pairs = " ".join(f"{name}={value}" for name, value in preset.variables.items())
         yield (
@@ -45,12 +73,3 @@ def _of_preset(preset: Preset, nodes: int) -> Iterator[str]:
         yield f"the preset rests on one report ({preset.source})"
     if preset.note:
         yield preset.note
-
-
-def _is_open(host: str) -> bool:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    # 0.0.0.0 and :: listen on every interface.
-    return address.is_unspecified or address.is_global

@@ -2,74 +2,45 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from pathlib import Path
 
-from patchkit.errors import HostError, UsageError
+from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.host.host import Host
-from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flag_rules import MemoryBudget
-from patchkit.runtime.rules.presets import Preset, find, named_preset
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
+from patchkit.runtime.serve.memory import MemoryPool
 
-_MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
-_GIB = 2**30
+LOCAL = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
     """A model and the node that serves it, or its part of it.
 
-    ``rank`` is the node's number, None for the only one that it can be; ``weights_gib`` the size of
-    a local checkpoint, ``memory_gib`` the host's memory, None where unknown; ``choice`` is of
-    rules about flags.
+    ``rank`` is the node's number, None for the only one that it can be; ``memory`` is what the
+    model must fit into, ``folder_gib`` the size of a local checkpoint, None where there is none;
+    ``choice`` is of rules about flags.
     """
 
     model: str
     node: Node
+    memory: MemoryPool
     rank: int | None = None
-    host: str = ""
+    host: str = LOCAL
     port: int = 8000
-    weights_gib: float | None = None
-    memory_gib: float | None = None
+    folder_gib: float | None = None
     choice: RuleChoice = BY_DEFAULT
+
+    @property
+    def weights_gib(self) -> float | None:
+        """Return the size of the weights, None where nobody names it."""
+        preset = self.node.preset
+        return self.folder_gib or (preset.weights_gib if preset else None)
 
     @property
     def number(self) -> int:
         """Return the rank; where it is not given, 0 for the head and 1 for a worker."""
         return int(self.node.role == "worker") if self.rank is None else self.rank
-
-
-def preset_of(model: str, named: str | None) -> Preset | None:
-    """Return the preset that ``named`` names, ``none`` for none, None for that of the model.
-
-    Raises UsageError if there is none of that name.
-    """
-    if named is None:
-        return find(model)
-    return None if named == "none" else named_preset(named)
-
-
-def full_name(model: str, preset: Preset | None) -> str:
-    """Return a preset's id for its last part, unless there is a folder of that name."""
-    named = preset is not None and model.lower() == preset.name.lower()
-    return preset.id if preset and named and not Path(model).is_dir() else model
-
-
-def weights_gib(folder: Path) -> float | None:
-    """Return the size of a checkpoint in a folder, in GiB; None if there is none."""
-    if not folder.is_dir():
-        return None
-    return sum(each.stat().st_size for each in folder.glob("*.safetensors")) / _GIB or None
-
-
-def memory_gib(host: Host) -> float | None:
-    """Return a host's memory in GiB; None for one that serves nothing, and only writes commands."""
-    known = host.memory is not None and target_of(host) != "other"
-    return host.memory.total / 2**20 if host.memory and known else None  # from KiB
 
 
 def check(request: ServeRequest) -> None:
@@ -104,27 +75,3 @@ def check(request: ServeRequest) -> None:
             why="checkpoints of several owners have this name",
             hint=f"write OWNER/{preset.id}, or the folder that it lies in",
         )
-
-
-def check_size(request: ServeRequest, share: float, memory: MemoryBudget) -> None:
-    """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
-    preset, nodes = request.node.preset, request.node.nodes
-    weights = request.weights_gib or (preset.weights_gib if preset else None)
-    if weights is None:
-        return
-    total = request.memory_gib or memory.total_gib
-    # Weights are not all: activations and a least KV cache come out of the same share.
-    room = total * share - memory.margin_gib
-    if weights <= room * nodes:
-        return
-    # No number of nodes helps where one has no room at all.
-    enough = math.ceil(weights / room) if room > 0 else _MOST_NODES + 1
-    ways = [f"{enough} nodes: --role head --nodes {enough}"] if enough <= _MOST_NODES else []
-    ways.append((preset.instead if preset else "") or "a checkpoint in fewer bits")
-    raise HostError(
-        f"{request.model} does not fit: {weights / nodes:.0f} GiB of weights per node, and there "
-        f"is room for {max(room, 0):.0f}",
-        why=f"{share:.2f} of {total:.1f} GiB, less {memory.margin_gib:.0f} for activations and the "
-        "least KV cache; the CPU needs the rest of the memory",
-        hint="take " + "; or ".join(ways),
-    )

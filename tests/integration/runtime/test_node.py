@@ -49,7 +49,8 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
     assert "\nVLLM_HOST_IP=192.168.100.11\n" in text
     assert "NCCL_IB_HCA" in run(*program, "env", "explain")
     assert "no problems" in run(*program, "env", "check", "--no-host", f"{tmp_path}/head.env")
-    line = run(*program, "serve-args", "openai/gpt-oss-120b", f"--from={tmp_path}/head.env")
+    serve = (*program, "serve-args", "openai/gpt-oss-120b", f"--root={head}")
+    line = run(*serve, f"--from={tmp_path}/head.env")
     assert line.startswith("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2 ")
     bare = hosts.build(tmp_path, "ipv6_only")
     assert "192.168.100.11/24" in run(*program, "net", "plan", "--role=head", f"--root={bare}")

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from patchkit.runtime.rules.flag_values import load_choices
+from patchkit.runtime.rules.lifetimes import read_table
+from patchkit.runtime.rules.model_recipes import PLACE
+from patchkit.runtime.rules.releases import release as release_of
 from patchkit.runtime.serve.args import release_flags
 from tools import serve_lines
+from tools.model_recipes import read_recipes
 
 pytestmark = pytest.mark.releases
 PARSE = Path(__file__).parents[3] / "tools" / "emulation" / "parse_args.py"
@@ -47,6 +51,23 @@ def test_the_table_of_values_is_what_the_code_lists(home, version):
     for choices in load_choices():
         if release_flags(version, None).has(choices.flag):
             assert sorted(choices.read(home)) == sorted(choices.known(version)), choices.flag
+
+
+def test_the_recipes_are_in_the_table(home, version):
+    now = release_of(version)
+    rows = read_table(PLACE).rows
+    there = {row.name: row.default for row, first, last in rows if first <= now <= last}
+    assert read_recipes(home.parent) == there
+
+
+def test_host_is_the_api_servers_alone(home):
+    """Nodes of one model do not need it: no engine, executor, worker or config reads the flag."""
+    assert '"--host"' not in (home / "engine/arg_utils.py").read_text()
+    servers = "\n".join(each.read_text() for each in (home / "entrypoints").rglob("*.py"))
+    assert "args.host" in servers
+    code = [file for part in ("config", "engine", "v1") for file in (home / part).rglob("*.py")]
+    assert len(code) > 100
+    assert not [file for file in code if "args.host" in file.read_text()]
 
 
 def test_draft_methods_are_known(home, pairs):

@@ -107,11 +107,17 @@ def test_what_makes_no_sense_makes_none_for_both(root, options, says):
 
 
 def test_a_heads_own_file_is_its_decision(root, tmp_path):
-    """The head is elsewhere: a command line can be written on any machine, an env file cannot."""
+    """A command line can be written on any machine that is told to, an env file cannot."""
     file = tmp_path / "head.env"
     file.write_text(HEAD, encoding="utf-8")
-    done = CliRunner().invoke(group, ["serve-args", "a/b", f"--from={file}", f"--root={root}"])
+    asked = ["serve-args", "a/b", f"--from={file}", f"--root={root}"]
+    done = CliRunner().invoke(group, asked)
+    assert isinstance(done.exception, HostError)
+    assert f"{file} is for the head, 192.168.100.10, and this host has" in done.exception.what
+    assert "with --role worker" in done.exception.hint
+    done = CliRunner().invoke(group, [*asked, "--role=head"])
     assert "--nnodes 2 --node-rank 0 --master-addr 192.168.100.10" in done.stdout
+    assert "the line of 192.168.100.10, another node than this one" in " ".join(done.stderr.split())
     done = CliRunner().invoke(
         group, ["env", "--role=head", f"--from={file}", f"--root={root}", "--vllm=0.33.0"]
     )

@@ -181,7 +181,7 @@ def test_facts_are_parsed_strictly(worker, root, tmp_path, old, new, says):
 def test_serve_args_take_an_edited_file_only_if_that_is_accepted(tmp_path):
     file = tmp_path / "head.env"
     file.write_text(f"{HEAD}# mine\n", encoding="utf-8")
-    arguments = ["serve-args", "a/b", f"--from={file}"]
+    arguments = ["serve-args", "a/b", f"--from={file}", "--role=head"]
     assert isinstance(CliRunner().invoke(group, arguments).exception, HashMismatchError)
     done = CliRunner().invoke(group, [*arguments, "--accept-edited"])
     assert "taken: role=head topology=roce executor=mp vllm=0.33.0 nodes=2" in done.stderr

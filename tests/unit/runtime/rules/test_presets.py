@@ -26,8 +26,8 @@ confidence = "high"
 """
 
 
-def test_there_are_thirty():
-    assert len(load_presets()) == 30
+def test_there_are_thirty_four():
+    assert len(load_presets()) == 34
     assert [each.id for each in load_presets() if each.needs_token] == [
         "meta-llama/Llama-3.1-8B-Instruct",
         "meta-llama/Llama-3.1-70B-Instruct",
@@ -122,7 +122,7 @@ def test_presets_that_mean_nothing(text, what, tmp_path):
             'confidence = "total"',
             "rule[1].confidence: is 'total', not one of",
         ),
-        ("\n[memory]", "\n[menory]", "flags.toml:15: menory: unknown key"),
+        ("\n[memory]", "\n[menory]", "flags.toml:16: menory: unknown key"),
         ("margin_gib", "margin", "memory.margin: unknown key"),
     ],
 )

@@ -1,0 +1,95 @@
+"""Read how upstream serves models on a GB10: ``recipes/env/vllm_recipes.tsv``.
+
+vLLM ships a recipe per model from 0.33.0 on. A row of the table is ``MODEL`` with the oldest vLLM
+that upstream names for it, ``MODEL --flag`` or ``MODEL VARIABLE`` with its value on a GB10.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+
+from patchkit.paths import RECIPES
+from patchkit.runtime.rules.lifetimes import read_table
+from patchkit.runtime.rules.presets import Preset
+
+PLACE = RECIPES / "env" / "vllm_recipes.tsv"
+# Every preset states them; a recipe without them leaves them to vLLM.
+_ALWAYS = ("--gpu-memory-utilization", "--max-model-len")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecipe:
+    """One checkpoint; ``settings`` is flag or variable → value on a GB10, empty if it has none."""
+
+    id: str
+    min_vllm: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A flag, a variable or ``min_vllm``: a preset's value and the recipe's, None for none."""
+
+    name: str
+    preset: str | None
+    recipe: str | None
+
+    def reason(self, preset: Preset, common: Mapping[str, str]) -> str:
+        """Return why; ``common`` are the reasons for what presets never take. "" for none."""
+        own = (why for name, why in preset.differs.items() if fnmatchcase(self.name, name))
+        return next(own, "") or ("" if self.preset else common.get(self.name, ""))
+
+
+@cache
+def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
+    """Return the recipes of a release by id in small letters; of the newest one for ``""``."""
+    rows: dict[str, dict[str, str]] = {}
+    table = read_table(PLACE)
+    for name, value in table.at(release or table.newest).items():
+        model, _, setting = name.partition(" ")
+        rows.setdefault(model, {})[setting] = value
+    return {
+        model.lower(): ModelRecipe(id=model, min_vllm=found.pop(""), settings=found)
+        for model, found in rows.items()
+    }
+
+
+def recipe_releases() -> tuple[str, ...]:
+    """Return the releases with which a recipe changed."""
+    return tuple(dict.fromkeys(row.first for row, _, _ in read_table(PLACE).rows))
+
+
+def recipe_of(preset: Preset, release: str = "") -> ModelRecipe | None:
+    """Return upstream's recipe of a preset's model; without an owner, of any one's checkpoint."""
+    wanted = preset.id.lower()
+    recipes = model_recipes(release)
+    if "/" in wanted:
+        return recipes.get(wanted)
+    return next((each for name, each in recipes.items() if name.endswith(f"/{wanted}")), None)
+
+
+def differences(preset: Preset, recipe: ModelRecipe) -> Iterator[Difference]:
+    """Yield what is not the same; a recipe that is for no GB10 has only ``min_vllm``."""
+    if recipe.min_vllm and preset.min_vllm != recipe.min_vllm:
+        yield Difference(name="min_vllm", preset=preset.min_vllm, recipe=recipe.min_vllm)
+    if not recipe.settings:
+        return
+    ours, theirs = preset.settings, recipe.settings
+    for name in dict.fromkeys((*ours, *theirs)):
+        here, there = ours.get(name), theirs.get(name)
+        if there is None and name in _ALWAYS:
+            continue
+        if here is None or there is None or _meaning(here) != _meaning(there):
+            yield Difference(name=name, preset=here, recipe=there)
+
+
+def _meaning(value: str) -> object:
+    """Return what a value means: 0.5 is 0.50, and capitals and spaces in JSON are no matter."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value.lower()

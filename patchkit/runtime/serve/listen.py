@@ -1,0 +1,102 @@
+"""Choose the address that the API server listens on: this machine, the cable or the LAN.
+
+`--host` of vLLM is the API server's alone: nodes find each other by ``--master-addr`` and
+``VLLM_HOST_IP``, so that any choice serves a model over several nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+from patchkit.errors import HostError, UsageError
+from patchkit.quoting import quoted
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.node.address import own_address
+from patchkit.runtime.node.decision import Node
+from patchkit.runtime.serve.request import LOCAL, ServeRequest
+
+CHOICES = ("local", "cable", "lan")
+
+
+def listen_address(choice: str, node: Node, host: Host) -> str:
+    """Return the address of a choice of CHOICES.
+
+    Raises HostError if this host has none, UsageError if it has several or is another node.
+    """
+    if choice == "local" or node.role == "worker":  # a worker answers no requests
+        return LOCAL
+    if choice == "lan":
+        return _lan(node, host)
+    if node.head:
+        return node.head
+    try:
+        return own_address(host, "roce", "head", "").address
+    except HostError as error:
+        raise HostError(
+            f"--listen cable: {error.what}", hint="take --listen lan, or name one: --host ADDRESS"
+        ) from None
+
+
+def _lan(node: Node, host: Host) -> str:
+    if node.elsewhere:
+        raise UsageError(
+            f"--listen lan: {node.elsewhere} is another node, whose LAN address is not known here",
+            hint="name it: --host ADDRESS",
+        )
+    fast = {rdma.netdev for rdma in host.rdma}
+    found = {
+        str(each.ip): netdev.name
+        for netdev in host.netdevs
+        if netdev.kind in ("ethernet", "wifi") and netdev.up
+        if netdev.cage is None and netdev.name not in fast
+        for each in netdev.ipv4
+        if not each.ip.is_link_local
+    }
+    if len(found) == 1:
+        return next(iter(found))
+    what = ", ".join(f"{address} on {name}" for address, name in found.items())
+    raise (UsageError if found else HostError)(
+        f"--listen lan: {what or 'no interface beside the QSFP cages has an IPv4 address'}",
+        hint="name the address: --host ADDRESS" if found else "take --listen local or cable",
+    )
+
+
+def listening(request: ServeRequest) -> Iterator[str]:
+    """Yield who reaches the server, and how; nothing for a worker."""
+    node, host = request.node, request.host
+    if node.role == "worker":
+        return
+    ask = f"`{quoted('curl', f'http://{_url_host(host)}:{request.port}/v1/models')}`"
+    if _is_loopback(host):
+        yield f"it listens on {host}, for this machine alone: {ask}; --listen cable or lan opens it"
+        return
+    if _is_any(host):
+        yield f"it listens on every interface: {ask}"
+    else:
+        yield f"it listens on {host} alone: {ask}; localhost:{request.port} is refused"
+    if host != node.head:
+        yield (
+            f"everybody who reaches {host} can use the model: vLLM asks nobody for a key "
+            "unless VLLM_API_KEY or --api-key is set"
+        )
+
+
+def _url_host(host: str) -> str:
+    if _is_any(host):
+        return "127.0.0.1" if "." in host else "[::1]"
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False

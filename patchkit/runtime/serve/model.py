@@ -1,0 +1,58 @@
+"""Find what the model of a command line is: a preset's, a folder, another one, or a slip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from patchkit.errors import UsageError
+from patchkit.runtime.rules.model_recipes import model_recipes
+from patchkit.runtime.rules.presets import Preset, find, load_presets, named_preset
+from patchkit.runtime.rules.slips import slip_of
+
+_GIB = 2**30
+
+
+def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> Preset | None:
+    """Return the preset that ``named`` names, ``none`` for none, None for that of the model.
+
+    Raises UsageError if there is none of that name, or if the model's name is a slip of a preset's.
+    """
+    if named is not None:
+        return None if named == "none" else named_preset(named)
+    preset = find(model)
+    if preset is None and not _is_there(model, environment):
+        known = [each.id if "/" in model else each.name for each in load_presets()]
+        if meant := slip_of(model, known):
+            raise UsageError(
+                f"no model is known as {model}",
+                why=f"it is a slip away from {meant}, and `vllm serve` would first look for it",
+                hint=f"did you mean {meant}? If there is such a model, add --preset none",
+            )
+    return preset
+
+
+def _is_there(model: str, environment: Mapping[str, str]) -> bool:
+    """Return whether a model is known without a preset: in a folder, downloaded, or upstream's."""
+    home = environment.get("HF_HOME") or "~/.cache/huggingface"
+    cache = environment.get("HF_HUB_CACHE") or f"{home}/hub"
+    # As huggingface_hub names what it has downloaded.
+    downloaded = Path(cache).expanduser() / ("models--" + model.replace("/", "--"))
+    return (
+        Path(model).is_dir()
+        or model.lower() in model_recipes()
+        or (not model.startswith((".", "/")) and downloaded.is_dir())
+    )
+
+
+def full_name(model: str, preset: Preset | None) -> str:
+    """Return a preset's id for its last part, unless there is a folder of that name."""
+    named = preset is not None and model.lower() == preset.name.lower()
+    return preset.id if preset and named and not Path(model).is_dir() else model
+
+
+def weights_gib(folder: Path) -> float | None:
+    """Return the size of a checkpoint in a folder, in GiB; None if there is none."""
+    if not folder.is_dir():
+        return None
+    return sum(each.stat().st_size for each in folder.glob("*.safetensors")) / _GIB or None

@@ -1,0 +1,94 @@
+"""What a model must fit into: a pool that CPU and GPU share, a GPU's own, or nobody knows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from patchkit.errors import HostError
+from support import hosts
+
+SPARK = "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0"
+LAPTOP = "NVIDIA GeForce RTX 5080 Laptop GPU, 12.0, 576.40, 16303, 00000000:01:00.0"
+STATION = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 12.0, 580.95, 97887, 00000000:01:00.0"
+SILENT = "NVIDIA Something New, 13.0, 610.43.02, [N/A], 00000000:01:00.0"
+GPT, SMALL, LARGE = "openai/gpt-oss-120b", "openai/gpt-oss-20b", "Qwen/Qwen2.5-72B-Instruct"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Make the root of a machine of one GPU, "" for none, with so many GiB of RAM."""
+
+    def make(gpu, ram):
+        root = tmp_path / "machine"
+        (root / "proc").mkdir(parents=True)
+        (root / "commands").mkdir()
+        (root / "proc/meminfo").write_text(f"MemTotal: {ram << 20} kB\nMemAvailable: 1 kB\n")
+        if gpu:
+            (root / "commands/nvidia-smi.csv").write_text(f"{gpu}\n")
+        return root
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ram", "asked", "figures", "hint"),
+    [
+        (
+            *(LAPTOP, 30, (GPT,)),
+            "room for 11 why: 0.92 of 15.9 GiB (NVIDIA GeForce RTX 5080 Laptop GPU), less 4",
+            "take a checkpoint in fewer bits; or a GPU with 71 GiB; or for a line that a Spark",
+        ),
+        (*(LAPTOP, 500, (GPT,)), "61 GiB of weights per node, and there is room for 11", "bits"),
+        (
+            *(STATION, 500, (LARGE,)),
+            "136 GiB of weights per node, and there is room for 84",
+            "take its GPTQ-Int4 or AWQ checkpoint: 39 GiB; or a GPU with 153 GiB",
+        ),
+        (*(SPARK, 30, (GPT,)), "room for 20 why: 0.80 of 30.0 GiB (this host)", "take 4 nodes"),
+        (*(LAPTOP, 30, (LARGE, "--target", "gb10")), "0.85 of 119.7 GiB (a Spark)", "2 nodes"),
+        (*("", 500, (LARGE,)), "0.85 of 119.7 GiB (a Spark)", "take 2 nodes"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_figures(cli, machine, gpu, ram, asked, figures, hint):
+    root = machine(gpu, ram)
+    done = cli("serve-args", *asked, "--vllm", "0.25.1", "--root", root, rc=HostError.exit_code)
+    assert not done.stdout
+    said = " ".join(done.stderr.split())
+    assert figures in said
+    assert hint in said
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asked", "share", "note"),
+    [
+        (SPARK, (GPT,), "0.80", ""),
+        (STATION, (GPT,), None, "sized for NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+        (STATION, (SMALL, "--target", "gb10"), "0.50", "for gb10, which this host is not"),
+        (SILENT, (GPT,), None, "whether it fits was not checked: neither NVML nor nvidia-smi says"),
+        (SILENT, (LARGE,), None, "how much memory NVIDIA Something New has"),
+        (SPARK, (GPT, "--target", "thor"), "0.80", "thor's memory is not known here"),
+        ("", (GPT,), "0.80", "no GPU is found here: sized for a Spark, with 119.7 GiB"),
+    ],
+)
+def test_what_fits_or_is_not_known_is_printed(cli, machine, gpu, asked, share, note):
+    done = cli("serve-args", *asked, "--vllm", "0.25.1", "--root", machine(gpu, 121), "--json")
+    served = json.loads(done.stdout)
+    flags = {each["flag"]: each["value"] for each in served["flags"]}
+    # That of a preset is for memory which CPU and GPU share.
+    assert flags.get("--gpu-memory-utilization") == share
+    said = [each for each in served["notes"] if "sized for" in each or "not checked" in each]
+    assert (note in said[0]) if note else not said
+
+
+def test_a_line_for_another_node_is_not_sized_for_this_host(cli, machine, tmp_path):
+    head = hosts.build(tmp_path, "cable_port0", node=0)
+    about = ("--vllm", "0.25.1", "--nccl", "2.30.7", "--triton", "3.6.0")
+    cli("env", "--role", "head", "--root", head, *about, "-o", tmp_path / "head.env")
+    done = cli(
+        *("serve-args", LARGE, "--from", tmp_path / "head.env", "--role", "head"),
+        *("--root", machine(LAPTOP, 30)),
+    )
+    assert done.stdout.startswith(f"vllm serve {LARGE} --tensor-parallel-size 2 ")
+    assert "192.168.100.10 is not this host: sized for a Spark" in done.stderr

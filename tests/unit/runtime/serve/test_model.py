@@ -1,0 +1,77 @@
+"""A mistyped model stops a pipeline; another model is served, with flags that fit any."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.errors import UsageError
+from patchkit.runtime.serve.model import preset_of
+
+
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ("openai/gpt-oss-12b", "openai/gpt-oss-120b"),
+        ("openai/gpt-oss120b", "openai/gpt-oss-120b"),
+        ("opnai/gpt-oss-120b", "openai/gpt-oss-120b"),
+        ("openai/gtp-oss-20b", "openai/gpt-oss-20b"),
+        ("OpenAI/GPT-OSS-210B", "openai/gpt-oss-120b"),
+        ("gpt-oss-12b", "gpt-oss-120b"),
+        ("Qwen/Qwen3.6-27B-FP", "Qwen/Qwen3.6-27B-FP8"),
+        ("nvidia/Gemma-4-26B-A4B-NVFP", "nvidia/Gemma-4-26B-A4B-NVFP4"),
+        ("meta-lama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+    ],
+)
+def test_a_slip_is_an_error(cli, model, meant):
+    done = cli("serve-args", model, "--vllm", "0.33.0", rc=UsageError.exit_code)
+    assert not done.stdout
+    assert f"did you mean {meant}?" in done.stderr
+    assert cli("serve-args", model, "--vllm", "0.33.0", "--preset", "none").stdout
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "some/model",
+        "unsloth/gpt-oss-120b",
+        "Qwen/Qwen2.5-3B-Instruct",
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        "Qwen/Qwen3.5-27B-FP8",
+        "meta-llama/Llama-3.2-8B-Instruct",
+        "Qwen/Qwen3.6-27B",
+        "microsoft/phi-3",
+        "gpt2",
+        "/models/gpt-oss-12b-of-mine",
+    ],
+)
+def test_another_model_gets_flags_that_fit_any(cli, model):
+    done = cli("serve-args", model, "--vllm", "0.33.0")
+    assert done.stdout.startswith(f"vllm serve {model} --host 127.0.0.1 ")
+    assert f"{model} has no preset" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["folder", "cache", "home"])
+def test_what_is_there_is_no_slip(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    model = "openai/gpt-oss-12b"
+    downloaded = "models--openai--gpt-oss-12b"
+    places = {"folder": model, "cache": f"cache/{downloaded}", "home": f"hf/hub/{downloaded}"}
+    environment = {"HF_HOME": str(tmp_path / "hf")}
+    if where == "cache":
+        environment["HF_HUB_CACHE"] = str(tmp_path / "cache")
+    with pytest.raises(UsageError, match="no model is known as"):
+        preset_of(model, None, environment)
+    (tmp_path / places[where]).mkdir(parents=True)
+    assert preset_of(model, None, environment) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("serve-args", "a/b", "--preset", "gpt-oss-12b"), "did you mean gpt-oss-120b?"),
+        (("env", "--role", "single", "--model", "openai/gpt-os-120b"), "openai/gpt-oss-120b?"),
+        (("serve-args", "a/b", "--preset", "magic"), "`patchkit serve-args --list` shows them"),
+    ],
+)
+def test_a_mistyped_preset(cli, arguments, hint):
+    assert hint in cli(*arguments, "--vllm", "0.33.0", rc=2).stderr
