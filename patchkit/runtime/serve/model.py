@@ -11,6 +11,8 @@ from patchkit.runtime.rules.presets import Preset, find, load_presets, named_pre
 from patchkit.runtime.rules.slips import slip_of
 
 _GIB = 2**30
+_SHORTEST = 3  # characters that stand for a name
+_MOST = 3  # names that are suggested
 
 
 def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> Preset | None:
@@ -21,15 +23,23 @@ def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> 
     if named is not None:
         return None if named == "none" else named_preset(named)
     preset = find(model)
-    if preset is None and not _is_there(model, environment):
-        known = [each.id if "/" in model else each.name for each in load_presets()]
-        if meant := slip_of(model, known):
-            raise UsageError(
-                f"no model is known as {model}",
-                why=f"it is a slip away from {meant}, and `vllm serve` would first look for it",
-                hint=f"did you mean {meant}? If there is such a model, add --preset none",
-            )
+    if preset is None and not _is_there(model, environment) and (meant := _meant(model)):
+        raise UsageError(
+            f"no model is known as {model}",
+            why="it is neither a preset nor here, and like the name of one",
+            hint=f"did you mean {' or '.join(meant)}? If there is such a model, add --preset none",
+        )
     return preset
+
+
+def _meant(model: str) -> list[str]:
+    """Return the presets that a name may stand for: a slip of one, or the beginning of some."""
+    names = [each.id if "/" in model else each.name for each in load_presets()]
+    if slip := slip_of(model, names):
+        return [slip]
+    # OWNER/NAME may be another checkpoint of the same model; a bare name is at no owner's.
+    begun = [name for name in names if name.lower().startswith(model.lower())]
+    return [] if "/" in model or len(model) < _SHORTEST else begun[:_MOST]
 
 
 def _is_there(model: str, environment: Mapping[str, str]) -> bool:

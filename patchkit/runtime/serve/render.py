@@ -53,6 +53,7 @@ def fields(command: ServeCommand) -> dict[str, Any]:
         "nodes": node.nodes,
         "preset": preset.id if preset else None,
         "variables": dict(preset.variables) if preset else {},
+        "memory": asdict(command.request.memory),
         "flags": [asdict(flag) for flag in command.flags],
         "left_out": [asdict(flag) for flag in command.left_out],
         "off": [asdict(rule) for rule in command.off],

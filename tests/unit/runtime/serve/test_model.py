@@ -20,6 +20,8 @@ from patchkit.runtime.serve.model import preset_of
         ("Qwen/Qwen3.6-27B-FP", "Qwen/Qwen3.6-27B-FP8"),
         ("nvidia/Gemma-4-26B-A4B-NVFP", "nvidia/Gemma-4-26B-A4B-NVFP4"),
         ("meta-lama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("gpt-oss", "gpt-oss-120b or gpt-oss-20b"),
+        ("qwen2.5-7b", "Qwen2.5-7B-Instruct"),
     ],
 )
 def test_a_slip_is_an_error(cli, model, meant):
@@ -39,6 +41,7 @@ def test_a_slip_is_an_error(cli, model, meant):
         "Qwen/Qwen3.5-27B-FP8",
         "meta-llama/Llama-3.2-8B-Instruct",
         "Qwen/Qwen3.6-27B",
+        "Qwen/Qwen2.5-7B",
         "microsoft/phi-3",
         "gpt2",
         "/models/gpt-oss-12b-of-mine",
