@@ -1,1 +1,1 @@
-"""Read what files of others say, by format: variables, commands, versions; nothing is run."""
+"""State what a file of others says: variables, commands and versions, each with its line."""

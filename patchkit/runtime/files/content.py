@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from patchkit.finding import Finding, Level
@@ -128,8 +128,15 @@ class CommandLine:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all words are there: no variable stands for further ones."""
-        return not any(word.several for word in self.words)
+        """Return whether all words are there: no variable stands for further ones.
+
+        A variable behind a flag is taken for its value.
+        """
+        before = [Word("", self.line), *self.words]
+        return not any(
+            word.several and not _FLAG.fullmatch(last.text)
+            for last, word in zip(before, self.words, strict=False)
+        )
 
     @property
     def flags(self) -> Iterator[GivenFlag]:
@@ -145,7 +152,7 @@ class CommandLine:
                 yield GivenFlag(name, value, word.line, word.literal, word.default)
                 continue
             after = self.words[number + 1] if number + 1 < len(self.words) else None
-            if after is None or after.several or _FLAG.match(after.text):
+            if after is None or _FLAG.match(after.text):
                 yield GivenFlag(name, "", word.line)
             else:
                 yield GivenFlag(name, after.text, word.line, after.literal, after.default)
@@ -172,7 +179,8 @@ class FileContent:
     ``assignments`` make an environment. ``passed`` are variables that get the caller's value or
     none at all (``-e NAME``, ``${NAME:-}``), ``own`` variables of a script and a Dockerfile's ARG,
     ``defaults`` what ``${NAME:-value}`` gives a name wherever it stands. ``images`` are the
-    container images that are named. ``problems`` say what could not be read, and where.
+    container images that are named. ``problems`` say what could not be read, and where. ``outer``
+    is the block that a block lies in, if that is not the whole file.
     """
 
     kind: FileKind
@@ -184,6 +192,7 @@ class FileContent:
     images: tuple[Word, ...] = ()
     versions: tuple[SaidVersion, ...] = ()
     problems: tuple[Finding, ...] = ()
+    outer: Mapping[int, int] = field(default_factory=dict)
 
     def version(self, project: str) -> SaidVersion | None:
         """Return the version that the file says of a project; None if it says none, or two."""

@@ -13,7 +13,7 @@ if [ -n "${IFNAME}" ]; then
     export GLOO_SOCKET_IFNAME="${IFNAME}"
     echo "export NCCL_IB_DISABEL=1 would be wrong"
 fi
-: "${NCCL_DEBUG:=INFO}"
+: "${NCCL_DEBUG:=INFO}"  # for this script alone
 ray start --head --port=6379 \
     --node-ip-address=10.0.0.25 \
     --dashboard-host=0.0.0.0

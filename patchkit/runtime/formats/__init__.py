@@ -1,0 +1,1 @@
+"""Read what files say by their format: scripts, YAML, Dockerfiles, units, env files, Python."""
