@@ -79,7 +79,7 @@ class _Verbs(click.Group):
         if _COMPLETE in os.environ:
             from click.shell_completion import add_completion_class
 
-            from patchkit.cli.runtime.completion import Bash
+            from patchkit.cli.bash_words import Bash
 
             add_completion_class(Bash)
         return super().main(*args, **options)

@@ -30,7 +30,8 @@ TEXTS = sorted(
 )
 # In backticks, after a prompt, or at the beginning of a line or a message.
 COMMAND = re.compile(
-    r"(`|\$ |^)(?:sudo )?patchkit ((?![\d.]+ )(?:(?!`|  #|\s[|&;<>]|[|;)]|\\n)[^\n])+)", re.MULTILINE
+    r"(`|\$ |^)(?:sudo )?patchkit ((?![\d.]+ )(?:(?!`|  #|\s[|&;<>]|[|;)]|\\n)[^\n])+)",
+    re.MULTILINE,
 )
 HOLE = "X"  # what stands for a word that is put in
 REST = "…"  # for any number of them
