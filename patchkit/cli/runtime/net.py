@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from ipaddress import IPv4Address
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,19 +18,25 @@ from patchkit.cli.runtime.net_options import (
     MTU,
     NETDEV,
     ROOT,
-    AddressType,
+    InterfaceType,
     NetworkType,
     sudo,
 )
 from patchkit.cli.runtime.net_verify import verify
+from patchkit.cli.runtime.net_view import other_node, plan_fields, plan_lines
 from patchkit.errors import HostError, UsageError
+from patchkit.quoting import quoted
+from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
 from patchkit.runtime.net import conflicts as net_conflicts
 from patchkit.runtime.net import live as net_live
+from patchkit.runtime.net.facts import facts
 from patchkit.runtime.net.netplan_file import render
 from patchkit.runtime.net.peer import from_file
-from patchkit.runtime.net.plan import TOPOLOGIES, NetPlan, NetPlanOptions, facts, make_plan
+from patchkit.runtime.net.plan import TOPOLOGIES, Given, NetPlan, NetPlanOptions, make_plan
+from patchkit.runtime.net.plan import command as command_line
+from patchkit.runtime.net.remarks import plan_remarks
 from patchkit.runtime.net.state import NetHistory
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,14 +59,20 @@ _wish = _options(
     click.option(
         "--network",
         type=NetworkType(),
-        default=facts()["plan"]["network"],
-        show_default=True,
-        help="Twin A's; twin B and further links take those that follow.",
+        help="Count addresses anew from this one: twin A's; twin B and further links follow. "
+        f"Default: keep what is there, else {facts()['plan']['network']}.",
     ),
     CAGE,
     click.option("--port0-to", type=int, metavar="N", help="In a ring: where cage 0 leads."),
     NETDEV,
-    click.option("--peer", type=AddressType(), help="An address that it must be able to reach."),
+    click.option(
+        "--peer",
+        "peers",
+        type=InterfaceType(),
+        multiple=True,
+        help="An address of the other end with its prefix: plan one beside it; repeat per twin.",
+    ),
+    click.option("--twins", is_flag=True, help="An address for every half, on both nodes."),
     MTU,
     ROOT,
 )
@@ -73,10 +85,11 @@ def command() -> None:
     \b
       patchkit net plan --role head
       sudo patchkit net apply --role head
-      patchkit net verify --peer 192.168.100.12
+      patchkit net verify --peer 192.168.100.11
       sudo patchkit net undo
 
-    Both halves of a cabled cage get an address, in different networks; a ring of three gets twelve.
+    What works is kept. A cage without addresses gets one on each half, in different networks; a
+    ring of three gets twelve.
     """
 
 
@@ -89,21 +102,47 @@ def command() -> None:
     metavar="FILE",
     help="Of another host: what `patchkit probe --json` printed there.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Show the netplan file as well.")
 @as_json
-def plan(facts_file: Path | None, *, as_json: bool, **options: Any) -> None:
-    """Print the netplan file that this node should have; nothing is written."""
-    root: Path = options["root"]
+def plan(facts_file: Path | None, *, verbose: bool, as_json: bool, **options: Any) -> None:
+    """Print what this node's network lacks; nothing is written, no rights are needed.
+
+    The first line is the verdict. Addresses that are there are kept, whoever gave them.
+    """
+    root, wish = options["root"], _as_wish(options)
+    place = NetHistory(root)
     if facts_file:
-        made = make_plan(from_file(facts_file), _as_wish(options))
-        _check_peer(made, options["peer"])
+        host, given = from_file(facts_file), Given()
+        made = make_plan(host, wish)
     else:
-        made = _planned(options, root)
-    text = render(made)
+        host, given = probe(root, python=None, environment=os.environ), place.given()
+        made = _planned(host, wish, place)
+    notes = list(plan_remarks(host, made, wish, given))
+    then = list(_next(made, wish, root, elsewhere=facts_file is not None))
     if as_json:
-        print_json({**_fields(made), "yaml": text})
+        print_json(plan_fields(made, notes, then))
         return
-    data(text)
-    _tell_unfinished(NetHistory(root))
+    echo(plan_lines(made, notes))
+    if verbose and made.written:
+        say(f"\n{place.file}:")
+        data(render(made))
+    echo(f"next: {line}" for line in then)
+    if not facts_file:
+        _tell_unfinished(place)
+
+
+def _next(made: NetPlan, wish: NetPlanOptions, root: Path, *, elsewhere: bool) -> Iterator[str]:
+    """Yield what to run next: here, then on the other node."""
+    at = [] if root == Path("/") else ["--root", str(root)]
+    if not made.changes:
+        yield quoted("patchkit", "net", "verify", *at)
+    elif elsewhere:
+        yield f"on that node: {command_line('apply', wish)}"
+    else:
+        yield sudo(*shlex.split(command_line("apply", wish))[1:], *at)
+    if there := other_node(made, wish):
+        unless = "" if made.changes else ", if it has no address yet"
+        yield f"on the other node{unless}: {there}"
 
 
 @command.command()
@@ -121,7 +160,12 @@ def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
     if not dry_run:
         _need_root(place)
     _tell_unfinished(place)
-    made = _planned(options, place.root)
+    wish = _as_wish(options)
+    host = probe(place.root, python=None, environment=os.environ)
+    made = _planned(host, wish, place)
+    echo(plan_lines(made, list(plan_remarks(host, made, wish, place.given()))))
+    if not made.written:
+        return
     difference = _difference(place, render(made))
     echo(difference or [f"{place.file}: is as planned"])
     if dry_run:
@@ -131,7 +175,7 @@ def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
     done = net_apply.apply(place, made, force=force)
     if done.recovered:
         say("an apply that was cut short was put back first")
-    _tell_applied(place, made, done)
+    _tell_applied(place, made, wish, done)
 
 
 @command.command()
@@ -154,53 +198,36 @@ command.add_command(verify)
 
 
 def _as_wish(options: Mapping[str, Any]) -> NetPlanOptions:
-    return NetPlanOptions(
-        node=_node(options["node"], options["role"], options["nodes"]),
-        **{
-            key: options[key]
-            for key in ("nodes", "mtu", "network", "topology", "cage", "port0_to", "netdevs")
-        },
-    )
+    """Return the options of a plan; ``--role`` gives the number of the node."""
+    kept = {field.name: options[field.name] for field in dataclasses.fields(NetPlanOptions)}
+    node = _node(options["node"], options["role"], options["nodes"])
+    return NetPlanOptions(**{**kept, "node": node})
 
 
-def _node(node: int | None, role: str | None, nodes: int) -> int:
-    """Return the number of this node. Raises UsageError if the options do not give it."""
-    by_role = {"head": 1, "worker": 2 if nodes == 2 else None}.get(role or "")
-    if node is None and by_role is None:
+def _node(node: int | None, role: str | None, nodes: int) -> int | None:
+    """Return the number of this node, None if it was not given: not every plan needs it."""
+    if role == "worker" and node is None and nodes > 2:
         raise UsageError(
-            "missing --node or --role", hint=f"--node 1 to {nodes}, or --role head; the head is 1"
+            "--role worker is one of several", hint=f"its number: --node 2 to --node {nodes}"
         )
     if node is not None and role and (node == 1) != (role == "head"):
         raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
-    return node if node is not None else by_role or 1
+    by_role = {"head": 1, "worker": 2}
+    return by_role[role] if node is None and role else node
 
 
-def _planned(options: Mapping[str, Any], root: Path) -> NetPlan:
+def _planned(host: Host, wish: NetPlanOptions, place: NetHistory) -> NetPlan:
     """Return the plan for this host, checked against what the host has."""
-    place = NetHistory(root)
-    live = net_apply.is_live(place)
-    host = probe(root, python=None, environment=os.environ)
+    live, given = net_apply.is_live(place), place.given()
     # A recording has no driver to ask for its limits.
-    made = make_plan(host, _as_wish(options), net_live.mtu_limits() if live else None)
-    _check_peer(made, options["peer"])
-    files = net_conflicts.others(root)
-    net_conflicts.check(host, made, applied=place.applied(), files=files)
+    made = make_plan(host, wish, net_live.mtu_limits() if live else None, given)
+    files = net_conflicts.others(place.root)
+    net_conflicts.check(host, made, wish, given=given, files=files)
     # netplan's files are of mode 600, and plan needs no rights.
     hidden = [file.path for file in files if file.text is None]
-    if hidden:
+    if hidden and made.written:
         say(f"note: only root may read {', '.join(hidden)}; apply checks them", err=True)
     return made
-
-
-def _check_peer(made: NetPlan, peer: IPv4Address | None) -> None:
-    """Raise UsageError for a peer that this plan could not reach."""
-    if peer is None:
-        return
-    if any(peer == line.address.ip for line in made.lines):
-        raise UsageError(f"--peer {peer} is what this node would get", hint="another --node")
-    if not any(peer in line.address.network for line in made.lines):
-        networks = ", ".join(str(line.address.network) for line in made.lines)
-        raise UsageError(f"--peer {peer} is in none of {networks}", hint="another --network")
 
 
 def _need_root(place: NetHistory) -> None:
@@ -221,11 +248,6 @@ def _ask() -> None:
 # What is printed
 
 
-def _fields(made: NetPlan) -> dict[str, Any]:
-    lines = [{**asdict(line), "address": str(line.address)} for line in made.lines]
-    return {**asdict(made), "lines": lines}
-
-
 def _difference(place: NetHistory, text: str) -> list[str]:
     import difflib  # 5 ms, and only here
 
@@ -239,7 +261,9 @@ def _tell_unfinished(place: NetHistory) -> None:
         say(f"note: an apply was cut short; {sudo('net', 'undo')}", err=True)
 
 
-def _tell_applied(place: NetHistory, made: NetPlan, done: net_apply.Done) -> None:
+def _tell_applied(
+    place: NetHistory, made: NetPlan, wish: NetPlanOptions, done: net_apply.Done
+) -> None:
     if not done.changed:
         say("nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else ""))
         return
@@ -248,5 +272,9 @@ def _tell_applied(place: NetHistory, made: NetPlan, done: net_apply.Done) -> Non
         say("the root is not /: no network was changed")
     if not done.checked:
         say("netplan is not installed here: it did not read the file")
-    peers = [str(line.address.network) for line in made.lines]
-    say(f"next: on the peer the same, then `patchkit net verify --peer ADDRESS` (in {peers[0]})")
+    there = other_node(made, wish)
+    say(
+        "next: "
+        + (f"on the other node: {there}; then here: " if there else "")
+        + "patchkit net verify"
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
 import click
 
 from patchkit.quoting import quoted
-from patchkit.runtime.net.plan import facts
 
 
 class AddressType(click.ParamType[IPv4Address]):
@@ -21,6 +20,18 @@ class AddressType(click.ParamType[IPv4Address]):
             return IPv4Address(value)
         except ValueError:
             self.fail(f"{value!r} is not an IPv4 address", param, ctx)
+
+
+class InterfaceType(click.ParamType[IPv4Interface]):
+    """An address with its prefix; without one it gets /32, which says that none was given."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> IPv4Interface:
+        try:
+            return IPv4Interface(value)
+        except ValueError:
+            self.fail(f"{value!r} is not an IPv4 address like 192.168.100.10/24", param, ctx)
 
 
 class NetworkType(click.ParamType[IPv4Network]):
@@ -35,9 +46,7 @@ class NetworkType(click.ParamType[IPv4Network]):
 
 _folder = click.Path(path_type=Path, exists=True, file_okay=False)
 ROOT = click.option("--root", type=_folder, default=Path("/"), help="Another root than /.")
-MTU = click.option(
-    "--mtu", type=int, default=facts()["plan"]["mtu"], show_default=True, help="On both ends."
-)
+MTU = click.option("--mtu", type=int, metavar="N", help="Of both ends; default: what is there.")
 CAGE = click.option("--cage", type=click.Choice([0, 1]), help="0 is next to the RJ45 port.")
 NETDEV = click.option(
     "--netdev", "netdevs", metavar="NAME", multiple=True, help="Instead of what is cabled; repeat."

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import as_json, echo, print_json, style, table
+from patchkit.cli.out import as_json, echo, print_json, table
 from patchkit.cli.runtime.net_options import CAGE, MTU, NETDEV, ROOT, AddressType, sudo
+from patchkit.cli.runtime.net_view import STATES, fields, mark, reasons
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.host.host import Host
@@ -20,21 +21,8 @@ from patchkit.runtime.net import apply as net_apply
 from patchkit.runtime.net.checks import groups, warned
 from patchkit.runtime.net.peer import from_file, from_ssh
 from patchkit.runtime.net.state import NetHistory
-from patchkit.runtime.net.verify import Peer, bandwidth, expected
+from patchkit.runtime.net.verify import Peer, bandwidth, expected, slower
 from patchkit.runtime.net.verify import verify as checked
-
-_STATES = {  # as --json has them
-    Level.OK: "ok",
-    Level.ERROR: "failed",
-    Level.WARNING: "warning",
-    Level.UNKNOWN: "not checked",
-}
-_MARKS = {
-    Level.OK: style("✓", fg="green"),
-    Level.ERROR: style("✗", fg="red", bold=True),
-    Level.WARNING: style("!", fg="yellow"),
-    Level.UNKNOWN: style("?", fg="yellow"),
-}
 
 
 @click.command("verify")
@@ -95,15 +83,18 @@ def _peer_host(options: Mapping[str, Any]) -> Host | None:
 
 
 def _show(checks: Sequence[Finding], commands: Sequence[str]) -> None:
-    rows = table((_MARKS[c.level], c.where, c.about, _seen(c)) for c in checks)
+    rows = table((mark(c), c.where, c.about, _seen(c)) for c in checks)
     for row, check in zip(rows, checks, strict=True):
-        echo([row, *([style(f"   next: {check.hint}", dim=True)] if check.hint else [])])
+        echo([row, *reasons(check)])
     counts = Counter(check.level for check in checks)
-    echo(["", ", ".join(f"{counts[level]} {word}" for level, word in _STATES.items())])
+    # Notes are not looked for, so that there are none is no result.
+    told = (level for level in STATES if counts[level] or level is not Level.NOTE)
+    echo(["", ", ".join(f"{counts[level]} {STATES[level]}" for level in told)])
     echo(["", f"RDMA bandwidth is not measured; expect {expected()} of"])
     echo(
         [f"  {line}" for line in commands] or ["  ib_write_bw; with a peer, its commands are here"]
     )
+    echo([f"  {slower()}"])
 
 
 def _seen(check: Finding) -> str:
@@ -113,16 +104,7 @@ def _seen(check: Finding) -> str:
 def _fields(checks: Sequence[Finding], commands: Sequence[str]) -> dict[str, Any]:
     counts = Counter(check.level for check in checks)
     return {
-        "checks": [
-            {
-                "subject": check.where,
-                "what": check.about,
-                "state": _STATES[check.level],
-                "seen": check.what,
-                "next": check.hint,
-            }
-            for check in checks
-        ],
-        "counts": {word: counts[level] for level, word in _STATES.items()},
-        "bandwidth": {"commands": list(commands), "expected": expected()},
+        "checks": list(map(fields, checks)),
+        "counts": {word: counts[level] for level, word in STATES.items()},
+        "bandwidth": {"commands": list(commands), "expected": expected(), "slower": slower()},
     }

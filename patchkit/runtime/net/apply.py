@@ -38,14 +38,16 @@ def is_live(place: NetHistory) -> bool:
 def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
     """Write the file and bring the network to it; everything is as before if that fails.
 
+    A plan that sets nothing leaves a file as it is: what it says is kept.
+
     Raises DriftError, HostError, StorageError or BusyError.
     """
-    data, addresses, live = render(plan).encode(), given(plan), is_live(place)
+    data, addresses, live = render(plan).encode(), net_state.given(plan), is_live(place)
     with net_state.locked(place), net_live.undisturbed():
         # First, since a change that was cut short may have left the file old or new.
         recovered = recover(place) is not None
         net_state.check_untouched(place, force=force)
-        if place.text() == data:
+        if place.text() == data or not plan.written:
             return Done(changed=False, live=live, recovered=recovered)
         # Before anything is written: netplan reads all files as one configuration.
         checked = net_live.check_merge(place.root, data)
@@ -55,7 +57,7 @@ def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
                 why="this is not DGX OS, or it is a container",
                 hint="give the addresses that `patchkit net plan` shows by other means",
             )
-        changes = net_state.writing(place, data, addresses)
+        changes = net_state.writing(place, data, plan)
         _commit(place, changes, "apply", addresses, place.applied())
     return Done(changed=True, live=live, checked=checked, recovered=recovered)
 
@@ -77,11 +79,6 @@ def undo(place: NetHistory, *, force: bool = False) -> Done:
         before = net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}
         _commit(place, changes, "undo", before, place.addresses())
     return Done(changed=True, live=is_live(place))
-
-
-def given(plan: NetPlan) -> Mapping[str, Sequence[str]]:
-    """Return the addresses of a plan as they are noted: netdev → ``address/prefix``."""
-    return {line.netdev: [line.address.with_prefixlen] for line in plan.lines}
 
 
 def _commit(

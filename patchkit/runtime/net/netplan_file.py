@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from patchkit.errors import HostError
-from patchkit.runtime.net.plan import Line, NetPlan, letter
+from patchkit.runtime.net.cages import letter
+from patchkit.runtime.net.plan import Line, NetPlan
 
 # At most 15 characters: IFNAMSIZ of Linux less its NUL.
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
@@ -15,37 +16,38 @@ _WORDS = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
 
 
 def render(plan: NetPlan) -> str:
-    """Return the netplan file.
+    """Return the netplan file: the interfaces that patchkit sets, and none that others do.
 
-    It names no renderer, so the machine's applies: NetworkManager on a desktop, networkd on a
-    server. Naming one would take the interfaces from the other, and start networkd on a machine
-    without it, where its wait-online can delay every boot. Links may be absent at boot
-    (``optional``); nothing but the planned addresses is configured on them.
+    Each has an address: of an interface without any, netplan makes ``ipv4.method=link-local`` for
+    NetworkManager (0.106), which then draws one at random. The file names no renderer, so the
+    machine's applies: NetworkManager on a desktop, networkd on a server. Naming one would take the
+    interfaces from the other, and start networkd on a machine without it, where its wait-online can
+    delay every boot. Links may be absent at boot (``optional``); nothing but the planned addresses
+    is configured on them.
     """
-    title = f"node {plan.node} of {plan.nodes}, {plan.topology}"
     lines = [
-        f"# Written by `patchkit net apply`: {title}. `patchkit net undo` puts back what was here.",
+        "# Written by `patchkit net apply`; `patchkit net undo` puts back what was here.",
         "network:",
         "  version: 2",
         "  ethernets:",
     ]
-    for line in plan.lines:
+    for line in plan.written:
         lines += [
-            f"    {_key(line.netdev)}: # {_role(line)}",
+            f"    {_key(line.netdev)}: # {place(line)}",
             "      optional: true",
             "      dhcp4: false",
             "      dhcp6: false",
             "      link-local: []",
-            f"      mtu: {plan.mtu}",
+            f"      mtu: {line.mtu}",
             "      addresses:",
-            f"        - {line.address.with_prefixlen}",
+            *(f"        - {each.with_prefixlen}" for each in line.addresses),
         ]
     return "\n".join(lines) + "\n"
 
 
-def _role(line: Line) -> str:
-    place = f"cage {line.cage}, twin {letter(line.twin)}" if line.cage is not None else "by name"
-    return place + (f", to node {line.peer}" if line.peer else "")
+def place(line: Line) -> str:
+    """Return ``cage 0, twin A``."""
+    return f"cage {line.cage}, twin {letter(line.twin)}" if line.cage is not None else "by name"
 
 
 def _key(name: str) -> str:

@@ -7,8 +7,9 @@ from ipaddress import IPv4Network
 
 from patchkit.finding import Finding
 from patchkit.runtime.host.host import Host, Netdev, Software
-from patchkit.runtime.net.checks import REPLAN, failed, lasting, passed, unknown, warned
-from patchkit.runtime.net.plan import Cages, cages, letter
+from patchkit.runtime.net.cages import Cages, cages, lasting, letter
+from patchkit.runtime.net.checks import REPLAN, failed, passed, unknown, warned
+from patchkit.runtime.net.facts import facts
 
 _PACKAGES = ("vllm", "torch", "triton", "ray")
 
@@ -27,6 +28,7 @@ def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
     if not pairs:
         yield failed("both ends", "networks", "there is no address to compare", REPLAN)
     yield from _pairing(chosen, peer, pairs)
+    yield from _ports(chosen, peer, pairs)
     yield _duplicates(host, chosen, peer)
     yield from _versions(host.software, peer.software)
 
@@ -76,6 +78,29 @@ def _pairing(
             else:
                 seen = f"{letter(here)} here, {letter(theirs[other.name])} there"
                 yield warned(subject, "same twin", seen, REPLAN)
+
+
+def _ports(
+    chosen: Cages,
+    peer: Host,
+    pairs: Sequence[tuple[Netdev, IPv4Network, tuple[Netdev, ...]]],
+) -> Iterator[Finding]:
+    """Check that a ring's cable leads from port 0 to port 1. A single cable may lead anywhere."""
+    known = cages(peer)
+    used = [cage for cage, twins in known.items() if any(twin.ipv4 for twin in twins)]
+    links = {
+        (netdev.cage, other.cage) for netdev, _network, others in pairs for other in others[:1]
+    }
+    in_use = [cage for cage, twins in chosen.items() if any(twin.ipv4 for twin in twins)]
+    if len(used) < 2 or len(in_use) < 2 or len(links) != 1:
+        return
+    here, there = links.pop()
+    seen = f"port {here} here leads to port {there} there"
+    if here == there:
+        advice = "swap the two cables of one of the nodes, and their addresses with them"
+        yield warned("both ends", "ports", f"{seen}; {facts()['owners']['triangle']}", advice)
+    else:
+        yield passed("both ends", "ports", seen)
 
 
 def _duplicates(host: Host, chosen: Cages, peer: Host) -> Finding:

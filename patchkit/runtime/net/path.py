@@ -12,9 +12,9 @@ from patchkit.finding import Finding, Level
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.net.cages import Cages
 from patchkit.runtime.net.checks import failed, passed, unknown
 from patchkit.runtime.net.live import ip
-from patchkit.runtime.net.plan import Cages
 
 _HEADERS = 28  # bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload
 _PLAIN = 56  # bytes of payload, as ping itself sends
@@ -22,8 +22,8 @@ _PLAIN = 56  # bytes of payload, as ping itself sends
 _KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
 
 
-def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Iterator[Finding]:
-    """Check the way to one address of a peer."""
+def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int | None) -> Iterator[Finding]:
+    """Check the way to one address of a peer, with frames of ``mtu``, or of the interface's own."""
     interfaces = [netdev for twins in chosen.values() for netdev in twins]
     netdev = next((n for n in interfaces if any(peer in e.network for e in n.ipv4)), None)
     if any(peer == each.ip for n in host.netdevs for each in n.ipv4):
@@ -41,7 +41,8 @@ def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int) -> Itera
         return
     plain = _echo(netdev, peer, _PLAIN, "echo")
     yield plain
-    yield _echo(netdev, peer, mtu - _HEADERS, f"{mtu}-byte frames")
+    frame = mtu or netdev.mtu
+    yield _echo(netdev, peer, frame - _HEADERS, f"{frame}-byte frames")
     # After the echo, which makes the kernel resolve the address.
     yield _neighbour(netdev, peer, asked=plain.level is not Level.UNKNOWN)
     if plain.level is Level.ERROR:

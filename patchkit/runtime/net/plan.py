@@ -1,277 +1,395 @@
-r"""Plan which QSFP interface of a node gets which address. Pure.
+"""Plan which QSFP interface of a node gets which address: what works is kept. Pure.
 
-Two nodes on one cable, or any number on a switch: both twins of the one cabled cage have an
-address, in different networks; node n has the host number 10 + n.
-
-              192.168.100.0/24  twin A
-    node 1 ══════════════════════════════ node 2
-       .11    192.168.101.0/24  twin B    .12
-
-Three nodes in a ring: every link has two networks of its own, so each node has four addresses.
-
-                     node 1
-              port 0 /    \ port 1
-       .100/.101    /      \    .104/.105
-           port 1  /        \  port 0
-             node 2 ──────── node 3
-               port 0      port 1
-                   .102/.103
-
-Link k leads from node k to the next one (from the last to node 1), and has networks 2(k - 1) and
-2(k - 1) + 1, counted from the base. So the twelve addresses are
-
-    node  port 0 to           twin A           twin B   port 1 to           twin A           twin B
-       1          2   192.168.100.11   192.168.101.11           3   192.168.104.11   192.168.105.11
-       2          3   192.168.102.12   192.168.103.12           1   192.168.100.12   192.168.101.12
-       3          1   192.168.104.13   192.168.105.13           2   192.168.102.13   192.168.103.13
-
-Addresses belong to links, not to ports: where the cables run the other way round, ``port0_to`` says
-so, and the same addresses go to the other cage.
+A cage with an address, whoever gave it, is in use: its addresses are kept, and only a half that
+disturbs is changed. A cage without any gets them beside the peer's that are known, else counted by
+the number of the node (``numbers``). ``--network`` asks for counted ones in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Any
 
-from patchkit.errors import HostError, UsageError
-from patchkit.paths import RECIPES
+from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.records import read_toml
 from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.net.cages import Cages, cabled, cages, listing, named, no_card, no_link
+from patchkit.runtime.net.facts import facts
+from patchkit.runtime.net.numbers import (
+    beside,
+    check_numbers,
+    counted,
+    link,
+    neighbours,
+    next_to,
+    with_prefix,
+)
 
-Cages = Mapping[int | None, tuple[Netdev, ...]]
 TOPOLOGIES = ("auto", "cable", "ring", "switch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetPlanOptions:
-    """The options of a plan. ``node`` counts from 1.
+    """The options of a plan; None is for what was not asked for. ``node`` counts from 1.
 
-    ``netdevs`` replaces the detection of cages; ``mtu_max`` is what each netdev can do.
+    ``netdevs`` replaces the detection of cages. ``peers`` are addresses of the other end, with its
+    prefix (/32 where the user gave none); ``twins`` asks for an address on every half.
     """
 
-    node: int
+    node: int | None = None
     nodes: int = 2
-    mtu: int
-    network: IPv4Network
+    mtu: int | None = None
+    network: IPv4Network | None = None
     topology: str = "auto"
     cage: int | None = None
     port0_to: int | None = None
     netdevs: tuple[str, ...] = ()
+    peers: tuple[IPv4Interface, ...] = ()
+    twins: bool = False
+
+    @property
+    def base(self) -> IPv4Network:
+        return self.network or IPv4Network(facts()["plan"]["network"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What patchkit gave before: netdev → ``address/prefix``, at last and ever.
+
+    ``node`` and ``mtu`` are those of the last plan, 0 if they are not known.
+    """
+
+    last: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ever: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    node: int = 0
+    mtu: int = 0
+
+    def is_all(self, netdev: str, addresses: Sequence[IPv4Interface]) -> bool:
+        """Return whether all of an interface's addresses are from patchkit."""
+        return all(str(each) in self.ever.get(netdev, ()) for each in addresses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One address. ``cage`` is None where the user named netdevs; ``peer`` None on a switch."""
+    """One interface: its addresses and MTU before and after.
+
+    ``cage`` is None where the user named netdevs; ``peer`` None where it is unknown, or a switch.
+    ``ours`` says that patchkit's file has it already.
+    """
 
     netdev: str
-    address: IPv4Interface
+    addresses: tuple[IPv4Interface, ...]
+    before: tuple[IPv4Interface, ...]
+    mtu: int
+    mtu_before: int
     cage: int | None = None
     twin: int
     peer: int | None = None
+    ours: bool = False
+
+    @property
+    def action(self) -> str:
+        """Return ``keep``, ``add``, ``replace``, or ``mtu`` where only that changes."""
+        if self.addresses != self.before:
+            return "replace" if self.before else "add"
+        return "keep" if self.mtu == self.mtu_before else "mtu"
+
+    @property
+    def written(self) -> bool:
+        """Return whether patchkit's file has it: who set what is kept stays in charge of it."""
+        return self.action != "keep" or self.ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetPlan:
-    """The addresses of one node."""
+    """The interfaces of one node. ``spare`` are cabled cages that the plan leaves alone."""
 
-    node: int
+    node: int | None
     nodes: int
     topology: str
-    mtu: int
     lines: tuple[Line, ...]
+    spare: Cages = field(default_factory=dict)
 
+    @property
+    def written(self) -> tuple[Line, ...]:
+        return tuple(line for line in self.lines if line.written)
 
-@cache
-def facts() -> Mapping[str, Mapping[str, Any]]:
-    """Return ``recipes/env/network.toml``: tables ``plan`` and ``link``."""
-    return read_toml(dict[str, dict[str, Any]], RECIPES / "env" / "network.toml")
+    @property
+    def changes(self) -> tuple[Line, ...]:
+        return tuple(line for line in self.lines if line.action != "keep")
 
 
 def make_plan(
-    host: Host, options: NetPlanOptions, mtu_max: Mapping[str, int] | None = None
+    host: Host,
+    options: NetPlanOptions,
+    mtu_max: Mapping[str, int] | None = None,
+    given: Given | None = None,
 ) -> NetPlan:
-    """Return which netdev gets which address.
+    """Return what every interface has, and what it is to have. ``mtu_max``: what each can do.
 
-    Raises UsageError for options that contradict each other, HostError if no cage is cabled.
+    Raises UsageError for options that contradict each other or lack an answer, HostError if no
+    cage is cabled.
     """
-    _check_numbers(options)
-    chosen = named(host, options.netdevs) if options.netdevs else _choose(host, options)
-    topology = options.topology
-    if topology == "auto":
-        topology = "cable" if options.nodes == 2 else "ring" if len(chosen) > 1 else "switch"
-    lines = _ring(chosen, options) if topology == "ring" else _flat(chosen, options, topology)
-    _check_mtu(options.mtu, [line.netdev for line in lines], mtu_max or {})
+    check_numbers(options.node, options.nodes, options.base)
+    planner = _Planner(host, options, given or Given())
+    chosen = planner.choose()
+    lines = tuple(planner.lines(chosen))
+    _check_mtu(lines, mtu_max or {})
+    _check_peers(lines, options.peers)
     return NetPlan(
-        node=options.node, nodes=options.nodes, topology=topology, mtu=options.mtu, lines=lines
+        node=options.node,
+        nodes=options.nodes,
+        topology=planner.topology(chosen),
+        lines=lines,
+        spare={
+            n: twins for n, twins in cabled(host).items() if chosen.keys().isdisjoint({n, None})
+        },
     )
 
 
-def cages(host: Host) -> Cages:
-    """Return the netdevs of each QSFP cage, twin A (the lower PCI domain) first."""
-    found: dict[int | None, tuple[Netdev, ...]] = {}
-    halves = (each for each in host.netdevs if each.cage is not None)
-    for netdev in sorted(halves, key=lambda each: (each.cage, each.pci, each.name)):
-        found[netdev.cage] = (*found.get(netdev.cage, ()), netdev)
-    return found
+def command(verb: str, options: NetPlanOptions, *more: str) -> str:
+    """Return the command line that asks for a plan with these options, and with ``more``."""
+    asked: dict[str, object] = {
+        "--node": options.node,
+        "--nodes": options.nodes if options.nodes != 2 else None,
+        "--topology": options.topology if options.topology != "auto" else None,
+        "--network": options.network,
+        "--cage": options.cage,
+        "--port0-to": options.port0_to,
+        "--mtu": options.mtu,
+    }
+    words: list[object] = []
+    for name, value in asked.items():
+        words += [] if value is None else [name, value]
+    words += [word for name in options.netdevs for word in ("--netdev", name)]
+    words += [word for peer in options.peers for word in ("--peer", peer)]
+    words += ["--twins"] if options.twins else []
+    return quoted("patchkit", "net", verb, *map(str, words), *more)
 
 
-def cabled(host: Host) -> Cages:
-    """Return the cages with a link on at least one of their twins."""
-    return {cage: twins for cage, twins in cages(host).items() if cage in host.cabled}
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    host: Host
+    options: NetPlanOptions
+    given: Given
 
+    def present(self, netdev: Netdev) -> tuple[IPv4Interface, ...]:
+        """Return the addresses that are kept: none where the plan counts them anew.
 
-def named(host: Host, names: Sequence[str]) -> Cages:
-    """Return netdevs that the user named, as one cage. Raises UsageError for a missing one."""
-    for name in names:
-        if host.netdev(name) is None:
-            there = ", ".join(each.name for each in host.netdevs) or "none"
-            raise UsageError(f"no network interface is called {name!r}", hint=f"there are: {there}")
-    once = dict.fromkeys(names)
-    return {None: tuple(netdev for name in once if (netdev := host.netdev(name)))}
+        Those that patchkit gave count even while the interface is down, and no more once this is
+        another node.
+        """
+        if self.options.network:
+            return ()
+        same = self.options.node in (None, self.given.node)
+        ours = self.given.ever.get(netdev.name, ())
+        noted = self.given.last.get(netdev.name, ()) if same else ()
+        found = tuple(each for each in netdev.ipv4 if same or str(each) not in ours)
+        return found or tuple(map(IPv4Interface, noted))
 
+    # Which cages
 
-def _check_numbers(options: NetPlanOptions) -> None:
-    if options.nodes < 2:
-        raise UsageError(f"--nodes {options.nodes}: one node needs no network", hint="2 or more")
-    if not 1 <= options.node <= options.nodes:
+    def choose(self) -> Cages:
+        """Return the cages to plan. Raises HostError for none, UsageError for too many."""
+        options, known, linked = self.options, cages(self.host), cabled(self.host)
+        if options.netdevs:
+            return named(self.host, options.netdevs)
+        if not known:
+            raise no_card(self.host)
+        if options.cage is not None:
+            if options.cage not in known:
+                raise UsageError(f"there is no cage {options.cage}", hint=listing(known))
+            return {options.cage: known[options.cage]}
+        if not linked:
+            raise no_link(known)
+        if options.topology == "ring":
+            return known  # an end that is not plugged in yet has an address all the same
+        # A ring of four or more is so rare, and a second cable so common, that it is asked for.
+        if len(linked) == 1 or (options.topology == "auto" and options.nodes == 3):
+            return linked
+        return self._in_use(linked) or self._ask(linked)
+
+    def _in_use(self, linked: Cages) -> Cages:
+        return {n: twins for n, twins in linked.items() if any(map(self.present, twins))}
+
+    def _ask(self, linked: Cages) -> Cages:
+        asked = replace(self.options, node=self.options.node or 1)
+        one = [replace(asked, cage=cage) for cage in linked]
+        ring = replace(asked, nodes=max(asked.nodes, 3), topology="ring")
         raise UsageError(
-            f"--node {options.node}: nodes are numbered from 1 to {options.nodes}",
-            hint="the head is node 1",
-        )
-    # The last number of a network is its broadcast address.
-    last = facts()["plan"]["first_host"] + options.nodes
-    if last >= options.network.num_addresses - 1:
-        raise UsageError(
-            f"--network {options.network} is too small for {options.nodes} nodes",
-            why=f"node {options.nodes} has the host number {last}",
-            hint="give a /24",
+            f"where do the two cables lead? {listing(linked)}",
+            why="neither has an address yet; one cable carries all that the ConnectX-7 can, so a "
+            "second one to the same node or switch brings nothing",
+            hint="both to one node, or to a switch: "
+            + " or ".join(f"`{command('plan', each)}`" for each in one)
+            + f"; to two nodes: `{command('plan', ring)}`",
         )
 
+    def topology(self, chosen: Cages) -> str:
+        """Return the topology; ``as found`` where two cages are in use and nobody said for what."""
+        if self.options.topology != "auto":
+            return self.options.topology
+        if len(chosen) > 1:
+            return "ring" if self.options.nodes == 3 else "as found"
+        return "cable" if self.options.nodes == 2 else "switch"
 
-def _check_mtu(mtu: int, names: Sequence[str], mtu_max: Mapping[str, int]) -> None:
-    least, most = facts()["plan"]["mtu_min"], facts()["plan"]["mtu_max"]
-    for name in names:
-        limit = mtu_max.get(name, most)
-        if not least <= mtu <= limit:
-            raise UsageError(
-                f"--mtu {mtu}: {name} takes {least} to {limit}",
-                hint="9000 on every node and on the switch, or 1500",
-            )
+    # What their interfaces have
 
+    def lines(self, chosen: Cages) -> Iterator[Line]:
+        """Yield the lines of all cages: those in use, then those that have no address yet."""
+        topology = self.topology(chosen)
+        self._check_topology(chosen, topology)
+        peers = self._unknown_peers(chosen)
+        for cage, twins in chosen.items():
+            has = {twin.name: self.present(twin) for twin in twins}
+            static = [each for own in has.values() for each in own if not each.is_link_local]
+            if peers and not static:
+                has[twins[0].name] = self._near(peers, None)
+                static = [*has[twins[0].name]]
+            if any(has.values()):
+                after = self._completed(twins, has, static, peers)
+            else:
+                after = self._counted(cage, twins, topology)
+            yield from self._as_lines(cage, twins, after, topology)
 
-def _choose(host: Host, options: NetPlanOptions) -> Cages:
-    """Return the cages to plan. Raises HostError for none, UsageError for too many."""
-    known, linked = cages(host), cabled(host)
-    if not known:
-        raise HostError(
-            "this machine has no QSFP cage that patchkit could recognise",
-            why="the ConnectX-7 or its driver is missing, or this is not a DGX Spark",
-            hint="`patchkit probe` shows what there is; or name interfaces with --netdev",
-        )
-    if options.cage is not None:
-        if options.cage not in known:
-            raise UsageError(f"there is no cage {options.cage}", hint=_listing(known))
-        return {options.cage: known[options.cage]}
-    if not linked:
-        first = next(iter(known.values()))[0].name
-        raise HostError(
-            f"no QSFP cage is cabled: {_listing(known)}",
-            why="no cable, the other end is off, or the interfaces are down administratively, "
-            "which hides the link",
-            hint=f"{quoted('sudo', 'ip', 'link', 'set', first, 'up')}; or name it: --cage 0",
-        )
-    if len(linked) > 1 and (options.topology in ("cable", "switch") or options.nodes == 2):
-        raise UsageError(
-            f"two cages are cabled: {_listing(linked)}",
-            why="one cable carries all that the ConnectX-7 can; a second one brings nothing",
-            hint="choose one: " + " or ".join(f"--cage {cage}" for cage in linked),
-        )
-    if options.topology == "ring":
-        return known  # an end that is not plugged in yet has an address all the same
-    return linked
+    def _completed(
+        self,
+        twins: Sequence[Netdev],
+        has: Mapping[str, tuple[IPv4Interface, ...]],
+        static: Sequence[IPv4Interface],
+        peers: list[IPv4Interface],
+    ) -> dict[str, tuple[IPv4Interface, ...]]:
+        """Return the addresses of a cage in use: a half gets one if it has only a drawn one.
 
+        And if a peer's address or ``--twins`` asks for it.
+        """
+        after = dict(has)
+        for twin in twins if static else ():
+            own = has[twin.name]
+            if any(each in static for each in own):
+                continue
+            if peers:
+                number = int(static[0].ip) - int(static[0].network.network_address)
+                after[twin.name] = self._near(peers, number)
+            elif (own or self.options.twins) and (found := next_to(static[0], self._taken())):
+                after[twin.name] = (found,)
+        return after
 
-def _listing(known: Cages) -> str:
-    return "; ".join(
-        f"cage {cage}: {', '.join(twin.name for twin in twins)}" for cage, twins in known.items()
-    )
+    def _near(self, peers: list[IPv4Interface], own: int | None) -> tuple[IPv4Interface, ...]:
+        """Take the next of the peer's addresses, and return one beside it."""
+        # Of two nodes the other one is known, and which is the head matters to nobody.
+        node = self.options.node or (2 if self.options.nodes == 2 else self._node())
+        return (beside(peers.pop(0), node, own),)
 
+    def _counted(
+        self, cage: int | None, twins: Sequence[Netdev], topology: str
+    ) -> dict[str, tuple[IPv4Interface, ...]]:
+        node, first = self._node(), 0
+        if topology == "ring":
+            peer = neighbours(node, self.options.nodes, self.options.port0_to)[cage or 0]
+            first = 2 * (link(node, self.options.nodes, peer) - 1)
+        return {
+            twin.name: (counted(self.options.base, first + number, node),)
+            for number, twin in enumerate(twins)
+        }
 
-def _flat(chosen: Cages, options: NetPlanOptions, topology: str) -> tuple[Line, ...]:
-    """Plan nodes that all reach each other in the same networks, one for each twin."""
-    if topology == "cable" and options.nodes != 2:
-        raise UsageError(f"one cable joins two nodes, not {options.nodes}", hint="ring or switch")
-    if options.port0_to is not None:
-        raise UsageError("--port0-to is for a ring", hint="leave it out")
-    # _choose refuses two cages for a cable or a switch.
-    ((cage, twins),) = chosen.items()
-    return tuple(
-        Line(
-            netdev=twin.name,
-            address=_address(options, number),
-            cage=cage,
-            twin=number,
-            peer=3 - options.node if topology == "cable" else None,  # 1 or 2: the other one
-        )
-        for number, twin in enumerate(twins)
-    )
-
-
-def _ring(chosen: Cages, options: NetPlanOptions) -> tuple[Line, ...]:
-    """Plan a ring: each cage has a link of its own to one of the two neighbours."""
-    if options.nodes < 3 or set(chosen) != {0, 1}:
-        raise UsageError(
-            "a ring is of three nodes or more, with both cages of each",
-            why=f"{options.nodes} nodes, and here "
-            + (f"cage {next(iter(chosen))}" if None not in chosen else "interfaces by name"),
-            hint="--nodes 3 without --cage and --netdev; or --topology cable, or switch",
-        )
-    lines = []
-    for cage, peer in _neighbours(options).items():
-        # A link has the number of the node that it leads away from, so both ends agree on it.
-        link = options.node if peer == options.node % options.nodes + 1 else peer
-        lines += [
-            Line(
+    def _as_lines(
+        self,
+        cage: int | None,
+        twins: Sequence[Netdev],
+        after: Mapping[str, tuple[IPv4Interface, ...]],
+        topology: str,
+    ) -> Iterator[Line]:
+        node, nodes = self.options.node, self.options.nodes
+        peer = None
+        if node and topology == "ring":
+            peer = neighbours(node, nodes, self.options.port0_to)[cage or 0]
+        elif node and topology == "cable":
+            peer = 3 - node  # 1 or 2: the other one
+        present = [twin.mtu for twin in twins if after.get(twin.name) == twin.ipv4 != ()]
+        usual = present[0] if present else facts()["plan"]["mtu"]
+        for number, twin in enumerate(twins):
+            addresses = after.get(twin.name, ())
+            before = twin.ipv4 or self.present(twin)
+            # An interface that is down tells nothing of what patchkit's file says.
+            mtu_before = twin.mtu if twin.ipv4 else self.given.mtu or twin.mtu
+            mtu = mtu_before if addresses == before else usual
+            yield Line(
                 netdev=twin.name,
-                address=_address(options, 2 * (link - 1) + number),
+                addresses=addresses,
+                before=before,
+                # Without an address an interface is in no file of patchkit's.
+                mtu=(self.options.mtu or mtu) if addresses else twin.mtu,
+                mtu_before=mtu_before if addresses else twin.mtu,
                 cage=cage,
                 twin=number,
-                peer=peer,
+                # Of an address that was there nobody said where it leads.
+                peer=peer if addresses != twin.ipv4 else None,
+                ours=bool(addresses) and self.given.is_all(twin.name, addresses),
             )
-            for number, twin in enumerate(chosen[cage])
+
+    def _check_topology(self, chosen: Cages, topology: str) -> None:
+        nodes = self.options.nodes
+        if topology == "ring" and (nodes < 3 or set(chosen) != {0, 1}):
+            raise UsageError(
+                "a ring is of three nodes or more, with both cages of each",
+                why=f"{nodes} nodes, and here "
+                + (f"cage {next(iter(chosen))}" if None not in chosen else "interfaces by name"),
+                hint="--nodes 3 without --cage and --netdev; or --topology cable, or switch",
+            )
+        if topology == "cable" and nodes != 2:
+            raise UsageError(f"one cable joins two nodes, not {nodes}", hint="ring or switch")
+        if topology != "ring" and self.options.port0_to is not None:
+            raise UsageError("--port0-to is for a ring", hint="leave it out")
+
+    def _unknown_peers(self, chosen: Cages) -> list[IPv4Interface]:
+        """Return the peer's addresses in whose networks this node has no address yet."""
+        own = [each for twins in chosen.values() for n in twins for each in self.present(n)]
+        asked = () if self.options.network else self.options.peers
+        return [
+            with_prefix(peer, self.options.base)
+            for peer in asked
+            if not any(peer.ip in each.network for each in own)
         ]
-    return tuple(lines)
+
+    def _taken(self) -> list[IPv4Network]:
+        return [each.network for netdev in self.host.netdevs for each in netdev.ipv4]
+
+    def _node(self) -> int:
+        if self.options.node is None:
+            nodes = self.options.nodes
+            raise UsageError(
+                "missing --node or --role",
+                why="the cable has no addresses yet, and they are counted by the node",
+                hint=f"--node 1 to {nodes}, or --role head; the head is 1",
+            )
+        return self.options.node
 
 
-def _neighbours(options: NetPlanOptions) -> dict[int, int]:
-    """Return where the cages lead: by default 0 to the next node, 1 to the one before."""
-    before, after = (options.node - 2) % options.nodes + 1, options.node % options.nodes + 1
-    first = after if options.port0_to is None else options.port0_to
-    if first not in (before, after):
-        raise UsageError(
-            f"--port0-to {first}: node {options.node} of a ring of {options.nodes} is between "
-            f"{before} and {after}",
-            hint=f"--port0-to {before} or --port0-to {after}",
-        )
-    return {0: first, 1: after if first == before else before}
+def _check_peers(lines: Sequence[Line], peers: Sequence[IPv4Interface]) -> None:
+    """Raise UsageError for a peer that this plan could not reach."""
+    own = [each for line in lines for each in line.addresses]
+    for peer in peers:
+        if any(peer.ip == each.ip for each in own):
+            raise UsageError(
+                f"--peer {peer.ip} is what this node has, or would get",
+                hint="name an address of the other end, or another --node",
+            )
+        if not any(peer.ip in each.network for each in own):
+            networks = ", ".join(str(each.network) for each in own)
+            raise UsageError(
+                f"--peer {peer.ip} is in none of {networks}",
+                hint="leave out the peer's addresses that are of another cable, or --network",
+            )
 
 
-def _address(options: NetPlanOptions, number: int) -> IPv4Interface:
-    """Return this node's address in the network that is ``number`` after the base."""
-    size = options.network.num_addresses
-    host = facts()["plan"]["first_host"] + options.node
-    base = options.network.network_address
-    try:
-        return IPv4Interface(f"{base + number * size + host}/{options.network.prefixlen}")
-    except ValueError:  # above 255.255.255.255
-        raise UsageError(f"--network {base}: no room for {number} networks after it") from None
-
-
-def letter(twin: int) -> str:
-    """Return A for the first half of a cage, B for the second."""
-    return chr(ord("A") + twin)
+def _check_mtu(lines: Sequence[Line], mtu_max: Mapping[str, int]) -> None:
+    least, most = facts()["plan"]["mtu_min"], facts()["plan"]["mtu_max"]
+    for line in lines:
+        limit = mtu_max.get(line.netdev, most)
+        if line.action != "keep" and not least <= line.mtu <= limit:
+            raise UsageError(
+                f"--mtu {line.mtu}: {line.netdev} takes {least} to {limit}",
+                hint="9000 on every node and on the switch, or 1500",
+            )

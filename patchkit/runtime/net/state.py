@@ -26,6 +26,7 @@ from patchkit.errors import DriftError, StorageError, UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json
 from patchkit.runtime.net.conflicts import OURS
+from patchkit.runtime.net.plan import Given, NetPlan
 
 STATE = Path("var/lib/patchkit/net")
 Addresses = Mapping[str, tuple[str, ...]]
@@ -36,12 +37,17 @@ MODE = 0o600  # netplan warns about files that others may read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetChange:
-    """One change. Digests are ``""`` for no file; ``mode`` is that of the file before."""
+    """One change. Digests are ``""`` for no file; ``mode`` is that of the file before.
+
+    ``node`` and ``mtu`` are those of the plan, 0 if it has none or several.
+    """
 
     before: Digest
     after: Digest
     mode: int
     addresses: Addresses
+    node: int = 0
+    mtu: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,14 @@ class NetHistory:
                 found.setdefault(netdev, []).extend(addresses)
         return found
 
+    def given(self) -> Given:
+        """Return what a plan has to know of the changes before it; needs no rights."""
+        steps = self.steps()
+        if not steps:
+            return Given()
+        last = read_step(steps[-1])
+        return Given(last=last.addresses, ever=self.applied(), node=last.node, mtu=last.mtu)
+
 
 @contextlib.contextmanager
 def locked(place: NetHistory) -> Iterator[None]:
@@ -110,8 +124,16 @@ def locked(place: NetHistory) -> Iterator[None]:
         yield
 
 
-def writing(place: NetHistory, data: bytes, addresses: Mapping[str, Sequence[str]]) -> list[Change]:
-    """Return the changes that write the file and note what was there. Raises DriftError."""
+def given(plan: NetPlan) -> Mapping[str, Sequence[str]]:
+    """Return the addresses of a plan's file as they are noted: netdev → ``address/prefix``."""
+    return {line.netdev: list(map(str, line.addresses)) for line in plan.written}
+
+
+def writing(place: NetHistory, data: bytes, plan: NetPlan) -> list[Change]:
+    """Return the changes that write the file of a plan and note what was there.
+
+    Raises DriftError.
+    """
     if place.file.is_symlink():
         raise DriftError(
             f"{place.file}: is a symbolic link",
@@ -121,11 +143,14 @@ def writing(place: NetHistory, data: bytes, addresses: Mapping[str, Sequence[str
     steps = place.steps()
     number = int(steps[-1].name) + 1 if steps else 1
     before = place.text()
+    mtus = {line.mtu for line in plan.written}
     step = NetChange(
         before=digest(before),
         after=digest(data),
         mode=place.file.stat().st_mode & 0o7777 if before is not None else MODE,
-        addresses={netdev: tuple(each) for netdev, each in addresses.items()},
+        addresses={netdev: tuple(each) for netdev, each in given(plan).items()},
+        node=plan.node or 0,
+        mtu=mtus.pop() if len(mtus) == 1 else 0,
     )
     note = json.dumps(asdict(step), indent=1).encode()
     kept = {"before": before, "after": data, "step.json": note}

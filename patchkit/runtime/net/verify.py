@@ -9,15 +9,11 @@ from ipaddress import IPv4Address
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.net.checks import (
-    failed,
-    host_checks,
-    lasting,
-    unknown,
-)
+from patchkit.runtime.net.cages import Cages, lasting
+from patchkit.runtime.net.checks import failed, host_checks, unknown
+from patchkit.runtime.net.facts import facts
 from patchkit.runtime.net.pair import pair_checks
 from patchkit.runtime.net.path import mac_check, path_checks
-from patchkit.runtime.net.plan import Cages, facts
 
 # perftest: over rdma_cm, no warning about CPU frequency, Gbit/s, for ten seconds.
 _BANDWIDTH = ("-R", "-F", "--report_gbits", "-D", "10")
@@ -32,8 +28,13 @@ class Peer:
     host: Host | None = None
 
 
-def verify(host: Host, chosen: Cages, peer: Peer, mtu: int, *, live: bool) -> Iterator[Finding]:
-    """Yield all checks. ``live``: the facts are this machine's, so its network can be tried."""
+def verify(
+    host: Host, chosen: Cages, peer: Peer, mtu: int | None, *, live: bool
+) -> Iterator[Finding]:
+    """Yield all checks. ``live``: the facts are this machine's, so its network can be tried.
+
+    ``mtu`` is what both ends should have, None for what each has here.
+    """
     yield from host_checks(host, chosen, mtu)
     if peer.host:
         yield from pair_checks(host, chosen, peer.host)
@@ -64,6 +65,11 @@ def expected() -> str:
     """Return what these commands should print."""
     (low, high), (least, most) = facts()["link"]["twin_gbits"], facts()["link"]["both_gbits"]
     return f"{low} to {high} Gb/s for one twin, {least} to {most} for both at once"
+
+
+def slower() -> str:
+    """Return what it is if they print much less."""
+    return str(facts()["owners"]["hot_plug"])
 
 
 def _targets(chosen: Cages, peer: Peer) -> tuple[IPv4Address, ...]:
@@ -107,8 +113,11 @@ def _holder(host: Host | None, address: IPv4Address | None) -> Netdev | None:
 
 def _untried(chosen: Cages, addresses: Sequence[IPv4Address], *, live: bool) -> Iterator[Finding]:
     """Yield the interfaces whose way to a peer was not tried."""
+    everywhere = not any(netdev.ipv4 for twins in chosen.values() for netdev in twins)
     for twins in chosen.values():
         for netdev in twins:
+            if not netdev.ipv4 and not everywhere:
+                continue  # there is no way from it
             if not live:
                 yield unknown(netdev.name, "way to a peer", "these facts are of another machine")
             elif not any(_is_near(netdev, address) for address in addresses):

@@ -6,6 +6,7 @@ in for netplan: systemd does not run there.
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -23,7 +24,7 @@ from patchkit.runtime.net import state as net_state
 from patchkit.runtime.net.netplan_file import render
 from patchkit.runtime.net.plan import NetPlanOptions, make_plan
 from patchkit.runtime.net.state import NetHistory
-from support import hosts
+from support import hosts, networks
 from support.faults import in_child, kill
 
 OURS = Path("etc/netplan/40-patchkit.yaml")
@@ -64,15 +65,18 @@ def files(root):
 
 def test_applied_and_undone(net, root):
     before = files(root)
-    planned = net("plan", "--role", "head").stdout
+    planned = json.loads(net("plan", "--role", "head", "--json").stdout)["yaml"]
     said = net("apply", "--role", "head", "--yes").stdout
-    assert "+        - 192.168.101.11/24" in said
+    assert "+        - 192.168.101.10/24" in said
     assert "the root is not /: no network was changed" in said
     assert (root / OURS).read_text() == planned
     assert stat.S_IMODE((root / OURS).stat().st_mode) == 0o600
     after = files(root)
     assert {name: after[name] for name in before} == before
     assert "is as planned\nnothing to do" in net("apply", "--role", "head", "--yes").stdout
+    # Which node this is has been noted, so nobody has to say it again.
+    assert net("plan").stdout.startswith("this network is fine already: nothing to do\n")
+    assert "is as planned\nnothing to do" in net("apply", "--yes").stdout
     assert files(root) == after
     assert "is gone, as before" in net("undo").stdout
     assert files(root) == before
@@ -111,7 +115,7 @@ def test_a_file_of_that_name_that_somebody_wrote(net, root):
     assert "is not as patchkit left it" in net("apply", "--role", "head", "--yes", rc=4).stderr
     assert files(root) == before
     net("apply", "--role", "head", "--yes", "--force")
-    assert b"192.168.100.11" in (root / OURS).read_bytes()
+    assert b"192.168.100.10" in (root / OURS).read_bytes()
     net("undo")
     assert files(root) == before
 
@@ -137,7 +141,7 @@ def test_conflicts_are_found_before_anything_is_written(net, root):
     other.write_text("network:\n  ethernets:\n    enp1s0f0np0:\n      dhcp4: true\n")
     before = files(root)
     said = net("apply", "--role", "head", "--yes", rc=9).stderr
-    assert "50-cloud-init.yaml:3: configures enp1s0f0np0, too" in said
+    assert "50-cloud-init.yaml:3: also configures enp1s0f0np0" in said
     assert files(root) == before
 
 
@@ -154,10 +158,11 @@ def test_netplan_is_asked_about_all_files_together(net, root):
     ("options", "says"),
     [
         ([], "--role head"),
-        (["--role", "worker", "--nodes", "3"], "--node 1 to 3"),
+        (["--role", "worker", "--nodes", "3"], "--node 2 to --node 3"),
         (["--role", "worker", "--node", "1"], "only the head"),
-        (["--role", "head", "--peer", "192.168.100.11"], "is what this node would get"),
-        (["--role", "head", "--peer", "10.0.0.12"], "in none of 192.168.100.0/24"),
+        (["--node", "1", "--network", "10.9.0.0/24", "--peer", "10.9.0.10"], "would get"),
+        (["--node", "1", "--network", "10.9.0.0/24", "--peer", "10.7.0.9"], "none of 10.9.0.0/24"),
+        (["--peer", "192.168.100.300"], "is not an IPv4 address like 192.168.100.10/24"),
         (["--role", "head", "--network", "192.168.100.1/24"], "has host bits set"),
         (["--role", "head", "--mtu", "100"], "enp1s0f0np0 takes 1280 to 9978"),
     ],
@@ -166,15 +171,52 @@ def test_wishes_that_make_no_sense(net, options, says):
     assert says in net("plan", *options, rc=2).stderr
 
 
+PEERS = "--peer 192.168.100.11/24 --peer 192.168.101.11/24"
+
+
 def test_plan_of_another_host_and_as_json(cli, root, tmp_path):
     facts = tmp_path / "facts.json"
     facts.write_text(cli("probe", "--root", root, "--json").stdout)
     made = json.loads(cli("net", "plan", "--probe", facts, "--node", "2", "--json").stdout)
-    assert [(line["netdev"], line["address"]) for line in made["lines"]] == [
-        ("enp1s0f0np0", "192.168.100.12/24"),
-        ("enP2p1s0f0np0", "192.168.101.12/24"),
+    assert [(line["netdev"], line["addresses"]) for line in made["lines"]] == [
+        ("enp1s0f0np0", ["192.168.100.11/24"]),
+        ("enP2p1s0f0np0", ["192.168.101.11/24"]),
     ]
-    assert made["yaml"] == cli("net", "plan", "--root", root, "--role", "worker").stdout
+    assert made["verdict"] == "2 of 2 interfaces change"
+    assert made["next"] == [
+        "on that node: patchkit net apply --node 2",
+        f"on the other node: patchkit net plan --node 1 {PEERS}",
+    ]
+    shown = cli("net", "plan", "--root", root, "--role", "worker", "-v").stdout
+    assert made["yaml"] in shown
+
+
+def test_the_head_and_then_the_worker_by_what_each_plan_prints(cli, tmp_path):
+    """Every `next:` is pasted. The head has numbers of its owner's, the worker has none yet."""
+    head, worker = (networks.build(tmp_path, name) for name in ("thirteen", "fresh_port1"))
+    said = cli("net", "plan", "--root", head, "--role", "head").stdout
+    first, *_, verify, other = said.splitlines()
+    assert first == "this network is fine already: nothing to do"
+    assert cli(*shlex.split(verify.removeprefix("next: patchkit "))).stdout.count("✗") == 0
+    command = other.removeprefix("next: on the other node, if it has no address yet: patchkit ")
+    said = cli(*shlex.split(command), "--root", worker).stdout
+    assert "add  enp1s0f1np1    192.168.11.14/24  MTU 9000  cage 1, twin A, to node 1" in said
+    apply = next(line for line in said.splitlines() if line.startswith("next: sudo "))
+    words = shlex.split(apply)
+    cli(*words[words.index("net") :], "--yes")
+    assert "192.168.12.14/24" in (worker / OURS).read_text()
+    assert cli("net", "plan", "--root", worker).stdout.startswith("this network is fine already")
+
+
+def test_nothing_to_do_needs_no_root_to_find_out_and_writes_nothing(cli, tmp_path):
+    root = networks.build(tmp_path, "bare_half")
+    before = files(root)
+    said = cli("net", "apply", "--root", root).stdout
+    assert said.startswith("this network is fine already: nothing to do\n")
+    assert files(root) == before
+    assert "add   enP2p1s0f0np0  192.168.11.11/24" in (
+        cli("net", "apply", "--root", root, "--twins", "--dry-run").stdout
+    )
 
 
 # Killed
@@ -214,7 +256,7 @@ def test_a_full_disk(change, small_disk, pages):
 def test_an_interrupted_apply_is_told(net, root, change, no_netplan):
     place, first, second = change
     net_apply.apply(place, first, force=False)
-    changes = net_state.writing(place, render(second).encode(), {})
+    changes = net_state.writing(place, render(second).encode(), second)
     note = {"verb": "apply", "addresses": {}, "former": {}}
     died = in_child(lambda: place.journal.commit(changes, settle=kill, note=note))
     assert died == -signal.SIGKILL
@@ -235,9 +277,9 @@ NETPLAN = """\
 echo "$@" >> "$LOG"
 [ "$1" = generate ] && exit 0
 case "$(cat /etc/netplan/40-patchkit.yaml 2>/dev/null)" in
-*192.168.100.11*)
-  ip address add 192.168.100.11/24 dev enp1s0f0np0
-  ip address add 192.168.101.11/24 dev enP2p1s0f0np0
+*192.168.100.10*)
+  ip address add 192.168.100.10/24 dev enp1s0f0np0
+  ip address add 192.168.101.10/24 dev enP2p1s0f0np0
   {then};;
 *) {back};;
 esac
@@ -305,8 +347,8 @@ def test_live_apply_and_undo(live):
     assert done.returncode == 0, done.stderr
     assert "is written and applied" in done.stdout
     applied, undone = done.stdout.split("----")
-    assert "192.168.100.11/24" in applied
-    assert "192.168.101.11/24" in applied
+    assert "192.168.100.10/24" in applied
+    assert "192.168.101.10/24" in applied
     assert "192.168.10" not in undone
     assert "is gone, as before" in undone
     assert "10.0.0.11/24" in undone

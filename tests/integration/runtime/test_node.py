@@ -53,7 +53,7 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
     line = run(*serve, f"--from={tmp_path}/head.env")
     assert line.startswith("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2 ")
     bare = hosts.build(tmp_path, "ipv6_only")
-    assert "192.168.100.11/24" in run(*program, "net", "plan", "--role=head", f"--root={bare}")
+    assert "192.168.100.10/24" in run(*program, "net", "plan", "--role=head", f"--root={bare}")
 
 
 def test_other_verbs_say_what_brings_their_libraries(program):

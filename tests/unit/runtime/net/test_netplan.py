@@ -17,37 +17,38 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import conflicts as net_conflicts
 from patchkit.runtime.net.conflicts import File
+from patchkit.runtime.net.facts import facts
 from patchkit.runtime.net.netplan_file import render
-from patchkit.runtime.net.plan import NetPlanOptions, facts, make_plan
-from support import hosts
+from patchkit.runtime.net.plan import Given, NetPlanOptions, make_plan
+from support import hosts, networks
 
 GOLDEN = """\
-# Written by `patchkit net apply`: node 2 of 2, cable. `patchkit net undo` puts back what was here.
+# Written by `patchkit net apply`; `patchkit net undo` puts back what was here.
 network:
   version: 2
   ethernets:
-    enp1s0f1np1: # cage 1, twin A, to node 1
+    enp1s0f1np1: # cage 1, twin A
       optional: true
       dhcp4: false
       dhcp6: false
       link-local: []
       mtu: 9000
       addresses:
-        - 192.168.100.12/24
-    enP2p1s0f1np1: # cage 1, twin B, to node 1
+        - 192.168.100.11/24
+    enP2p1s0f1np1: # cage 1, twin B
       optional: true
       dhcp4: false
       dhcp6: false
       link-local: []
       mtu: 9000
       addresses:
-        - 192.168.101.12/24
+        - 192.168.101.11/24
 """
 PORT0 = ("enp1s0f0np0", "enP2p1s0f0np0")
 PORT1 = ("enp1s0f1np1", "enP2p1s0f1np1")
-FIRST = {PORT0[0]: "100.11", PORT0[1]: "101.11"}
-SECOND = {PORT1[0]: "100.11", PORT1[1]: "101.11"}
-FOURTH = {PORT0[0]: "100.14", PORT0[1]: "101.14"}
+FIRST = {PORT0[0]: "100.10", PORT0[1]: "101.10"}
+SECOND = {PORT1[0]: "100.10", PORT1[1]: "101.10"}
+FOURTH = {PORT0[0]: "100.13", PORT0[1]: "101.13"}
 
 
 @pytest.fixture(scope="module")
@@ -56,50 +57,49 @@ def machine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("machines")
 
     @functools.cache
-    def probed(name, node=1) -> Host:
-        root = folder / f"{name}-{node}"
-        if not root.exists():
-            hosts.build(folder, name, node=node)
-        return probe(root, environment={})
+    def probed(name) -> Host:
+        known = hosts if name in hosts.MACHINES else networks
+        return probe(known.build(folder, name), environment={})
 
     return probed
 
 
 def wish(node=1, **changes):
-    fields = {"network": IPv4Network("192.168.100.0/24"), "mtu": 9000, **changes}
-    return NetPlanOptions(node=node, **fields)
+    return NetPlanOptions(node=node, **changes)
+
+
+ANEW = {"network": IPv4Network("192.168.100.0/24")}
 
 
 def addresses(plan):
     """Netdev → address, as PyYAML reads them from the file; everything else is as it has to be."""
     ethernets = yaml.safe_load(render(plan))["network"]["ethernets"]
+    (mtu,) = {line.mtu for line in plan.written}
     for settings in ethernets.values():
         assert {key: value for key, value in settings.items() if key != "addresses"} == {
             "optional": True,
             "dhcp4": False,
             "dhcp6": False,
             "link-local": [],
-            "mtu": plan.mtu,
+            "mtu": mtu,
         }
     return {netdev: settings["addresses"] for netdev, settings in ethernets.items()}
 
 
 def test_the_whole_file(machine):
-    assert render(make_plan(machine("cable_port1"), wish(2))) == GOLDEN
+    assert render(make_plan(machine("fresh_port1"), wish(2))) == GOLDEN
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "expected"),
     [
-        ("cable_port0", {}, FIRST),
-        ("cable_port1", {}, SECOND),
-        ("renamed", {}, FIRST),
-        ("no_rdma", {}, FIRST),
+        ("fresh", {}, FIRST),
+        ("fresh_port1", {}, SECOND),
         ("ipv6_only", {}, FIRST),
-        ("both_cables", {"cage": 1}, SECOND),
-        ("cable_port0", {"node": 4, "nodes": 4}, FOURTH),
+        ("fresh_both", {"cage": 1}, SECOND),
+        ("fresh", {"node": 4, "nodes": 4}, FOURTH),
         ("cable_out", {"cage": 0}, FIRST),
-        ("thor", {"netdevs": ("mgbe0_0",)}, {"mgbe0_0": "100.11"}),
+        ("thor", {"netdevs": ("mgbe1_0",)}, {"mgbe1_0": "100.10"}),
     ],
 )
 def test_one_cable_or_a_switch(machine, name, changes, expected):
@@ -109,15 +109,15 @@ def test_one_cable_or_a_switch(machine, name, changes, expected):
 
 
 RING = {
-    1: ("100.11", "101.11", "104.11", "105.11"),
-    2: ("102.12", "103.12", "100.12", "101.12"),
-    3: ("104.13", "105.13", "102.13", "103.13"),
+    1: ("100.10", "101.10", "104.10", "105.10"),
+    2: ("102.11", "103.11", "100.11", "101.11"),
+    3: ("104.12", "105.12", "102.12", "103.12"),
 }
 
 
 @pytest.mark.parametrize("node", RING)
 def test_ring_of_three(machine, node):
-    plan = make_plan(machine("ring"), wish(node, nodes=3))
+    plan = make_plan(machine("fresh_both"), wish(node, nodes=3))
     expected = dict(zip((*PORT0, *PORT1), RING[node], strict=True))
     assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
 
@@ -126,7 +126,7 @@ def test_ring_of_three(machine, node):
 def test_ring_with_the_cables_the_other_way_round(machine, node):
     """The addresses stay with their links, so they change cages."""
     before = (node - 2) % 3 + 1
-    plan = make_plan(machine("ring"), wish(node, nodes=3, port0_to=before))
+    plan = make_plan(machine("fresh_both"), wish(node, nodes=3, port0_to=before))
     expected = dict(zip((*PORT1, *PORT0), RING[node], strict=True))
     assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
 
@@ -135,16 +135,17 @@ def test_ring_with_the_cables_the_other_way_round(machine, node):
 def test_both_ends_of_each_link_of_a_ring_share_its_two_networks_and_nobody_else(machine, nodes):
     users = {}
     for node in range(1, nodes + 1):
-        for line in make_plan(machine("ring"), wish(node, nodes=nodes)).lines:
-            users.setdefault(line.address.network, []).append((node, line.peer))
+        plan = make_plan(machine("fresh_both"), wish(node, nodes=nodes, topology="ring"))
+        for line in plan.lines:
+            users.setdefault(line.addresses[0].network, []).append((node, line.peer))
     assert len(users) == 2 * nodes
     for (one, to_other), (other, to_one) in users.values():
         assert (to_other, to_one) == (other, one)
 
 
 def test_another_base_network_and_mtu(machine):
-    plan = make_plan(machine("cable_port0"), wish(mtu=1500, network=IPv4Network("10.9.8.64/27")))
-    assert addresses(plan) == {PORT0[0]: ["10.9.8.75/27"], PORT0[1]: ["10.9.8.107/27"]}
+    plan = make_plan(machine("fresh"), wish(mtu=1500, network=IPv4Network("10.9.8.64/27")))
+    assert addresses(plan) == {PORT0[0]: ["10.9.8.74/27"], PORT0[1]: ["10.9.8.106/27"]}
 
 
 @pytest.mark.parametrize(
@@ -153,19 +154,22 @@ def test_another_base_network_and_mtu(machine):
         ("cable_out", {}, HostError, "is cabled: cage 0: enp1s0f0np0, enP2p1s0f0np0; cage 1"),
         ("link_down", {}, HostError, "no QSFP cage is cabled"),
         ("thor", {}, HostError, "no QSFP cage that patchkit could recognise"),
-        ("both_cables", {}, UsageError, r"two.*enp1s0f0np0.*enp1s0f1np1[^$]*--cage 0 or --cage 1"),
-        ("cable_port0", {"nodes": 3, "topology": "ring", "cage": 0}, UsageError, "a ring is"),
+        ("no_card", {}, HostError, "ConnectX-7 is not on the bus[^$]*plug the cable in[^$]*reboot"),
+        ("fresh_both", {}, UsageError, r"cables lead\?.*enp1s0f1np1[^$]*--node 1 --cage 1"),
+        ("fresh_both", {"nodes": 4}, UsageError, "--node 1 --nodes 4 --topology ring"),
+        ("fresh", {"node": None}, UsageError, "missing --node or --role"),
+        ("fresh", {"nodes": 3, "topology": "ring", "cage": 0}, UsageError, "a ring is"),
         ("cable_port0", {"nodes": 3, "topology": "cable"}, UsageError, "two nodes, not 3"),
-        ("ring", {"nodes": 4, "port0_to": 3}, UsageError, "of 4 is between 4 and 2"),
+        ("ring", {**ANEW, "nodes": 3, "port0_to": 4}, UsageError, "of 3 is between 3 and 2"),
         ("cable_port0", {"port0_to": 2}, UsageError, "--port0-to is for a ring"),
         ("cable_port0", {"node": 3}, UsageError, "numbered from 1 to 2"),
         ("cable_port0", {"node": 0}, UsageError, "numbered from 1 to 2"),
         ("cable_port0", {"nodes": 1}, UsageError, "one node needs no network"),
-        ("cable_port0", {"mtu": 1279}, UsageError, "enp1s0f0np0 takes 1280 to 9978"),
-        ("cable_port0", {"mtu": 9979}, UsageError, "enp1s0f0np0 takes 1280 to 9978"),
+        ("fresh", {"mtu": 1279}, UsageError, "enp1s0f0np0 takes 1280 to 9978"),
+        ("fresh", {"mtu": 9979}, UsageError, "enp1s0f0np0 takes 1280 to 9978"),
         ("cable_port0", {"netdevs": ("eth7",)}, UsageError, "'eth7'"),
         ("cable_port0", {"cage": 2}, UsageError, "there is no cage 2"),
-        ("cable_port0", {"network": IPv4Network("10.0.0.0/28"), "nodes": 5}, UsageError, "small"),
+        ("cable_port0", {"network": IPv4Network("10.0.0.0/28"), "nodes": 6}, UsageError, "small"),
         ("cable_port0", {"network": IPv4Network("255.255.255.0/24")}, UsageError, "no room for 1"),
     ],
 )  # fmt: skip
@@ -176,57 +180,95 @@ def test_refused(machine, name, changes, error, says):
 
 def test_the_drivers_own_limit_counts(machine):
     with pytest.raises(UsageError, match="enP2p1s0f0np0 takes 1280 to 2000"):
-        make_plan(machine("cable_port0"), wish(), {"enp1s0f0np0": 9978, "enP2p1s0f0np0": 2000})
+        make_plan(machine("fresh"), wish(), {"enp1s0f0np0": 9978, "enP2p1s0f0np0": 2000})
 
 
-# What speaks against a plan
+# What fights a plan
 
 
-def clash(host, *, node=1, applied=None, files=(), **changes):
-    net_conflicts.check(
-        host, make_plan(host, wish(node, **changes)), applied=applied or {}, files=files
-    )
+def clash(host, *, node=1, given=None, files=(), **changes):
+    options = wish(node, **changes)
+    given = given or Given()
+    plan = make_plan(host, options, given=given)
+    net_conflicts.check(host, plan, options, given=given, files=files)
+    return plan
 
 
 @pytest.mark.parametrize("name", ["cable_port0", "link_local", "ipv6_only", "one_twin"])
 def test_the_same_address_or_none_is_no_conflict(machine, name):
-    clash(machine(name))
+    clash(machine(name), **ANEW)
 
 
-def test_a_foreign_address_is_one_unless_patchkit_gave_it(machine):
+def test_an_address_that_somebody_gave_is_kept_unless_other_ones_are_asked_for(machine):
+    """Then the message says who gave it, and every command in it does what it says."""
     host = machine("cable_port0")
-    with pytest.raises(HostError, match=r"enp1s0f0np0 has the address 192.168.100.11/24.*100.12"):
-        clash(host, node=2)
-    given = {"enp1s0f0np0": ["192.168.100.11/24"], "enP2p1s0f0np0": ["192.168.101.11/24"]}
-    clash(host, node=2, applied=given)
+    assert not clash(host, node=2).changes
+    with pytest.raises(HostError) as refused:
+        clash(host, node=2, **ANEW)
+    assert "enp1s0f0np0 has the address 192.168.100.10/24, which is not" in refused.value.what
+    assert "planned is 192.168.100.11/24" in refused.value.what
+    assert "keep it: `patchkit net plan --node 2`; or give it up: `sudo nmcli" in refused.value.hint
+    text = "network:\n  ethernets:\n    x:\n      addresses: [192.168.100.10/24]\n"
+    with pytest.raises(HostError) as refused:
+        clash(host, node=2, files=[File(path="/etc/netplan/9.yaml", text=text)], **ANEW)
+    assert "192.168.100.10/24, from /etc/netplan/9.yaml:4; planned" in refused.value.what
+    aside = "sudo mv /etc/netplan/9.yaml /etc/netplan/9.yaml.off && sudo netplan apply"
+    assert f"`{aside}`" in refused.value.hint
+
+
+OURS = {PORT0[0]: ("192.168.100.10/24",), PORT0[1]: ("192.168.101.10/24",)}
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (None, {"keep 192.168.100.10/24", "keep 192.168.101.10/24"}),
+        (1, {"keep 192.168.100.10/24", "keep 192.168.101.10/24"}),
+        (2, {"replace 192.168.100.11/24", "replace 192.168.101.11/24"}),
+    ],
+)
+def test_patchkits_own_addresses_stay_in_its_file_and_follow_the_node(machine, node, expected):
+    plan = clash(machine("cable_port0"), node=node, given=Given(last=OURS, ever=OURS, node=1))
+    assert {f"{line.action} {line.addresses[0]}" for line in plan.written} == expected
+
+
+def test_patchkits_own_addresses_count_while_the_cable_is_out(machine):
+    plan = clash(machine("fresh"), node=None, given=Given(last=OURS, ever=OURS, node=1))
+    assert addresses(plan) == {name: list(own) for name, own in OURS.items()}
+    assert not plan.changes
 
 
 @pytest.mark.parametrize(
     ("network", "says"),
     [
-        ("10.0.0.0/24", r"planned for enp1s0f0np0, is also .* enP7s7 \(10.0.0.11/24\)"),
+        ("10.0.0.0/24", r"planned for enp1s0f0np0, is also .* enP7s7 \(10.0.0.10/24\)"),
         ("172.16.255.0/24", r"172.17.0.0/24, planned for enP2p1s0f0np0, is also .* docker0"),
     ],
 )  # fmt: skip
 def test_a_network_that_the_lan_or_docker_has(machine, network, says):
     host = machine("ipv6_only")
-    with pytest.raises(HostError, match=says):
+    with pytest.raises(HostError, match=says) as refused:
         clash(host, network=IPv4Network(network))
+    assert "`patchkit net plan --node 1 --network 192.168.100.0/24`" in refused.value.hint
+    clash(host, **ANEW)  # so the command of the hint works
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("network:\n  ethernets:\n    enp1s0f0np0:\n      link-local: [ ipv4 ]\n", 3),
-        ("network:\n  ethernets:\n    'enp1s0f0np0': {dhcp4: true}\n", 3),
-        ('network:\n  ethernets:\n    all:\n      match: {name: "en*"}\n', 4),
-        ("network:\n  ethernets:\n    NM-1:\n      match:\n        name: enP2p1s0f0np0\n", 5),
-    ],
-)
+OTHERS = [
+    ("network:\n  ethernets:\n    enp1s0f0np0:\n      link-local: [ ipv4 ]\n", 3),
+    ("network:\n  ethernets:\n    'enp1s0f0np0': {dhcp4: true}\n", 3),
+    ("network:\n  ethernets:\n    enp1s0f0np0:\n      mtu: 1500\n", 3),
+    ('network:\n  ethernets:\n    all:\n      match: {name: "en*"}\n', 4),
+    ("network:\n  ethernets:\n    NM-1:\n      match:\n        name: enP2p1s0f0np0\n", 5),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), OTHERS)
 def test_another_file_that_configures_the_same_interface(machine, text, line):
     file = File(path="/etc/netplan/50-x.yaml", text=text)
-    with pytest.raises(HostError, match=f"/etc/netplan/50-x.yaml:{line}: configures en"):
-        clash(machine("cable_port0"), files=[file])
+    with pytest.raises(HostError, match=f"/etc/netplan/50-x.yaml:{line}: also configures en"):
+        clash(machine("fresh"), files=[file])
+    # What is kept is in no file of patchkit's, whoever configures it.
+    assert not clash(machine("playbook"), files=[file]).written
 
 
 @pytest.mark.parametrize(
@@ -236,10 +278,11 @@ def test_another_file_that_configures_the_same_interface(machine, text, line):
         "network:\n  version: 2\n  renderer: NetworkManager\n",
         "network:\n  ethernets:\n    enP7s7:\n      dhcp4: true\n    #enp1s0f0np0:\n",
         "network:\n  ethernets:\n    enp1s0f0np01:\n      dhcp4: true\n",
+        "network:\n  ethernets:\n    enp1s0f0np0:\n      dhcp4: no\n      mtu: 9000\n    x:\n",
     ],
 )
-def test_files_about_others_are_none_of_ours(machine, text):
-    clash(machine("cable_port0"), files=[File(path="/etc/netplan/01.yaml", text=text)])
+def test_files_about_others_or_that_agree_are_none_of_ours(machine, text):
+    clash(machine("fresh"), files=[File(path="/etc/netplan/01.yaml", text=text)])
 
 
 # The file, as others read it
@@ -247,7 +290,7 @@ def test_files_about_others_are_none_of_ours(machine, text):
 
 def _with_name(machine, name):
     """A machine whose cabled twin A is called something else."""
-    host = machine("cable_port0")
+    host = machine("fresh")
     netdevs = [
         dataclasses.replace(n, name=name) if n.name == "enp1s0f0np0" else n for n in host.netdevs
     ]
@@ -295,7 +338,7 @@ def generate(tmp_path):
 
 
 def test_real_netplan_makes_of_it_for_networkd(machine, generate):
-    run = generate(make_plan(machine("ring"), wish(3, nodes=3)), "networkd")
+    run = generate(make_plan(machine("fresh_both"), wish(3, nodes=3)), "networkd")
     for netdev, address in zip((*PORT0, *PORT1), RING[3], strict=True):
         lines = (run / f"systemd/network/10-netplan-{netdev}.network").read_text().splitlines()
         assert {
@@ -311,10 +354,10 @@ def test_real_netplan_makes_of_it_for_networkd(machine, generate):
 
 def test_real_netplan_makes_of_it_for_networkmanager(machine, generate):
     """The renderer of the machine is the one that is used: the plan names none."""
-    run = generate(make_plan(machine("cable_port0"), wish()), "NetworkManager")
+    run = generate(make_plan(machine("fresh"), wish()), "NetworkManager")
     folder = run / "NetworkManager/system-connections"
     lines = (folder / f"netplan-{PORT0[1]}.nmconnection").read_text().splitlines()
-    assert {"mtu=9000", "method=manual", "address1=192.168.101.11/24"} <= set(lines)
+    assert {"mtu=9000", "method=manual", "address1=192.168.101.10/24"} <= set(lines)
     assert not list((run / "systemd/network").glob("*.network"))
 
 

@@ -1,0 +1,155 @@
+"""QSFP networks as owners have them: ``MACHINES["drawn_half"]()`` is a Machine of ``hosts``.
+
+Addresses, MTUs and links are those of real machines, seen in what their owners published; all else
+is that of ``hosts``. What worked for the owner is in the docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from support import hosts
+from support.hosts import Machine
+
+A0, B0 = "enp1s0f0np0", "enP2p1s0f0np0"
+A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
+LAN = "enP7s7"
+
+
+def _cabled(**addresses: str) -> Machine:
+    """A Spark whose named halves have a link and one address, or none for ``""``."""
+    return _with(
+        hosts.single(0),
+        **{
+            name: {
+                "up": True,
+                "speed": hosts.RATE,
+                "mtu": 9000,
+                "addresses": (each,) if each else (),
+            }
+            for name, each in addresses.items()
+        },
+    )
+
+
+def _with(machine: Machine, **changes: dict[str, object]) -> Machine:
+    cards = (replace(card, **changes.get(card.name, {})) for card in machine.cards)
+    return replace(machine, cards=tuple(cards))
+
+
+def fresh() -> Machine:
+    """A cable, and nothing configured."""
+    return _cabled(**{A0: "", B0: ""})
+
+
+def fresh_port1() -> Machine:
+    return _cabled(**{A1: "", B1: ""})
+
+
+def fresh_both() -> Machine:
+    """Two cables, and nothing configured."""
+    return _cabled(**{A0: "", B0: "", A1: "", B1: ""})
+
+
+def playbook() -> Machine:
+    """The head of NVIDIA's two-node playbook."""
+    return _cabled(**{A0: "192.168.100.10/24", B0: "192.168.101.10/24"})
+
+
+def thirteen() -> Machine:
+    """Numbers that follow no rule; the other node has its cable in cage 1. Works."""
+    return _cabled(**{A0: "192.168.11.13/24", B0: "192.168.12.13/24"})
+
+
+def bare_half() -> Machine:
+    """The second half has no address, cage 1 one without a cable. 22.96 GB/s with both HCAs."""
+    machine = _cabled(**{A0: "192.168.10.11/24", B0: ""})
+    return _with(machine, **{A1: {"addresses": ("192.168.20.11/24",), "mtu": 9000}})
+
+
+def set_link_local() -> Machine:
+    """A link-local address that was set by hand, none on the other half. 23.85 GB/s."""
+    return _cabled(**{A1: "169.254.207.1/16", B1: ""})
+
+
+def drawn_pair() -> Machine:
+    """Both halves have drawn theirs (works), or only the second one (ibv_modify_qp fails)."""
+    return _cabled(**{A1: "169.254.207.1/16", B1: "169.254.83.14/16"})
+
+
+def drawn_half() -> Machine:
+    """The second half has drawn an address beside a set one: 110 Connection timed out."""
+    return _cabled(**{A0: "10.0.5.2/24", B0: "169.254.227.230/16"})
+
+
+def drawn_first() -> Machine:
+    """The same with the halves the other way round."""
+    return _cabled(**{A1: "169.254.83.14/16", B1: "10.100.0.1/24"})
+
+
+def second_cable() -> Machine:
+    """Both cages are cabled, one has addresses. Works."""
+    return _cabled(**{A0: "10.0.1.2/24", B0: "10.0.2.2/24", A1: "", B1: ""})
+
+
+def small_mtu() -> Machine:
+    """One address, and the MTU of a LAN. Works."""
+    machine = _cabled(**{A0: "10.0.1.1/24", B0: ""})
+    return _with(machine, **{A0: {"mtu": 1500}, B0: {"mtu": 1500}})
+
+
+def ring() -> Machine:
+    """A node of a ring of three, with numbers of its owner's."""
+    first = {A0: "192.168.10.1/24", B0: "192.168.11.1/24"}
+    return _cabled(**first, **{A1: "192.168.30.2/24", B1: "192.168.31.2/24"})
+
+
+def fleet() -> Machine:
+    """One of 16 nodes: a pair link of /31 networks, and a switch's port of 100G. Works."""
+    pair = {A0: "10.10.200.0/31", B0: "10.10.201.0/31"}
+    return _with(_cabled(**pair, **{A1: "10.10.100.10/24"}), **{A1: {"speed": 100_000}})
+
+
+def lan_on_the_card() -> Machine:
+    """Cage 1 leads to the LAN's switch, where the LAN port is as well. Cage 0 alone works."""
+    machine = _cabled(**{A0: "10.0.0.1/24", B0: "", A1: "192.168.0.188/24", B1: ""})
+    cage1 = {name: {"mtu": 1500} for name in (A1, B1)}
+    return _with(machine, **cage1, **{LAN: {"addresses": ("192.168.0.110/24",)}})
+
+
+def no_card() -> Machine:
+    """No cable: DGX OS has taken the card off the bus."""
+    machine = hosts.single(0)
+    cards = tuple(card for card in machine.cards if card.driver != "mlx5_core")
+    return replace(machine, cards=cards)
+
+
+_MACHINES: tuple[Callable[[], Machine], ...] = (
+    fresh,
+    fresh_port1,
+    fresh_both,
+    playbook,
+    thirteen,
+    bare_half,
+    set_link_local,
+    drawn_pair,
+    drawn_half,
+    drawn_first,
+    second_cable,
+    small_mtu,
+    ring,
+    fleet,
+    lan_on_the_card,
+    no_card,
+)
+MACHINES = {make.__name__: make for make in _MACHINES}
+
+
+def build(folder: Path, name: str) -> Path:
+    """Write a machine below ``folder/name``, if it is not there, and return that root."""
+    root = folder / name
+    if not root.exists():
+        hosts.write(root, MACHINES[name]())
+    return root
