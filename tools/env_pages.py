@@ -58,6 +58,7 @@ def _set(rule: VariableRule) -> tuple[str, ...]:
     values = " ".join(f"`{name}={value}`" for name, value in rule.set.items())
     whose = "all nodes" if rule.scope == "shared" else "each node its own"
     on = "yes" if rule.default else f"`--with {rule.id}`"
+    on += f", in the place of {rule.replaces}" if rule.replaces else ""
     why = f"{rule.reason} {_leads(rule.routes)}".strip()
     return rule.id, f"{values} ({whose})", in_words(rule.when), on, why, _evidence(rule)
 

@@ -102,6 +102,37 @@ CASES = {
     "head, halves in one subnet": _head("same_subnet"),
     "head, link-local": _head("link_local"),
     "head, one half without an address": _head("one_twin"),
+    "head, that half left out": _head("one_twin", "--without=bare-twin"),
+    "worker, both halves, the head's one bare": _worker(
+        "cable_port0", "head, one half without an address"
+    ),
+    "head, second half alone": _head("second_half_only"),
+    "head, first half taken in": _head("second_half_only", "--with=bare-first-half"),
+    "head, a random twin": _head("random_twin"),
+    "head, a random twin taken in": _head("random_twin", "--with=random-twin"),
+    "head, two NICs in one subnet": _head("two_in_one_subnet"),
+    "worker, two NICs in the head's subnet": Case(
+        machine="two_in_one_subnet",
+        node=1,
+        options=("--role=worker", "--head-ip=10.0.0.10"),
+    ),
+    "head, a switch in the LAN": _head("switch_in_the_lan"),
+    "head of sixteen": _head("pair_and_switch", "--nodes=16"),
+    "worker of sixteen": _worker("pair_and_switch", "head of sixteen"),
+    "head of a pair beside a switch": _head("pair_and_switch"),
+    "head of eight, two networks": _head("two_switches", "--nodes=8"),
+    "head of eight, network named": _head("two_switches", "--nodes=8", "--head-ip=10.2.0.10"),
+    "head of eight, RoCE asked for": _head("two_switches", "--nodes=8", "--topology=roce"),
+    "head, kernel 7": _head("kernel7"),
+    "head, kernel 7 mended": _head("kernel7_mended"),
+    "head, managed over Wi-Fi": _head("wifi_managed"),
+    "head on the Wi-Fi": _head("wifi_managed", "--head-ip=192.168.1.40"),
+    "worker on the Wi-Fi": _worker("wifi_managed", "head on the Wi-Fi"),
+    "head on an overlay": _head("tailscale", "--head-ip=100.101.102.10"),
+    "worker on an overlay": _worker("tailscale", "head on an overlay"),
+    "worker on the LAN, though cabled": _worker("cable_port0", "head on the LAN, though cabled"),
+    "head, sockets asked for": _head("cable_port0", "--head-ip=10.0.0.10", "--topology=socket"),
+    "head, air-gapped": _head("air_gapped"),
     "head of Spark and Thor": _head("cable_port0", "--topology=hetero", "--head-ip=192.168.100.10"),
     "worker that is a Thor": _worker("thor", "head of Spark and Thor"),
     "head of Spark and Thor, overwriting": _head(
@@ -136,7 +167,7 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     )
     if isinstance(error := done.exception, PatchkitError):
         return "", {"exit_code": error.exit_code, "error": str(error).replace(str(folder), "DIR")}
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, (name, done.output, done.exception)
     notes = done.stderr.splitlines()
     return done.stdout, {"variables": parse(Format.ENV, done.stdout, name), "notes": notes}
 

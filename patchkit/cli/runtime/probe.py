@@ -19,6 +19,7 @@ from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.host.recording import RecordingWriter
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
+_MARKS = {Level.ERROR: ("✗ ", "red"), Level.WARNING: ("! ", "yellow"), Level.NOTE: ("- ", None)}
 _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin", "cage")
 
 
@@ -181,6 +182,8 @@ def _nccl(taken: Nccl) -> str:
 
 
 def _remark(remark: Finding) -> Iterator[str]:
-    warns = remark.level is Level.WARNING
-    yield "  " + style("! " if warns else "- ", fg="yellow" if warns else None) + remark.what
+    mark, color = _MARKS[remark.level]
+    yield "  " + style(mark, fg=color) + remark.what
     yield style(f"    {remark.why} [{remark.source}]", dim=True)
+    if remark.hint:
+        yield f"    next: {remark.hint}"

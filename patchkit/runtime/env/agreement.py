@@ -11,6 +11,9 @@ from patchkit.runtime.env.cluster_env import ClusterEnv, Setting
 from patchkit.runtime.node.env_file import EnvFile, read_env_file
 from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
 
+_HCAS = "NCCL_IB_HCA"
+_BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
+
 
 def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
     """Return the env file of a head for a worker.
@@ -67,6 +70,7 @@ def agree(
     added = [*taken, *(each for each in env.settings if each.rule == "--set")]
     # None for a file that nobody edited: a list times False is empty.
     notes = [_edited(head, [each for each in added if each.name not in here])] * head.edited
+    notes += _uneven(env, head)
     return replace(env, settings=(*taken, *env.settings), notes=(*env.notes, *notes))
 
 
@@ -78,6 +82,19 @@ def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator
     for name, other in theirs.items():
         if name not in mine and runs_code(name):  # a rule's value, where this node has no such rule
             yield f"{name} is not set here and {other} there"
+
+
+def _uneven(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
+    """Say that the other half of the cage has an address on one of the two nodes alone."""
+    here, there = env.node.attachment.twin, head.facts.get("twin", "")
+    lists = [each.value for each in env.settings if each.name == _HCAS]
+    both = all("," in names for names in (*lists, head.variables.get(_HCAS, "")))
+    if here and there and both and (here in _BARE) is not (there in _BARE):
+        has, lacks = ("the head", "this node") if here in _BARE else ("this node", "the head")
+        yield (
+            f"the other half of the cable has an IPv4 address on {has} and none on {lacks}: "
+            "`ibv_modify_qp` fails so; give it one on both nodes, or on none"
+        )
 
 
 def _edited(head: EnvFile, added: list[Setting]) -> str:

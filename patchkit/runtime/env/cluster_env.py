@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from patchkit.errors import DriftError, HostError, UsageError
-from patchkit.runtime.host.advice import remarks
+from patchkit.runtime.host.advice import cage_name, remarks
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import Preset
@@ -17,7 +17,6 @@ from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
 from patchkit.runtime.rules.variables import nccl_variables, nearest, newest_nccl
 from patchkit.runtime.rules.vllm_values import Takes
 
-_SLOW = ("same-subnet", "twin-mtu", "lanes")  # what slows a cable that works
 _GATE = "HF_TOKEN"  # a secret: its value is in no file
 
 
@@ -73,13 +72,13 @@ def cluster_env(
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     on, off = node.choice.divide(holding(rules.rules, node.situation))
-    settings = list(_settings(on, node, ptxas))
+    replaced = {rule.replaces for rule in on}
+    settings = list(_settings([rule for rule in on if rule.id not in replaced], node, ptxas))
     for setting in settings:
         _check_read(setting, node.vllm, nccl, known)
         _check_taken(setting, node.vllm, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda each: each.scope != "shared")
-    links = remarks(host) if node.role != "single" else ()
     return ClusterEnv(
         node=node,
         settings=tuple(settings),
@@ -87,10 +86,29 @@ def cluster_env(
         off=off,
         notes=(
             *node.attachment.notes,
-            *(each.what for each in links if each.about in _SLOW),
+            *_left_out(node, settings),
+            *_remarked(node, host),
             *_unknown(node),
         ),
     )
+
+
+def _left_out(node: Node, settings: Iterable[Setting]) -> Iterator[str]:
+    """Return the half of the cable that could carry data, and is not in NCCL_IB_HCA."""
+    attachment = node.attachment
+    if attachment.half != attachment.hcas and any(
+        (each.name, each.value) == ("NCCL_IB_HCA", attachment.half) for each in settings
+    ):
+        other = set(attachment.hcas.split(",")) - {attachment.half}
+        yield f"{', '.join(other)}, the other half of the cable, is left out of NCCL_IB_HCA"
+
+
+def _remarked(node: Node, host: Host) -> Iterator[str]:
+    """Return what the probe remarks about the machine, and about the cages that are used."""
+    used = {"", *map(cage_name, node.attachment.cages)}
+    for each in remarks(host, "env") if node.role != "single" else ():
+        if each.where in used:
+            yield f"{each.what}; {each.hint}" if each.hint else each.what
 
 
 def _unknown(node: Node) -> Iterator[str]:
@@ -110,8 +128,10 @@ def _settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator
     facts = {
         "address": node.attachment.address,
         "netdev": node.attachment.netdev,
+        "data": node.attachment.data,
         "netdevs": ",".join(node.attachment.netdevs),
         "hcas": node.attachment.hcas,
+        "half": node.attachment.half,
         "ptxas": ptxas,
     }
     yield from _of_preset(node.preset, node.extra.keys())

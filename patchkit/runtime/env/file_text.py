@@ -29,6 +29,7 @@ def _facts(env: ClusterEnv, target: str) -> str:
     facts = {
         "role": node.role,
         "topology": node.topology,
+        "twin": node.attachment.twin,
         "executor": node.executor.name,
         "vllm": node.vllm,
         "nodes": str(node.nodes),

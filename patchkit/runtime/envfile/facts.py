@@ -78,7 +78,8 @@ def _matching(form: re.Pattern[str]) -> Callable[[str], bool]:
 
 
 _WORDS = {
-    **{name: CHOICES[name] for name in ("role", "topology", "executor", "target", "quantization")},
+    **{name: CHOICES[name] for name in ("role", "topology", "twin", "executor")},
+    **{name: CHOICES[name] for name in ("target", "quantization")},
     "format": tuple(Format),
 }
 _FORMS: Mapping[str, tuple[Callable[[str], bool], str]] = {

@@ -2,28 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.host.networks import overlaps, twin_state
+from patchkit.runtime.host.target import target_of
 
 Found = Iterator[dict[str, object]]
 
 
-def remarks(host: Host) -> tuple[Finding, ...]:
-    """Return remarks in the order of hardware.toml: what stops RoCE comes first."""
+def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
+    """Return what a verb (``probe``, ``env`` or ``verify``) says, in the order of hardware.toml.
+
+    ``where`` is ``cage 0`` for a remark about a cage, else empty.
+    """
     return tuple(
-        Finding(
-            about=each["id"],
-            level=Level(each["severity"]),
-            what=each["says"].format_map(fields),
-            why=each["why"],
-            source=each["source"],
-        )
+        _finding(each, fields)
         for each in hardware.facts()["remark"]
+        if verb == "probe" or verb in each.get("also", ())
         for fields in _CHECKS[each["id"]](host)
     )
+
+
+def remark(host: Host, about: str) -> Finding | None:
+    """Return the first remark of this id, None if there is nothing to say."""
+    return next((each for each in remarks(host) if each.about == about), None)
+
+
+def cage_name(number: int | None) -> str:
+    """Return how remarks name a cage: ``cage 0``."""
+    return f"cage {number}"
+
+
+def _finding(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
+    return Finding(
+        about=entry["id"],
+        level=Level(entry["severity"]),
+        where=cage_name(number) if isinstance(number := fields.get("cage"), int) else "",
+        what=entry["says"].format_map(fields),
+        why=entry["why"],
+        hint=entry.get("hint", "").format_map(fields),
+        source=entry["source"],
+        kind=HostError,
+    )
+
+
+def _kernel_reserve(host: Host) -> Found:
+    known, memory = hardware.facts()["kernel_reserve"], host.memory
+    if host.system.kho in known["kho_off"] or memory is None:
+        return
+    if memory.cma_total is None:
+        taken, seen = host.system.kernel in known["kernels"], ""
+    else:
+        taken = memory.cma_total == 0 < (memory.cma_free or 0)
+        seen = f" (CmaTotal 0, CmaFree {memory.cma_free} kB)"
+    if taken:
+        yield {"kernel": host.system.kernel, "seen": seen}
+
+
+def _no_connectx(host: Host) -> Found:
+    found = (*(each.cage for each in host.netdevs), *(each.cage for each in host.rdma))
+    if target_of(host) == "gb10" and all(cage is None for cage in found):
+        yield {}
 
 
 def _no_rdma(host: Host) -> Found:
@@ -39,11 +82,41 @@ def _no_address(host: Host) -> Found:
             yield {"netdevs": ", ".join(each.name for each in pair)}
 
 
+def _shared_network(host: Host) -> Found:
+    lit = {each.name for each in _cards(host) if each.up}
+    for each in overlaps(host, lit):
+        if each.other.cage is None or each.other.cage != each.netdev.cage:
+            names = {"netdev": each.netdev.name, "other": each.other.name}
+            yield {**names, "address": each.address, "present": each.present}
+
+
+def _random_twin(host: Host) -> Found:
+    for one, other in _twins(host):
+        if twin_state(host, one) == "random":
+            lasting, drawn = (one, other) if one.lasting else (other, one)
+            names = {"netdev": lasting.name, "twin": drawn.name}
+            yield {
+                "cage": one.cage,
+                "address": lasting.lasting[0],
+                "random": drawn.ipv4[0],
+                **names,
+            }
+
+
 def _one_twin_address(host: Host) -> Found:
     for one, other in _twins(host):
         for has, without in ((one, other), (other, one)):
-            if has.ipv4 and not without.ipv4:
-                yield {"netdev": has.name, "without": without.name, "address": has.ipv4[0]}
+            if has.ipv4 and twin_state(host, has) in ("bare", "bare-first"):
+                names = {"netdev": has.name, "without": without.name}
+                yield {"cage": one.cage, "address": has.ipv4[0], **names}
+
+
+def _half_down(host: Host) -> Found:
+    for one, other in _twins(host):
+        for has, without in ((one, other), (other, one)):
+            if has.up and not without.up and not hardware.one_half_fills(has.speed):
+                names = {"netdev": has.name, "twin": without.name}
+                yield {"cage": one.cage, "state": without.state, **names}
 
 
 def _same_subnet(host: Host) -> Found:
@@ -51,20 +124,23 @@ def _same_subnet(host: Host) -> Found:
         shared = {each.network for each in one.ipv4} & {each.network for each in other.ipv4}
         for network in sorted(shared):
             if not network.is_link_local:  # the remark link-local is about these
-                yield {"netdev": one.name, "twin": other.name, "network": network}
+                names = {"netdev": one.name, "twin": other.name}
+                yield {"cage": one.cage, "network": network, **names}
 
 
 def _twin_mtu(host: Host) -> Found:
     for one, other in _twins(host):
-        if one.mtu and other.mtu and one.mtu != other.mtu:
-            yield {"netdev": one.name, "mtu": one.mtu, "twin": other.name, "other": other.mtu}
+        if one.up and other.up and one.mtu and other.mtu and one.mtu != other.mtu:
+            names = {"netdev": one.name, "twin": other.name}
+            yield {"cage": one.cage, "mtu": one.mtu, "other": other.mtu, **names}
 
 
 def _lanes(host: Host) -> Found:
     right = hardware.facts()["connectx"]["lanes"]
     for each in _cards(host):
         if each.twin and each.lanes is not None and each.lanes < right:
-            yield {"netdev": each.name, "pci": each.pci, "lanes": each.lanes, "right": right}
+            names = {"netdev": each.name, "pci": each.pci}
+            yield {"cage": each.cage, "lanes": each.lanes, "right": right, **names}
 
 
 def _link_local(host: Host) -> Found:
@@ -72,6 +148,13 @@ def _link_local(host: Host) -> Found:
     found = [f"{each.name} {own}" for each in lit for own in each.ipv4 if own.is_link_local]
     if found:
         yield {"addresses": ", ".join(found)}
+
+
+def _link_local_twins(host: Host) -> Found:
+    for one, other in _twins(host):
+        if one.ipv4 and twin_state(host, one) == "link-local":
+            found = f"{one.name} {one.ipv4[0]}, {other.name} {other.ipv4[0]}"
+            yield {"cage": one.cage, "addresses": found, "twin": other.name}
 
 
 def _renamed(host: Host) -> Found:
@@ -87,13 +170,19 @@ def _rate(host: Host) -> Found:
 
 
 _CHECKS: dict[str, Callable[[Host], Found]] = {
+    "kernel-reserve": _kernel_reserve,
+    "no-connectx": _no_connectx,
     "no-rdma": _no_rdma,
     "no-address": _no_address,
+    "shared-network": _shared_network,
+    "random-twin": _random_twin,
     "one-twin-address": _one_twin_address,
+    "half-down": _half_down,
     "same-subnet": _same_subnet,
     "twin-mtu": _twin_mtu,
     "lanes": _lanes,
     "link-local": _link_local,
+    "link-local-twins": _link_local_twins,
     "renamed": _renamed,
     "rate": _rate,
 }

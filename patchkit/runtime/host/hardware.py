@@ -64,6 +64,11 @@ def place(cage: int) -> str:
     return str(cages[cage]["place"]) if cage < len(cages) else ""
 
 
+def one_half_fills(speed: int | None) -> bool:
+    """Return whether one half of a cage carries all of a link; ``speed`` in Mbit/s, or unknown."""
+    return speed is not None and speed <= facts()["connectx"]["half_gbits"] * 1000
+
+
 def _known(pci: str) -> int | None:
     """Return the cage that a Spark has at this address."""
     cages = enumerate(facts()["connectx"]["cages"])

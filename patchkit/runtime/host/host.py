@@ -59,6 +59,11 @@ class Netdev:
             if each.family == "inet"
         )
 
+    @property
+    def lasting(self) -> tuple[IPv4Interface, ...]:
+        """Return the IPv4 addresses that are not link-local: those are drawn anew at each boot."""
+        return tuple(each for each in self.ipv4 if not each.is_link_local)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gid:
@@ -104,17 +109,19 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """/proc/meminfo, in KiB."""
+    """/proc/meminfo, in KiB; ``cma_total`` and ``cma_free`` are None where it has no such lines."""
 
     total: int
     available: int
     swap_total: int = 0
     swap_free: int = 0
+    cma_total: int | None = None
+    cma_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """DMI and kernel; empty where unknown."""
+    """DMI and kernel; empty where unknown. ``kho`` is the value of that option of the kernel's."""
 
     hostname: str = ""
     vendor: str = ""
@@ -122,6 +129,7 @@ class System:
     bios: str = ""
     bios_date: str = ""
     kernel: str = ""
+    kho: str = ""
     os: str = ""
     machine: str = ""
     cpu: str = ""

@@ -30,6 +30,7 @@ def system(reader: Reader) -> System:
         bios=reader.line(f"{_DMI}/bios_version"),
         bios_date=reader.line(f"{_DMI}/bios_date"),
         kernel=reader.line(f"{_KERNEL}/osrelease"),
+        kho=_option(reader.line("proc/cmdline"), "kho"),
         os=release.get("PRETTY_NAME", ""),
         machine=_machine(reader),
         cpu=_models(cores),
@@ -52,6 +53,8 @@ def memory(reader: Reader) -> Memory | None:
         available=sizes.get("MemAvailable", sizes.get("MemFree", 0)),
         swap_total=sizes.get("SwapTotal", 0),
         swap_free=sizes.get("SwapFree", 0),
+        cma_total=sizes.get("CmaTotal"),
+        cma_free=sizes.get("CmaFree"),
     )
 
 
@@ -86,6 +89,12 @@ def _model(core: dict[str, str]) -> str:
     part = core.get("CPU part", "")
     known = hardware.facts()["cpu_parts"] if core.get("CPU implementer") == _ARM else {}
     return str(known.get(part, part and f"CPU part {part}"))
+
+
+def _option(cmdline: str, name: str) -> str:
+    """Return the value of an option of the kernel's; of several the last one counts."""
+    given = dict(word.partition("=")[::2] for word in cmdline.split())
+    return given.get(name, "")
 
 
 def _pair(line: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from patchkit.finding import Finding
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.networks import twin_state
 from patchkit.runtime.lint.scan import Assignment
 from patchkit.runtime.lint.values import bounds
 
@@ -93,8 +94,11 @@ def _half_cages(assigned: Assignment, host: Host | None) -> Iterator[Finding]:
 def _twin(name: str, row: Mapping[str, Any], host: Host | None) -> str:
     """Return the other half by what this host has, else by the names of devices on a Spark."""
     device = next((each for each in host.rdma if each.name == name), None) if host else None
-    if device:
-        return device.twin
+    if device and host:
+        netdev = host.netdev(device.netdev)
+        # One that is down or has a random address is rightly left out.
+        left_out = netdev and twin_state(host, netdev) in ("down", "random")
+        return "" if left_out else device.twin
     if not re.fullmatch(row["pattern"], name):
         return ""
     one, other = map(str, row["half"])

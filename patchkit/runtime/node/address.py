@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address, IPv4Interface, ip_address, ip_network
 
 from patchkit.errors import HostError, UsageError
+from patchkit.runtime.host import hardware
+from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.host import Host, Netdev, Rdma
 
 PLAN = "give it one, for example as `patchkit net plan` says"
@@ -20,16 +22,22 @@ class OwnAddress:
     address: str
 
 
-def own_address(host: Host, topology: str, role: str, head: str) -> OwnAddress:
-    """Return the address. Raises HostError if there is none, UsageError for a malformed head."""
+def own_address(
+    host: Host, topology: str, role: str, head: str, data: Sequence[Rdma]
+) -> OwnAddress:
+    """Return the address; ``data`` are the devices that RoCE would use, best first.
+
+    Raises HostError if there is none, UsageError for a malformed head.
+    """
     if role == "worker":
-        return _worker(host, _named(head))
+        return _worker(host, named_address(head), data)
     if head:
-        return _holder(host, _named(head))
-    return _head(host, topology)
+        return _holder(host, named_address(head))
+    return _head(host, topology, data)
 
 
-def _named(head: str) -> str:
+def named_address(head: str) -> str:
+    """Return the text if it is an IPv4 address. Raises UsageError."""
     try:
         IPv4Address(head)
     except ValueError:
@@ -49,21 +57,25 @@ def _holder(host: Host, address: str) -> OwnAddress:
     )
 
 
-def _worker(host: Host, head: str) -> OwnAddress:
+def _worker(host: Host, head: str, data: Sequence[Rdma]) -> OwnAddress:
     check_no_head(host, head)
-    fast = {rdma.netdev for rdma in usable_rdma(host)}
-    near = [netdev for netdev in host.netdevs if netdev.up and _reaches(netdev, head)]
-    # Of several interfaces in that network one with RDMA first; names alone depend on udev.
-    near.sort(key=lambda netdev: (netdev.name not in fast, netdev.pci, netdev.name))
+    first, fast = ({rdma.netdev for rdma in each} for each in (data, usable_rdma(host)))
+    near = [netdev for netdev in host.netdevs if netdev.up and reaches(netdev, head)]
+    # Of several interfaces in that network the one for the data first, and last an RDMA device that
+    # was left out, since it shares that network; names alone depend on udev.
+    near.sort(
+        key=lambda each: (each.name not in first, each.name in fast, each.pci, each.name),
+    )
     if not near:
-        raise HostError(
+        raise lacking(
+            host,
             f"no interface of this host is in a network with the head, {head}; "
             f"it has {addresses(host)}",
             why="another cage is cabled than the one with the address, or the address is missing",
             hint=f"see `patchkit probe` on both; {PLAN}",
         )
     # An interface may have several addresses; the head reaches this one directly.
-    address = next(each for each in near[0].ipv4 if ip_address(head) in each.network)
+    address = next(each for each in near[0].ipv4 if _joins(each, head))
     return OwnAddress(near[0], str(address.ip))
 
 
@@ -77,11 +89,13 @@ def check_no_head(host: Host, head: str) -> None:
         )
 
 
-def _head(host: Host, topology: str) -> OwnAddress:
-    netdev = next(iter(_candidates(host, topology)), None)
+def _head(host: Host, topology: str, data: Sequence[Rdma]) -> OwnAddress:
+    netdev = next(iter(_candidates(host, topology, data)), None)
     if netdev is None:
-        raise HostError(
+        raise lacking(
+            host,
             f"no QSFP cage is cabled and has an IPv4 address; this host has {addresses(host)}",
+            why="",
             hint=f"{PLAN}; or use another network, by sockets: --head-ip ADDRESS",
         )
     # A link-local address is drawn anew at each boot, so any other one is better.
@@ -89,19 +103,29 @@ def _head(host: Host, topology: str) -> OwnAddress:
     return OwnAddress(netdev, str(stays.ip))
 
 
-def _candidates(host: Host, topology: str) -> Iterator[Netdev]:
+def _candidates(host: Host, topology: str, data: Sequence[Rdma]) -> Iterator[Netdev]:
     """Return interfaces that a head may announce, best first."""
     fast = {rdma.netdev for rdma in host.rdma}
     # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
     if topology in ("ring", "hetero"):
-        yield from (each for each in _wired(host) if each.name not in fast)
+        for kind in ("ethernet", "wifi"):
+            yield from (each for each in _wired(host, kind) if each.name not in fast)
     if topology != "ring":
+        yield from filter(None, (host.netdev(each.netdev) for each in data))
         cabled = [each for each in _wired(host) if each.name in fast or each.port]
-        yield from sorted(cabled, key=lambda each: (each.pci, each.name))
+        yield from sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))
 
 
-def _wired(host: Host) -> list[Netdev]:
-    return [each for each in host.netdevs if each.kind == "ethernet" and each.up and each.ipv4]
+def _wired(host: Host, kind: str = "ethernet") -> list[Netdev]:
+    return [each for each in host.netdevs if each.kind == kind and each.up and each.ipv4]
+
+
+def lacking(host: Host, what: str, why: str, hint: str) -> HostError:
+    """Return the error for a cable that is missing; without a ConnectX-7 that is the reason."""
+    if off_bus := remark(host, "no-connectx"):
+        what, why = f"{what}\n{off_bus.what}", off_bus.why
+        hint = f"{off_bus.hint}; or use the LAN, by sockets: --head-ip ADDRESS"
+    return HostError(what, why=why, hint=hint)
 
 
 # RDMA devices
@@ -114,19 +138,23 @@ def usable_rdma(host: Host) -> list[Rdma]:
     return sorted(found, key=lambda rdma: (rdma.pci, rdma.name))
 
 
-def is_near(host: Host, head: str, devices: Iterable[Rdma]) -> bool:
-    netdevs = (host.netdev(rdma.netdev) for rdma in devices)
-    return any(_reaches(netdev, head) for netdev in netdevs if netdev)
+def reaches(netdev: Netdev, address: str) -> bool:
+    """Return whether an address is in a network of the interface, overlay networks included."""
+    return any(_joins(each, address) for each in netdev.ipv4)
 
 
-def _reaches(netdev: Netdev, address: str) -> bool:
-    return any(ip_address(address) in each.network for each in netdev.ipv4)
+def _joins(own: IPv4Interface, address: str) -> bool:
+    if own.network.prefixlen < own.max_prefixlen:
+        return ip_address(address) in own.network
+    # A single host's address in an overlay network reaches all of it.
+    overlays = map(ip_network, hardware.facts()["overlays"]["networks"])
+    return any(own.ip in each and ip_address(address) in each for each in overlays)
 
 
 # Words
 
 
-def devices(host: Host) -> str:
+def devices_of(host: Host) -> str:
     found = [
         f"{each.name} {each.state or 'of unknown state'} on {each.netdev or 'nothing'}"
         for each in host.rdma

@@ -14,7 +14,8 @@ from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.address import addresses, check_no_head
-from patchkit.runtime.node.topology import Attachment, attach
+from patchkit.runtime.node.attachment import Attachment
+from patchkit.runtime.node.topology import attach
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.executors import Executor, choose_executor
 from patchkit.runtime.rules.presets import Preset, named_preset
@@ -85,6 +86,7 @@ class Node:
         return {
             "role": self.role,
             "topology": self.topology,
+            "twin": self.attachment.twin,
             "executor": self.executor.name,
             "copies": self.executor.copies,
             "target": self.target,

@@ -13,6 +13,7 @@ from patchkit.target import targets
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "role": ("single", "head", "worker"),
     "topology": ("single", "roce", "socket", "ring", "hetero"),
+    "twin": ("none", "down", "bare", "bare-first", "random", "link-local", "both"),
     "executor": ("uni", "mp", "ray"),
     "copies": ("nothing", "overwrites", "fills in"),
     "target": (*targets(), "other"),

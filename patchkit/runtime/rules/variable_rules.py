@@ -22,10 +22,14 @@ PLACE = RECIPES / "env" / "rules.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableRule(Rule):
-    """Variables, whose values may hold ``{facts}``; ``shared`` ones are the same on all nodes."""
+    """Variables, whose values may hold ``{facts}``; ``shared`` ones are the same on all nodes.
+
+    ``replaces`` is the rule in whose place it stands while it is on.
+    """
 
     set: Mapping[VariableName, str]
     scope: Literal["shared", "host"]
+    replaces: str = ""
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -50,6 +54,9 @@ class VariableRules:
 
     def __post_init__(self) -> None:
         check_ids((*self.entries, *self.advice))
+        ids = {rule.id for rule in self.rules}
+        if lost := sorted({rule.replaces for rule in self.rules} - {"", *ids}):
+            raise ValueError(f"replaces what is no rule: {', '.join(lost)}")
 
     @property
     def avoids_by_name(self) -> Mapping[str, Sequence[Avoid]]:

@@ -14,6 +14,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.address import own_address
 from patchkit.runtime.node.decision import Node
+from patchkit.runtime.node.fabric import fabric
 from patchkit.runtime.serve.request import LOCAL, ServeRequest
 
 CHOICES = ("local", "cable", "lan")
@@ -28,10 +29,12 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
         return LOCAL
     if choice == "lan":
         return _lan(node, host)
-    if node.head:
+    # The control may go over the LAN, and the data over the cable.
+    if node.head and node.attachment.data == node.attachment.netdev:
         return node.head
     try:
-        return own_address(host, "roce", "head", "").address
+        devices = fabric(host, node.nodes, node.head)
+        return own_address(host, "roce", "head", "", devices).address
     except HostError as error:
         raise HostError(
             f"--listen cable: {error.what}", hint="take --listen lan, or name one: --host ADDRESS"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from patchkit.cli.runtime import probe as verb
 from patchkit.errors import HostError, SourceError
+from patchkit.finding import Level
 from patchkit.runtime.host import hardware, netlink
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json, to_json
@@ -22,6 +24,7 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.recording import RecordingWriter
 from patchkit.runtime.host.target import target_of
 from support import hosts
+from support.machine_files import write
 
 TWINS = {
     "enp1s0f0np0": "enP2p1s0f0np0",
@@ -151,17 +154,17 @@ REMARKS = {
     "wrong_mtu": ["twin-mtu", "rate"],
     "ipv6_only": ["no-address", "rate"],
     "same_subnet": ["same-subnet", "rate"],
-    "link_local": ["link-local", "rate"],
+    "link_local": ["link-local", "link-local-twins", "rate"],
     "one_twin": ["one-twin-address", "rate"],
+    "second_half_only": ["one-twin-address", "rate"],
+    "random_twin": ["random-twin", "link-local", "rate"],
+    "two_in_one_subnet": ["shared-network", *["one-twin-address"] * 2, "rate", "rate"],
+    "switch_in_the_lan": ["shared-network", "one-twin-address", "rate"],
+    "two_switches": ["one-twin-address", "one-twin-address", "rate", "rate"],
+    "kernel7": ["kernel-reserve", "rate"],
     "both_cables": ["rate", "rate"],
     "ring": ["rate", "rate"],
-    "second_half_only": ["one-twin-address", "rate"],
-    "random_twin": ["link-local", "rate"],
-    "two_in_one_subnet": ["one-twin-address", "one-twin-address", "rate", "rate"],
-    "switch_in_the_lan": ["one-twin-address", "rate"],
-    "two_switches": ["one-twin-address", "one-twin-address", "rate", "rate"],
-    "pair_and_switch": ["one-twin-address", "twin-mtu", "rate"],
-    "single": [],
+    "single": ["no-connectx"],
     "cable_out": [],
     "link_down": [],
     "thor": [],
@@ -189,6 +192,58 @@ def test_remarks_name_what_they_are_about(machine):
         "link-local addresses change: enp1s0f0np0 169.254.37.80/16, enP2p1s0f0np0 169.254.137.80/16"
     )
     assert texts["ring"].startswith("both halves of cage 0 say 200 Gbit/s")
+    assert texts["two_in_one_subnet"] == (
+        "enp1s0f1np1 (10.0.0.110/24) and enP7s7 (10.0.0.10/24) are in one network"
+    )
+    assert texts["random_twin"] == (
+        "enP2p1s0f0np0 has a random address, 169.254.83.14/16, beside 192.168.100.10/24 of its "
+        "twin enp1s0f0np0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cma", "kernel", "cmdline", "said"),
+    [
+        ((0, 940_604), "7.0.0-1019-nvidia", "ro quiet", True),
+        ((0, 940_604), "7.0.0-1020-nvidia", "ro quiet", True),  # what counts is what is seen
+        ((0, 940_604), "7.0.0-1019-nvidia", "ro kho=off", False),
+        ((0, 940_604), "7.0.0-1019-nvidia", "kho=off kho=on", True),  # the last one counts
+        ((0, 0), "7.0.0-1019-nvidia", "ro quiet", False),
+        ((65_536, 940_604), "7.0.0-1019-nvidia", "ro quiet", False),
+        (None, "7.0.0-1019-nvidia", "ro quiet", True),  # as in a container, whose meminfo has less
+        (None, "6.17.0-1032-nvidia", "ro quiet", False),
+    ],
+)
+def test_a_kernel_that_keeps_a_reserve_where_rdma_registers(tmp_path, cma, kernel, cmdline, said):
+    machine = replace(hosts.MACHINES["cable_port0"](0), cma=cma, kernel=kernel, cmdline=cmdline)
+    write(tmp_path, machine)
+    found = seen(tmp_path)
+    for who in ("probe", "env", "verify"):
+        assert ("kernel-reserve" in [each.about for each in remarks(found, who)]) is said
+    if said:
+        remark = remarks(found)[0]
+        assert remark.what.startswith(f"kernel {kernel}")
+        assert "kho=off" in remark.hint
+        assert "6.17" in remark.hint
+
+
+def test_a_card_that_is_off_the_bus_needs_its_cable_and_two_reboots(machine):
+    (off,) = remarks(machine("single"))
+    assert (off.level, off.hint) == (
+        Level.NOTE,
+        "to join nodes: plug the cable in at both ends, then reboot both",
+    )
+
+
+def test_a_half_that_is_down_is_missed_only_where_the_other_one_does_not_do(tmp_path):
+    for speed, about in ((200_000, ["half-down", "rate"]), (100_000, ["rate"])):
+        machine = hosts.MACHINES["cable_port0"](0)
+        cards = {card.name: card for card in machine.cards}
+        cards["enp1s0f0np0"] = replace(cards["enp1s0f0np0"], speed=speed)
+        cards["enP2p1s0f0np0"] = replace(cards["enP2p1s0f0np0"], up=False, speed=-1)
+        write(tmp_path / str(speed), replace(machine, cards=tuple(cards.values())))
+        found = [each.about for each in remarks(seen(tmp_path / str(speed)))]
+        assert found == [each for each in about if each != "rate"]
 
 
 def test_a_link_that_trained_with_half_its_lanes(copied):

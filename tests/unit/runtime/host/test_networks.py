@@ -1,0 +1,73 @@
+"""How the networks of a host's interfaces are compared, and the halves of a cage."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.runtime.host.host import Address, Host, Netdev, System
+from patchkit.runtime.host.networks import overlaps, twin_state
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("cable_port0", "both", "both"),
+        ("same_subnet", "both", "both"),
+        ("one_twin", "bare", "both"),
+        ("second_half_only", "both", "bare-first"),
+        ("random_twin", "random", "random"),
+        ("link_local", "link-local", "link-local"),
+        ("link_down", "down", "down"),
+        ("kernel7", "both", "both"),
+    ],
+)
+def test_how_the_other_half_is_addressed(machine, name, first, second):
+    found = machine(name)
+    names = ("enp1s0f0np0", "enP2p1s0f0np0")
+    assert [twin_state(found, found.netdev(each)) for each in names] == [first, second]
+
+
+def test_a_netdev_that_is_no_half_has_no_other(machine):
+    found = machine("cable_port0")
+    assert twin_state(found, found.netdev("enP7s7")) == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "seen"),
+    [
+        ("two_in_one_subnet", {"enp1s0f1np1"}, [("enp1s0f1np1", "enP7s7")]),
+        ("two_in_one_subnet", {"enp1s0f0np0"}, []),
+        ("two_in_one_subnet", {"enp1s0f1np1", "enP7s7"}, []),  # among those asked for: not here
+        ("switch_in_the_lan", {"enp1s0f0np0"}, [("enp1s0f0np0", "enP7s7")]),
+        ("same_subnet", {"enp1s0f0np0"}, [("enp1s0f0np0", "enP2p1s0f0np0")]),
+        ("link_local", {"enp1s0f0np0"}, []),  # 169.254 is everybody's
+    ],
+)
+def test_two_interfaces_in_one_network(machine, name, asked, seen):
+    found = overlaps(machine(name), asked)
+    assert [(each.netdev.name, each.other.name) for each in found] == seen
+
+
+ADDRESSES = st.builds(
+    lambda number, prefix: Address(
+        address=f"10.0.{number // 256}.{number % 256}", prefix=prefix, family="inet"
+    ),
+    st.integers(0, 1023),
+    st.integers(20, 32),
+)
+
+
+@given(st.lists(ADDRESSES, max_size=2), st.lists(ADDRESSES, max_size=2))
+def test_an_overlap_is_seen_from_both_sides(ours, theirs):
+    netdevs = tuple(
+        Netdev(name=name, state="up", carrier=True, mtu=1500, addresses=tuple(own))
+        for name, own in (("a", ours), ("b", theirs))
+    )
+    host = Host(system=System(), memory=None, gpus=(), netdevs=netdevs, rdma=())
+    here, there = (list(overlaps(host, {name})) for name in ("a", "b"))
+    assert {(each.address, each.present) for each in here} == {
+        (each.present, each.address) for each in there
+    }
+    assert all(each.address.network.overlaps(each.present.network) for each in here)

@@ -1,0 +1,110 @@
+"""Check which cage carries the data, for clusters of every size and way to name the head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from patchkit.errors import HostError
+from patchkit.runtime.node.attachment import Attachment
+from patchkit.runtime.node.fabric import fabric
+from patchkit.runtime.node.topology import attach
+
+FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "head", "devices"),
+    [
+        ("cable_port0", 2, "", FIRST),
+        ("cable_port1", 4, "", SECOND),  # a switch
+        ("cable_port0", 2, "10.0.0.10", FIRST),  # on the LAN: says nothing of the cage
+        ("both_cables", 2, "", FIRST),
+        ("both_cables", 2, "192.168.102.11", SECOND),
+        ("ring", 3, "", ()),  # each cage leads to another node
+        ("ring", 3, "10.0.0.10", ()),
+        ("pair_and_switch", 2, "", FIRST),
+        ("pair_and_switch", 3, "", SECOND[:1]),  # a /31 has room for two
+        ("pair_and_switch", 16, "10.0.0.10", SECOND[:1]),
+        ("pair_and_switch", 2, "10.10.100.11", SECOND[:1]),
+        ("two_switches", 8, "", ()),
+        ("two_switches", 8, "10.2.0.11", SECOND[:1]),
+        ("two_in_one_subnet", 2, "", FIRST[:1]),
+        ("two_in_one_subnet", 2, "10.0.0.11", FIRST[:1]),  # also that of the LAN port
+        ("two_in_one_subnet", 2, "10.0.0.110", SECOND[:1]),  # this node's very own
+        ("switch_in_the_lan", 2, "", FIRST[:1]),  # there is no other
+        ("random_twin", 2, "", FIRST),
+        ("single", 2, "", ()),
+    ],
+)
+def test_the_cage_that_joins_the_nodes(machine, name, nodes, head, devices):
+    assert tuple(each.name for each in fabric(machine(name), nodes, head)) == devices
+
+
+def attached(host, nodes, head="", role="head", topology="auto") -> Attachment:
+    return attach(host, role=role, topology=topology, nodes=nodes, head=head, target="gb10")
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "topology"),
+    [
+        ("ring", 3, "ring"),
+        ("ring", 4, "ring"),
+        ("cable_port0", 8, "roce"),
+        ("cable_port0", 16, "roce"),
+        ("pair_and_switch", 3, "roce"),
+        ("pair_and_switch", 16, "roce"),
+        ("two_switches", 2, "roce"),
+        ("single", 2, "socket"),
+    ],
+)
+def test_a_switch_is_never_taken_for_a_ring(machine, name, nodes, topology):
+    head = "10.0.0.10" if name == "single" else ""
+    assert attached(machine(name), nodes, head).topology == topology
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("two_switches", 8), ("ring", 5), ("both_cables", 16)])
+def test_where_two_cages_may_be_meant_the_question_is_asked(machine, name, nodes):
+    with pytest.raises(HostError, match=f"nothing says which one joins {nodes} nodes") as caught:
+        attached(machine(name), nodes)
+    assert "--head-ip" in caught.value.hint
+
+
+def test_a_slower_port_is_a_switch_s(machine):
+    """Both networks have room for all, but a cable between two Sparks has its full speed."""
+    host = machine("two_switches")
+    slow = tuple(
+        replace(each, speed=100_000) if each.name == "enp1s0f1np1" else each
+        for each in host.netdevs
+    )
+    assert attached(replace(host, netdevs=slow), 8).hcas == "rocep1s0f1,roceP2p1s0f1"
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "own", "control"),
+    [
+        ("cable_port0", "10.0.0.10", "10.0.0.11", "enP7s7"),
+        ("wifi_managed", "192.168.1.40", "192.168.1.41", "wlP9s9"),
+        ("tailscale", "100.101.102.10", "100.101.102.11", "tailscale0"),
+        ("tailscale", "100.64.7.7", "100.101.102.11", "tailscale0"),
+    ],
+)
+def test_control_goes_where_the_head_is_and_data_over_the_cable(machine, name, head, own, control):
+    found = attached(machine(name, 1), 2, head, role="worker")
+    assert (found.topology, found.address, found.netdev) == ("roce", own, control)
+    assert found.data != control
+    assert found.hcas.count(",") == 1
+
+
+def test_a_head_out_of_reach_is_refused_in_an_overlay_as_well(machine):
+    with pytest.raises(HostError, match="in a network with the head"):
+        attached(machine("tailscale", 1), 2, "100.1.2.3", role="worker")
+
+
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_without_a_card_the_cable_and_the_reboot_are_named(machine, role):
+    with pytest.raises(HostError) as caught:
+        attached(machine("single"), 2, "192.168.100.77" if role == "worker" else "", role=role)
+    assert "the ConnectX-7 is not on the PCI bus" in caught.value.what
+    assert caught.value.hint.startswith("to join nodes: plug the cable in at both ends")
