@@ -131,6 +131,9 @@ CASES = {
     "head on an overlay": _head("tailscale", "--head-ip=100.101.102.10"),
     "worker on an overlay": _worker("tailscale", "head on an overlay"),
     "worker on the LAN, though cabled": _worker("cable_port0", "head on the LAN, though cabled"),
+    "head on the LAN, RoCE asked for": _head(
+        "cable_port0", "--head-ip=10.0.0.10", "--topology=roce"
+    ),
     "head, sockets asked for": _head("cable_port0", "--head-ip=10.0.0.10", "--topology=socket"),
     "head, air-gapped": _head("air_gapped"),
     "head of Spark and Thor": _head("cable_port0", "--topology=hetero", "--head-ip=192.168.100.10"),

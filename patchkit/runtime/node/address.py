@@ -91,6 +91,13 @@ def check_no_head(host: Host, head: str) -> None:
 
 def _head(host: Host, topology: str, data: Sequence[Rdma]) -> OwnAddress:
     netdev = next(iter(_candidates(host, topology, data)), None)
+    if netdev is None and topology == "ring":
+        raise HostError(
+            "in a ring no cable reaches all nodes, and beside the cables this host has no address; "
+            f"it has {addresses(host)}",
+            hint="connect the LAN or the Wi-Fi; or name an address that every node can reach: "
+            "--head-ip ADDRESS",
+        )
     if netdev is None:
         raise lacking(
             host,
