@@ -73,7 +73,7 @@ def test_what_is_there_is_no_slip(tmp_path, monkeypatch, where):
     [
         (("serve-args", "a/b", "--preset", "gpt-oss-12b"), "did you mean gpt-oss-120b?"),
         (("env", "--role", "single", "--model", "openai/gpt-os-120b"), "openai/gpt-oss-120b?"),
-        (("serve-args", "a/b", "--preset", "magic"), "`patchkit serve-args --list` shows them"),
+        (("serve-args", "a/b", "--preset", "magic"), "serve-args --list` shows them"),
     ],
 )
 def test_a_mistyped_preset(cli, arguments, hint):
