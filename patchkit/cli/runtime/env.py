@@ -128,7 +128,14 @@ def _run(options: Mapping[str, Any]) -> None:
 def _next(file: Path, role: str, model: str | None) -> Iterator[Shown]:
     """Yield what comes after a file: those of the workers, then the line that serves a model."""
     if role == "head":
-        worker: tuple[str | Path, ...] = (*program(), "env", "--role", "worker", "--from", Path(file.name))
+        worker: tuple[str | Path, ...] = (
+            *program(),
+            "env",
+            "--role",
+            "worker",
+            "--from",
+            Path(file.name),
+        )
         where = f"on each worker, with a copy of {file.name} there"
         yield next_step(*worker, "-o", "worker.env", where=where)
     # The first one serves on one Spark, and on more.

@@ -83,17 +83,17 @@ def _code_rows(binary: Binary, target: Target) -> Sequence[Shown]:
         live = code.section == LIVE
         rows.append(
             (
-                # In parentheses: no device loads code that was not linked.
-                style(str(load), **STYLES[load]) if live else style(f"({load})", dim=True),
+                style(code.section, dim=None if live else True),
                 code.kind,
                 code.name,
+                style(code.compression, dim=True),
                 str(code.count),
                 f"{code.size:,}",
-                style(code.section, dim=None if live else True),
-                style(code.compression, dim=True),
+                # In parentheses: no device loads code that was not linked.
+                style(str(load), **STYLES[load]) if live else style(f"({load})", dim=True),
             )
         )
-    heads = ("loads", "kind", "arch", "count", "bytes", "section", "compressed")
+    heads = ("section", "kind", "arch", "compressed", "count", "bytes", "loads")
     return table(rows, heads=heads)
 
 

@@ -71,8 +71,8 @@ def command(house: Path, *, trust: Trust | None, as_json: bool) -> None:
     says who made the wheels, and --signers checks that first.
 
     Exits with 8 if bytes are not those of the manifest or the signature does not hold, 7 if
-    something, or everything, is missing, 5 if code does not load, 3 if a wheel is not sound, 2 if wheels do not
-    belong together; with the highest of these if there are several.
+    something is missing or no wheel is there, 5 if code does not load, 3 if a wheel is not sound, 2
+    if wheels do not belong together; with the highest of these if there are several.
     """
     run(house, trust, as_json=as_json)
 

@@ -308,15 +308,20 @@ def test_colours_on_a_terminal_only_and_not_if_unwanted(cli, on_terminal, root, 
 
 
 @pytest.mark.releases
-def test_the_command_that_undoes_an_apply_is_pasted(cli, tree, tmp_path):
+def test_the_command_that_undoes_an_apply_is_pasted(cli, tree, tmp_path, environment):
     root = tree(RELEASE, name="sp ace $(touch x) `touch y` 'q' \x1b[2J")
     said = cli("apply", "--vllm-src", root, "--only", "version_label").stdout
     assert (root / ".patchkit" / "ledger.json").is_file()
 
-    undo = said.partition("undo it with ")[2].splitlines()[0]
-    script = f'patchkit() {{ "{sys.executable}" -m patchkit "$@"; }}\n{undo}'
+    undo = said.partition("undo: ")[2].splitlines()[0]
+    # It names patchkit as it was started, so that no PATH has to lead to it.
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
+        ["bash", "-c", undo],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
     )
 
     assert "as upstream shipped" in done.stdout

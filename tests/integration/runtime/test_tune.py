@@ -183,7 +183,7 @@ def test_the_best_config_is_found_compared_and_written(tune, written):
 def test_what_people_see(tune, tmp_path):
     said = tune("--batch-sizes", "64").stdout
     assert "NVIDIA GB10, vLLM 0.25.1, torch 2.11.0, triton 3.6.0" in said
-    assert "64  318.6 (318.6-318.6)  100.0 (100.0-100.0)   3.19  tuned" in said
+    assert "64   3.19  tuned        318.6 (318.6-318.6)  100.0 (100.0-100.0)" in said
     assert f"VLLM_TUNED_CONFIG_FOLDER={tmp_path / 'out'}" in said.replace("\n", "")
 
 

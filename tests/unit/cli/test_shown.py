@@ -7,7 +7,6 @@ a terminal would obey, and no name is taken for markup.
 from __future__ import annotations
 
 import ast
-import io
 import json
 import os
 import re

@@ -1,0 +1,325 @@
+"""What every verb prints fits its terminal, and has all that it prints into a pipe.
+
+The verbs run in this process, with a pseudo-terminal of a given width for standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit import cli
+from patchkit.cli import layout
+from patchkit.digests import sha256_of
+from patchkit.errors import PatchkitError
+from support import hosts
+from support.vllm_wheels import FIX, vllm_wheel
+from support.wheels import write_wheel
+
+WIDTHS = (60, 80, 100, 120)
+RELEASE = "0.24.0"
+LIBRARY = Path(__file__).parents[2] / "data" / "libraries" / "gb10.so"
+TAG = "cp38-abi3-manylinux_2_35_aarch64"
+# In a block a row has no heads, and no empty cells; some heads stand before its values.
+_HEADS = """
+- fix state severity what the code says it does needed upstream stock patched loads kernel group
+where switches on project version kind target MB tag sha256 device library archs fat binaries
+section arch compressed count bytes netdev speed addresses RDMA MTU GID twin cage model evidence
+quantization GiB Sparks memory tokens vLLM CUDA in vllm/ gb10 vllm nccl
+"""
+HEADS = set(_HEADS.split())
+
+
+def run(arguments, stream):
+    """Run patchkit in this process, with a stream for all that it prints."""
+    kept = sys.argv, sys.stdout, sys.stderr
+    sys.argv, sys.stdout, sys.stderr = ["patchkit", *map(str, arguments)], stream, stream
+    try:
+        with contextlib.suppress(SystemExit):
+            try:
+                cli.group.main(sys.argv[1:], prog_name="patchkit", standalone_mode=False)
+            except PatchkitError as error:
+                cli._show(error)
+        stream.flush()
+    finally:
+        sys.argv, sys.stdout, sys.stderr = kept
+
+
+def piped(arguments):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    run(arguments, stream)
+    return stream.buffer.getvalue().decode()
+
+
+def on_terminal(arguments, width):
+    """What appears in a terminal of that width, without its styles."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    parts = []
+
+    def read():
+        with contextlib.suppress(OSError):  # Linux ends a terminal that nobody has open so
+            while part := os.read(ours, 1 << 16):
+                parts.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+            run(arguments, stream)
+    finally:
+        reader.join()
+        os.close(ours)
+    return click.unstyle(b"".join(parts).decode().replace("\r\n", "\n"))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory, once, request):
+    """Make the command lines that need files, once: ``cases("verify")``."""
+    folder = tmp_path_factory.mktemp("widths")
+    made = {}
+
+    def make(name):
+        if name not in made:
+            made[name] = _MAKERS[name](folder, request)
+        return made[name]
+
+    return make
+
+
+def house(folder, _request):
+    """A wheelhouse of one repacked wheel among dependencies."""
+    place = folder / "house"
+    if not place.is_dir():
+        place.mkdir()
+        wheels = [
+            (write_wheel(place, "0.25.1+cu130.gb10.446d7c1799", project="vllm", tag=TAG), "built")
+        ]
+        wheels += [
+            (write_wheel(place, f"1.{number}", project=f"dependency-{number}"), "dependency")
+            for number in range(12)
+        ]
+        facts = {"made": "repack", "target": "gb10"}
+        rows = [
+            {
+                "filename": wheel.name,
+                "sha256": sha256_of(wheel),
+                "size": wheel.stat().st_size,
+                "kind": kind,
+                "facts": facts if kind == "built" else {},
+            }
+            for wheel, kind in wheels
+        ]
+        (place / "manifest.json").write_text(json.dumps({"format": 2, "wheels": rows}))
+    return place
+
+
+def spark(folder, _request):
+    place = folder / "one_twin-0"
+    return place if place.is_dir() else hosts.build(folder, "one_twin")
+
+
+def bad_env(folder, _request):
+    place = folder / "bad.env"
+    place.write_text("export NCCL_IB_TIMEOUT=23\nNCCL_IB_HCAA=1\nVLLM_USE_V9=1\n")
+    return place
+
+
+def tree(folder, request):
+    place = folder / "tree"
+    release = request.getfixturevalue("release")(RELEASE)
+    for part in ("CMakeLists.txt", "PKG-INFO", "setup.py", "cmake", "csrc", "vllm"):
+        if (release / part).is_dir():
+            shutil.copytree(release / part, place / part, copy_function=os.link, symlinks=True)
+        else:
+            place.mkdir(exist_ok=True)
+            (place / part).hardlink_to(release / part)
+    return place
+
+
+def wheel(folder, _request):
+    return vllm_wheel(folder)
+
+
+_MAKERS = {each.__name__: each for each in (house, spark, bad_env, tree, wheel)}
+_NODE = ("--root", "spark", "--vllm", "0.25.1")
+
+
+def words(text):
+    # How long it took, and how much memory is free, differs from run to run.
+    return set(re.sub(r"\d+ s\b|[\d.]+ GiB available", "", text).split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fixes"], ["arch_lists", "required >=0.11.1 (--arch native)"]),
+        (["fixes", "-v"], ["never; from 0.11.1 on upstream builds"]),
+        (["fixes", "--version", "0.25.1"], ["deepgemm_sm12x", "recommended"]),
+        (["explain"], ["fastsafetensors_rank", "marlin_atomic_add_required"]),
+        (["explain", "arch_lists"], ["Symptom", "silently falls back"]),
+        (["explain", "triton_or_torch_for_fp8"], ["contested"]),
+        (["env", "explain"], ["NCCL_IB_HCA={hcas}", "topology roce or ring"]),
+        (["env", "explain", "NCCL_IB_HCA"], ["Both halves of the cabled cage"]),
+        (["serve-args", "--list"], ["openai/gpt-oss-120b", "mxfp4", "61", "reported, high"]),
+        (["serve-args", "openai/gpt-oss-120b", "--explain", *_NODE], ["--kv-cache-dtype fp8"]),
+        (["env", "--role", "head", *_NODE, "-o", "head.env", "--force"], ["next"]),
+        (["env", "check", "--elsewhere", "bad_env"], ["did you mean NCCL_IB_HCA?", "✗"]),
+        (["probe", "--root", "spark"], ["NVIDIA GB10", "rocep1s0f0 ACTIVE", "capability 12.1"]),
+        (["net", "verify", "--root", "spark"], ["no address", "next:", "not checked"]),
+        (["inspect", LIBRARY], ["loads on NVIDIA DGX Spark (GB10): exact", "__nv_relfatbin"]),
+        (["inspect", "wheel"], ["loads in part", "is missing", "vllm_flash_attn/_vllm_fa3_C.abi3.so"]),
+        (["inspect", "wheel", "--codes"], [".nv_fatbin"]),
+        (["wheelhouse", "list", "--dir", "house"], ["repacked", "gb10", "12 dependencies"]),
+        (["wheelhouse", "list", "-v", "--dir", "house"], ["dependency-11", "sha256"]),
+        (["verify", "house"], ["SHA256SUMS", "is missing", "next:"]),
+        (["verify", "/nowhere"], ["no such folder"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value[0], str) else "",
+)
+def test_nothing_is_lost_cut_or_too_wide(cases, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    fits([cases(each) if each in _MAKERS else each for each in arguments], says)
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["status", "tree"], ["arch_autodetect", "to apply, required", "next"]),
+        (["status", "-v", "tree"], ["apply", "block_fp8_swizzle", "optional"]),
+        (["archs", "tree"], ["exact", "12.1a", "moe/moe_align_sum_kernels", "20 exact"]),
+        (["archs", "-v", "tree"], ["cmake/external_projects/deepgemm.cmake:80"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value[0], str) else "",
+)
+def test_of_a_tree_nothing_is_lost_either(cases, arguments, says, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    fits([cases(each) if each in _MAKERS else each for each in arguments], says)
+
+
+def fits(arguments, says):
+    piped(arguments)  # what it writes is there from now on, and each run says the same
+    plain = piped(arguments)
+    assert not [line for line in plain.splitlines() if line != line.rstrip()]
+    for width in WIDTHS:
+        shown = on_terminal(arguments, width)
+        joined = " ".join(shown.split())
+        assert not [each for each in says if each not in joined], shown
+        assert words(plain) - words(shown) <= HEADS, width
+        for line in shown.splitlines():
+            assert line == line.rstrip()
+            assert len(line) <= width or whole(line), line
+
+
+def whole(line):
+    """Whether a line may be longer than the terminal is wide: it is one word, or one command."""
+    return len(layout._words(line.strip())) == 1 or bool(re.match(r"(next|undo)\b", line))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_what_does_not_load_is_told_by_a_repack(cases, tmp_path, monkeypatch, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    source = cases("wheel")
+    options = ["--only", FIX, "--sha256", sha256_of(source), "--dir", tmp_path / "house"]
+    shown = on_terminal(["repack", source, *options], width)
+    assert "loads in part: _C.abi3.so" in shown
+    assert "for other devices: vllm_flash_attn/_vllm_fa3_C.abi3.so" in shown
+
+
+# The rules by themselves
+
+TEXT = st.text("ab:;/-=.` é中", max_size=60)
+
+
+@given(TEXT, st.integers(1, 40))
+def test_a_broken_line_has_every_word_and_fits(text, width):
+    lines = layout.wrap(text, width)
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    for number, line in enumerate(lines):
+        margin = len(line) - len(line.lstrip(" "))
+        alone = len([word for word in layout._words(line.strip(" ")) if word]) <= 1
+        assert layout.length(line) <= width or alone, (number, margin)
+        assert line == line.rstrip(" ")
+
+
+@given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=5), st.integers(40, 80))
+def test_a_table_has_every_word_at_any_width(rows, width):
+    texts = layout.grid(rows, width, heads=("one", "two", "three"))
+    said = {word for text in texts for word in text.split()}
+    assert {word for row in rows for cell in row for word in cell.split()} - {"-"} <= said
+    assert len(layout.grid(rows, None)) == len(rows)
+    assert not any("\n" in text for text in layout.grid(rows, None))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "shown"),
+    [
+        ([("a", "12"), ("bb", "3")], None, ["k    n", "a   12", "bb   3"]),
+        (
+            [("state", "one two three four five six seven")],
+            38,
+            ["k      n", "state  one two three four five six\n       seven"],
+        ),
+        (
+            [("state", "a/path/that/is/longer", "7")],
+            20,
+            ["state\n    a/path/that/is/longer\n    n 7"],
+        ),
+    ],
+    ids=["fits", "wrapped", "blocks"],
+)
+def test_a_table_is_aligned_wrapped_or_blocks(rows, width, shown):
+    heads = ("k", "n") if len(rows[0]) == 2 else ("k", "p", "n")
+    assert layout.grid(rows, width, heads=heads) == shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "next: patchkit wheelhouse prune --dir /srv/a --drop x; or move it away",
+        "  next: put it aside: sudo mv /a/b/c /a/b/c.mine; then `patchkit net undo`",
+        "see `patchkit env explain NCCL_IB_HCA` and the log, for the reasons of it",
+    ],
+)
+def test_a_command_is_not_broken(line):
+    commands = re.findall(r"`[^`]*`|(?:patchkit|sudo)[^;`]*(?=;)", line)
+    assert commands
+    shown = "\n".join(layout.wrap(line, 40))
+    assert all(command in shown for command in commands)
+
+
+def test_a_real_process_asks_the_terminal_for_its_width(environment):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+
+    settings = {key: value for key, value in environment.items() if key != "COLUMNS"}
+    command = [sys.executable, "-m", "patchkit", "serve-args", "--list"]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=settings)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    lines = click.unstyle(shown.decode()).splitlines()
+    assert 60 < max(map(len, lines)) <= 80
