@@ -15,7 +15,17 @@ from patchkit.quoting import quoted
 DISTRIBUTION = "patchkit-gb10"
 BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core", "uv")
 """Import names of what the extra ``build`` brings."""
-BASE = ("cmake", "libcst", "packaging", "platformdirs", "pypi_simple", "rich")
+BASE = (
+    "cmake",
+    "libcst",
+    "packaging",
+    "platformdirs",
+    "pypi_simple",
+    "rich",
+    "tree_sitter",
+    "tree_sitter_bash",
+    "yaml",
+)
 """Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""
 
 

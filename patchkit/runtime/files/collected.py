@@ -17,8 +17,13 @@ from patchkit.runtime.files.content import (
     SaidVersion,
     Word,
 )
-from patchkit.runtime.files.value import Value
-from patchkit.runtime.files.versions import image_version, requirement_versions, variable_version
+from patchkit.runtime.files.value import Value, split
+from patchkit.runtime.files.versions import (
+    image_version,
+    is_server_flag,
+    requirement_versions,
+    variable_version,
+)
 
 _Located = TypeVar("_Located", Assignment, CommandLine, Word, SaidVersion)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -38,6 +43,8 @@ class Collected:
         self.images: list[Word] = []
         self.problems: list[Finding] = []
         self.outer: dict[int, int] = {}
+        self._offered: list[Assignment] = []
+        self._fragments: list[tuple[Word, ...]] = []
 
     def set(self, name: str, value: Value, line: int, how: How, block: int = 0) -> None:
         """Add a variable of the environment, or one that passes the caller's value on."""
@@ -47,6 +54,7 @@ class Collected:
             self.pass_on(name, line, how, block)
             return
         self.assignments.append(_assignment(name, value, line, how, block))
+        self._arguments(value)
 
     def pass_on(self, name: str, line: int, how: How, block: int = 0) -> None:
         """Add a variable that has the caller's value, if that has one."""
@@ -56,16 +64,46 @@ class Collected:
                 Assignment(line, name, "", literal=False, block=block, how=how, why_unknown=why)
             )
 
+    def offer(self, name: str, value: Value, line: int, block: int) -> None:
+        """Add a variable that a file keeps for a container, unless a command there takes it."""
+        self._offered.append(_assignment(name, value, line, How.OPTION, block))
+
     def keep(self, name: str, value: Value, line: int, block: int = 0) -> None:
         """Add a variable of a script, which no other program sees."""
         if _NAME.fullmatch(name):
             self.own.append(_assignment(name, value, line, How.OWN, block))
+            self._arguments(value)
 
     def default(self, name: str, value: Value) -> None:
         """Add the value that ``${NAME:-value}`` gives a name."""
         if value.text and _NAME.fullmatch(name):
             each = _assignment(name, value.as_default(), value.line, How.DEFAULT, 0)
             self.defaults.append(each)
+
+    def fragment(self, words: Iterable[Value]) -> None:
+        """Add arguments that a file keeps for `vllm serve`, if they can be no other program's."""
+        found = tuple(each.word() for each in words)
+        if any(is_server_flag(word.text.partition("=")[0]) for word in found):
+            self._fragments.append(found)
+
+    def _arguments(self, value: Value) -> None:
+        if value.text.lstrip().startswith("--"):
+            self.fragment(split([(value, True)]))
+
+    def _settle(self) -> None:
+        """Add what is kept for a container or a server and no command of the file takes."""
+        set_here = {(each.line, each.name) for each in self.assignments}
+        self.assignments += [
+            each for each in self._offered if (each.line, each.name) not in set_here
+        ]
+        taken = {(word.text, word.line) for each in self.commands for word in each.words}
+        for words in self._fragments:
+            if not any((word.text, word.line) in taken for word in words):
+                line = words[0].line
+                others = Word("", line, literal=False, several=True)
+                every = (others, others, *words)
+                self.commands.append(CommandLine(program="vllm serve", words=every, line=line))
+        self._offered, self._fragments = [], []
 
     def problem(self, line: int, what: str) -> None:
         """Add what could not be read."""
@@ -88,6 +126,7 @@ class Collected:
             inside = here(assigned.block) if assigned.block else block
             return replace(assigned, line=here(assigned.line), block=inside)
 
+        other._settle()
         self.assignments += map(moved, other.assignments)
         self.passed += map(moved, other.passed)
         self.own += map(moved, other.own)
@@ -103,6 +142,7 @@ class Collected:
 
     def content(self, kind: FileKind) -> FileContent:
         """Return all of it, in the order of the lines and without what was found twice."""
+        self._settle()
         versions = [
             *filter(None, map(image_version, self.images)),
             *(each for command in self.commands for each in requirement_versions(command)),

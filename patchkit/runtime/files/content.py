@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.rules.sensitive_names import masked
@@ -130,12 +131,11 @@ class CommandLine:
     def is_whole(self) -> bool:
         """Return whether all words are there: no variable stands for further ones.
 
-        A variable behind a flag is taken for its value.
+        A variable behind a flag is taken for its value, and the first word for the model.
         """
-        before = [Word("", self.line), *self.words]
         return not any(
-            word.several and not _FLAG.fullmatch(last.text)
-            for last, word in zip(before, self.words, strict=False)
+            word.several and not _FLAG.fullmatch(before.text)
+            for before, word in pairwise(self.words)
         )
 
     @property
@@ -152,7 +152,7 @@ class CommandLine:
                 yield GivenFlag(name, value, word.line, word.literal, word.default)
                 continue
             after = self.words[number + 1] if number + 1 < len(self.words) else None
-            if after is None or _FLAG.match(after.text):
+            if after is None or after.text == "--" or _FLAG.match(after.text):
                 yield GivenFlag(name, "", word.line)
             else:
                 yield GivenFlag(name, after.text, word.line, after.literal, after.default)
@@ -201,7 +201,11 @@ class FileContent:
 
     def environment(self, command: CommandLine) -> dict[str, Assignment]:
         """Return the variables of a command by name, as far as the file sets them."""
-        return {each.name: each for each in self.assignments if each.block in (0, command.block)}
+        blocks, block = {0}, command.block
+        while block not in blocks:
+            blocks.add(block)
+            block = self.outer.get(block, 0)
+        return {each.name: each for each in self.assignments if each.block in blocks}
 
     @property
     def addresses(self) -> tuple[Word, ...]:

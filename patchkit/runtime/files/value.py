@@ -110,6 +110,9 @@ def split(parts: Iterable[tuple[Value, bool]]) -> Iterator[Value]:
             begun, several = True, False
             continue
         for piece in value.pieces:
+            if not piece.text:  # that a value is empty by default is worth keeping
+                word.append(piece)
+                continue
             if piece.why:
                 several = not begun
                 word.append(piece)

@@ -169,7 +169,7 @@ class _YamlFile:
         entry = "entrypoint" in fields or ("command" in fields and "args" in fields)
         place = replace(place, line=nodes[0].line, is_entry=not entry)
         if len(nodes) == 1 and nodes[0].is_scalar:
-            self._shell(self._value(nodes[0]), place)
+            self._shell(_going_on(self._value(nodes[0])), place)
             return
         if len(nodes) == 1 and self._is_script(nodes[0]):
             self._scripts(nodes[0], replace(place, is_entry=False))
@@ -221,3 +221,18 @@ class _YamlFile:
         if node is None:
             return unknown(match[0], line, f"{match[1]} is filled in by who runs it")
         return known(node.text, line).as_default()
+
+
+def _going_on(text: Value) -> Value:
+    """Return a text in which a line that begins with a dash goes on with the one above."""
+    pieces: list[Piece] = []
+    for piece in text.pieces:
+        if piece.why:
+            pieces.append(piece)
+            continue
+        for number, line in enumerate(piece.text.splitlines(keepends=True)):
+            if pieces and line.lstrip().startswith("-") and pieces[-1].text.endswith("\n"):
+                before = pieces[-1].text.rstrip().removesuffix("\\")
+                pieces[-1] = replace(pieces[-1], text=f"{before} ")
+            pieces.append(replace(piece, text=line, line=piece.line + number))
+    return Value(tuple(pieces))

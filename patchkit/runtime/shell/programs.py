@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from patchkit.runtime.files.collected import Collected
@@ -38,6 +39,14 @@ _WRAPPERS = {
     "dumb-init": ("", 0),
     "gosu": ("", 1),
     "su-exec": ("", 1),
+}
+# Options of other programs that start processes with NAME=value in their environment.
+_ENV_OPTIONS = {
+    "mpirun": "-x",
+    "mpiexec": "-x",
+    "orterun": "-x",
+    "apptainer": "--env",
+    "singularity": "--env",
 }
 # Programs that are known behind any other one, by the word that follows them.
 _RUN_BY = {
@@ -131,6 +140,15 @@ class Programs:
         elif not value.why:
             self._found.pass_on(value.text, line, how, place.block)
 
+    def options(self, items: Sequence[Value], place: Place) -> None:
+        """Add what an array of options gives a container: -e NAME=value."""
+        for before, word in pairwise(items):
+            match = _ASSIGNED.match(word.text)
+            if before.text in ("-e", "--env") and match:
+                inside = self.own_block(place, items[0].line)
+                value = word.cut(match.end())
+                self._found.offer(match["name"], value, word.line, inside.block)
+
     def _add(self, program: str, words: Sequence[Value], place: Place) -> None:
         self._found.commands.append(
             CommandLine(
@@ -182,6 +200,8 @@ class Programs:
                 self.run([known(module.split(".")[0], rest[1].line), *rest[2:]], place)
             else:
                 self._add(f"python -m {module}", rest[2:], place)
+        elif rest and _last_part(rest[0].text) in ("vllm", "ray", "pip"):
+            self.run(rest, place)
         elif rest:
             self._add(_last_part(rest[0].text) or "python", rest[1:], place)
 
@@ -230,6 +250,11 @@ class Programs:
         name = _name(words)
         if name and _SPEECH.fullmatch(name):
             return
+        if option := _ENV_OPTIONS.get(name):
+            inside = self.own_block(place, words[0].line)
+            for before, word in pairwise(words):
+                if before.text == option:
+                    self.variable(word, How.OPTION, inside)
         for number in range(1, len(words) - 1):
             rest = words[number:]
             inner = _name(rest)
@@ -245,7 +270,9 @@ class Programs:
 
     def _text(self, value: Value, place: Place) -> None:
         if place.depth < _DEEPEST:
-            self._shell(value, replace(place, depth=place.depth + 1, is_entry=False))
+            # What one shell exports another one does not see.
+            inside = self.own_block(place, value.line)
+            self._shell(value, replace(inside, depth=place.depth + 1, is_entry=False))
 
 
 def _name(words: Sequence[Value]) -> str:

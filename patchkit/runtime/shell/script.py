@@ -30,6 +30,8 @@ _DEEPEST = 60  # statements in statements
 _MOST_TEXTS = 4  # texts for eval in texts for eval
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)\+?=")
 _ARGUMENT = re.compile(r"\$\{?[@*\d]")
+_HEREDOC = re.compile(rb"<<-?[ \t]*['\"\\]?(\w+)")
+_MOST_HEREDOCS = 100  # different ends
 _RUNS = re.compile(r"(?:ssh|eval|bash|sh|sudo|docker|podman|kubectl|env)$")
 _SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
 _NESTED = {
@@ -106,6 +108,20 @@ def words_of(text: Value, found: Collected) -> list[Value]:
     ]
 
 
+def _parsable(data: bytes) -> bytes:
+    """Return a script of the same length that tree-sitter reads right.
+
+    It takes a line that only begins with the end of a here-document for that end.
+    """
+    if b"<<" not in data:
+        return data
+    ends = dict.fromkeys(_HEREDOC.findall(data))
+    for end in list(ends)[:_MOST_HEREDOCS]:
+        longer = re.compile(rb"(?m)^(\t*)" + end[:1] + rb"(?=" + end[1:] + rb"[^\n])")
+        data = longer.sub(rb"\1_", data)
+    return data
+
+
 @dataclass(frozen=True, slots=True)
 class _Function:
     body: Node
@@ -132,7 +148,7 @@ class _Shell:
         before = self._source, self._place
         self._source, self._place = MappedText(text), place
         try:
-            self._statement(_parser().parse(self._source.data).root_node)
+            self._statement(_parser().parse(_parsable(self._source.data)).root_node)
         finally:
             self._source, self._place = before
 
@@ -220,8 +236,8 @@ class _Shell:
             if name:
                 text = self._text(name)
                 self._scope.set(text, unknown(f"${text}", self._line(name), "a loop sets it"))
-            body = node.child_by_field_name("body")
-            branch = self._branch([body] if body else [], node)
+            # The condition runs as well, and commands among the values.
+            branch = self._branch(node.named_children, node)
             self._scope.merge([branch], one_is_taken=False)
 
     def _branch(self, nodes: Iterable[Node], at: Node) -> Scope:
@@ -292,6 +308,8 @@ class _Shell:
     def _note(self, name: str, value: Value, line: int, how: How) -> None:
         """Add a variable to the environment, or to what is the script's own."""
         if value.items is not None:
+            self._programs.options(value.items, self._place)
+            self._found.fragment(value.items)
             return
         if how is How.EXPORT:
             self._exported.add(name)
@@ -403,7 +421,8 @@ class _Shell:
             self._programs.run(words, place, runners)
         if documents and _takes_script(texts):
             for document in documents:
-                self._other_shell(document, replace(place, depth=place.depth + 1))
+                inside = self._programs.own_block(place, document.line)
+                self._other_shell(document, replace(inside, depth=place.depth + 1))
 
     def _set(self, texts: Sequence[str]) -> None:
         """Read `set -a`, `set -o allexport` and their ends."""

@@ -24,7 +24,7 @@ def test_the_libraries_are_those_of_the_dependencies():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     distributions = {line.partition(">")[0] for line in project["dependencies"]}
     brought = importlib.metadata.packages_distributions()
-    assert {brought[name][0] for name in BASE} == distributions - {"click"}
+    assert {brought[name][0].lower() for name in BASE} == distributions - {"click"}
     extra = {line.partition(">")[0] for line in project["optional-dependencies"]["build"]}
     assert {name.replace("_", "-") for name in BUILD} == extra
     require_base()
