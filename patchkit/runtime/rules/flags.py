@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,9 @@ _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
 _FUNCTIONS = ("add_cli_args", "make_arg_parser", "subparser_init")
 _CLASSES = ("BaseFrontendArgs", "FrontendArgs")
 _LEVEL = "--optimization-level"
+# An action of vLLM's own pairs these, in the releases whose parser has it.
+_PARSER, _PAIRS = "utils/argparse_utils.py", "EnableDisableAction"
+_INVERSE = {"--enable-": "--disable-", "--disable-": "--enable-"}
 _ENGINE, _SERVE = "engine/arg_utils.py", "entrypoints/cli/serve.py"
 
 
@@ -75,7 +78,18 @@ def read_flags(home: Path) -> frozenset[str]:
         # The verb's own file may declare none; these always do, or their form is a new one.
         if not found[place]:
             raise unread(place, "declares no flags in a way that any known release does")
-    return frozenset().union(*found.values())
+    declared = frozenset().union(*found.values())
+    parser = home / _PARSER
+    body = parsed(parser).body if parser.is_file() else []
+    paired = any(isinstance(node, ast.ClassDef) and node.name == _PAIRS for node in body)
+    return declared | frozenset(_inverses(declared)) if paired else declared
+
+
+def _inverses(declared: Iterable[str]) -> Iterator[str]:
+    for flag in declared:
+        for prefix, inverse in _INVERSE.items():
+            if flag.startswith(prefix):
+                yield flag.replace(prefix, inverse, 1)
 
 
 def _declared(tree: ast.Module) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchkit.errors import SourceError
-from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag
+from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag, read_flags
 
 ENGINE = """
 class EngineArgs:
@@ -64,6 +64,17 @@ def test_an_installed_vllm_is_read(folder, home):
     assert flags("0.33.0", home) == DECLARED | {"--grpc"}
 
 
+def test_a_parser_that_pairs_enable_and_disable(home):
+    (home / "entrypoints/cli/serve.py").write_text(
+        "def subparser_init(self, s):\n    p.add_argument('--enable-x')\n"
+    )
+    assert "--disable-x" not in flags("0.33.0", home)
+    (home / "utils").mkdir()
+    (home / "utils/argparse_utils.py").write_text("class EnableDisableAction: pass\n")
+    read_flags.cache_clear()
+    assert "--disable-x" in flags("0.33.0", home)
+
+
 @pytest.mark.parametrize(
     ("place", "text", "says"),
     [
@@ -96,6 +107,8 @@ def test_what_is_no_vllm_is_an_error(place, text, says, home):
         ("--max_model_len=8", "0.33.0", True),
         ("--no-enable-prefix-caching", "0.33.0", True),
         ("--no-such-flag", "0.33.0", False),
+        ("--disable-prefix-caching", "0.32.0", False),
+        ("--disable-prefix-caching", "0.33.0", True),
         ("--compilation-config.mode=3", "0.33.0", True),
         ("-cc.mode", "0.33.0", True),
         ("-tp", "0.33.0", True),
