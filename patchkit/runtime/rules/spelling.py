@@ -1,0 +1,59 @@
+"""Tell a slip of the pen from another name: one letter, or the same words in another order.
+
+A likely name is not good enough to be advised: whoever follows a wrong "did you mean" sets a
+variable that does something else. So digits do not count as slips (FP4 is not FP8), nor do words
+too few or too many (VLLM_HOST is not VLLM_HOST_IP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_LONGEST = 100  # characters; no name of vLLM or NCCL is half as long
+
+
+def is_slip(wrong: str, right: str) -> bool:
+    """Return whether two names differ by one letter, a swapped pair or the order of their words.
+
+    Capitals do not count; ``-`` and ``_`` separate words.
+    """
+    wrong, right = wrong.upper().replace("-", "_"), right.upper().replace("-", "_")
+    if wrong == right or abs(len(wrong) - len(right)) > 1:
+        return False
+    # What is left between the longest common beginning and the longest common end.
+    start = _common(wrong, right)
+    end = _common(wrong[start:][::-1], right[start:][::-1])
+    one, other = wrong[start : len(wrong) - end], right[start : len(right) - end]
+    if len(one) <= 1 and len(other) <= 1:
+        return not any(letter.isdigit() for letter in one + other)
+    swapped = len(one) == 2 and one == other[::-1]
+    return swapped or sorted(_words(wrong)) == sorted(_words(right))
+
+
+class Slips:
+    """Names that were meant, for those of one file; it takes time, so a hundred get an answer."""
+
+    _MOST = 100
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._made: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        """Return the name that was meant; empty if none or several are one slip apart."""
+        if name not in self._made and len(self._made) < self._MOST and len(name) <= _LONGEST:
+            found = [each for each in self._names if is_slip(name, each)]
+            self._made[name] = found[0] if len(found) == 1 else ""
+        return self._made.get(name, "")
+
+
+def _common(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    for number, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return number
+    return min(len(one), len(other))
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in name.split("_") if word]
