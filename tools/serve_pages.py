@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from patchkit.runtime.rules.condition import in_words
-from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut
+from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut, Limit
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.rule import Advice
 from tools.markdown import table
@@ -37,6 +37,10 @@ def _parts(rules: FlagRules, presets: Sequence[Preset]) -> Iterator[str]:
     yield "## What is left out\n\n" + table(
         ("rule", "flag", "when", "why", "evidence"), map(_left_out, rules.leave_out)
     )
+    yield "## Not more than\n\n" + table(
+        ("rule", "flag", "when", "at most", "harmful from", "why", "evidence"),
+        map(_limit, rules.limits),
+    )
     yield "## What no flag mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
         ((in_words(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
@@ -58,6 +62,12 @@ def _rule(rule: FlagRule) -> tuple[str, ...]:
 def _left_out(rule: LeaveOut) -> tuple[str, ...]:
     flag = f"`{rule.flag} {rule.values}`" if rule.values else f"`{rule.flag}`"
     return rule.id, flag, in_words(rule.when) or "always", rule.reason, _evidence(rule)
+
+
+def _limit(limit: Limit) -> tuple[str, ...]:
+    numbers = (f"{limit.most:g}", f"{limit.harmful:g}")
+    flag = f"`{limit.flag}`"
+    return limit.id, flag, in_words(limit.when), *numbers, limit.reason, _evidence(limit)
 
 
 def _preset(preset: Preset) -> tuple[str, ...]:
@@ -85,5 +95,5 @@ def _preset(preset: Preset) -> tuple[str, ...]:
     )
 
 
-def _evidence(entry: FlagRule | LeaveOut | Advice) -> str:
+def _evidence(entry: FlagRule | LeaveOut | Limit | Advice) -> str:
     return f"{entry.source} ({entry.evidence}, {entry.confidence})"

@@ -6,6 +6,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level, worst
 from patchkit.reading import read_stdin, read_text
-from patchkit.runtime.host.host import Host
+from patchkit.runtime.files.content import SaidVersion
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.rules.condition import Situation
 
 # The time of a check grows with the lines: a limit beside that of bytes.
 _MOST_LINES = 250_000
+_PROJECTS = {"vllm": "vLLM", "nccl": "NCCL"}
 _STYLES: Mapping[Level, Mapping[str, Any]] = {
     Level.ERROR: {"fg": "red", "bold": True},
     Level.WARNING: {"fg": "yellow"},
@@ -54,29 +57,34 @@ def check(file: Path, *, elsewhere: bool, with_host: bool, as_json: bool, **opti
 
     Exits with 3 if there are errors or warnings; notes alone are 0.
     """
-    from patchkit.runtime.lint.check import check as find  # `patchkit env` does without it
-    from patchkit.runtime.lint.situation import situation_of
+    from patchkit.runtime.formats.read import read_content  # `patchkit env` does without these
+    from patchkit.runtime.lint.check import check as find
+    from patchkit.runtime.lint.situation import situation_of, versions_of
 
     text, mode = _read(file)
     root, python = options.pop("root"), options.pop("python")
     host = (
         probe(root, python=python, environment=os.environ) if with_host and not elsewhere else None
     )
-    situation = situation_of(text, host, options)
+    content = read_content(text, str(file))
+    situation = situation_of(text, content, host, options)
     vllm = situation.get("vllm", "")
     findings = find(
         text,
         str(file),
         situation,
+        content=content,
         host=host,
         home=host.vllm_home(vllm) if host else None,
         mode=mode,
     )
     if as_json:
         shown = list(map(_fields, findings))
-        print_json({"file": str(file), "situation": situation, "findings": shown})
+        said = [asdict(each) for name in _PROJECTS for each in versions_of(content, name)]
+        print_json({"file": str(file), "situation": situation, "versions": said, "findings": shown})
     else:
-        echo(_lines(file, situation, findings, host))
+        against = [_against(name, situation, versions_of(content, name)) for name in _PROJECTS]
+        echo(_lines(file, findings, [*against, "this host"] if host else against))
     if code := worst(findings, Level.ERROR, Level.WARNING):
         raise SystemExit(code)
 
@@ -110,9 +118,21 @@ def _fields(finding: Finding) -> dict[str, str | int]:
     }
 
 
-def _lines(
-    file: Path, situation: Mapping[str, str], findings: Sequence[Finding], host: Host | None
-) -> Iterator[str]:
+def _against(project: str, situation: Situation, said: Sequence[SaidVersion]) -> str:
+    """Return the version that a file was checked against, and where the file names it."""
+    title = _PROJECTS[project]
+    version = situation.get(project, "")
+    if version and (found := next((each for each in said if each.version == version), None)):
+        return f"{title} {version} ({found.text}, line {found.line})"
+    if version:
+        return f"{title} {version}"
+    if len(said) > 1:
+        named = " and ".join(f"{each.version} (line {each.line})" for each in said[:2])
+        return f"any {title}, since it names {named}: --{project} decides"
+    return f"any {title}"
+
+
+def _lines(file: Path, findings: Sequence[Finding], against: Sequence[str]) -> Iterator[str]:
     for each in findings:
         word = style(each.level, **_STYLES[each.level])
         yield style(f"{file}:{each.line}", bold=True) + "  " + word + f"  {each.what}"
@@ -129,7 +149,4 @@ def _lines(
     )
     mark = style("✗", fg="red") if set(counts) - {Level.NOTE} else style("✓", fg="green")
     # What the file was checked against, so that nobody takes silence for more.
-    vllm = f"vLLM {situation['vllm']}" if situation.get("vllm") else "any vLLM"
-    nccl = f"NCCL {situation['nccl']}" if situation.get("nccl") else "any NCCL"
-    against = f"{vllm}, {nccl}{', this host' if host else ''}"
-    yield mark + f" {file}: {found or 'no problems'}; checked against {against}"
+    yield mark + f" {file}: {found or 'no problems'}; checked against {', '.join(against)}"

@@ -46,7 +46,10 @@ _TEXTS = [
 
 def kind_of(text: str, where: str) -> FileKind:
     """Return the kind of a file; ``where`` is its name, - and "" for none."""
-    if kind := kind_by_name(where):
+    kind = kind_by_name(where)
+    if kind is FileKind.ENV and text.startswith("{"):
+        return FileKind.JSON  # `patchkit env --format json`, under whatever name
+    if kind:
         return kind
     if is_env_file(text):
         return FileKind.ENV

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.finding import Finding
-from patchkit.runtime.lint.scan import Assignment, is_open, short
+from patchkit.runtime.files.content import Assignment, is_open, short
 from patchkit.runtime.rules.variables import nearest, values_by_release
 from patchkit.runtime.rules.vllm_values import Takes
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from patchkit.finding import Finding
+from patchkit.finding import Finding, Level
+from patchkit.runtime.files.content import Assignment
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.networks import twin_state
-from patchkit.runtime.lint.scan import Assignment
 from patchkit.runtime.lint.values import bounds
 
 _RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
@@ -70,10 +71,14 @@ def _netdevs(last: Mapping[str, Assignment]) -> Iterator[Finding]:
     for each in (last[name] for name in _GROUPS if name in last):
         taken = each.value in names if whole else each.value.startswith(tuple(names))
         if each.value and not taken:
-            yield each.warning(
-                f"{each.shown}, and line {nccl.line} says {nccl.shown}",
-                why="Both name the way to the other nodes: one cable, so one interface.",
-                hint="name the interface that is cabled in both; `patchkit probe` shows it",
+            yield replace(
+                each.warning(
+                    f"{each.shown}, and line {nccl.line} says {nccl.shown}",
+                    why="Both name a way to the other nodes; control over the LAN and data over "
+                    "the cable work as well.",
+                    hint="see that each reaches every node; `patchkit probe` shows what is cabled",
+                ),
+                level=Level.NOTE,
             )
 
 

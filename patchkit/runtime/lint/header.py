@@ -10,7 +10,7 @@ from functools import cache
 from patchkit.finding import Finding, Level
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import bears_mark, head_facts, untouched
-from patchkit.runtime.lint.scan import Assignment
+from patchkit.runtime.files.content import Assignment
 from patchkit.runtime.rules.sensitive_names import runs_code
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 

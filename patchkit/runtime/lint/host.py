@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from patchkit.finding import Finding
+from patchkit.runtime.files.content import Assignment
 from patchkit.runtime.host.host import Host, Netdev, Rdma
-from patchkit.runtime.lint.scan import Assignment
 
 _PREFIXES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # lists of prefixes, or of whole names behind =
 _NETDEVS = (
@@ -19,10 +19,21 @@ _NETDEVS = (
 _OWN = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 
 
-def check_host(assigned: Assignment, host: Host) -> Iterator[Finding]:
-    """Return names and addresses that this host does not have, or that are down."""
-    if not assigned.is_given or assigned.value.startswith("^"):
-        return
+def check_host(assigned: Sequence[Assignment], host: Host) -> Iterator[Finding]:
+    """Return names and addresses that this host does not have, or that are down.
+
+    A file with several values of a variable is for several nodes: then one has to be this host's.
+    """
+    by_name: dict[str, list[Finding | None]] = {}
+    for each in assigned:
+        if each.is_given and not each.value.startswith("^"):
+            by_name.setdefault(each.name, []).extend([*_troubles(each, host)] or [None])
+    for findings in by_name.values():
+        if None not in findings:
+            yield from filter(None, findings)
+
+
+def _troubles(assigned: Assignment, host: Host) -> Iterator[Finding]:
     whole = assigned.value.startswith("=") or assigned.name not in _PREFIXES
     names = assigned.value.lstrip("=").split(",")
     if assigned.name in _NETDEVS:
@@ -66,10 +77,14 @@ def _fits(device: Netdev | Rdma, name: str, *, whole: bool) -> bool:
 
 
 def _missing(assigned: Assignment, what: str, has: Iterable[str]) -> Finding:
-    return assigned.error(
+    # NCCL passes over a device that is not there; nothing starts without an interface or address.
+    say = (
+        assigned.warning if assigned.name in ("NCCL_IB_HCA", "UCX_NET_DEVICES") else assigned.error
+    )
+    return say(
         f"{assigned.shown}: this host has {what}",
         why=f"It has {', '.join(has) or 'none at all'}.",
-        hint="`patchkit env` writes what fits; for a file of another node: --no-host",
+        hint="`patchkit env` writes what fits; for a file of another node: --elsewhere",
         source="patchkit probe",
     )
 

@@ -2,76 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.lint.scan import Assignment, short
-from patchkit.runtime.lint.values import bounds
+from patchkit.runtime.files.content import Assignment, FileContent, short
+from patchkit.runtime.lint.strange_names import check_strange
+from patchkit.runtime.lint.values import bounds, fits
 from patchkit.runtime.rules.condition import Situation, holds
 from patchkit.runtime.rules.lifetimes import Lifetime
+from patchkit.runtime.rules.owners import owner
 from patchkit.runtime.rules.releases import release, within
-from patchkit.runtime.rules.variable_rules import Avoid
-from patchkit.runtime.rules.variables import Guesses, lifetime, other_variables
+from patchkit.runtime.rules.spelling import Slips
+from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variables import is_current, lifetime, other_variables
 
-_READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}
-_SILENT = {
+READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}
+SILENT = {
     "NCCL": "NCCL ignores what it does not know, without a word.",
     "vLLM": "vLLM ignores it; from 0.17 on it says so in its log.",
 }
+SOURCES = {"NCCL": "NCCL's sources", "vLLM": "vLLM envs.py"}
+_USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_HANDED_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownNames:
+    """The names that ``vLLM`` and ``NCCL`` read in the versions that a file is checked against."""
+
+    names: Mapping[str, Mapping[str, str]]
+    # Made once for a file: they keep what was asked, and give up after many names.
+    slips: Mapping[str, Slips]
+
+    @classmethod
+    def of(cls, names: Mapping[str, Mapping[str, str]]) -> KnownNames:
+        """Return the names by reader, with what finds the one that was meant."""
+        return cls(names=names, slips={reader: Slips(known) for reader, known in names.items()})
 
 
 def check_names(
-    assigned: Assignment,
-    situation: Situation,
-    known: Mapping[str, Mapping[str, str]],
-    avoids: Mapping[str, Sequence[Avoid]],
-    guesses: Mapping[str, Guesses],
+    text: str, content: FileContent, situation: Situation, known: KnownNames
 ) -> Iterator[Finding]:
-    """Return what is wrong with a name, and what the rules say against its value.
+    """Return what is wrong with names, and what the rules say against their values."""
+    strange: list[Assignment] = []
+    used = expanded(text)
+    for each in content.assignments:
+        if not each.value and each.literal:
+            continue  # an empty variable is one that is not set, to all who read these
+        advised = list(_advised(each, situation))
+        yield from advised
+        reader = READERS.get(each.name[:5])  # both prefixes have five characters
+        version = situation.get(reader.lower(), "") if reader else ""
+        # One finding for each name: advice says more than that nobody reads it.
+        if advised or (version and reader and each.name in known.names[reader]):
+            continue
+        if not reader:
+            yield from _other(each, situation)
+        elif life := lifetime(each.name):
+            if version or not is_current(life):
+                yield _out_of_time(each, reader, version, life)
+        elif (close := known.slips[reader](each.name)) and fits(each, close, situation):
+            yield each.warning(
+                f"no known {reader} reads {short(each.name)}",
+                why=SILENT[reader],
+                hint=f"did you mean {close}?",
+                source=SOURCES[reader],
+            )
+        elif each.name not in used and not owner(each.name):
+            strange.append(each)
+    yield from check_strange(strange, content, situation)
 
-    ``known`` are the names that ``vLLM`` and ``NCCL`` read in these versions, ``guesses`` the
-    nearest ones by the same two keys; ``avoids`` the rules about assigned name.
-    """
-    advised = [
-        Finding(
-            line=assigned.line,
-            about=assigned.name,
-            level=Level(avoid.severity),
-            what=f"{assigned.shown} is advised against",
-            why=avoid.reason,
-            hint=avoid.instead,
-            source=avoid.source,
-        )
-        for avoid in avoids.get(assigned.name, ())
-        if avoid.matches(assigned.value) and (assigned.literal or not avoid.values)
-        if holds(avoid.when, situation)
-    ]
-    yield from advised
-    # Both prefixes have five characters.
-    reader = _READERS.get(assigned.name[:5])
-    # One finding for each name: advice says more than that nobody reads it.
-    if advised or (reader and assigned.name in known[reader]):
-        return
-    if reader:
-        yield _unread(assigned, reader, situation.get(reader.lower(), ""), guesses[reader])
-    else:
-        yield from _other(assigned, situation)
+
+def expanded(text: str) -> frozenset[str]:
+    """Return the names that a file uses itself, other than to hand them on under the same name."""
+    return frozenset(_USED.findall(_HANDED_ON.sub("", text)))
 
 
-def _unread(assigned: Assignment, reader: str, version: str, guess: Guesses) -> Finding:
-    life = lifetime(assigned.name)
-    close = "" if life else guess(assigned.name)
-    what = f"no known {reader} reads {short(assigned.name)}"
-    if life:
-        what = f"{reader} {version} does not read {assigned.name}{_span(life, version)}"
+def _advised(assigned: Assignment, situation: Situation) -> Iterator[Finding]:
+    """Return what the rules about a name say against its value."""
+    for avoid in load_variable_rules().avoids_by_name.get(assigned.name, ()):
+        known = assigned.literal or not avoid.values
+        if known and avoid.matches(assigned.value) and holds(avoid.when, situation):
+            yield Finding(
+                line=assigned.line,
+                about=assigned.name,
+                level=Level(avoid.severity),
+                what=f"{assigned.shown} is advised against",
+                why=avoid.reason,
+                hint=avoid.instead,
+                source=avoid.source,
+            )
+
+
+def _out_of_time(assigned: Assignment, reader: str, version: str, life: Lifetime) -> Finding:
+    """Return that this release does not read a name which another one reads."""
     gone = (str(row["instead"]) for row in bounds()["gone"] if assigned.name in row["names"])
-    return (assigned.error if close else assigned.warning)(
-        what,
-        why=_SILENT[reader],
-        hint=f"did you mean {close}?" if close else next(gone, "leave it out"),
-        source="vLLM envs.py" if reader == "vLLM" else "NCCL's sources",
+    found = assigned.warning(
+        f"{reader} {version} does not read {assigned.name}{_span(life, version)}",
+        why=SILENT[reader],
+        hint=next(gone, "leave it out"),
+        source=SOURCES[reader],
     )
+    if version:
+        return found
+    # The file may be for a release that reads the name.
+    what = f"no {reader} after {life.last} reads {assigned.name}"
+    return replace(found, level=Level.NOTE, what=what)
 
 
 def _span(life: Lifetime, version: str) -> str:
@@ -95,9 +134,10 @@ def _other(assigned: Assignment, situation: Situation) -> Iterator[Finding]:
             why=other.meaning,
             hint="leave it out",
         )
+    # A name in small letters alone is a script's own, whatever variable it was named after.
     alike = "" if other else _in_capitals().get(assigned.name.upper(), "")
-    if alike:
-        yield assigned.error(
+    if alike and not assigned.name.islower():
+        yield assigned.warning(
             f"nobody reads {assigned.name}",
             why="Capitals and small letters differ in names of variables.",
             hint=f"write {alike}",

@@ -6,29 +6,51 @@ from collections.abc import Mapping
 
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import head_facts
+from patchkit.runtime.files.content import FileContent, SaidVersion
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.releases import release
 
 _FACTS = ("role", "topology", "executor", "vllm", "nccl", "nodes", "quantization")
+_SOFTWARE = ("vllm", "nccl", "torch", "triton")
 
 
-def situation_of(text: str, host: Host | None, asked: Mapping[str, str | None]) -> Situation:
-    """Return what is asked for, else said by the file's first line, else found on this host.
+def situation_of(
+    text: str, content: FileContent, host: Host | None, asked: Mapping[str, str | None]
+) -> Situation:
+    """Return what is asked for, else said by the file's first line or its text, else found here.
 
-    Malformed facts of the file are left out, and are findings. Raises UsageError for a version that
-    is none.
+    A file that names a container image does not run with this host's software. Malformed facts of
+    the file are left out, and are findings. Raises UsageError for a version that is none.
     """
-    for name in ("vllm", "nccl", "triton"):
+    for name in _SOFTWARE:
         if version := asked.get(name):
             release(version)  # raises for what is no version, before anything is compared
     found = _of_host(host) if host else {}
+    if content.images:
+        found = {name: value for name, value in found.items() if name not in _SOFTWARE}
     facts = head_facts(text)
     wrong = fact_problems(facts)
-    said = {name: facts[name] for name in _FACTS if name in facts and name not in wrong}
-    known = {**found, **said, **{name: value for name, value in asked.items() if value}}
+    head = {name: facts[name] for name in _FACTS if name in facts and name not in wrong}
+    # A file that names several versions of a project is checked against any.
+    written = {
+        name: one.version if (one := content.version(name)) else ""
+        for name in _SOFTWARE
+        if versions_of(content, name)
+    }
+    wanted = {name: value for name, value in asked.items() if value}
+    known = {**found, **written, **head, **wanted}
     return {name: value for name, value in known.items() if value}
+
+
+def versions_of(content: FileContent, project: str) -> tuple[SaidVersion, ...]:
+    """Return the versions of a project that a file names, each where it is first named."""
+    said: dict[str, SaidVersion] = {}
+    for each in content.versions:
+        if each.project == project:
+            said.setdefault(each.version, each)
+    return tuple(said.values())
 
 
 def _of_host(host: Host) -> dict[str, str]:

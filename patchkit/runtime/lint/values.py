@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from ipaddress import ip_address
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.lint.scan import Assignment, is_open
+from patchkit.runtime.files.content import Assignment
+from patchkit.runtime.lint.placeholders import is_placeholder
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.variables import lifetime
 
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")  # as strtoll takes it, base 0
 _COUNT = re.compile(r"[0-9]{1,20}")
-_ADDRESSES = ("VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
+ADDRESSES = ("VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 _NAMED = {"MASTER_ADDR"}  # may be a host's name as well
+_NO_ADDRESS = "no IP address"
 
 
 @cache
@@ -29,28 +32,43 @@ def bounds() -> Mapping[str, Any]:
 
 
 def check_value(assigned: Assignment, situation: Situation) -> Iterator[Finding]:
-    """Return what is wrong with a value; a variable's default is always right."""
-    if not assigned.literal:
+    """Return what is wrong with a value; a variable's default is always right.
+
+    Programs go on with a wrong value, or take their default: that is a warning. An address that
+    leads nowhere is an error where other nodes are known to connect to it.
+    """
+    if not assigned.literal or not assigned.value or is_placeholder(assigned.name, assigned.value):
         return
-    if assigned.name in _ADDRESSES and (trouble := _trouble(assigned, situation)):
-        yield assigned.error(
+    if assigned.name in ADDRESSES and (trouble := _trouble(assigned, situation)):
+        alone = situation.get("role", "") in ("", "single") or trouble == _NO_ADDRESS
+        yield (assigned.warning if alone else assigned.error)(
             f"{assigned.shown}: {trouble}",
             why="The other nodes get this address, and connect to it.",
             hint="write the address that this node has on the network between the nodes",
             source="vLLM network_utils.get_ip" if assigned.name == "VLLM_HOST_IP" else "",
         )
     for kind, row in _rows().get(assigned.name, ()):
-        if not assigned.value or _TESTS[kind](assigned.value, row):
+        if _TESTS[kind](assigned.value, row):
             continue
         life = lifetime(assigned.name)
         if life is None or life.default != assigned.value:
             may = f"{row['from']} to {row['to']}" if kind == "number" else ", ".join(row["words"])
-            yield assigned.error(
+            yield assigned.warning(
                 f"{assigned.shown}: it takes {may}",
                 why=row["why"],
                 hint=f"write one of these, or leave {assigned.name} out",
                 source=row["source"],
             )
+
+
+def fits(assigned: Assignment, name: str, situation: Situation) -> bool:
+    """Return whether a value could be that of another variable, as far as that is known."""
+    if not assigned.literal:
+        return True
+    known = lifetime(name)
+    if known and _COUNT.fullmatch(known.default) and not _NUMBER.fullmatch(assigned.value):
+        return False
+    return not any(check_value(replace(assigned, name=name), situation))
 
 
 @cache
@@ -97,14 +115,14 @@ _TESTS: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
 
 
 def _trouble(assigned: Assignment, situation: Situation) -> str:
-    if is_open(assigned.value):
-        return "still to be filled in"
+    """Return why other nodes cannot connect to an address; empty if they can, or are not known."""
     try:
         address = ip_address(assigned.value)
     except ValueError:
-        return "" if assigned.name in _NAMED else "no IP address"
+        return "" if assigned.name in _NAMED else _NO_ADDRESS
     if address.is_unspecified:
         return "every address, so none that others can connect to"
-    if address.is_loopback and situation.get("role") != "single":
+    # A node alone may well use its own loopback.
+    if address.is_loopback and situation.get("role", "single") != "single":
         return "each node itself"
     return ""

@@ -12,7 +12,7 @@ from ipaddress import ip_network
 
 from patchkit.errors import SourceError
 from patchkit.finding import Level
-from patchkit.runtime.lint.scan import Assignment, is_open
+from patchkit.runtime.files.content import Assignment, is_open
 from patchkit.runtime.lint.values import check_value
 from patchkit.runtime.node.env_file import EnvFile
 from patchkit.runtime.rules.presets import find
@@ -84,8 +84,8 @@ def _unfit(head: EnvFile, name: str, value: str) -> str:
         return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
     # As a worker: there a loopback address is wrong, which a node alone may have.
     findings = check_value(Assignment(head.line(name), name, value), {"role": "worker"})
-    errors = (each.what.partition(": ")[2] for each in findings if each.level is Level.ERROR)
-    return "; ".join(f"is {value[:_SHOWN]}: {what}" for what in errors)
+    troubles = (each.what.partition(": ")[2] for each in findings if each.level is not Level.NOTE)
+    return "; ".join(f"is {value[:_SHOWN]}: {what}" for what in troubles)
 
 
 def _is_network(value: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Rule, check_ids
+from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule, check_ids
 
 PLACE = RECIPES / "env" / "flags.toml"
 
@@ -30,6 +30,24 @@ class LeaveOut(Discouraged):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limit(Grounded):
+    """The most that a flag should have; from ``harmful`` on it is likely to do damage.
+
+    ``highest`` is what it can have at all; ``variables`` matches the names by which scripts hand
+    the value on.
+    """
+
+    flag: FlagName
+    variables: str
+    most: float
+    harmful: float
+    highest: float
+    reason: str
+    instead: str
+    guides: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
     """The memory that a model must fit into, per node; ``share`` is vLLM's own."""
 
@@ -45,13 +63,14 @@ class FlagRules:
 
     rules: tuple[FlagRule, ...] = field(metadata={"key": "rule"})
     leave_out: tuple[LeaveOut, ...]
+    limits: tuple[Limit, ...] = field(metadata={"key": "limit"})
     advice: tuple[Advice, ...]
     memory: MemoryBudget
     preset: Mapping[FlagName, str]
     recipe: Mapping[FlagName, str]
 
     def __post_init__(self) -> None:
-        check_ids((*self.rules, *self.leave_out, *self.advice))
+        check_ids((*self.rules, *self.leave_out, *self.limits, *self.advice))
 
 
 @cache

@@ -127,21 +127,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return among[found[0]] if found else ""
 
 
-class Guesses:
-    """``nearest`` for the names of one file; a guess takes milliseconds, so a hundred get one."""
-
-    _MOST = 100
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._made: dict[str, str] = {}
-
-    def __call__(self, name: str) -> str:
-        if name not in self._made and len(self._made) < self._MOST:
-            self._made[name] = nearest(name, self._names)
-        return self._made.get(name, "")
-
-
 def _vllm() -> Table:
     return read_table(_HOME / "vllm_older.tsv", _HOME / "vllm_variables.tsv")
 

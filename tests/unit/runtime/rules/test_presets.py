@@ -122,7 +122,7 @@ def test_presets_that_mean_nothing(text, what, tmp_path):
             'confidence = "total"',
             "rule[1].confidence: is 'total', not one of",
         ),
-        ("\n[memory]", "\n[menory]", "flags.toml:16: menory: unknown key"),
+        ("\n[memory]", "\n[menory]", "flags.toml:18: menory: unknown key"),
         ("margin_gib", "margin", "memory.margin: unknown key"),
     ],
 )

@@ -1,0 +1,50 @@
+"""Check numbers that a launch gives against the most that a target stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from patchkit.finding import Finding, Level
+from patchkit.runtime.files.content import FileContent
+from patchkit.runtime.rules.condition import Situation
+from patchkit.runtime.rules.flag_rules import Limit, load_flag_rules
+from patchkit.runtime.rules.rule import holding
+
+_NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
+
+
+def check_limits(content: FileContent, situation: Situation) -> Iterator[Finding]:
+    """Return flags with a value above the limit, and variables that are named after them.
+
+    A script hands a variable on as the flag; each value is reported where it is first written.
+    """
+    for limit in holding(load_flag_rules().limits, situation):
+        seen: set[float] = set()
+        for line, shown, value in sorted(_given(content, limit)):
+            if limit.most < value <= limit.highest and value not in seen:
+                seen.add(value)
+                yield Finding(
+                    line=line,
+                    level=Level.WARNING if value >= limit.harmful else Level.NOTE,
+                    what=f"{shown}: more than {limit.most:g}",
+                    why=limit.reason,
+                    hint=limit.instead,
+                    source=limit.source,
+                )
+
+
+def _given(content: FileContent, limit: Limit) -> Iterator[tuple[int, str, float]]:
+    """Yield the line, the text and the value of each place where the number is given."""
+    name = re.compile(limit.variables)
+    for each in (*content.assignments, *content.own, *content.defaults):
+        # A share has a point; a whole number under such a name is one of GPUs or of GiB.
+        number = "." in each.value and _NUMBER.fullmatch(each.value)
+        if number and each.literal and name.fullmatch(each.name):
+            yield each.line, f"{each.name}={each.value}", float(each.value)
+    for command in content.commands:
+        if command.program == "vllm serve":
+            for flag in command.flags:
+                same = flag.name.replace("_", "-") == limit.flag
+                if same and flag.literal and _NUMBER.fullmatch(flag.value):
+                    yield flag.line, f"{flag.name} {flag.value}", float(flag.value)
