@@ -12,11 +12,12 @@ from patchkit.cli.options import (
     STDOUT,
     Selection,
     SourceOptions,
+    as_json,
     opened,
     request_options,
     source_options,
 )
-from patchkit.cli.out import LaidOut, data, tell
+from patchkit.cli.out import LaidOut, data, print_json, tell
 from patchkit.patching.export import mailbox, write_series
 
 
@@ -30,15 +31,20 @@ from patchkit.patching.export import mailbox, write_series
     type=click.Path(path_type=Path),
     help="Folder of the series; -: one mailbox on standard output.",
 )
-def command(source: SourceOptions, *, selection: Selection, output: Path) -> None:
+@as_json
+def command(source: SourceOptions, *, selection: Selection, output: Path, as_json: bool) -> None:
     """Write the fixes as a series that git am takes: a patch per fix, with reasons and evidence."""
     with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         if output == STDOUT:
-            data(mailbox(plan))
+            text = mailbox(plan)
+            print_json({"mailbox": text}) if as_json else data(text)
             return
-        for path in write_series(plan, output):
-            data(f"{path}\n")
+        paths = [str(path) for path in write_series(plan, output)]
+        if as_json:
+            print_json({"patches": paths})
+            return
+        data("".join(f"{path}\n" for path in paths))
         tree = workspace.tree
         where = f"in a checkout of {tree.project} {tree.version}"
         tell(LaidOut(next_step("git", "am", output.absolute(), where=where) + "/*.patch"))

@@ -8,8 +8,8 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.options import SourceOptions, progress, resolve_options
-from patchkit.cli.out import data, tell
+from patchkit.cli.options import SourceOptions, as_json, progress, resolve_options
+from patchkit.cli.out import data, print_json, tell
 from patchkit.source.archive import unpack
 from patchkit.source.resolve import fetch_release
 
@@ -22,7 +22,8 @@ from patchkit.source.resolve import fetch_release
 )
 @click.option("--dest", type=click.Path(path_type=Path), help="Unpack it there.")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
-def command(release: str, dest: Path | None, *, offline: bool) -> None:
+@as_json
+def command(release: str, dest: Path | None, *, offline: bool, as_json: bool) -> None:
     """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's
     sources from the distribution or from upstream.
 
@@ -35,5 +36,8 @@ def command(release: str, dest: Path | None, *, offline: bool) -> None:
         )
         if dest is not None:
             path = unpack(path, dest, progress=report("Unpacking"))
+    if as_json:
+        print_json({"path": str(path)})
+        return
     data(f"{path}\n")
     tell(next_step(*program(), "apply", release if dest is None else dest))

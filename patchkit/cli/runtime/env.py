@@ -53,6 +53,7 @@ from patchkit.runtime.rules.variables import vllm_values, vllm_variables
     default=Format.ENV.value,
     help="env is read alike by sh, systemd and docker.",
 )
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--force", is_flag=True, help="Replace a file that patchkit did not write.")
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
@@ -107,7 +108,7 @@ def _run(options: Mapping[str, Any]) -> None:
         env = agree(env, head, rules.of_host, extra)
     text = file_text(
         env,
-        Format(options["kind"]),
+        Format.JSON if options["as_json"] else Format(options["kind"]),
         hostname=host.system.hostname,
         target=options["target"] or "",
     )

@@ -513,3 +513,17 @@ def test_a_version_newer_than_the_table_is_decided_by_its_code(
         f"{metadata}{'.' if '+' in metadata else '+'}cu130.gb10.p"
         in (root / "setup.py").read_text()
     )
+
+
+@pytest.mark.releases
+def test_what_is_made_of_a_tree_can_be_had_as_json(cli, root, tmp_path):
+    source = ["--vllm-src", root]
+    diff = json.loads(cli("diff", *source, "--json").stdout)
+    assert (diff["version"], diff["diff"]) == (RELEASE, cli("diff", *source).stdout)
+    assert {f"diff --git a/{path} b/{path}" for path in diff["files"]} <= set(
+        diff["diff"].splitlines()
+    )
+    written = json.loads(cli("export", *source, "-o", tmp_path / "out", "--json").stdout)
+    assert written["patches"] == sorted(map(str, (tmp_path / "out").iterdir()))
+    mailbox = json.loads(cli("export", *source, "-o", "-", "--json").stdout)["mailbox"]
+    assert mailbox == cli("export", *source, "-o", "-").stdout
