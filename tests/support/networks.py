@@ -1,7 +1,8 @@
-"""QSFP networks as owners have them: ``MACHINES["drawn_half"]()`` is a Machine of ``hosts``.
+"""QSFP networks as owners have them, beside those of ``hosts``: ``MACHINES["bare_half"]()``.
 
 Addresses, MTUs and links are those of real machines, seen in what their owners published; all else
-is that of ``hosts``. What worked for the owner is in the docstring.
+is that of ``hosts``. What worked for the owner is in the docstring. Files about variables have no
+rows for them: nothing but ``patchkit net`` asks whether 10.0.1.2 or 192.168.11.13 is an address.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from support import hosts
-from support.hosts import Machine
+from support.machine_files import Machine, write
 
 A0, B0 = "enp1s0f0np0", "enP2p1s0f0np0"
 A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
-LAN = "enP7s7"
 
 
 def _cabled(**addresses: str) -> Machine:
     """A Spark whose named halves have a link and one address, or none for ``""``."""
     return _with(
-        hosts.single(0),
+        hosts.cable_out(0),
         **{
             name: {
                 "up": True,
@@ -79,11 +79,6 @@ def drawn_pair() -> Machine:
     return _cabled(**{A1: "169.254.207.1/16", B1: "169.254.83.14/16"})
 
 
-def drawn_half() -> Machine:
-    """The second half has drawn an address beside a set one: 110 Connection timed out."""
-    return _cabled(**{A0: "10.0.5.2/24", B0: "169.254.227.230/16"})
-
-
 def drawn_first() -> Machine:
     """The same with the halves the other way round."""
     return _cabled(**{A1: "169.254.83.14/16", B1: "10.100.0.1/24"})
@@ -106,26 +101,6 @@ def ring() -> Machine:
     return _cabled(**first, **{A1: "192.168.30.2/24", B1: "192.168.31.2/24"})
 
 
-def fleet() -> Machine:
-    """One of 16 nodes: a pair link of /31 networks, and a switch's port of 100G. Works."""
-    pair = {A0: "10.10.200.0/31", B0: "10.10.201.0/31"}
-    return _with(_cabled(**pair, **{A1: "10.10.100.10/24"}), **{A1: {"speed": 100_000}})
-
-
-def lan_on_the_card() -> Machine:
-    """Cage 1 leads to the LAN's switch, where the LAN port is as well. Cage 0 alone works."""
-    machine = _cabled(**{A0: "10.0.0.1/24", B0: "", A1: "192.168.0.188/24", B1: ""})
-    cage1 = {name: {"mtu": 1500} for name in (A1, B1)}
-    return _with(machine, **cage1, **{LAN: {"addresses": ("192.168.0.110/24",)}})
-
-
-def no_card() -> Machine:
-    """No cable: DGX OS has taken the card off the bus."""
-    machine = hosts.single(0)
-    cards = tuple(card for card in machine.cards if card.driver != "mlx5_core")
-    return replace(machine, cards=cards)
-
-
 _MACHINES: tuple[Callable[[], Machine], ...] = (
     fresh,
     fresh_port1,
@@ -135,21 +110,18 @@ _MACHINES: tuple[Callable[[], Machine], ...] = (
     bare_half,
     set_link_local,
     drawn_pair,
-    drawn_half,
     drawn_first,
     second_cable,
     small_mtu,
     ring,
-    fleet,
-    lan_on_the_card,
-    no_card,
 )
 MACHINES = {make.__name__: make for make in _MACHINES}
 
 
 def build(folder: Path, name: str) -> Path:
-    """Write a machine below ``folder/name``, if it is not there, and return that root."""
+    """Write a machine of these, or node 0 of ``hosts``, below ``folder``; return that root."""
+    if name not in MACHINES:
+        return hosts.build(folder, name)
     root = folder / name
-    if not root.exists():
-        hosts.write(root, MACHINES[name]())
+    write(root, MACHINES[name]())
     return root

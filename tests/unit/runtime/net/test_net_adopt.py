@@ -54,8 +54,8 @@ FINE = {  # nothing changes, with or without a role; what is remarked
     "second_cable": [f"warning {A1}, {B1}: cage 1"],
     "small_mtu": [f"note {B0}: IPv4", f"note {A0}: MTU"],
     "ring": ["note this node: cabling"],
-    "fleet": [],
-    "lan_on_the_card": [
+    "pair_and_switch": [],
+    "two_in_one_subnet": [
         f"warning {A1}: networks of its own",
         f"note {B0}, {B1}: IPv4",
         f"note {A1}: MTU",
@@ -71,7 +71,7 @@ def test_a_network_that_works_is_kept(machine, name, node):
 
 @pytest.mark.parametrize("nodes", [4, 16])
 def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine, nodes):
-    assert planned(machine("fleet"), nodes=nodes) == ([], [])
+    assert planned(machine("pair_and_switch"), nodes=nodes) == ([], [])
     plan = make_plan(machine("ring"), NetPlanOptions(nodes=nodes))
     assert plan.topology == "as found"
     with pytest.raises(UsageError, match="where do the two cables lead"):
@@ -82,13 +82,13 @@ def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine, nodes)
     ("name", "options", "expected"),
     [
         # A drawn address beside a set one is replaced, whichever half has drawn it.
-        ("drawn_half", {}, [f"replace {B0} 10.0.6.2/24 MTU 9000"]),
+        ("random_twin", {}, [f"replace {B0} 192.168.101.10/24 MTU 9000"]),
         ("drawn_first", {}, [f"replace {A1} 10.100.1.1/24 MTU 9000"]),
         # The other half gets one only where it is asked for, with the MTU of the first.
         ("bare_half", {"twins": True}, [f"add {B0} 192.168.11.11/24 MTU 9000"]),
         ("small_mtu", {"twins": True}, [f"add {B0} 10.0.2.1/24 MTU 1500"]),
         ("small_mtu", {"mtu": 9000}, [f"mtu {A0} 10.0.1.1/24 MTU 9000"]),
-        ("fleet", {"twins": True}, [f"add {B1} 10.10.101.10/24 MTU 9000"]),
+        ("pair_and_switch", {"twins": True}, [f"add {B1} 10.10.101.10/24 MTU 9000"]),
         # Beside the other end's: what the head's plan says to run on the worker.
         ("playbook", peers("192.168.100.11/24", "192.168.101.11"), []),
         (
