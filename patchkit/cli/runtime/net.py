@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, confirm, data, echo, print_json, say
 from patchkit.cli.runtime.net_options import (
     CAGE,
@@ -20,12 +20,12 @@ from patchkit.cli.runtime.net_options import (
     ROOT,
     InterfaceType,
     NetworkType,
+    as_root,
     sudo,
 )
 from patchkit.cli.runtime.net_verify import verify
-from patchkit.cli.runtime.net_view import other_node, plan_fields, plan_lines
+from patchkit.cli.runtime.net_view import NetStep, other_node, plan_fields, plan_lines
 from patchkit.errors import HostError, UsageError
-from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
@@ -118,31 +118,32 @@ def plan(facts_file: Path | None, *, verbose: bool, as_json: bool, **options: An
         host, given = probe(root, python=None, environment=os.environ), place.given()
         made = _planned(host, wish, place)
     notes = list(plan_remarks(host, made, wish, given))
-    then = list(_next(made, wish, root, elsewhere=facts_file is not None))
+    steps = list(_steps(made, wish, root, elsewhere=facts_file is not None))
     if as_json:
-        print_json(plan_fields(made, notes, then))
+        print_json(plan_fields(made, notes, steps))
         return
     echo(plan_lines(made, notes))
     if verbose and made.written:
         say(f"\n{place.file}:")
         data(render(made))
-    echo(f"next: {line}" for line in then)
+    echo(next_step(*step.command, where=step.where) for step in steps)
     if not facts_file:
         _tell_unfinished(place)
 
 
-def _next(made: NetPlan, wish: NetPlanOptions, root: Path, *, elsewhere: bool) -> Iterator[str]:
+def _steps(
+    made: NetPlan, wish: NetPlanOptions, root: Path, *, elsewhere: bool
+) -> Iterator[NetStep]:
     """Yield what to run next: here, then on the other node."""
-    at = [] if root == Path("/") else ["--root", str(root)]
+    at = () if root == Path("/") else ("--root", str(root))
+    again = command_line("apply", wish)
     if not made.changes:
-        yield quoted("patchkit", "net", "verify", *at)
+        yield NetStep((*program(), "net", "verify", *at))
     elif elsewhere:
-        yield f"on that node: {command_line('apply', wish)}"
+        yield NetStep(("sudo", "patchkit", *again), "on that node")
     else:
-        yield sudo(*shlex.split(command_line("apply", wish))[1:], *at)
-    if there := other_node(made, wish):
-        unless = "" if made.changes else ", if it has no address yet"
-        yield f"on the other node{unless}: {there}"
+        yield NetStep(("sudo", *as_root(), *again, *at))
+    yield from other_node(made, wish)
 
 
 @command.command()

@@ -53,10 +53,14 @@ NETDEV = click.option(
 )
 
 
-def sudo(*arguments: str) -> str:
-    """Return this patchkit as root, by its full path: sudo does not look into a venv."""
+def as_root() -> tuple[str, ...]:
+    """Return this patchkit as words for sudo, by its full path: sudo does not look into a venv."""
     program = Path(sys.argv[0])
-    started = [str(program.absolute())]
     if program.name == "__main__.py":  # started by python -m
-        started = [sys.executable, "-m", "patchkit"]
-    return quoted("sudo", *started, *arguments)
+        return (sys.executable, "-m", "patchkit")
+    return (str(program.absolute()),)
+
+
+def sudo(*arguments: str) -> str:
+    """Return the command line that runs this patchkit as root."""
+    return quoted("sudo", *as_root(), *arguments)

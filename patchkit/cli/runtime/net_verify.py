@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import as_json, echo, print_json, table
+from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, style, table
 from patchkit.cli.runtime.net_options import CAGE, MTU, NETDEV, ROOT, AddressType, sudo
 from patchkit.cli.runtime.net_view import STATES, fields, mark, reasons
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
+from patchkit.quoting import visible
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
@@ -48,13 +49,14 @@ from patchkit.runtime.net.verify import verify as checked
 @NETDEV
 @click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
 @ROOT
+@click.option("-v", "--verbose", is_flag=True, help="Show what is ok as well.")
 @as_json
-def verify(*, as_json: bool, **options: Any) -> None:
+def verify(*, verbose: bool, as_json: bool, **options: Any) -> None:
     """Check the QSFP network; needs no rights, changes nothing.
 
     Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;
-    with the peer's facts both ends compared. What could not be checked is reported and does not
-    count as passed. Exits with 9 if a check failed.
+    with the peer's facts both ends compared. The first line is the verdict. What could not be
+    checked is reported and does not count as passed. Exits with 9 if a check failed.
     """
     root: Path = options["root"]
     host = probe(root, python=options["python"], environment=os.environ)
@@ -68,7 +70,7 @@ def verify(*, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(_fields(checks, commands))
     else:
-        _show(checks, commands)
+        _show(checks, commands, verbose=verbose)
     if code := worst(checks):
         raise SystemExit(code)
 
@@ -82,9 +84,20 @@ def _peer_host(options: Mapping[str, Any]) -> Host | None:
     return from_file(file) if file else None
 
 
-def _show(checks: Sequence[Finding], commands: Sequence[str]) -> None:
-    rows = table((mark(c), c.where, c.about, _seen(c)) for c in checks)
-    for row, check in zip(rows, checks, strict=True):
+def _verdict(checks: Sequence[Finding]) -> str:
+    counts = Counter(check.level for check in checks)
+    if failures := counts[Level.ERROR]:
+        return f"{failures} of {len(checks)} checks failed"
+    if warnings := counts[Level.WARNING]:
+        return f"no check failed, but there {'are warnings' if warnings > 1 else 'is a warning'}"
+    return "no check failed"
+
+
+def _show(checks: Sequence[Finding], commands: Sequence[str], *, verbose: bool) -> None:
+    say(style(_verdict(checks), bold=True))
+    shown = [check for check in checks if verbose or check.level is not Level.OK]
+    rows = table((mark(c), c.where, c.about, _seen(c)) for c in shown)
+    for row, check in zip(rows, shown, strict=True):
         echo([row, *reasons(check)])
     counts = Counter(check.level for check in checks)
     # Notes are not looked for, so that there are none is no result.
@@ -92,7 +105,8 @@ def _show(checks: Sequence[Finding], commands: Sequence[str]) -> None:
     echo(["", ", ".join(f"{counts[level]} {STATES[level]}" for level in told)])
     echo(["", f"RDMA bandwidth is not measured; expect {expected()} of"])
     echo(
-        [f"  {line}" for line in commands] or ["  ib_write_bw; with a peer, its commands are here"]
+        [LaidOut(f"  {line}") for line in map(visible, commands)]
+        or ["  ib_write_bw; with a peer, its commands are here"]
     )
     echo([f"  {slower()}"])
 
@@ -104,6 +118,7 @@ def _seen(check: Finding) -> str:
 def _fields(checks: Sequence[Finding], commands: Sequence[str]) -> dict[str, Any]:
     counts = Counter(check.level for check in checks)
     return {
+        "verdict": _verdict(checks),
         "checks": list(map(fields, checks)),
         "counts": {word: counts[level] for level, word in STATES.items()},
         "bandwidth": {"commands": list(commands), "expected": expected(), "slower": slower()},

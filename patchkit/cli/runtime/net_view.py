@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import click
-
+from patchkit.cli.next_step import spelled
 from patchkit.cli.out import Shown, style, table
 from patchkit.finding import Finding, Level
 from patchkit.runtime.net.netplan_file import place, render
@@ -27,7 +26,6 @@ _MARKS = {
     Level.NOTE: style("-", dim=True),
     Level.UNKNOWN: style("?", fg="yellow"),
 }
-_WIDTH = 78
 
 
 def mark(finding: Finding) -> Shown:
@@ -35,12 +33,10 @@ def mark(finding: Finding) -> Shown:
 
 
 def reasons(finding: Finding) -> Iterator[str]:
-    """Yield why a finding matters and what to do, wrapped; a command stays on a line of its own."""
-    if finding.why:
-        why = click.wrap_text(finding.why, _WIDTH, "   why:  ", " " * 9)
-        yield from (style(line, dim=True) for line in why.splitlines())
-    if finding.hint:
-        yield style(f"   next: {finding.hint}", dim=True)
+    """Yield why a finding matters and what to do."""
+    for label, words in (("why", finding.why), ("next", spelled(finding.hint))):
+        if words:
+            yield style(f"   {label + ':':<5} {words}", dim=True)
 
 
 def fields(finding: Finding) -> dict[str, str]:
@@ -72,11 +68,7 @@ def plan_lines(plan: NetPlan, notes: Sequence[Finding]) -> Iterator[str]:
     yield style(verdict(plan, notes), bold=True)
     yield from table(map(_row, plan.lines), indent="  ")
     for note in notes:
-        head = f"{note.where}: {note.about}: {note.what}"
-        text = click.wrap_text(head, _WIDTH - 2, "", " " * 2)
-        first, *rest = text.splitlines()
-        yield mark(note) + " " + first
-        yield from rest
+        yield mark(note) + f" {note.where}: {note.about}: {note.what}"
         yield from reasons(note)
 
 
@@ -90,25 +82,36 @@ def _row(line: Line) -> tuple[str, ...]:
     return action, line.netdev, addresses, mtu, place(line) + to
 
 
-def other_node(plan: NetPlan, options: NetPlanOptions) -> str:
-    """Return the command that plans the other end beside this one's addresses, "" if unknown.
+@dataclass(frozen=True, slots=True)
+class NetStep:
+    """A command to run next; ``where`` is empty for here."""
+
+    command: tuple[str, ...]
+    where: str = ""
+
+
+def other_node(plan: NetPlan, options: NetPlanOptions) -> Iterator[NetStep]:
+    """Yield the command that plans the other end beside this one's addresses, if that is known.
 
     A ring is counted by node alone, and where two cages are in use the other ends are two.
     """
     own = [each for line in plan.lines for each in line.addresses]
     known = plan.node is not None or plan.changes
     if not known or plan.topology in ("ring", "as found"):
-        return ""
+        return
     there = NetPlanOptions(
         node=plan.node and (1 if plan.node > 1 else 2),
         nodes=plan.nodes,
         peers=tuple(own),
         mtu=options.mtu,
     )
-    return command("plan", there)
+    unless = "" if plan.changes else ", if it has no address yet"
+    yield NetStep(("patchkit", *command("plan", there)), f"on the other node{unless}")
 
 
-def plan_fields(plan: NetPlan, notes: Sequence[Finding], then: Sequence[str]) -> dict[str, Any]:
+def plan_fields(
+    plan: NetPlan, notes: Sequence[Finding], steps: Sequence[NetStep]
+) -> dict[str, Any]:
     return {
         "verdict": verdict(plan, notes),
         "changes": len(plan.changes),
@@ -117,7 +120,7 @@ def plan_fields(plan: NetPlan, notes: Sequence[Finding], then: Sequence[str]) ->
         "topology": plan.topology,
         "lines": [_line_fields(line) for line in plan.lines],
         "notes": [fields(note) for note in notes],
-        "next": list(then),
+        "next": [asdict(step) for step in steps],
         "yaml": render(plan) if plan.written else "",
     }
 

@@ -14,7 +14,7 @@ from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.net.numbers import free_base
-from patchkit.runtime.net.plan import Given, Line, NetPlan, NetPlanOptions, command
+from patchkit.runtime.net.plan import Given, Line, NetPlan, NetPlanOptions, again
 
 OURS = Path("etc/netplan/40-patchkit.yaml")
 # Where netplan reads: netplan(5).
@@ -86,7 +86,7 @@ def _foreign_addresses(
     Only ``--network`` asks for that. Link-local ones do not count: they go when the interface has
     an address of its own.
     """
-    keep = f"keep it: `{command('plan', replace(options, network=None))}`"
+    keep = f"keep it: `{again(replace(options, network=None))}`"
     for line in plan.changes:
         netdev = host.netdev(line.netdev)
         for each in netdev.ipv4 if netdev else ():
@@ -147,12 +147,12 @@ def _elsewhere(host: Host, plan: NetPlan, options: NetPlanOptions) -> str:
     if any(line.action == "keep" and line.addresses for line in plan.lines):
         return (
             "give it one beside the address that the other end has, or will have, for example "
-            f"`{command('plan', options, '--peer', '10.100.0.10/24')}`"
+            f"`{again(replace(options, peers=(IPv4Interface('10.100.0.10/24'),)))}`"
         )
     taken = [each.network for netdev in host.netdevs for each in netdev.ipv4]
     free = free_base(taken, 2 * options.nodes) or IPv4Network("10.100.0.0/24")
-    again = command("plan", replace(options, network=free, peers=()))
-    return f"choose another, on every node: `{again}`"
+    elsewhere = replace(options, network=free, peers=())
+    return f"choose another, on every node: `{again(elsewhere)}`"
 
 
 def _definitions(
@@ -167,7 +167,7 @@ def _definitions(
                 yield _Fight(
                     f"{file.path}:{number}: also configures {line.netdev}",
                     "put it aside, if nothing else needs it: "
-                    f"`{_aside(file.path)} && {command('plan', options)}`",
+                    f"`{_aside(file.path)} && {again(options)}`",
                 )
 
 

@@ -148,8 +148,8 @@ def make_plan(
     )
 
 
-def command(verb: str, options: NetPlanOptions, *more: str) -> str:
-    """Return the command line that asks for a plan with these options, and with ``more``."""
+def command(verb: str, options: NetPlanOptions) -> list[str]:
+    """Return what patchkit is asked for a plan with these options: ``net``, the verb, and so on."""
     asked: dict[str, object] = {
         "--node": options.node,
         "--nodes": options.nodes if options.nodes != 2 else None,
@@ -165,7 +165,12 @@ def command(verb: str, options: NetPlanOptions, *more: str) -> str:
     words += [word for name in options.netdevs for word in ("--netdev", name)]
     words += [word for peer in options.peers for word in ("--peer", peer)]
     words += ["--twins"] if options.twins else []
-    return quoted("patchkit", "net", verb, *map(str, words), *more)
+    return ["net", verb, *map(str, words)]
+
+
+def again(options: NetPlanOptions) -> str:
+    """Return the command line that plans with these options."""
+    return quoted("patchkit", *command("plan", options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +227,8 @@ class _Planner:
             why="neither has an address yet; one cable carries all that the ConnectX-7 can, so a "
             "second one to the same node or switch brings nothing",
             hint="both to one node, or to a switch: "
-            + " or ".join(f"`{command('plan', each)}`" for each in one)
-            + f"; to two nodes: `{command('plan', ring)}`",
+            + " or ".join(f"`{again(each)}`" for each in one)
+            + f"; to two nodes: `{again(ring)}`",
         )
 
     def topology(self, chosen: Cages) -> str:

@@ -16,7 +16,7 @@ from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.net.cages import Cages, cages, lasting
 from patchkit.runtime.net.conflicts import without_ipv4
 from patchkit.runtime.net.facts import facts
-from patchkit.runtime.net.plan import Given, NetPlan, NetPlanOptions, command, make_plan
+from patchkit.runtime.net.plan import Given, NetPlan, NetPlanOptions, again, make_plan
 
 
 def said(
@@ -157,7 +157,7 @@ def spare_cage(cage: int | None, halves: Iterable[Netdev]) -> Finding:
         f"cage {cage}",
         "cabled, but without an address; not used",
         why="a second cable to the same node brings nothing; one to a third node makes a ring",
-        hint=f"if it leads to a third node: `{command('plan', NetPlanOptions(node=1, nodes=3))}`",
+        hint=f"if it leads to a third node: `{again(NetPlanOptions(node=1, nodes=3))}`",
     )
 
 

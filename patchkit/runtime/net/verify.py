@@ -86,6 +86,10 @@ def _targets(chosen: Cages, peer: Peer) -> tuple[IPv4Address, ...]:
     return tuple(dict.fromkeys((*peer.addresses, *told)))
 
 
+def _any_near(netdev: Netdev, addresses: Sequence[IPv4Address]) -> bool:
+    return any(_is_near(netdev, address) for address in addresses)
+
+
 def _is_near(netdev: Netdev, address: IPv4Address) -> bool:
     return any(address in each.network for each in netdev.ipv4)
 
@@ -113,16 +117,20 @@ def _holder(host: Host | None, address: IPv4Address | None) -> Netdev | None:
 
 def _untried(chosen: Cages, addresses: Sequence[IPv4Address], *, live: bool) -> Iterator[Finding]:
     """Yield the interfaces whose way to a peer was not tried."""
-    everywhere = not any(netdev.ipv4 for twins in chosen.values() for netdev in twins)
-    for twins in chosen.values():
-        for netdev in twins:
-            if not netdev.ipv4 and not everywhere:
-                continue  # there is no way from it
-            if not live:
-                yield unknown(netdev.name, "way to a peer", "these facts are of another machine")
-            elif not any(_is_near(netdev, address) for address in addresses):
-                hint = "--peer with the peer's address there, or all at once: --ssh, --peer-probe"
-                yield unknown(netdev.name, "way to a peer", "no peer's address is known", hint)
+    halves = [netdev for twins in chosen.values() for netdev in twins]
+    everywhere = not any(netdev.ipv4 for netdev in halves)
+    untried = [
+        netdev.name
+        for netdev in halves
+        # From an interface without an address there is no way.
+        if (netdev.ipv4 or everywhere) and not (live and _any_near(netdev, addresses))
+    ]
+    names = ", ".join(untried)
+    if names and live:
+        hint = "--peer with the peer's address there, or all at once: --ssh, --peer-probe"
+        yield unknown(names, "way to a peer", "no peer's address is known", hint)
+    elif names:
+        yield unknown(names, "way to a peer", "these facts are of another machine")
 
 
 def _devices(host: Host, chosen: Cages) -> Iterator[tuple[Netdev, str]]:

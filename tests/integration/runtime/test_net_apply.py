@@ -183,9 +183,9 @@ def test_plan_of_another_host_and_as_json(cli, root, tmp_path):
         ("enP2p1s0f0np0", ["192.168.101.11/24"]),
     ]
     assert made["verdict"] == "2 of 2 interfaces change"
-    assert made["next"] == [
-        "on that node: patchkit net apply --node 2",
-        f"on the other node: patchkit net plan --node 1 {PEERS}",
+    assert [(step["where"], " ".join(step["command"])) for step in made["next"]] == [
+        ("on that node", "sudo patchkit net apply --node 2"),
+        ("on the other node", f"patchkit net plan --node 1 {PEERS}"),
     ]
     shown = cli("net", "plan", "--root", root, "--role", "worker", "-v").stdout
     assert made["yaml"] in shown
@@ -194,16 +194,19 @@ def test_plan_of_another_host_and_as_json(cli, root, tmp_path):
 def test_the_head_and_then_the_worker_by_what_each_plan_prints(cli, tmp_path):
     """Every `next:` is pasted. The head has numbers of its owner's, the worker has none yet."""
     head, worker = (networks.build(tmp_path, name) for name in ("thirteen", "fresh_port1"))
+
+    def pasted(said, where):
+        line = next(each for each in said.splitlines() if each.startswith(f"next{where}: "))
+        words = shlex.split(line)
+        return words[words.index("net") :]
+
     said = cli("net", "plan", "--root", head, "--role", "head").stdout
-    first, *_, verify, other = said.splitlines()
-    assert first == "this network is fine already: nothing to do"
-    assert cli(*shlex.split(verify.removeprefix("next: patchkit "))).stdout.count("✗") == 0
-    command = other.removeprefix("next: on the other node, if it has no address yet: patchkit ")
-    said = cli(*shlex.split(command), "--root", worker).stdout
+    assert said.startswith("this network is fine already: nothing to do\n")
+    assert cli(*pasted(said, "")).stdout.startswith("no check failed\n")
+    there = pasted(said, ", on the other node, if it has no address yet")
+    said = cli(*there, "--root", worker).stdout
     assert "add  enp1s0f1np1    192.168.11.14/24  MTU 9000  cage 1, twin A, to node 1" in said
-    apply = next(line for line in said.splitlines() if line.startswith("next: sudo "))
-    words = shlex.split(apply)
-    cli(*words[words.index("net") :], "--yes")
+    cli(*pasted(said, ""), "--yes")
     assert "192.168.12.14/24" in (worker / OURS).read_text()
     assert cli("net", "plan", "--root", worker).stdout.startswith("this network is fine already")
 
