@@ -1,8 +1,8 @@
 """Read the model recipes that a release of vLLM ships: ``recipes/models/OWNER/NAME.yaml``.
 
 The rows are those of recipes/env/vllm_recipes.tsv: ``MODEL`` with the oldest vLLM that upstream
-names for it, and, for what is meant for a GB10, ``MODEL --flag`` and ``MODEL VARIABLE`` with their
-values. Releases from 0.33.0 on ship recipes.
+names for it, ``MODEL vram_minimum_gb``, and, for what is meant for a GB10, ``MODEL --flag`` and
+``MODEL VARIABLE`` with their values. Releases from 0.33.0 on ship recipes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.model_recipes import differences, model_recipes, recipe_of
+from patchkit.runtime.rules.model_recipes import VRAM, differences, model_recipes, recipe_of
 from patchkit.runtime.rules.presets import Preset, find, load_presets
 from tools.decisions import Decision
 
@@ -47,6 +47,8 @@ def read_recipes(root: Path) -> dict[str, str]:
             if model not in rows:
                 both = (variant.get("min_vllm_version"), recipe["model"].get("min_vllm_version"))
                 rows[model] = str(next(filter(None, both), ""))
+                if VRAM in variant:
+                    rows[f"{model} {VRAM}"] = str(variant[VRAM])
                 for setting, value in tuned.get(name, {}).items():
                     rows[f"{model} {setting}"] = " ".join(value.split())
     return rows

@@ -51,8 +51,8 @@ FLAGS_HEAD = (
 )
 MODELS_HEAD = (
     "model, first release, last release, the oldest vLLM that its recipe names, in recipes of each",
-    "release; for what is meant for a GB10 also model and flag or variable, with the value",
-    "there. Made by tools/regenerate.py.",
+    "release; model and vram_minimum_gb; for what is meant for a GB10 also model and flag or",
+    "variable, with the value there. Made by tools/regenerate.py.",
 )
 VALUES_HEAD = """\
 # Flags of `vllm serve` with fixed values: where vLLM's code lists them, below the package's folder,

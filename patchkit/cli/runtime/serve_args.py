@@ -113,14 +113,15 @@ def _served(options: Mapping[str, Any]) -> ServeCommand:
     # The line may be for another machine, so this one need not have the address.
     node = decide(asked, host, file, addressed=False)
     rules = load_flag_rules()
+    served = full_name(model, preset)
     request = ServeRequest(
-        model=full_name(model, preset),
+        model=served,
         node=node,
         memory=memory_pool(host, node, rules.memory),
         rank=options["node_rank"],
         host=options["host"] or listen_address(options["listen"] or LISTEN[0], node, host),
         port=options["port"],
-        folder_gib=weights_gib(Path(model)),
+        folder_gib=weights_gib(served, os.environ),
         choice=rule_choice(options),
     )
     return serve_args(request, rules, release_flags(node.vllm, host.vllm_home(node.vllm)))

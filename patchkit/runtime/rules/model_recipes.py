@@ -1,7 +1,8 @@
 """Read how upstream serves models on a GB10: ``recipes/env/vllm_recipes.tsv``.
 
 vLLM ships a recipe per model from 0.33.0 on. A row of the table is ``MODEL`` with the oldest vLLM
-that upstream names for it, ``MODEL --flag`` or ``MODEL VARIABLE`` with its value on a GB10.
+that upstream names for it, ``MODEL vram_minimum_gb``, or ``MODEL --flag`` and ``MODEL VARIABLE``
+with their values on a GB10.
 """
 
 from __future__ import annotations
@@ -17,16 +18,26 @@ from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.runtime.rules.presets import Preset
 
 PLACE = RECIPES / "env" / "vllm_recipes.tsv"
+VRAM = "vram_minimum_gb"
+# What recipes ask for, in 10^9 bytes, is 1.0 to 1.5 times the weights of checkpoints whose size is
+# known: with the largest factor nothing that fits is refused.
+_ALLOWANCE = 1.5
+_GIB_PER_GB = 1e9 / 2**30
 # Every preset states them; a recipe without them leaves them to vLLM.
 _ALWAYS = ("--gpu-memory-utilization", "--max-model-len")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecipe:
-    """One checkpoint; ``settings`` is flag or variable → value on a GB10, empty if it has none."""
+    """One checkpoint; ``settings`` is flag or variable → value on a GB10, empty if it has none.
+
+    ``weights_gib`` is what its weights have at least, by the memory that upstream asks for, None
+    where it names none.
+    """
 
     id: str
     min_vllm: str
+    weights_gib: float | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -53,9 +64,18 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
         model, _, setting = name.partition(" ")
         rows.setdefault(model, {})[setting] = value
     return {
-        model.lower(): ModelRecipe(id=model, min_vllm=found.pop(""), settings=found)
+        model.lower(): ModelRecipe(
+            id=model,
+            min_vllm=found.pop(""),
+            weights_gib=_weights(found.pop(VRAM, "")),
+            settings=found,
+        )
         for model, found in rows.items()
     }
+
+
+def _weights(vram: str) -> float | None:
+    return float(vram) / _ALLOWANCE * _GIB_PER_GB if vram else None
 
 
 def recipe_releases() -> tuple[str, ...]:

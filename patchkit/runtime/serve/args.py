@@ -91,7 +91,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
     check_size(
         request.model,
-        request.weights_gib,
+        request.weights,
         request.node,
         request.memory,
         float(share.value) if share else rules.memory.share,

@@ -20,6 +20,14 @@ _MOST_NODES = 8  # for more than that the advice is another checkpoint, not more
 _SPARK = "gb10"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """The size of a model's weights in GiB; ``least`` where they may be more."""
+
+    gib: float
+    least: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPool:
     """``gib`` is None where it is unknown; ``shared`` by CPU and GPU, else the GPU's own.
@@ -75,22 +83,28 @@ def _named(target: str, budget: MemoryBudget, why: str) -> MemoryPool:
 
 
 def check_size(
-    model: str, weights: float | None, node: Node, pool: MemoryPool, share: float, margin: float
+    model: str,
+    weights: ModelWeights | None,
+    node: Node,
+    pool: MemoryPool,
+    share: float,
+    margin: float,
 ) -> None:
     """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
     if weights is None or pool.gib is None:
         return
     # Weights are not all: activations and a least KV cache come out of the same share.
     room = pool.gib * share - margin
-    if weights <= room * node.nodes:
+    if weights.gib <= room * node.nodes:
         return
+    size = f"{'at least ' if weights.least else ''}{weights.gib / node.nodes:.0f}"
     rest = "; the CPU needs the rest of the memory" if pool.shared else ""
     raise HostError(
-        f"{model} does not fit: {weights / node.nodes:.0f} GiB of weights per node, and there "
-        f"is room for {max(room, 0):.0f}",
+        f"{model} does not fit: {size} GiB of weights per node, and there is room for "
+        f"{max(room, 0):.0f}",
         why=f"{share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {margin:.0f} for activations "
         f"and the least KV cache{rest}",
-        hint="take " + "; or ".join(_ways(weights, node, pool, share, margin)),
+        hint="take " + "; or ".join(_ways(weights.gib, node, pool, share, margin)),
     )
 
 

@@ -23,7 +23,10 @@ def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> 
     if named is not None:
         return None if named == "none" else named_preset(named)
     preset = find(model)
-    if preset is None and not _is_there(model, environment) and (meant := _meant(model)):
+    there = Path(model).is_dir() or model.lower() in model_recipes()
+    if preset or there or download(model, environment).is_dir():
+        return preset
+    if meant := _meant(model):
         raise UsageError(
             f"no model is known as {model}",
             why="it is neither a preset nor here, and like the name of one",
@@ -42,17 +45,11 @@ def _meant(model: str) -> list[str]:
     return [] if "/" in model or len(model) < _SHORTEST else begun[:_MOST]
 
 
-def _is_there(model: str, environment: Mapping[str, str]) -> bool:
-    """Return whether a model is known without a preset: in a folder, downloaded, or upstream's."""
+def download(model: str, environment: Mapping[str, str]) -> Path:
+    """Return the folder into which huggingface_hub downloads a model, there or not."""
     home = environment.get("HF_HOME") or "~/.cache/huggingface"
     cache = environment.get("HF_HUB_CACHE") or f"{home}/hub"
-    # As huggingface_hub names what it has downloaded.
-    downloaded = Path(cache).expanduser() / ("models--" + model.replace("/", "--"))
-    return (
-        Path(model).is_dir()
-        or model.lower() in model_recipes()
-        or (not model.startswith((".", "/")) and downloaded.is_dir())
-    )
+    return Path(cache).expanduser() / ("models--" + model.replace("/", "--"))
 
 
 def full_name(model: str, preset: Preset | None) -> str:
@@ -61,8 +58,16 @@ def full_name(model: str, preset: Preset | None) -> str:
     return preset.id if preset and named and not Path(model).is_dir() else model
 
 
-def weights_gib(folder: Path) -> float | None:
-    """Return the size of a checkpoint in a folder, in GiB; None if there is none."""
-    if not folder.is_dir():
-        return None
-    return sum(each.stat().st_size for each in folder.glob("*.safetensors")) / _GIB or None
+def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
+    """Return the size of a checkpoint in a folder or a download, in GiB; None if there is none.
+
+    Of several downloads of one model the largest counts: an interrupted one is smaller.
+    """
+    folders = (Path(model), *download(model, environment).glob("snapshots/*"))
+    sizes = (_bytes(each) for each in folders if each.is_dir())
+    return max(sizes, default=0) / _GIB or None
+
+
+def _bytes(folder: Path) -> int:
+    # Snapshots are links to blobs, and one that is not there yet has no size.
+    return sum(each.stat().st_size for each in folder.glob("*.safetensors") if each.is_file())

@@ -27,16 +27,14 @@ def notes(request: ServeRequest) -> Iterator[str]:
 
 
 def _of_memory(request: ServeRequest) -> Iterator[str]:
-    if request.weights_gib is not None:
-        if request.memory.note:
-            yield request.memory.note
-    elif request.node.preset:
+    unknown = request.weights is None
+    if request.node.preset is None and request.folder_gib is None:
+        more = ", and whether it fits was not checked" if unknown else ""
+        yield f"{request.model} has no preset: these flags fit any model{more}"
+    elif unknown:
         yield "whether it fits was not checked: nobody names the size of its weights"
-    else:
-        yield (
-            f"{request.model} has no preset: these flags fit any model, "
-            "and whether it fits was not checked"
-        )
+    if request.memory.note and not unknown:
+        yield request.memory.note
 
 
 def _of_recipe(recipe: ModelRecipe, vllm: str) -> Iterator[str]:

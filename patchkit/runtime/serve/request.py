@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.model_recipes import model_recipes
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
-from patchkit.runtime.serve.memory import MemoryPool
+from patchkit.runtime.serve.memory import MemoryPool, ModelWeights
 
 LOCAL = "127.0.0.1"
 
@@ -18,8 +19,8 @@ class ServeRequest:
     """A model and the node that serves it, or its part of it.
 
     ``rank`` is the node's number, None for the only one that it can be; ``memory`` is what the
-    model must fit into, ``folder_gib`` the size of a local checkpoint, None where there is none;
-    ``choice`` is of rules about flags.
+    model must fit into, ``folder_gib`` the size of a local checkpoint or of a download, None where
+    there is none; ``choice`` is of rules about flags.
     """
 
     model: str
@@ -32,10 +33,12 @@ class ServeRequest:
     choice: RuleChoice = BY_DEFAULT
 
     @property
-    def weights_gib(self) -> float | None:
+    def weights(self) -> ModelWeights | None:
         """Return the size of the weights, None where nobody names it."""
-        preset = self.node.preset
-        return self.folder_gib or (preset.weights_gib if preset else None)
+        preset, recipe = self.node.preset, model_recipes().get(self.model.lower())
+        if known := self.folder_gib or (preset.weights_gib if preset else None):
+            return ModelWeights(known)
+        return ModelWeights(recipe.weights_gib, True) if recipe and recipe.weights_gib else None
 
     @property
     def number(self) -> int:

@@ -43,6 +43,7 @@ variants:
     model_id: a/small
     min_vllm_version: "0.28.0"
     default_modes: {spec_decoding: two}
+    vram_minimum_gb: 30
     extra_args: ["--kv-cache-dtype", "fp8"]
     hardware_overrides:
       h100: {extra_args: ["--never"]}
@@ -87,6 +88,7 @@ guide: |
             TUNED,
             {
                 "a/small": "0.28.0",
+                "a/small vram_minimum_gb": "30",
                 "a/small --trust-remote-code": "",
                 "a/small --max-num-seqs": "8",
                 "a/small BASE": "1",
@@ -163,6 +165,19 @@ def test_spelling_is_no_difference():
         },
     )
     assert not list(differences(preset, recipe))
+
+
+def test_weights_follow_from_the_memory_that_is_asked_for():
+    recipe = recipe_of(find("nvidia/Qwen3.6-35B-A3B-NVFP4"))
+    assert recipe.weights_gib == pytest.approx(21 / 1.5 * 1e9 / 2**30)
+    sizes = [
+        (preset.weights_gib, recipe.weights_gib)
+        for preset in load_presets()
+        if preset.weights_gib and (recipe := recipe_of(preset)) and recipe.weights_gib
+    ]
+    assert len(sizes) >= 14
+    # An estimate that is too large would refuse what fits.
+    assert all(0.5 * ours <= theirs <= ours for ours, theirs in sizes)
 
 
 def test_new_recipes_for_a_gb10_are_told():

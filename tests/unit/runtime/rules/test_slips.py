@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.runtime.rules.slips import slip_of
@@ -12,6 +12,7 @@ NAMES = ("openai/gpt-oss-120b", "Qwen/Qwen2.5-32B-Instruct", "microsoft/phi-4")
 LETTERS = st.sampled_from("abcxyz-/")
 
 
+@settings(deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_one_slip_is_found(name, data):
     place = data.draw(st.integers(0, len(name) - 1))
@@ -23,6 +24,7 @@ def test_one_slip_is_found(name, data):
     assert slip_of(mistyped, NAMES) == ("" if known else name)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_what_is_far_is_nothing(text):
     assert slip_of(f"/{text}!!{text}?", NAMES) == ""

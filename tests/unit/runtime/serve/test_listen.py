@@ -7,7 +7,9 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
+from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Address, Host, Netdev, System
 from patchkit.runtime.serve.listen import LOCAL, listen_address, listening
@@ -112,15 +114,16 @@ def test_a_worker_listens_nowhere():
         (("--host", "0.0.0.0"), "0.0.0.0"),
     ],
 )
-def test_where_the_line_listens(cli, tmp_path, options, address):
+def test_where_the_line_listens(tmp_path, options, address):
     root = hosts.build(tmp_path, "cable_port0")
-    about = ("serve-args", "a/b", "--vllm", "0.33.0", "--role", "head", "--root", root)
-    done = cli(*about, *options, "--json")
+    about = ["serve-args", "a/b", "--vllm=0.33.0", "--role=head", f"--root={root}"]
+    done = CliRunner().invoke(group, [*about, *options, "--json"])
     words = json.loads(done.stdout)["command"]
     assert words[words.index("--host") + 1] == address
     assert words[words.index("--master-addr") + 1] == "192.168.100.10"
 
 
-def test_one_place_to_listen(cli):
-    said = cli("serve-args", "a/b", "--listen", "lan", "--host", "10.0.0.1", rc=2).stderr
-    assert "--listen and --host both say where to listen" in said
+def test_one_place_to_listen():
+    done = CliRunner().invoke(group, ["serve-args", "a/b", "--listen=lan", "--host=10.0.0.1"])
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.what == "--listen and --host both say where to listen"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 
+from patchkit.cli import group
 from patchkit.errors import HostError
 from support import hosts
 
@@ -14,6 +16,10 @@ LAPTOP = "NVIDIA GeForce RTX 5080 Laptop GPU, 12.0, 576.40, 16303, 00000000:01:0
 STATION = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 12.0, 580.95, 97887, 00000000:01:00.0"
 SILENT = "NVIDIA Something New, 13.0, 610.43.02, [N/A], 00000000:01:00.0"
 GPT, SMALL, LARGE = "openai/gpt-oss-120b", "openai/gpt-oss-20b", "Qwen/Qwen2.5-72B-Instruct"
+
+
+def serve_args(*arguments):
+    return CliRunner().invoke(group, ["serve-args", *arguments])
 
 
 @pytest.fixture
@@ -40,6 +46,11 @@ def machine(tmp_path):
             "room for 11 why: 0.92 of 15.9 GiB (NVIDIA GeForce RTX 5080 Laptop GPU), less 4",
             "take a checkpoint in fewer bits; or a GPU with 71 GiB; or for a line that a Spark",
         ),
+        (
+            *(LAPTOP, 30, ("Qwen/Qwen3.6-27B",)),  # of which upstream's recipe says the size
+            "Qwen/Qwen3.6-27B does not fit: at least 40 GiB of weights per node, and there is room",
+            "a GPU with 49 GiB",
+        ),
         (*(LAPTOP, 500, (GPT,)), "61 GiB of weights per node, and there is room for 11", "bits"),
         (
             *(STATION, 500, (LARGE,)),
@@ -51,13 +62,12 @@ def machine(tmp_path):
         (*("", 500, (LARGE,)), "0.85 of 119.7 GiB (a Spark)", "take 2 nodes"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_figures(cli, machine, gpu, ram, asked, figures, hint):
-    root = machine(gpu, ram)
-    done = cli("serve-args", *asked, "--vllm", "0.25.1", "--root", root, rc=HostError.exit_code)
+def test_what_does_not_fit_is_refused_with_figures(machine, gpu, ram, asked, figures, hint):
+    done = serve_args(*asked, "--vllm=0.25.1", f"--root={machine(gpu, ram)}")
     assert not done.stdout
-    said = " ".join(done.stderr.split())
-    assert figures in said
-    assert hint in said
+    assert isinstance(done.exception, HostError)
+    assert figures in f"{done.exception.what} why: {done.exception.why}"
+    assert hint in done.exception.hint
 
 
 @pytest.mark.parametrize(
@@ -68,12 +78,14 @@ def test_what_does_not_fit_is_refused_with_figures(cli, machine, gpu, ram, asked
         (STATION, (SMALL, "--target", "gb10"), "0.50", "for gb10, which this host is not"),
         (SILENT, (GPT,), None, "whether it fits was not checked: neither NVML nor nvidia-smi says"),
         (SILENT, (LARGE,), None, "how much memory NVIDIA Something New has"),
+        (LAPTOP, ("Qwen/Qwen3-4B",), None, "sized for NVIDIA GeForce RTX 5080 Laptop GPU, with "),
+        (LAPTOP, ("some/model",), None, "some/model has no preset: these flags fit any model, "),
         (SPARK, (GPT, "--target", "thor"), "0.80", "thor's memory is not known here"),
         ("", (GPT,), "0.80", "no GPU is found here: sized for a Spark, with 119.7 GiB"),
     ],
 )
-def test_what_fits_or_is_not_known_is_printed(cli, machine, gpu, asked, share, note):
-    done = cli("serve-args", *asked, "--vllm", "0.25.1", "--root", machine(gpu, 121), "--json")
+def test_what_fits_or_is_not_known_is_printed(machine, gpu, asked, share, note):
+    done = serve_args(*asked, "--vllm=0.25.1", f"--root={machine(gpu, 121)}", "--json")
     served = json.loads(done.stdout)
     flags = {each["flag"]: each["value"] for each in served["flags"]}
     # That of a preset is for memory which CPU and GPU share.
@@ -82,13 +94,13 @@ def test_what_fits_or_is_not_known_is_printed(cli, machine, gpu, asked, share, n
     assert (note in said[0]) if note else not said
 
 
-def test_a_line_for_another_node_is_not_sized_for_this_host(cli, machine, tmp_path):
+def test_a_line_for_another_node_is_not_sized_for_this_host(machine, tmp_path):
     head = hosts.build(tmp_path, "cable_port0", node=0)
-    about = ("--vllm", "0.25.1", "--nccl", "2.30.7", "--triton", "3.6.0")
-    cli("env", "--role", "head", "--root", head, *about, "-o", tmp_path / "head.env")
-    done = cli(
-        *("serve-args", LARGE, "--from", tmp_path / "head.env", "--role", "head"),
-        *("--root", machine(LAPTOP, 30)),
+    about = ("--vllm=0.25.1", "--nccl=2.30.7", "--triton=3.6.0", f"--output={tmp_path}/head.env")
+    CliRunner().invoke(group, ["env", "--role=head", f"--root={head}", *about])
+    done = serve_args(
+        LARGE, f"--from={tmp_path}/head.env", "--role=head", f"--root={machine(LAPTOP, 30)}"
     )
     assert done.stdout.startswith(f"vllm serve {LARGE} --tensor-parallel-size 2 ")
-    assert "192.168.100.10 is not this host: sized for a Spark" in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "192.168.100.10 is not this host: sized for a Spark" in said

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from patchkit.cli import group
 from patchkit.errors import UsageError
-from patchkit.runtime.serve.model import preset_of
+from patchkit.runtime.serve.model import preset_of, weights_gib
 
 
 @pytest.mark.parametrize(
@@ -24,11 +26,21 @@ from patchkit.runtime.serve.model import preset_of
         ("qwen2.5-7b", "Qwen2.5-7B-Instruct"),
     ],
 )
-def test_a_slip_is_an_error(cli, model, meant):
-    done = cli("serve-args", model, "--vllm", "0.33.0", rc=UsageError.exit_code)
+def test_a_slip_is_an_error(model, meant):
+    with pytest.raises(UsageError) as caught:
+        preset_of(model, None, {})
+    assert f"did you mean {meant}? If there is such a model, add --preset none" in caught.value.hint
+    assert preset_of(model, "none", {}) is None
+
+
+def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
+    asked = ("serve-args", "openai/gpt-oss-12b", "--vllm", "0.33.0")
+    done = cli(*asked, rc=UsageError.exit_code)
     assert not done.stdout
-    assert f"did you mean {meant}?" in done.stderr
-    assert cli("serve-args", model, "--vllm", "0.33.0", "--preset", "none").stdout
+    assert "did you mean openai/gpt-oss-120b?" in done.stderr
+    done = cli(*asked, "--preset", "none")
+    assert done.stdout.startswith("vllm serve openai/gpt-oss-12b --host 127.0.0.1 ")
+    assert "openai/gpt-oss-12b has no preset: these flags fit any model" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -47,10 +59,8 @@ def test_a_slip_is_an_error(cli, model, meant):
         "/models/gpt-oss-12b-of-mine",
     ],
 )
-def test_another_model_gets_flags_that_fit_any(cli, model):
-    done = cli("serve-args", model, "--vllm", "0.33.0")
-    assert done.stdout.startswith(f"vllm serve {model} --host 127.0.0.1 ")
-    assert f"{model} has no preset" in done.stderr
+def test_another_model_is_none_of_the_presets(model):
+    assert preset_of(model, None, {}) is None
 
 
 @pytest.mark.parametrize("where", ["folder", "cache", "home"])
@@ -68,6 +78,18 @@ def test_what_is_there_is_no_slip(tmp_path, monkeypatch, where):
     assert preset_of(model, None, environment) is None
 
 
+def test_a_download_is_weighed(tmp_path):
+    environment = {"HF_HUB_CACHE": str(tmp_path)}
+    assert weights_gib("a/b", environment) is None
+    for name, size in (("half", 1), ("whole", 3)):
+        folder = tmp_path / "models--a--b/snapshots" / name
+        folder.mkdir(parents=True)
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(size * 2**30)  # takes no room on the disk
+        (folder / "missing.safetensors").symlink_to("../../blobs/not-there")
+    assert weights_gib("a/b", environment) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -76,5 +98,7 @@ def test_what_is_there_is_no_slip(tmp_path, monkeypatch, where):
         (("serve-args", "a/b", "--preset", "magic"), "serve-args --list` shows them"),
     ],
 )
-def test_a_mistyped_preset(cli, arguments, hint):
-    assert hint in cli(*arguments, "--vllm", "0.33.0", rc=2).stderr
+def test_a_mistyped_preset(arguments, hint):
+    done = CliRunner().invoke(group, [*arguments, "--vllm=0.33.0"])
+    assert isinstance(done.exception, UsageError)
+    assert hint in done.exception.hint
