@@ -28,7 +28,7 @@ PROGRAMS = (
     rf"(?:\S+/)?patchkit (?:{'|'.join(WING_OF)})\b",
     r"sudo\b|chmod\b|chown\b|ethtool\b|rustup\b|ib_write_bw\b|ray start\b|docker run\b",
     r"(?:\S+/)?pip3? (?:install|download)\b|git (?:clone|config|fetch|checkout|am|-C)\b|ip link\b",
-    r"apt(?:-get)? install\b|(?:cp|ls|tar|rm|rsync|set) -\w|mv [\0/{]|\S*python\S* -m\b",
+    r"apt(?:-get)? install\b|(?:cp|ls|tar|rm|rsync|set) -\w|mv [\0/{]|\S*python\S* -m patchkit\b",
 )
 """What the commands in messages begin with; they end at ``;``, a backtick or the line."""
 
