@@ -142,9 +142,11 @@ def main() -> None:
         sys.exit(interrupt.exit_code)
     except click.Abort:  # standard input ended where a question was asked
         _fail(UsageError("nobody answered; nothing was changed", hint="--yes answers beforehand"))
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        _fail(_own(error))
     except PatchkitError as error:
         _fail(error)
     except ModuleNotFoundError as error:
@@ -161,6 +163,14 @@ def main() -> None:
         out.say(f"patchkit: internal error: {type(error).__name__}: {error}", err=True)
         out.say("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
         sys.exit(1)
+
+
+def _own(error: click.ClickException) -> UsageError:
+    """Return click's error, about an option, an argument or a verb, as one of patchkit's."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    said = error.format_message().rstrip(".")
+    path = context.command_path if context else "patchkit"
+    return UsageError(said[:1].lower() + said[1:], hint=f"`{path} --help` lists what there is")
 
 
 def _fail(error: PatchkitError) -> NoReturn:

@@ -30,7 +30,7 @@ from patchkit.errors import (
 )
 from patchkit.source.archive import unpack
 from patchkit.source.debian import upstream_archive
-from patchkit.source.detect import detect, spelled
+from patchkit.source.detect import detect, meant, spelled
 from patchkit.source.fetch import Progress, cache_dir, save
 from patchkit.source.git import GitSource, commit_archive, parse_git
 from patchkit.source.releases import Release, ReleaseFacts, load_facts
@@ -133,7 +133,7 @@ def _found(
         return _release(wanted.facts.known(version), wanted)
     raise UsageError(
         f"{spec}: no such file or directory, and neither a git URL nor a release",
-        hint=f"name {spelled(PROJECT)}",
+        hint=meant(spec) or f"name {spelled(PROJECT)}",
     )
 
 

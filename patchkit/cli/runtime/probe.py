@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.out import echo, print_json, say, shown, style, table
+from patchkit.cli.next_step import next_step, program
+from patchkit.cli.out import Shown, echo, print_json, say, shown, style, table
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host import hardware
@@ -17,6 +18,7 @@ from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System
 from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.host.recording import RecordingWriter
+from patchkit.runtime.rules.variables import newest_vllm
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
 _MARKS = {Level.ERROR: ("✗ ", "red"), Level.WARNING: ("! ", "yellow"), Level.NOTE: ("- ", None)}
@@ -50,9 +52,24 @@ def command(*, as_json: bool, root: Path, save: Path | None, python: str | None)
         print_json(asdict(host))
     else:
         echo(lines(host))
+        echo(_next(host, root))
     if copy:
         archive = quoted("tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name))
         say(f"saved: {copy.files} files in {copy.home}; attach them: {archive}", err=True)
+
+
+def _next(host: Host, root: Path) -> Iterator[Shown]:
+    """Yield the command that comes next on a device that patchkit knows: of cables, or of vLLM."""
+    known = hardware.facts()["capabilities"].values()
+    if not any(gpu.capability in known for gpu in host.gpus):
+        return
+    there = () if root == LIVE else ("--root", root)
+    if host.cabled:
+        yield next_step(*program(), "net", "plan", "--role", "head", *there)
+    if host.software and host.software.vllm:
+        yield next_step(*program(), "env", "--role", "single", "-o", "single.env", *there)
+    else:
+        yield next_step(*program(), "repack", f"vllm=={newest_vllm()}")
 
 
 def lines(host: Host) -> Iterator[str]:

@@ -16,6 +16,7 @@ from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
 from patchkit.extras import require_build
+from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.target import targets
 from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
@@ -73,6 +74,9 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
         say(f"{len(made)} made here, {len(others)} dependencies{size}{more}")
     if not held:
         say(f"{house} is empty")
+        say(next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house))
+    elif not others:
+        say(next_step(*program(), "wheelhouse", "fill", "--dir", house))
     if signed or doubt:
         say(_signed(house, signed) if signed else f"signature: {doubt}")
 

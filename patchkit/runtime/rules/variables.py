@@ -80,6 +80,11 @@ def nccl_variables(version: str) -> Mapping[str, str]:
     return _nccl().at(version)
 
 
+def newest_vllm() -> str:
+    """Return the newest release of vLLM whose variables are known."""
+    return _vllm().newest
+
+
 def newest_nccl() -> str:
     """Return the last release whose names are known."""
     return _nccl().newest

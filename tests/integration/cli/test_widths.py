@@ -6,18 +6,12 @@ The verbs run in this process, with a pseudo-terminal of a given width for stand
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import io
 import json
 import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import termios
-import threading
 from pathlib import Path
 
 import click
@@ -25,11 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit import cli
 from patchkit.cli import layout
 from patchkit.digests import sha256_of
-from patchkit.errors import PatchkitError
 from support import hosts
+from support.terminal import on_terminal, piped, terminal
 from support.vllm_wheels import FIX, vllm_wheel
 from support.wheels import write_wheel
 
@@ -45,49 +38,6 @@ section arch compressed count bytes netdev speed addresses RDMA MTU GID twin cag
 quantization GiB Sparks memory tokens vLLM CUDA in vllm/ gb10 vllm nccl
 """
 HEADS = set(_HEADS.split())
-
-
-def run(arguments, stream):
-    """Run patchkit in this process, with a stream for all that it prints."""
-    kept = sys.argv, sys.stdout, sys.stderr
-    sys.argv, sys.stdout, sys.stderr = ["patchkit", *map(str, arguments)], stream, stream
-    try:
-        with contextlib.suppress(SystemExit):
-            try:
-                cli.group.main(sys.argv[1:], prog_name="patchkit", standalone_mode=False)
-            except PatchkitError as error:
-                cli._show(error)
-        stream.flush()
-    finally:
-        sys.argv, sys.stdout, sys.stderr = kept
-
-
-def piped(arguments):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    run(arguments, stream)
-    return stream.buffer.getvalue().decode()
-
-
-def on_terminal(arguments, width):
-    """What appears in a terminal of that width, without its styles."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    parts = []
-
-    def read():
-        with contextlib.suppress(OSError):  # Linux ends a terminal that nobody has open so
-            while part := os.read(ours, 1 << 16):
-                parts.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        with os.fdopen(theirs, "w", encoding="utf-8") as stream:
-            run(arguments, stream)
-    finally:
-        reader.join()
-        os.close(ours)
-    return click.unstyle(b"".join(parts).decode().replace("\r\n", "\n"))
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +135,10 @@ def words(text):
         (["probe", "--root", "spark"], ["NVIDIA GB10", "rocep1s0f0 ACTIVE", "capability 12.1"]),
         (["net", "verify", "--root", "spark"], ["no address", "next:", "not checked"]),
         (["inspect", LIBRARY], ["loads on NVIDIA DGX Spark (GB10): exact", "__nv_relfatbin"]),
-        (["inspect", "wheel"], ["loads in part", "is missing", "vllm_flash_attn/_vllm_fa3_C.abi3.so"]),
+        (
+            ["inspect", "wheel"],
+            ["loads in part", "is missing", "_vllm_fa3_C.abi3.so"],
+        ),
         (["inspect", "wheel", "--codes"], [".nv_fatbin"]),
         (["wheelhouse", "list", "--dir", "house"], ["repacked", "gb10", "12 dependencies"]),
         (["wheelhouse", "list", "-v", "--dir", "house"], ["dependency-11", "sha256"]),
@@ -308,8 +261,7 @@ def test_a_command_is_not_broken(line):
 
 
 def test_a_real_process_asks_the_terminal_for_its_width(environment):
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    ours, theirs = terminal(80)
 
     settings = {key: value for key, value in environment.items() if key != "COLUMNS"}
     command = [sys.executable, "-m", "patchkit", "serve-args", "--list"]

@@ -1,0 +1,237 @@
+"""What a person is answered: ten lines, the next command, and what is meant by a slip."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+
+import click
+import pytest
+
+from patchkit.cli.wheel.build_options import installing
+from patchkit.digests import sha256_of
+from patchkit.patching.recipe import load_recipe
+from patchkit.wheel.wheelhouse.contents import add
+from support import hosts
+from support.terminal import piped
+from support.wheels import write_wheel
+
+RELEASE = "0.24.0"
+LINES = 12  # ten, and the words that a terminal of 80 columns breaks off
+
+
+@pytest.fixture
+def house(tmp_path):
+    place = tmp_path / "house"
+    place.mkdir()
+    return place
+
+
+# Ten lines
+
+
+@pytest.mark.releases
+def test_apply_and_status_say_it_in_ten_lines_and_all_with_v(cli, tree):
+    root = tree(RELEASE)
+    before = cli("status", root).stdout
+    applied = cli("apply", root).stdout
+    after = cli("status", root).stdout
+
+    for said in (before, applied, after):
+        assert len(said.splitlines()) <= LINES
+    assert "→ to apply, required: arch_lists, arch_autodetect, deepgemm_sm12x\n" in before
+    assert "✓ applied, required: arch_lists, arch_autodetect, deepgemm_sm12x\n" in applied
+    assert re.search(r"✓ \d+ files changed in ", applied)
+    assert "✓ applied, required: arch_lists" in after
+    # What was not done and not asked for is a number; -v has every fix.
+    ids = [fix.id for fix in load_recipe().fixes]
+    assert "sm100_lists" not in applied
+    whole = cli("status", root, "-v").stdout
+    assert [line.split()[1] for line in whole.splitlines()[2:]] == ids
+    assert all(fix in cli("apply", root, "-v").stdout for fix in ids)
+
+
+@pytest.mark.releases
+def test_what_was_left_out_and_needed_is_named(cli, tree):
+    said = cli("apply", tree(RELEASE), "--without", "deepgemm_sm12x", "--dry-run").stdout
+    assert "○ off, required: deepgemm_sm12x\n" in said
+
+
+# The next command
+
+
+def nexts(said):
+    """The commands after ``next:``, that are for this machine."""
+    return [line.partition(": ")[2] for line in said.splitlines() if line.startswith("next:")]
+
+
+def paste(line, cwd, environment):
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done
+
+
+@pytest.mark.releases
+def test_what_status_and_a_dry_run_name_is_pasted_and_applies(cli, tree, tmp_path, environment):
+    root = tree(RELEASE, name="sp ace")
+    options = (root, "--only", "version_label")
+    (applies,) = nexts(cli("apply", *options, "--dry-run").stdout)
+    assert nexts(cli("status", *options).stdout) == [applies]
+    assert "1 file changed" in paste(applies, tmp_path, environment).stdout
+
+
+def test_what_env_names_is_pasted_and_serves(cli, tmp_path, environment):
+    root = hosts.build(tmp_path, "single")
+    done = cli("env", "--role", "single", "--root", root, "--vllm", "0.25.1", "-o", "a b.env")
+    (serves,) = nexts(done.stdout)
+    assert "vllm serve" in paste(f"{serves} --root {root}", tmp_path, environment).stdout
+
+
+def test_a_head_says_what_its_workers_do(cli, tmp_path):
+    root = hosts.build(tmp_path, "cable_port0")
+    (tmp_path / "x").mkdir()
+    done = cli("env", "--role", "head", "--root", root, "--vllm", "0.25.1", "-o", "x/head.env")
+    assert "next, on each worker, with a copy of head.env there: " in done.stdout
+    assert "env --role worker --from head.env -o worker.env\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        ("single", ["repack vllm=="]),
+        ("cable_port0", ["net plan --role head --root ", "repack vllm=="]),
+    ],
+)
+def test_probe_names_what_comes_next(tmp_path, machine, said):
+    named = nexts(piped(["probe", "--root", hosts.build(tmp_path, machine)], 0))
+    assert [words in line for words, line in zip(said, named, strict=True)] == [True] * len(said)
+
+
+@pytest.mark.parametrize(("cpu", "here"), [("x86_64", True), ("aarch64", False)])
+def test_a_wheel_for_another_cpu_is_taken_there(cpu, here, monkeypatch, house):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    wheel = write_wheel(house, "1+gb10.a", project="vllm", tag=f"cp38-abi3-manylinux_2_28_{cpu}")
+    said = list(map(click.unstyle, installing(wheel, {"target": "gb10"})))
+    commands = [shlex.split(line.rpartition(": ")[2]) for line in said]
+    assert ["next:" in line for line in said] == ([True] if here else [False, False])
+    if here:
+        assert commands[0][-2:] == ["install", str(wheel)]
+    else:
+        assert "NVIDIA DGX Spark (GB10), aarch64" in said[0]
+        assert commands == [
+            ["rsync", "-P", str(wheel), "USER@HOST:"],
+            ["pip", "install", wheel.name],
+        ]
+
+
+def test_patchkit_is_named_as_it_was_started(cli, tmp_path, environment):
+    """Of an environment that PATH does not lead to, as of ``python -m patchkit``."""
+    started = tmp_path / "venv" / "bin" / "patchkit"
+    started.parent.mkdir(parents=True)
+    started.write_text(
+        "#!/bin/sh\n"
+        f"exec {shlex.quote(cli('--version').args[0])} -c \"import sys; sys.argv[0] = '$0'\n"
+        'from patchkit.cli import main; main()" "$@"\n'
+    )
+    started.chmod(0o755)
+    relative = "venv/bin/patchkit"
+    done = subprocess.run(
+        [relative, "verify", "nowhere"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"or make it: {relative} repack vllm==X.Y.Z --dir nowhere" in done.stderr
+
+
+# verify
+
+
+def test_a_folder_without_wheels_is_not_verified(house):
+    (house / "notes.md").write_text("nothing of a wheelhouse")
+    said = piped(["verify", house], 7)
+    assert said.startswith(f"error: {house}: holds no wheels\n")
+    assert "✓" not in said
+    assert "--dir" not in piped(["verify", "nowhere"], 2).partition("repack")[0]
+
+
+def test_a_wheel_without_what_it_pins_is_said_to_be_incomplete(house, tmp_path):
+    requires = ("torch==2.11.0", "torchvision==0.26.0", "regex")
+    wheel = write_wheel(tmp_path, "0.25.1", project="vllm", requires=requires)
+    add(house, wheel, {})
+    said = piped(["verify", house], 0)
+    assert "not here, and not checked: torch==2.11.0, torchvision==0.26.0 and what those" in said
+    assert f"wheelhouse fill --dir {house}`" in said
+
+
+# Lists
+
+
+def test_a_list_begins_with_what_was_made_here(house):
+    def row(wheel, kind, facts):
+        known = {"filename": wheel.name, "sha256": sha256_of(wheel), "size": wheel.stat().st_size}
+        return {**known, "kind": kind, "facts": facts}
+
+    rows = [row(write_wheel(house, f"1.{n}", project=f"a{n}"), "dependency", {}) for n in range(30)]
+    own = write_wheel(house, "0.25.1+gb10.a", project="vllm")
+    rows.append(row(own, "built", {"made": "repack", "target": "gb10"}))
+    (house / "manifest.json").write_text(json.dumps({"format": 2, "wheels": rows}))
+
+    head, first, summary = piped(["wheelhouse", "list", "--dir", house], 0).splitlines()
+    assert head.split()[:3] == ["project", "version", "kind"]
+    assert first.split()[:4] == ["vllm", "0.25.1+gb10.a", "repacked", "gb10"]
+    assert summary.startswith("1 made here, 30 dependencies")
+    whole = piped(["wheelhouse", "list", "-v", "--dir", house], 0).splitlines()
+    assert len(whole) == 33
+    assert whole[1].split() == first.split()
+    told = json.loads(piped(["wheelhouse", "list", "--dir", house, "--json"], 0))
+    assert told["wheels"][-1]["kind"] == "built"
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("9.9", "vllm 9.9 is not one of the 32 known releases, 0.11.1 to "),
+        ("0.25.9", "did you mean 0.25."),
+        ("0.25.1", ""),
+    ],
+)
+def test_fixes_of_a_release_that_is_none(version, says):
+    said = piped(["fixes", "--version", version], 0)
+    assert says in said
+    assert said.startswith("note ") == bool(says)
+    assert "version_label" in said
+
+
+# Slips
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rc", "says"),
+    [
+        (["aply", "x y"], 2, "patchkit apply 'x y'\n"),
+        (["wheelhouse", "lst"], 2, "Did you mean 'list'?"),
+        (["xyz"], 2, "--help` lists them"),
+        (["apply", "vlm==0.25.1"], 2, "did you mean vllm==0.25.1?"),
+        (["apply", "vllm=0.25.1"], 2, "did you mean vllm==0.25.1?"),
+        (["apply", "0.25.1"], 2, "did you mean vllm==0.25.1 or nccl==0.25.1?"),
+        (["status", "nccl-2.29.7"], 2, "did you mean nccl==2.29.7?"),
+        (["repack", "vlm==0.25.1"], 2, "did you mean vllm==0.25.1?"),
+        (["fetch", "vllm=0.25.1"], 2, "did you mean vllm==0.25.1?"),
+        (["apply", "vllm==banana"], 2, "next: for example vllm==0.24.0"),
+        (["apply", "vllm-0.25.1.tar.gz"], 2, "next: name an unpacked sdist"),
+        (["revert", "vllm==0.23.0"], 2, "nothing of it is patched in build/vllm-0.23.0"),
+        (["apply", "--trget", "gb10", "x"], 2, "patchkit apply --help`"),
+        (["fixes", "--json", "--nosuch"], 2, '"exit_code": 2'),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_slip_is_answered_with_what_may_be_meant(arguments, rc, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert says in piped(arguments, rc)
