@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from patchkit.runtime.files.content import Word
 
+_PIECE = 16  # what a piece takes beside its text
 _BLANKS = re.compile(r"\s+")
 
 
@@ -52,9 +53,9 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Return the number of characters, in all items of an array."""
-        items = sum(item.size + 1 for item in self.items or ())
-        return items + sum(len(piece.text) for piece in self.pieces)
+        """Return about how many characters it takes, in all items of an array."""
+        items = sum(item.size for item in self.items or ())
+        return items + sum(len(piece.text) + _PIECE for piece in self.pieces)
 
     def __add__(self, other: Value) -> Value:
         return Value(self.pieces + other.pieces, self.several and other.several)

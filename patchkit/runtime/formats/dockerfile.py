@@ -72,14 +72,14 @@ class _Dockerfile:
         self._entrypoint = []
 
     def _set(self, each: _Instruction) -> None:
-        for name, value in self._pairs(each):
+        for line, name, value in self._pairs(each):
             self._variables[name] = value
             if each.name == "ENV":
-                self._found.set(name, value, value.line, How.ENV, self._place.block)
+                self._found.set(name, value, line, How.ENV, self._place.block)
             else:
-                self._found.keep(name, value, value.line, self._place.block)
+                self._found.keep(name, value, line, self._place.block)
 
-    def _pairs(self, each: _Instruction) -> Iterator[tuple[str, Value]]:
+    def _pairs(self, each: _Instruction) -> Iterator[tuple[int, str, Value]]:
         text, position, any_found = each.text.text, 0, False
         lines = _Lines(each.text)
         while match := _PAIR.match(text, position):
@@ -87,14 +87,15 @@ class _Dockerfile:
             line = lines.at(match.start())
             raw = match["value"].replace("\n", "")
             if raw[:1] == "'" and raw[-1:] == "'":
-                yield match["name"], known(raw[1:-1], line)
+                yield line, match["name"], known(raw[1:-1], line)
             else:
                 plain = re.sub(r"\\(.)", r"\1", raw.replace('"', "") if '"' in raw else raw)
-                yield match["name"], self._expanded(plain, line)
+                yield line, match["name"], self._expanded(plain, line)
             position = match.end()
         words = text.split(None, 1)
         if not any_found and each.name == "ENV" and len(words) == 2:  # ENV NAME value
-            yield words[0], self._expanded(words[1].strip(), each.text.line)
+            line = each.text.line
+            yield line, words[0], self._expanded(words[1].strip(), line)
 
     def _run(self, each: _Instruction) -> None:
         place = replace(self._place, is_entry=each.name == "CMD")

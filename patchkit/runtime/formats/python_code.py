@@ -24,8 +24,10 @@ def read_python(text: str, found: Collected, files: FileReader | None = None) ->
             tree = ast.parse(text)
             nodes = list(ast.walk(tree))
     except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None) or 1
-        found.problem(line, "the file, which is not of this version of Python")
+        line = getattr(error, "lineno", None) or 1  # Python counts CR as a line as well
+        found.problem(
+            min(line, text.count("\n") + 1), "the file, which is not of this version of Python"
+        )
         return
     except (RecursionError, MemoryError):
         found.problem(1, "the file, which is nested too deeply")

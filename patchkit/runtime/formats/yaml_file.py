@@ -14,7 +14,7 @@ from patchkit.runtime.formats.yaml_tree import TEMPLATE, YamlNode, parse_yaml
 from patchkit.runtime.shell.programs import Place, Programs
 from patchkit.runtime.shell.script import FileReader, read_shell, words_of
 
-_MOST_NODES = 200_000  # a few aliases may stand for any number of nodes
+_MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
 _ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|extraenv\w*)|\w+Env")
 _IMAGES = ("image", "container", "container_image", "docker_image", "runtime_image", "base_image")
 _COMMANDS = ("command", "entrypoint", "args", "cmd")
@@ -29,15 +29,18 @@ def read_yaml(text: str, found: Collected, files: FileReader | None = None) -> N
     tree = parse_yaml(text)
     if tree.problem:
         found.problem(*tree.problem)
+    left = _MOST_NODES
     for document in tree.documents:
-        _YamlFile(document, found, files).read()
+        left = _YamlFile(document, found, files, left).read()
 
 
 class _YamlFile:
-    def __init__(self, document: YamlNode, found: Collected, files: FileReader | None) -> None:
+    def __init__(
+        self, document: YamlNode, found: Collected, files: FileReader | None, left: int
+    ) -> None:
         self._found, self._files, self._document = found, files, document
         self._programs = Programs(found, self._shell)
-        self._left = _MOST_NODES
+        self._left = left
         top = self._fields(document)
         self._is_compose = "services" in top
         self._is_map_of_variables = "ConfigMap" in (each.text for each in self._get(top, "kind"))
@@ -45,15 +48,24 @@ class _YamlFile:
             name: node for name, node in self._fields(top.get("defaults")).items() if node.is_scalar
         }
 
-    def read(self) -> None:
+    def read(self) -> int:
+        """Read the document, and return how many nodes may still be read of the file."""
         top = self._fields(self._document)
         if {"header", "variables"} <= top.keys():  # patchkit's own JSON
             self._environment(top["variables"], 0)
-            return
-        self._visit(self._document, Place(line=self._document.line))
+        else:
+            self._visit(self._document, Place(line=self._document.line))
+        return self._left
 
     def _shell(self, text: Value, place: Place) -> None:
-        read_shell(text, place, self._found, files=self._files)
+        # A shell knows what is not known by its dollar.
+        pieces = (
+            replace(each, text=f"${{{_identifier(each.text)}}}")
+            if each.why and each.text[:1] not in "$`"
+            else each
+            for each in text.pieces
+        )
+        read_shell(Value(tuple(pieces)), place, self._found, files=self._files)
 
     def _get(self, fields: Mapping[str, YamlNode], name: str) -> Iterator[YamlNode]:
         if name in fields:
@@ -67,7 +79,8 @@ class _YamlFile:
             if key.text == "<<" and depth < 8:
                 for each in value.items if value.items is not None else [value]:
                     fields = {**self._fields(each, depth + 1), **fields}
-        return fields | {key.text: value for key, value in pairs if key.is_scalar}
+        own = {key.text: value for key, value in pairs if key.is_scalar and key.text != "<<"}
+        return fields | own
 
     def _visit(self, node: YamlNode, place: Place) -> None:
         self._left -= 1
@@ -88,14 +101,12 @@ class _YamlFile:
             place = self._programs.own_block(place, node.line)
         place = replace(place, image=self._image(fields) or place.image)
         for name, value in fields.items():
-            if name == "with":
-                continue  # what an action of a workflow is given
+            # What an action of a workflow is given; what counts where it is merged into something.
+            if name == "with" or (name.startswith("x-") and self._is_compose):
+                continue
             if name == "build":
                 self._arguments(value)
-            elif _ENVIRONMENT.fullmatch(name):
-                is_shared = name.startswith("x-")
-                self._environment(value, value.line if is_shared else place.block)
-            elif name == "data" and self._is_map_of_variables:
+            elif _ENVIRONMENT.fullmatch(name) or (name == "data" and self._is_map_of_variables):
                 self._environment(value, place.block)
             elif name in _SCRIPTS:
                 self._scripts(value, place)
@@ -221,6 +232,10 @@ class _YamlFile:
         if node is None:
             return unknown(match[0], line, f"{match[1]} is filled in by who runs it")
         return known(node.text, line).as_default()
+
+
+def _identifier(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_") or "template"
 
 
 def _going_on(text: Value) -> Value:

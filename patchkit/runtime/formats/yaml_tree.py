@@ -84,7 +84,8 @@ def _parse(text: str) -> YamlTree:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = str(getattr(error, "problem", None) or "not YAML")
-        builder.tree.problem = (mark.line + 1 if mark else 1, f"the rest, which is no YAML: {what}")
+        line = min(mark.line + 1, text.count("\n") + 1) if mark else 1
+        builder.tree.problem = (line, f"the rest, which is no YAML: {what}")
     except ValueError:  # characters that YAML does not know
         builder.tree.problem = (1, "the file, which is no YAML")
     return builder.tree

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from patchkit.runtime.files.value import Value, unknown
 
-_LARGEST = 1 << 16  # characters of a value; what grows beyond is not followed
-_MOST_ITEMS = 2_000  # words of an array
+_LARGEST = 1 << 14  # characters of a value; what grows beyond is not followed
+_MOST_ITEMS = 300  # words of an array
+_TOO_LONG = "it is too long to follow"
 
 
 class Scope:
@@ -30,12 +31,14 @@ class Scope:
     def set(self, name: str, value: Value | None) -> None:
         """Set a variable, or unset it."""
         if value is not None and _is_large(value):
-            value = unknown(f"${name}", value.line, f"{name} is too long to follow")
+            value = unknown(f"${name}", value.line, _TOO_LONG)
         self.values[name] = value
 
     def append(self, name: str, value: Value) -> Value:
         """Add a text to a text, or words to an array, and return the whole."""
         before = self.get(name)
+        if before is not None and before.why == _TOO_LONG:
+            return before
         if before is not None and before.items is not None and value.items is not None:
             value = Value(items=before.items + value.items)
         elif before is not None:

@@ -300,7 +300,9 @@ class _Shell:
         name, line = self._text(target), self._line(target)
         value = self._value(value_node) if value_node else known("", line)
         if any(child.type == "+=" for child in node.children):
-            value = self._scope.append(name, value)
+            whole = self._scope.append(name, value)
+            # Of an array only what is new: the rest was noted before.
+            value = value if value.items is not None else whole
         else:
             self._scope.set(name, value)
         self._note(name, value, line, how)
