@@ -49,14 +49,21 @@ def pip() -> list[str]:
     return [_short(str(beside))] if sys.prefix != sys.base_prefix and beside.exists() else ["pip"]
 
 
-def install(wheel: Path, cpus: Collection[str], device: str) -> Sequence[Shown]:
-    """Return what installs a wheel: here, or for other CPUs, how it gets there; none is for any."""
+def install(
+    wheel: Path, cpus: Collection[str], device: str, options: Sequence[str] = ()
+) -> Sequence[Shown]:
+    """Return what installs a wheel: here, or for other CPUs, how it gets there; none is for any.
+
+    ``options`` are pip's, beside its own words.
+    """
     if not cpus or platform.machine() in cpus:
-        return [next_step(*pip(), "install", wheel)]
+        return [next_step(*pip(), "install", *options, wheel)]
     there = f"to take it to the {device}, {' or '.join(sorted(cpus))}"
     return [
         next_step("rsync", "-P", wheel, "USER@HOST:", where=there),
-        next_step("pip", "install", Path(wheel.name), where="there, in vLLM's environment"),
+        next_step(
+            "pip", "install", *options, Path(wheel.name), where="there, in vLLM's environment"
+        ),
     ]
 
 

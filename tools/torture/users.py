@@ -184,12 +184,12 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
             storage.journal(house).recover()
 
     def fill(wheel: Path) -> None:
-        built = [each for each in settled(house) if each.kind is Kind.BUILT]
+        before = settled(house)
         size, name = wheel.stat().st_size, wheel_name(wheel.name)
         fresh = ManifestEntry(
             name=name, sha256=sha256_of(wheel), size=size, facts={}, kind=Kind.DEPENDENCY
         )
-        replace_dependencies(house, built, [fresh], [wheel])
+        replace_dependencies(house, before, [fresh], [wheel])
 
     def stock() -> None:
         add(house, other, {})

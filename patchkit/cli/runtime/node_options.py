@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from patchkit.cli import complete
 from patchkit.runtime.envfile.facts import nodes_max
 from patchkit.runtime.node.decision import NodeOptions
+from patchkit.runtime.node.lock_file import locked_versions
 from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.target import targets
@@ -59,6 +61,12 @@ _OPTIONS = (
     VLLM,
     NCCL,
     click.option(
+        "--lock",
+        type=click.Path(path_type=Path, exists=True),
+        metavar="WHEELHOUSE",
+        help="Its versions, which will be installed, instead of the installed ones.",
+    ),
+    click.option(
         "--quantization", type=click.Choice(CHOICES["quantization"]), help="The checkpoint's."
     ),
     TARGET,
@@ -89,10 +97,23 @@ _OPTIONS = (
 
 
 def node_options(function: F) -> F:
-    """Add the options in the order in which help shows them."""
+    """Add the options in the order in which help shows them.
+
+    What a lock says takes the place of what is not given.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, lock: Path | None, **options: Any) -> Any:
+        locked = locked_versions(lock) if lock else {}
+        given = {
+            name: options[name] or version for name, version in locked.items() if name in options
+        }
+        return function(*arguments, **{**options, **given})
+
+    decorated = cast("F", wrapped)
     for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+        decorated = option(decorated)
+    return decorated
 
 
 def asked_for(options: Mapping[str, Any], **more: Any) -> NodeOptions:

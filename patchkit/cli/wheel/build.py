@@ -26,17 +26,20 @@ from patchkit.cli.wheel.build_options import (
     reduced,
 )
 from patchkit.cli.wheel.build_vllm import command as vllm
+from patchkit.cli.wheel.override import known_option, offer_lines, record_offers
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.releases import load_facts
+from patchkit.versions import named_version
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
-from patchkit.wheel.build.nccl_version import default_version
 from patchkit.wheel.build.toolchain import find_toolchain
 from patchkit.wheel.device.inspect import LIVE
-from patchkit.wheel.wheelhouse.contents import make_room
+from patchkit.wheel.wheelhouse.contents import make_room, manifest
+from patchkit.wheel.wheelhouse.nccl_version import default_version, is_nccl, require_wanted
+from patchkit.wheel.wheelhouse.overriding import offers
 
 _EPILOG = """\
 \b
@@ -92,6 +95,7 @@ command.add_command(vllm, "vllm")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 @house_option
 @objects_option
+@known_option
 @as_json
 def nccl(
     version: str | None,
@@ -106,12 +110,15 @@ def nccl(
     offline: bool,
     house: Path,
     objects: Path | None,
+    with_known: bool,
     as_json: bool,
 ) -> None:
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
     require_build()
     began = time.monotonic()
     device = find_target(target)
+    if with_known:
+        record_offers(house)
     with progress() as report:
         origin = _origin(version, source, sha256, house, offline=offline, report=report)
         toolchain = find_toolchain(
@@ -157,14 +164,20 @@ def _origin(
         chosen, reason = default_version(house)
         version = str(chosen)
         tell(f"NCCL {version}: {reason}")
+        for line in offer_lines(house, offers(house)):
+            tell(line)
+    elif version is not None:
+        require_wanted(house, named_version(version, "for example 2.30.7"))
     recipe = load_recipe("nccl")
-    return nccl_tree(
+    origin = nccl_tree(
         source or f"nccl=={version}",
         sha256=sha256,
         offline=offline,
         report=report,
         check=recipe.check,
     )
+    require_wanted(house, origin.version)
+    return origin
 
 
 def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
@@ -186,4 +199,8 @@ def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
         show.word("known") + f"{bug.says}; instead: {bug.instead}"
         for bug in load_facts().bugs_of(order.origin.version)
     )
-    print_built(title, lines, [*reduced(order.functions), *known], placed)
+    overridden = any(
+        is_nccl(each.takes.project) for each in manifest(placed.wheel.parent).overrides
+    )
+    options = ["--no-deps"] if overridden else []
+    print_built(title, lines, [*reduced(order.functions), *known], placed, options)

@@ -109,17 +109,26 @@ def compilers(tools: Toolchain) -> str:
     return f"nvcc {tools.cuda}{' (locked)' if tools.locked else ''}, {tools.compiler}"
 
 
-def print_built(title: str, lines: Iterable[str], notes: Iterable[str], placed: Placed) -> None:
-    """Print a title, what was proved, notes, and the next command."""
+def print_built(
+    title: str,
+    lines: Iterable[str],
+    notes: Iterable[str],
+    placed: Placed,
+    options: Sequence[str] = (),
+) -> None:
+    """Print a title, what was proved, notes, and the next command, with more ``options`` of pip."""
     echo([title, *(show.GOOD + line for line in lines), *notes])
-    echo([LaidOut(show.GOOD + placed.line), *installing(placed.wheel, placed.built.facts)])
+    echo([LaidOut(show.GOOD + placed.line), *installing(placed.wheel, placed.built.facts, options)])
 
 
-def installing(wheel: Path, facts: Mapping[str, Any]) -> Sequence[Shown]:
+def installing(
+    wheel: Path, facts: Mapping[str, Any], options: Sequence[str] = ()
+) -> Sequence[Shown]:
     """Return what installs a wheel that was made for a target."""
     target = targets().get(str(facts.get("target")))
     cpus = wheel_name(wheel.name).cpus
-    return install(wheel, () if ANY in cpus else cpus, target.title if target else "node")
+    device = target.title if target else "node"
+    return install(wheel, () if ANY in cpus else cpus, device, options)
 
 
 def reduced(is_reduced: object) -> list[Shown]:

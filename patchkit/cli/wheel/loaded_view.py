@@ -26,6 +26,8 @@ def show_loaded(python: str, *, as_json: bool) -> None:
         say(style(f"  {_facts(copy)}", dim=True))
     for warning in answer.warnings:
         say(style("warning ", fg="yellow") + warning)
+    for note in answer.notes:
+        say(style("note ", fg="yellow") + note)
 
 
 def _say_choice(who: str, choice: Choice, answer: Answer) -> None:
@@ -43,6 +45,6 @@ def _facts(copy: NcclCopy) -> str:
 
 def _fields(answer: Answer) -> dict[str, object]:
     fields = asdict(answer)
-    for version in ("torch_version", "vllm_version"):
+    for version in ("torch_version", "vllm_version", "pin"):
         fields[version] = fields[version] or None
     return fields

@@ -14,6 +14,7 @@ from patchkit.cli.next_step import program, spelled
 from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, style
 from patchkit.cli.wheel.inspect_view import finding_fields
+from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
 from patchkit.errors import StorageError, UsageError
 from patchkit.finding import worst
 from patchkit.quoting import quoted
@@ -100,6 +101,7 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
                 "dir": str(house),
                 "wheels": len(done.entries),
                 "pins": dict(done.pins),
+                **override_fields(done.overrides, done.offers),
                 "signature": signed.fields() if signed else None,
                 "missing": list(done.unmet),
                 "findings": [finding_fields(each) for each in done.findings],
@@ -116,6 +118,8 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
     if done.pins:
         pins = ", ".join(f"{name} {version}" for name, version in done.pins.items())
         yield style(pins, dim=True)
+    yield from override_lines(done.overrides)
+    yield from offer_lines(house, done.offers)
     if signed:
         yield show.GOOD + _signature(signed)
     if not done.findings:

@@ -12,6 +12,7 @@ from patchkit.cli import show
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json, progress
 from patchkit.cli.out import echo, print_json, say, style, table
+from patchkit.cli.wheel import override
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
@@ -22,7 +23,7 @@ from patchkit.target import targets
 from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.filling.node_platform import NodePlatform, node_platform
 from patchkit.wheel.filling.uv import WheelSources
-from patchkit.wheel.wheelhouse.contents import entries
+from patchkit.wheel.wheelhouse.contents import manifest
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.prune import prune
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
@@ -40,7 +41,8 @@ _EPILOG = """\
 Install everything that it holds, by hash and without an index:
   pip install --require-hashes --no-deps --no-index \\
     --find-links wheelhouse -r wheelhouse/requirements.txt
-Once it is filled, --no-deps is not needed: the lock is complete.
+Once it is filled, --no-deps is not needed: the lock is complete. With an override it is, since
+no resolver knows of it.
 """
 
 
@@ -49,18 +51,23 @@ def command() -> None:
     """Keep finished wheels with a manifest, hashes, and locked requirements."""
 
 
+command.add_command(override.command)
+
+
 @command.command("list")
 @_folder
 @show.verbose
 @as_json
 def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
     """List the wheels that were made here; -v also what fill brought."""
-    held = entries(house)
+    listed = manifest(house)
+    held = listed.wheels
     signed, doubt = _signature(house)
     if as_json:
         wheels = [entry.fields() for entry in held]
         said = {"error": doubt} if doubt else signed.fields() if signed else None
-        print_json({"dir": str(house), "signature": said, "wheels": wheels})
+        overrides = [each.fields() for each in listed.overrides]
+        print_json({"dir": str(house), "signature": said, "overrides": overrides, "wheels": wheels})
         return
     made = [entry for entry in held if entry.kind is Kind.BUILT]
     others = [entry for entry in held if entry.kind is not Kind.BUILT]
@@ -72,6 +79,7 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
         size = f", {sum(entry.size for entry in others) / 1e6:,.0f} MB"
         more = "" if verbose else "; -v lists them"
         say(f"{len(made)} made here, {len(others)} dependencies{size}{more}")
+    echo(override.override_lines(listed.overrides))
     if not held:
         say(f"{house} is empty")
         say(next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house))
@@ -215,6 +223,7 @@ def prune_wheels(
 )
 @click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
 @click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
+@override.known_option
 @show.verbose
 @as_json
 def fill_wheels(
@@ -227,6 +236,7 @@ def fill_wheels(
     folders: tuple[Path, ...],
     offline: bool,
     lock_only: bool,
+    with_known: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -238,6 +248,8 @@ def fill_wheels(
     """
     require_build()
     built = built_wheels(house)
+    if with_known:
+        override.record_offers(house)
     node = node_platform(machine or machine_of(house, built), python, glibc or _glibc(built))
     sources = WheelSources(offline=offline, folders=folders)
     with progress() as report:
@@ -248,11 +260,13 @@ def fill_wheels(
         print_json(_filled_fields(house, node, done))
         return
     echo(_filled_lines(node, done, lock_only=lock_only, verbose=verbose))
-    index = () if lock_only else ("--no-index",)
+    echo(override.override_lines(done.manifest.overrides))
+    echo(override.offer_lines(house, done.offers))
+    options = done.manifest.install_options
     lock = ("--find-links", house, "--require-hashes", "-r", house / REQUIREMENTS)
     here = node.machine == platform.machine()
-    install = (*(pip() if here else ["pip"]), "install", *index, *lock)
-    say(next_step(*install, where="" if here else f"on a node, {node.machine}"))
+    where = "" if here else f"on a node, {node.machine}"
+    say(next_step(*(pip() if here else ["pip"]), "install", *options, *lock, where=where))
 
 
 def _filled_lines(
@@ -289,6 +303,7 @@ def _filled_fields(house: Path, node: NodePlatform, done: Filled) -> dict[str, o
         "dependencies": [entry.fields() for entry in done.dependencies],
         "new": list(done.new),
         "gone": list(done.gone),
+        **override.override_fields(done.manifest.overrides, done.offers),
         "torch": {"version": str(torch.version), "cuda": torch.cuda, "seen": torch.seen}
         if torch
         else None,

@@ -5,7 +5,7 @@ Not with importlib.metadata: it takes longer to import than click, and probe is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _SUFFIX = ".dist-info"
@@ -36,14 +36,18 @@ def _names(folder: str) -> list[str]:
 
 
 def header(home: Path, name: str) -> str:
-    """Return a field of METADATA, "" if there is none. After the first empty line comes prose."""
+    """Return a field of METADATA, "" if there is none."""
+    return next(headers(home, name), "")
+
+
+def headers(home: Path, name: str) -> Iterator[str]:
+    """Yield every value of a field of METADATA. After the first empty line comes prose."""
     for line in _lines(home / "METADATA"):
         field, _, value = line.partition(":")
         if field.strip().lower() == name.lower():
-            return value.strip()
+            yield value.strip()
         if not line.strip():
             break
-    return ""
 
 
 def holds(home: Path, member: str) -> bool:

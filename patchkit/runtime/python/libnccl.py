@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import HostError
+from patchkit.runtime.python.distributions import distributions, headers
 from patchkit.runtime.python.file_owners import Owner, owners
 from patchkit.runtime.python.interpreter import InterpreterFacts, ask
 from patchkit.runtime.python.libnccl_version import nccl_version
@@ -53,7 +55,10 @@ class NcclCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result of ``loaded``; ``copies`` with those that are mapped first, in their order."""
+    """The result of ``loaded``; ``copies`` with those that are mapped first, in their order.
+
+    ``pin`` is what torch's METADATA requires, ``nvidia-nccl-cu13==2.28.9``, "" if it says nothing.
+    """
 
     python: str
     torch_version: str
@@ -62,6 +67,8 @@ class Answer:
     vllm: Choice
     copies: tuple[NcclCopy, ...]
     warnings: tuple[str, ...]
+    pin: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def loaded(python: str, environment: Mapping[str, str]) -> Answer:
@@ -79,6 +86,9 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
     # In this order: vLLM finds what torch has mapped already.
     torch, vllm = torch_choice(process, facts), vllm_choice(process, facts)
     copies = tuple(_copies(process, facts))
+    taken = next((copy for copy in copies if copy.path == torch.path), None)
+    pin = _pin(facts)
+    beside = list(_beside_pin(taken, pin, facts))
     return Answer(
         python=python,
         torch_version=facts.release("torch"),
@@ -86,9 +96,16 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
         torch=torch,
         vllm=vllm,
         copies=copies,
-        warnings=tuple(_warnings(torch, vllm, copies, process, facts)),
+        warnings=(
+            *_warnings(torch, vllm, copies, process, facts),
+            *(text for older, text in beside if older),
+        ),
+        pin=pin,
+        notes=tuple(text for older, text in beside if not older),
     )
 
+
+_PIN = re.compile(r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]*)")
 
 # The copies
 
@@ -128,6 +145,40 @@ def _others(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, st
     yield str(facts.torch_home / "lib" / SONAME), "beside torch's libraries"
     for path in process.cache.get(SONAME, ()):
         yield path, "the system's ld.so.cache"
+
+
+# What torch was released with
+
+
+def _pin(facts: InterpreterFacts) -> str:
+    for home in distributions(facts.path).get("torch", ())[:1]:
+        for requirement in headers(home, "Requires-Dist"):
+            if match := _PIN.match(requirement):
+                return f"{match['project']}=={match['version']}"
+    return ""
+
+
+def _beside_pin(
+    taken: NcclCopy | None, pin: str, facts: InterpreterFacts
+) -> Iterator[tuple[bool, str]]:
+    """Yield whether the release that torch takes is older than the pinned one, and what that means.
+
+    A later one is what an override leaves behind, and nothing wrong.
+    """
+    version, wanted = taken.version if taken else "", pin.partition("==")[2]
+    if not version or not wanted or _numbers(version) == _numbers(wanted):
+        return
+    torch = f"torch {facts.release('torch')} pins {pin}, and {version.partition('+')[0]} is taken"
+    if _numbers(version) < _numbers(wanted):
+        yield True, f"{torch}: torch may call what an older NCCL lacks"
+    else:
+        left = "as an override of that pin leaves it: `pip check` names it"
+        back = f"to install torch or vLLM again without --no-deps puts {wanted} back"
+        yield False, f"{torch}, {left}, and {back}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 
 # What to be warned of

@@ -43,6 +43,7 @@ class LibraryRules:
     libstdcxx: Mapping[str, Mapping[str, str]]
     legacy: Mapping[str, str]
     pins: LibraryNames
+    compiled_against: LibraryNames
 
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
         """Return whose a library is that a wheel of this project must not carry, None if it may."""
@@ -59,6 +60,10 @@ class LibraryRules:
     def decisive(self, project: str) -> bool:
         """Check whether a pin of this project decides which wheels fit together."""
         return _any(self.pins.names, project)
+
+    def fixed(self, project: str) -> bool:
+        """Check whether other wheels are compiled against this project, so that its pin stays."""
+        return _any(self.compiled_against.names, project)
 
     def glibc(self, platform: str) -> str:
         """Return the glibc that is enough by a platform tag, ``2.28``; "" if it names none."""

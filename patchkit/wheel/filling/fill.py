@@ -14,6 +14,7 @@ from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.errors import HashMismatchError, UsageError
 from patchkit.quoting import quoted
+from patchkit.versions import ExactPin
 from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
@@ -22,9 +23,18 @@ from patchkit.wheel.filling.download import Progress, download
 from patchkit.wheel.filling.node_platform import NodePlatform
 from patchkit.wheel.filling.resolve import LockedWheel, requirements_of, resolve
 from patchkit.wheel.filling.uv import WheelSources, only_metadata
-from patchkit.wheel.wheelhouse.contents import FILLING, replace_dependencies, settled
+from patchkit.wheel.wheelhouse.contents import (
+    FILLING,
+    manifest,
+    replace_dependencies,
+    settled,
+)
 from patchkit.wheel.wheelhouse.listed_wheel import read
-from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
+from patchkit.wheel.wheelhouse.override import Override
+from patchkit.wheel.wheelhouse.overriding import offers, without_effect
+from patchkit.wheel.wheelhouse.pins import pins_in
+from patchkit.wheel.wheelhouse.storage import command
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
 _SCRATCH = "parts"  # the folder of what is not whole yet, cleared each time
@@ -32,12 +42,17 @@ _SCRATCH = "parts"  # the folder of what is not whole yet, cleared each time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """The dependencies, the file names that are new or gone, and the torch among them."""
+    """The dependencies, the file names that are new or gone, and the torch among them.
+
+    ``manifest`` is what was written; ``offers`` are overrides that known bugs suggest.
+    """
 
     dependencies: tuple[ManifestEntry, ...]
     new: tuple[str, ...]
     gone: tuple[str, ...]
     torch: Torch | None
+    manifest: Manifest
+    offers: tuple[Override, ...]
 
 
 def machine_of(house: Path, built: Sequence[ManifestEntry]) -> str:
@@ -56,7 +71,7 @@ def machine_of(house: Path, built: Sequence[ManifestEntry]) -> str:
 
 def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
     """Return the wheels that patchkit put there. Raises UsageError if there are none."""
-    found = tuple(entry for entry in settled(house) if entry.kind is Kind.BUILT)
+    found = tuple(entry for entry in settled(house).wheels if entry.kind is Kind.BUILT)
     if not found:
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
@@ -79,19 +94,21 @@ def fill(
 
     ``also`` are requirements of the user's own. Nothing in the wheelhouse changes until everything
     is there and proved; what was downloaded before an interruption is taken up by the next call.
-    Raises ProofError if the torch is one for CPUs alone, HashMismatchError, HostError, SourceError,
-    StorageError, UsageError, BusyError.
+    Raises ProofError if the torch is one for CPUs alone, UsageError also for an override that does
+    not fit, HashMismatchError, HostError, SourceError, StorageError, BusyError.
     """
     before, built = settled(house), built_wheels(house)
+    overrides = _fitting_overrides(house, before)
     needed = _cuda_needed(house, built)
     ours = [house / entry.filename for entry in built if entry.name.cpus & {node.machine, ANY}]
     with _working(house) as place, only_metadata(ours) as small:
         # Offline, what an earlier fill brought is there to be taken.
         more = (small, house) if sources.offline else (small,)
         sources = replace(sources, folders=(*sources.folders, *more))
-        chosen = resolve(small.iterdir(), also, node, sources, numbered_like_cuda(needed))
+        numbered = numbered_like_cuda(needed)
+        chosen = resolve(small.iterdir(), also, node, sources, numbered, overrides)
         torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
-        requires = requirements_of(torch, node, sources) if torch else ()
+        requires = requirements_of(torch, node, sources, overrides) if torch else ()
         proved = _proved_torch(torch, requires, node, needed)
         folders = () if lock_only else (place, house)
         files: tuple[Path, ...] = ()
@@ -100,15 +117,39 @@ def fill(
             files = _collect(chosen, house, place, progress)
             proved = _proved_torch(torch, requires, node, needed, folders)
         fresh = tuple(_entry(wheel, node, folders) for wheel in chosen)
-        replace_dependencies(house, built, fresh, files)
-    old = {entry.filename for entry in before if entry.kind is not Kind.BUILT}
+        replace_dependencies(house, before, fresh, files)
+    old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
     new = {entry.filename for entry in fresh}
     return Filled(
         dependencies=fresh,
         new=tuple(sorted(new - old)),
         gone=tuple(sorted(old - new)),
         torch=proved,
+        manifest=manifest(house),
+        offers=offers(house),
     )
+
+
+def _fitting_overrides(house: Path, listed: Manifest) -> list[ExactPin]:
+    """Return what overrides take. Raises UsageError for one that what is here contradicts."""
+    for override, now in without_effect(listed.overrides, pins_in(house)):
+        raise UsageError(
+            f"{house}: its override of {override.pin} has no effect: {now}",
+            why="it was recorded for other wheels",
+            hint=command("override", house, "--remove", override.takes.project),
+        )
+    taken = [override.takes for override in listed.overrides]
+    for entry in listed.wheels:
+        for pin in taken:
+            other = entry.name.project == pin.project
+            if entry.kind is Kind.BUILT and other and entry.name.version.public != str(pin.version):
+                drop = command("prune", house, "--drop", pin.project)
+                raise UsageError(
+                    f"{entry.filename}: was built, and the override takes {pin}",
+                    why="the override was recorded after the build",
+                    hint=f"{drop}; then build {pin.version}, or fill again to take stock's",
+                )
+    return taken
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import WheelName, wheel_name
 from patchkit.wheel.filling.node_platform import NodePlatform
 from patchkit.wheel.filling.uv import WheelSources, compile_requirements
@@ -38,18 +39,27 @@ def resolve(
     node: NodePlatform,
     sources: WheelSources,
     constraints: Iterable[str] = (),
+    overrides: Iterable[ExactPin] = (),
 ) -> tuple[LockedWheel, ...]:
     """Return every wheel, by file name, that a node needs for the ``given`` ones and ``also``.
 
-    The given ones are taken before any of their projects elsewhere; ``also`` are requirements.
-    Raises as ``compile_requirements`` does.
+    The given ones are taken before any of their projects elsewhere; ``also`` are requirements, and
+    ``overrides`` replace what wheels require. Raises as ``compile_requirements`` does.
     """
     for each in also:
         if each.startswith("-") or not each.isprintable():
             raise UsageError(f"--with takes a requirement such as 'ray>=2.40', not {each!r}")
     ours = {wheel_name(wheel.name).project: wheel.as_uri() for wheel in given}
-    wanted = [*(f"{project} @ {url}" for project, url in ours.items()), *also]
-    text = compile_requirements(wanted, node, sources, *_LOCK, constraints=constraints)
+    named = {project: f"{project} @ {url}" for project, url in ours.items()}
+    text = compile_requirements(
+        [*named.values(), *also],
+        node,
+        sources,
+        *_LOCK,
+        constraints=constraints,
+        # An override replaces what we ask for as well: it has to name the wheel that is given.
+        overrides=[named.get(pin.project, str(pin)) for pin in overrides],
+    )
     rows = tomllib.loads(text)["packages"]
     ranks = node.ranks()
     found = [_chosen(row, ranks) for row in rows if row["name"] not in ours]
@@ -57,11 +67,16 @@ def resolve(
 
 
 def requirements_of(
-    wheel: LockedWheel, node: NodePlatform, sources: WheelSources
+    wheel: LockedWheel,
+    node: NodePlatform,
+    sources: WheelSources,
+    overrides: Iterable[ExactPin] = (),
 ) -> tuple[str, ...]:
     """Return the projects that a wheel requires on that node. Raises as ``resolve`` does."""
     options = ("--format=requirements.txt", "--annotation-style=line")
-    text = compile_requirements([wheel.name.pinned], node, sources, *options)
+    text = compile_requirements(
+        [wheel.name.pinned], node, sources, *options, overrides=map(str, overrides)
+    )
     pinned = (line.partition("==") for line in text.splitlines() if "==" in line)
     return tuple(
         project

@@ -60,21 +60,25 @@ def compile_requirements(
     sources: WheelSources,
     *options: str,
     constraints: Iterable[str] = (),
+    overrides: Iterable[str] = (),
 ) -> str:
     """Return what `uv pip compile` writes for requirements.
 
-    ``constraints`` are requirements that hold for what is needed, and need nothing by themselves.
+    ``constraints`` are requirements that hold for what is needed, and need nothing by themselves;
+    ``overrides`` hold in the place of every requirement of the same project.
 
     No wheel is downloaded where the index tells metadata. Raises SourceError if there is no
     solution, UsageError for what is no requirement, StorageError if the index or the disk fails.
     """
     from uv import find_uv_bin  # comes with the extra for builds
 
-    with tempfile.NamedTemporaryFile(suffix=".txt") as file:
-        file.write("\n".join(constraints).encode())
-        file.flush()
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"constraints": constraints, "overrides": overrides}
+        for name, lines in files.items():
+            Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
         done = attempt(
-            *(find_uv_bin(), "pip", "compile", "-", f"--constraints={file.name}", *_OPTIONS),
+            *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS),
+            *(f"--{name}={folder}/{name}" for name in files),
             *(f"--python-platform={node.uv_name}", f"--python-version={node.python}"),
             *(["--no-index"] if sources.offline else []),
             *options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from patchkit.wheel.file.record import faults
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     Kind,
+    Manifest,
     ManifestEntry,
     device,
     documents,
@@ -40,17 +42,22 @@ FILLING = ".filling"
 
 def entries(house: Path) -> tuple[ManifestEntry, ...]:
     """Read the wheels that the manifest lists. Raises SourceError, StorageError, BusyError."""
+    return manifest(house).wheels
+
+
+def manifest(house: Path) -> Manifest:
+    """Read the manifest. Raises SourceError, StorageError, BusyError."""
     with reading(house):
-        return listed_entries(house)
+        return listed_manifest(house)
 
 
-def settled(house: Path) -> tuple[ManifestEntry, ...]:
+def settled(house: Path) -> Manifest:
     """Finish or undo a change that was cut short, then read the manifest; no wheel is a link."""
     with held(house):
         journal(house).recover()
         for path in house.glob("*.whl"):
             require_own(path)
-        return listed_entries(house)
+        return listed_manifest(house)
 
 
 def make_room(house: Path, filename: str) -> tuple[str, ...]:
@@ -86,9 +93,9 @@ def add(
     name = wheel_name(wheel.name)
     with writing(house, patience):
         outdated = _outdated(house, name)
-        leaving, listed = {*outdated, name.filename}, listed_entries(house)
-        stock = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
-        kept = [entry for entry in listed if entry.filename not in leaving]
+        leaving, listed = {*outdated, name.filename}, listed_manifest(house)
+        stock = {entry.filename for entry in listed.wheels if entry.kind is not Kind.BUILT}
+        kept = [entry for entry in listed.wheels if entry.filename not in leaving]
         # The copy is checked and committed: the named file may change in between.
         with staged(house, wheel) as copy:
             if found := list(faults(copy)):
@@ -97,7 +104,8 @@ def add(
                 raise SourceError(f"{wheel}: {found[0]}", why=why, hint="build it again")
             size = copy.stat().st_size
             fresh = ManifestEntry(name=name, sha256=sha256_of(copy), size=size, facts=facts)
-            commit(house, documents([*kept, fresh]), outdated, {name.filename: copy})
+            now = replace(listed, wheels=(*kept, fresh))
+            commit(house, documents(now), outdated, {name.filename: copy})
     for filename in outdated:
         older = f"an older build of {name.pinned}"
         say(f"{filename}: {'a dependency' if filename in stock else older}, replaced")
@@ -106,43 +114,47 @@ def add(
 
 def replace_dependencies(
     house: Path,
-    built: Collection[ManifestEntry],
+    before: Manifest,
     fresh: Collection[ManifestEntry],
     sources: Collection[Path],
 ) -> None:
     """Replace the dependencies that are there by these, all or nothing.
 
-    ``fresh`` were resolved for ``built``; ``sources`` are the files of those that are held and not
-    in the folder yet, on the same file system. Raises BusyError if something else was built since.
+    ``fresh`` were resolved for what was built ``before``, and its overrides; ``sources`` are the
+    files of those that are held and not in the folder yet, on the same file system. Raises
+    BusyError if something else was built or overridden since.
     """
     with writing(house):
-        listed = listed_entries(house)
+        listed = listed_manifest(house)
         now, then = (
-            {(entry.filename, entry.sha256) for entry in entries if entry.kind is Kind.BUILT}
-            for entries in (listed, built)
+            {*each.overrides}
+            | {(entry.filename, entry.sha256) for entry in each.wheels if entry.kind is Kind.BUILT}
+            for each in (listed, before)
         )
         # Resolving takes long and does not hold the wheelhouse, so that others can build.
         if now != then:
             raise BusyError(
                 f"{house}: its wheels changed while their dependencies were resolved",
-                why="a build put a wheel there, or one was dropped",
+                why="a build put a wheel there, one was dropped, or a pin was overridden",
                 hint=f"{command('fill', house)}; once more",
             )
-        kept = {entry.filename for entry in (*built, *fresh) if entry.held}
-        gone = [entry.filename for entry in listed if entry.filename not in kept]
+        built = (entry for entry in listed.wheels if entry.kind is Kind.BUILT)
+        after = replace(listed, wheels=(*built, *fresh))
+        kept = {entry.filename for entry in after.wheels if entry.held}
+        gone = [entry.filename for entry in listed.wheels if entry.filename not in kept]
         arriving = {source.name: source for source in sources}
-        commit(house, documents([*built, *fresh]), gone, arriving)
+        commit(house, documents(after), gone, arriving)
 
 
-def listed_entries(house: Path) -> tuple[ManifestEntry, ...]:
+def listed_manifest(house: Path) -> Manifest:
     """Read the manifest of a wheelhouse that is held."""
     data = read_own(house / MANIFEST)
-    return () if data is None else read_manifest(data)
+    return Manifest() if data is None else read_manifest(data)
 
 
 def known_wheels(house: Path) -> list[WheelName]:
     """Return every wheel that is listed or in the folder."""
-    names = [entry.name for entry in listed_entries(house)] + list(wheels_there(house))
+    names = [entry.name for entry in listed_manifest(house).wheels] + list(wheels_there(house))
     return list({name.filename: name for name in names}.values())
 
 
@@ -155,7 +167,7 @@ def wheels_there(house: Path) -> Iterator[WheelName]:
 
 def _outdated(house: Path, new: WheelName) -> tuple[str, ...]:
     outdated = []
-    listed = listed_entries(house)
+    listed = listed_manifest(house).wheels
     dependencies = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
     for old in known_wheels(house):
         if supersedes(new, old) or (rivals(new, old) and old.filename in dependencies):

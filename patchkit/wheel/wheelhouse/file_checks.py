@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from patchkit.digests import sha256_of
@@ -12,8 +12,15 @@ from patchkit.errors import HashMismatchError, StorageError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
 from patchkit.wheel.file.record import faults
-from patchkit.wheel.wheelhouse.contents import FILLING, listed_entries, wheels_there
-from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, ManifestEntry, documents, rivals
+from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, wheels_there
+from patchkit.wheel.wheelhouse.manifest import (
+    MANIFEST,
+    Kind,
+    Manifest,
+    ManifestEntry,
+    documents,
+    rivals,
+)
 from patchkit.wheel.wheelhouse.own_files import LINKED, WHY_LINKED, read_own
 from patchkit.wheel.wheelhouse.storage import DAMAGED, JOURNAL, command, reading
 
@@ -24,11 +31,11 @@ def check_files(house: Path) -> tuple[Finding, ...]:
     Raises SourceError, StorageError, BusyError.
     """
     with reading(house):
-        listed = listed_entries(house)
+        listed = listed_manifest(house)
         found = [*leftovers(house)]
-        for entry in listed:
+        for entry in listed.wheels:
             found += _entry_findings(house, entry)
-        found += _unlisted_findings(house, {entry.filename for entry in listed})
+        found += _unlisted_findings(house, {entry.filename for entry in listed.wheels})
         return (*found, *stale_documents(house, listed))
 
 
@@ -100,9 +107,9 @@ def leftovers(house: Path) -> Iterator[Finding]:
         yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)
 
 
-def stale_documents(house: Path, listed: Sequence[ManifestEntry]) -> Iterator[Finding]:
+def stale_documents(house: Path, listed: Manifest) -> Iterator[Finding]:
     """Find documents that are missing, or not those of the listed wheels."""
-    if not listed and not (house / MANIFEST).exists():
+    if listed == Manifest() and not (house / MANIFEST).exists():
         return
     for filename, text in documents(listed).items():
         path = house / filename

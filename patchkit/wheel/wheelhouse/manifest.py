@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,13 +13,17 @@ from patchkit.errors import SourceError
 from patchkit.records import Sha256, read_json
 from patchkit.target import targets
 from patchkit.wheel.file.name import ANY, WheelName, wheel_name
+from patchkit.wheel.wheelhouse.override import Override
 
 MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
-_FORMAT = 2
 _HEADER = "# pip install --require-hashes --no-deps --no-index --find-links DIR -r DIR/{file}\n"
 _FILLED = """\
 # Written by patchkit wheelhouse fill, for CPython {python} on {machine} with glibc {glibc}:
-#   pip install {index}--find-links DIR --require-hashes -r DIR/{file}
+#   pip install {options}--find-links DIR --require-hashes -r DIR/{file}
+"""
+_OVERRIDDEN = """\
+# Overridden: {summary}.
+# So pip and uv need --no-deps; `pip check` names it.
 """
 
 
@@ -68,6 +72,23 @@ class ManifestEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything that a manifest says: the wheels, and which pins of theirs are overridden."""
+
+    wheels: tuple[ManifestEntry, ...] = ()
+    overrides: tuple[Override, ...] = ()
+
+    @property
+    def install_options(self) -> tuple[str, ...]:
+        """Return what pip needs, beside the folder and the lock, to install these wheels."""
+        others = [entry for entry in self.wheels if entry.kind is not Kind.BUILT]
+        whole = all(entry.held for entry in others)
+        # Without its dependencies a lock is not complete; with an override no resolver takes it.
+        alone = not others or self.overrides
+        return (*(["--no-deps"] if alone else []), *(["--no-index"] if whole else []))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """An entry as ``manifest.json`` has it; project, version and tag are those of the name."""
 
@@ -82,15 +103,17 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Manifest:
-    format: Literal[1, 2]  # 1 knew no kinds: everything was built
+class _Rows:
+    format: Literal[1, 2, 3]  # 1 knew no kinds: everything was built; 3 has overrides
     wheels: tuple[_Row, ...]
+    overrides: tuple[Override, ...] = ()
 
 
-def read_manifest(data: bytes) -> tuple[ManifestEntry, ...]:
+def read_manifest(data: bytes) -> Manifest:
     """Parse a manifest. Raises SourceError if it is not one of this format."""
     try:
-        return tuple(
+        read = read_json(_Rows, data)
+        wheels = tuple(
             ManifestEntry(
                 name=wheel_name(row.filename),
                 sha256=row.sha256,
@@ -98,7 +121,7 @@ def read_manifest(data: bytes) -> tuple[ManifestEntry, ...]:
                 facts=row.facts,
                 kind=row.kind,
             )
-            for row in read_json(_Manifest, data).wheels
+            for row in read.wheels
         )
     except ValueError as error:
         raise SourceError(
@@ -106,22 +129,27 @@ def read_manifest(data: bytes) -> tuple[ManifestEntry, ...]:
             why="it was edited, or a newer patchkit wrote it",
             hint="put it back; or move the wheels away, empty the folder, and build again",
         ) from None
+    return Manifest(wheels=wheels, overrides=read.overrides)
 
 
-def documents(entries: Iterable[ManifestEntry]) -> dict[str, str]:
-    """Return the three files by name; the same wheels give the same texts."""
-    ordered = sorted(entries, key=lambda entry: entry.filename)
-    manifest = {"format": _FORMAT, "wheels": [entry.fields() for entry in ordered]}
-    rows = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+def documents(manifest: Manifest) -> dict[str, str]:
+    """Return the three files by name; the same wheels and overrides give the same texts."""
+    ordered = sorted(manifest.wheels, key=lambda entry: entry.filename)
+    overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
+    table: dict[str, Any] = {"format": 2, "wheels": [entry.fields() for entry in ordered]}
+    if overrides:
+        table |= {"format": 3, "overrides": [override.fields() for override in overrides]}
+    rows = json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     others = [entry for entry in ordered if entry.kind is not Kind.BUILT]
     header = _HEADER.format(file=REQUIREMENTS)
     if others:
-        index = "--no-index " if all(entry.held for entry in others) else ""
+        options = "".join(f"{option} " for option in manifest.install_options)
         facts = (str(others[0].facts.get(name, "?")) for name in ("python", "machine", "glibc"))
         python, machine, glibc = (" ".join(text.split()) for text in facts)  # it stays a comment
         header = _FILLED.format(
-            file=REQUIREMENTS, index=index, python=python, machine=machine, glibc=glibc
+            file=REQUIREMENTS, options=options, python=python, machine=machine, glibc=glibc
         )
+    header += "".join(_OVERRIDDEN.format(summary=override.summary) for override in overrides)
     builds = Counter(entry.name.project for entry in ordered)
     lines = []
     for entry in ordered:

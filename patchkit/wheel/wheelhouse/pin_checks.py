@@ -1,11 +1,13 @@
-"""Check that the wheels of a wheelhouse fit together: pins, Pythons, systems, devices, CUDA."""
+"""Check that the wheels of a wheelhouse fit together: pins, overrides, Pythons, CUDA."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -13,29 +15,80 @@ from patchkit.elf import by_version
 from patchkit.errors import ProofError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
-from patchkit.source.releases import load_facts
 from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, by_cpu
+from patchkit.wheel.wheelhouse.manifest import MANIFEST
 from patchkit.wheel.wheelhouse.name_checks import promised_glibc, supported
+from patchkit.wheel.wheelhouse.nccl_version import is_nccl
+from patchkit.wheel.wheelhouse.override import Override
+from patchkit.wheel.wheelhouse.overriding import without_effect
+from patchkit.wheel.wheelhouse.pins import TORCH, WheelPin, wheel_pins
 from patchkit.wheel.wheelhouse.storage import command
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
-_NCCL = "nvidia-nccl-cu"
 
-
-def disagreements(wheels: Sequence[ListedWheel]) -> tuple[Finding, ...]:
+def disagreements(
+    house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+) -> tuple[Finding, ...]:
     """Find everything that keeps these wheels from working together on a node, each thing once."""
-    found: list[Finding] = []
+    found = [*_overridden(house, wheels, overrides)]
     for cpu, group in by_cpu(wheels):
-        for check in (_needs, _nccl, _torch_and_cuda, _devices, _pythons, _systems):
+        found += _needs(cpu, group, overrides)
+        found += _nccl(group, overrides)
+        for check in (_torch_and_cuda, _devices, _pythons, _systems):
             found += check(cpu, group)
     # A wheel for any CPU is in every group, and would be reported once for each.
     return tuple(dict.fromkeys([*found, *_uneven(wheels)]))
 
 
-def _needs(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
+def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
+    """Return what the wheels that were read, and those that are only locked, pin."""
+    read = [wheel.metadata for wheel in wheels if wheel.metadata]
+    return wheel_pins(read, [wheel.entry.name for wheel in wheels if not wheel.metadata])
+
+
+def _overridden(
+    house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+) -> Iterator[Finding]:
+    """Find overrides of pins that no wheel has any more, and wheels that are not what they take."""
+    for override, now in without_effect(overrides, all_pins(wheels)):
+        yield finding(
+            UsageError,
+            MANIFEST,
+            f"has an override of {override.pin}: {now}",
+            command("override", house, "--remove", override.takes.project),
+            "an override holds for the pin that it was made for, and no other",
+        )
+    for override in overrides:
+        for wheel in wheels:
+            if wheel.project == override.takes.project and not _taken(wheel, override):
+                yield finding(
+                    UsageError,
+                    wheel.filename,
+                    f"is {wheel.entry.name.version}, and the override takes {override.takes}",
+                    _instead(wheel, override.takes.version) if wheel.built else _fill(wheel),
+                    "the override was recorded after it was put here",
+                )
+
+
+def _taken(wheel: ListedWheel, override: Override) -> bool:
+    return Version(wheel.entry.name.version.public) == override.takes.version
+
+
+def _accepted(wheel: ListedWheel, specifier: SpecifierSet, overrides: Sequence[Override]) -> bool:
+    """Check whether an override of this very pin takes this wheel, or finds it wrong by itself."""
+    return any(
+        wheel.project == override.takes.project
+        and specifier == SpecifierSet(f"=={override.pin.version}")
+        for override in overrides
+    )
+
+
+def _needs(
+    cpu: str, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+) -> Iterator[Finding]:
     """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
     here = {wheel.project: wheel for wheel in wheels}
     # Without a fill nothing but the built wheels is there, and needs are met from an index.
@@ -48,7 +101,9 @@ def _needs(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
                 what = f"needs {needed}, which is not in the lock"
                 hint, why = _fill(wheel), "it was built after a fill"
                 yield finding(UsageError, wheel.filename, what, hint, why)
-            elif other and not specifier.contains(other.entry.name.version, prereleases=True):
+            elif other is None or specifier.contains(other.entry.name.version, prereleases=True):
+                continue
+            elif not _accepted(other, specifier, overrides):
                 yield finding(
                     UsageError,
                     wheel.filename,
@@ -66,12 +121,14 @@ def _fill(wheel: ListedWheel, *options: str) -> str:
 
 
 def _instead(wheel: ListedWheel, version: object) -> str:
-    """Return the commands that replace a wheel that was built here by another version."""
-    house = wheel.path.parent
-    name = "nccl" if wheel.project.startswith(_NCCL) else wheel.project
+    """Return the commands that replace a wheel that was built here, or keep a later version."""
+    house, there = wheel.path.parent, wheel.entry.name.version.public
+    name = "nccl" if is_nccl(wheel.project) else wheel.project
     drop = command("prune", house, "--drop", wheel.project)
     build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
-    return f"{drop} && {build}"
+    keep = command("override", house, f"{wheel.project}=={there}")
+    later = is_nccl(wheel.project) and SpecifierSet(f"<{there}").contains(str(version))
+    return f"{drop} && {build}" + (f"; or, to keep it: {keep}" if later else "")
 
 
 def _applicable(
@@ -94,24 +151,23 @@ def _locked_python(wheels: Sequence[ListedWheel]) -> str:
     return next((str(python) for python in found if python), "")
 
 
-def _nccl(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa: ARG001
+def _nccl(wheels: Sequence[ListedWheel], overrides: Sequence[Override]) -> Iterator[Finding]:
     """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
-    if any(wheel.project == "torch" and wheel.metadata for wheel in wheels):
+    if any(wheel.project == TORCH and wheel.metadata for wheel in wheels):
         return
-    nccl = next((wheel for wheel in wheels if wheel.project.startswith(_NCCL)), None)
-    pins = {w.filename: w.metadata.pins.get("torch", "") for w in wheels if w.metadata}
-    locked = {w.filename: w.entry.name.version.public for w in wheels if w.project == "torch"}
-    for filename, torch in (pins if any(pins.values()) else locked).items():
-        pin = load_facts().pin_of_torch(torch)
-        wanted = pin.version if pin else None
-        if nccl and wanted and Version(nccl.entry.name.version.public) != wanted:
-            yield finding(
-                UsageError,
-                filename,
-                f"is for torch {torch}, which pins NCCL {wanted}; here is {nccl.entry.name.pinned}",
-                _instead(nccl, wanted),
-                "beside that torch pip replaces it by stock's, or installs nothing",
-            )
+    nccl = next((wheel for wheel in wheels if is_nccl(wheel.project)), None)
+    for each in all_pins(wheels) if nccl else ():
+        pinned = SpecifierSet(f"=={each.pin.version}")
+        if nccl and is_nccl(each.pin.project) and not _accepted(nccl, pinned, overrides):
+            name = nccl.entry.name
+            if Version(name.version.public) != each.pin.version:
+                yield finding(
+                    UsageError,
+                    each.wheel,
+                    f"is for {each.by}, which pins NCCL {each.pin.version}; here is {name.pinned}",
+                    _instead(nccl, each.pin.version) if nccl.built else _fill(nccl),
+                    "beside that torch pip replaces it by stock's, or installs nothing",
+                )
 
 
 def _torch_and_cuda(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
@@ -121,7 +177,7 @@ def _torch_and_cuda(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding
         for binary in wheel.binaries:
             majors.update(dict.fromkeys(cuda_majors(binary), wheel.filename))
     for wheel in wheels:
-        if wheel.project == "torch" and wheel.metadata:
+        if wheel.project == TORCH and wheel.metadata:
             requires = map(str, _applicable(wheel.metadata, cpu, wheels))
             torch = torch_of(wheel.entry.name.version, requires, wheel.metadata.members)
             if torch.cuda is None:
@@ -211,7 +267,7 @@ def pin_table(wheels: Sequence[ListedWheel]) -> Mapping[str, str]:
     return {
         wheel.project: str(wheel.entry.name.version)
         for wheel in wheels
-        if wheel.built or wheel.project in ("torch", "triton") or wheel.project.startswith(_NCCL)
+        if wheel.built or wheel.project in (TORCH, "triton") or is_nccl(wheel.project)
     }
 
 

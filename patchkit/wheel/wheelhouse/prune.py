@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.durable.lock import locked
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_entries
+from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_manifest
 from patchkit.wheel.wheelhouse.file_checks import leftovers, stale_documents
 from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, documents
 from patchkit.wheel.wheelhouse.storage import (
@@ -52,7 +52,8 @@ def prune(
         left = [Pruned(finding.where, finding.what) for finding in leftovers(house)]
         if not dry_run:
             left += _clear_leftovers(house, force=force)
-        listed, dropped = listed_entries(house), _dropped(house, drop)
+        manifest, dropped = listed_manifest(house), _dropped(house, drop)
+        listed = manifest.wheels
         if dependencies:
             dropped |= {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
         there = {path.name for path in house.glob("*.whl")}
@@ -73,7 +74,8 @@ def prune(
             ),
         ]
         gone = {file.filename for file in removed}
-        kept = [entry for entry in listed if entry.filename not in gone]
+        left_there = tuple(entry for entry in listed if entry.filename not in gone)
+        kept = replace(manifest, wheels=left_there)
         stale = [Pruned(finding.where, "written anew") for finding in stale_documents(house, kept)]
         if (stale or removed) and not dry_run:
             commit(house, documents(kept), sorted(gone))

@@ -24,6 +24,15 @@ def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path, version):
     assert not (tmp_path / "work").exists()
 
 
+def test_an_nccl_that_the_wheels_beside_it_do_not_ask_for(build, tmp_path):
+    house, pin = tmp_path / "house", "nvidia-nccl-cu13==2.27.5"
+    write_wheel(house, "2.11.0", project="torch", requires=[pin])
+    said = build("--src", SMALL, "--cpu", HERE, "--dir", house, rc=2).stderr
+    assert f"its wheels are for NCCL 2.27.5, and {VERSION} is to be built" in said
+    assert f"override --dir {house} nvidia-nccl-cu13=={VERSION};" in said
+    assert not (tmp_path / "work").exists()
+
+
 def test_a_wheelhouse_that_is_a_file(toolchain, build, tmp_path):
     toolchain(HERE)
     (tmp_path / "house").write_text("")

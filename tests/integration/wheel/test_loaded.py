@@ -339,6 +339,32 @@ def test_packages(installed, packages, warned, env):
     assert bool(said) == bool(warned)
 
 
+@pytest.mark.parametrize(
+    ("pinned", "kind", "says"),
+    [
+        (
+            "2.28.9",
+            "notes",
+            "and 2.29.7 is taken, as an override of that pin leaves it: `pip check`",
+        ),
+        ("2.30.7", "warnings", "and 2.29.7 is taken: torch may call what an older NCCL lacks"),
+        ("2.29.7", "", ""),
+    ],
+)
+def test_another_release_than_torch_pins(pinned, kind, says, env):
+    """What an override leaves on a node is a note; an older release than the pinned one is not."""
+    pin = f"nvidia-nccl-cu13=={pinned}"
+    requires = ["sympy", f"{pin}; platform_system == 'Linux'"]
+    torch = write_wheel(env.home / "wheels", "2.11.0", project="torch", requires=requires)
+    with zipfile.ZipFile(torch) as archive:
+        archive.extractall(env.site)
+    answer = env.foretold()[1]
+    assert answer["pin"] == pin
+    said = {name: [each for each in answer[name] if pin in each] for name in ("notes", "warnings")}
+    assert {name for name, lines in said.items() if lines} == ({kind} if kind else set())
+    assert all(f"torch 2.11.0 pins {pin}, {says}" in each for each in said.get(kind, []))
+
+
 def test_a_file_that_was_changed_after_its_installation(env):
     install(env, "2.29.7", env.parts.nccl["stock"])
     env.put("custom", env.pip_copy)

@@ -15,6 +15,8 @@ from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.runtime.env.agreement import read_head
 from patchkit.runtime.lint.check import check
 from patchkit.runtime.python.ptxas import find_ptxas
+from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.source.releases import load_facts
 from support import hosts
 from support.selection import SUPPORTED
 from tools import golden_env
@@ -52,6 +54,29 @@ def invoke(*arguments: str) -> str:
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.output
+
+
+def test_what_a_wheelhouse_will_install_counts_before_it_is_installed(tmp_path):
+    """NCCL 2.28.9 deadlocks; where an override takes 2.30.7 there is nothing to beware of."""
+    root = hosts.build(tmp_path, "cable_port0")
+    head = ("env", "--role=head", f"--root={root}")
+    pinned = invoke(*head, "--vllm=0.25.1", "--triton=3.6.0", "--nccl=2.28.9")
+    assert "can deadlock between nodes" in pinned
+    assert "`patchkit wheelhouse override nvidia-nccl-cu13==2.30.7`" in pinned
+    lock = tmp_path / "requirements.txt"
+    lock.write_text("nvidia-nccl-cu13==2.30.7+gb10.a1\ntriton==3.6.0\nvllm==0.25.1\n")
+    locked = invoke(*head, f"--lock={tmp_path}")
+    assert "can deadlock" not in locked
+    assert locked == invoke(*head, "--vllm=0.25.1", "--triton=3.6.0", "--nccl=2.30.7")
+    assert "can deadlock" in invoke(*head, f"--lock={tmp_path}", "--nccl=2.28.9")
+
+
+def test_the_rule_and_the_recipe_tell_of_one_bug():
+    rules = load_variable_rules()
+    (advice,) = (each for each in rules.advice if each.id == "nccl-deadlock")
+    (bug,) = (each for each in load_facts().bugs if each.take)
+    assert advice.when["nccl"] == bug.versions
+    assert f"nvidia-nccl-cu13=={bug.take}`" in advice.instead
 
 
 def test_a_file_is_written_once_and_an_edited_one_is_not_lost(tmp_path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import wheel_name
-from patchkit.wheel.wheelhouse.contents import add, entries
-from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry, documents
+from patchkit.wheel.wheelhouse.contents import add, entries, manifest
+from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, documents
+from patchkit.wheel.wheelhouse.overriding import chosen, lift, record
 from patchkit.wheel.wheelhouse.verify import verify
 from support.wheels import write_wheel
 
@@ -58,7 +61,9 @@ def lock(house):
             )
             for filename in filenames
         ]
-        for name, text in documents([*entries(house), *fresh]).items():
+        listed = manifest(house)
+        after = replace(listed, wheels=(*listed.wheels, *fresh))
+        for name, text in documents(after).items():
             (house / name).write_text(text)
 
     return make
@@ -98,7 +103,38 @@ def test_an_nccl_that_the_torch_does_not_pin(built, house):
     (each,) = verify(house).findings
     assert each.hint == (
         f"patchkit wheelhouse prune --dir {house} --drop nvidia-nccl-cu13 && "
-        f"patchkit build nccl --version 2.28.9 --dir {house}"
+        f"patchkit build nccl --version 2.28.9 --dir {house}; or, to keep it: "
+        f"patchkit wheelhouse override --dir {house} nvidia-nccl-cu13==2.29.7"
+    )
+
+
+def test_an_override_lets_one_wheel_pass_and_nothing_else(built, house, lock):
+    nccl(built, "2.30.7+gb10.a1")
+    vllm(built)
+    assert len(found(house)) == 1
+    record(house, chosen(house, ExactPin("nvidia-nccl-cu13==2.30.7"), "because"))
+    done = verify(house)
+    assert (done.findings, done.offers) == ((), ())
+    assert [str(each.takes) for each in done.overrides] == ["nvidia-nccl-cu13==2.30.7"]
+    lock("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl")
+    assert [what for _, _, what in found(house)] == [
+        "needs torch==2.11.0; here is torch==2.10.0",
+        "needs numpy, which is not in the lock",
+    ]
+
+
+def test_a_wheel_that_is_not_what_an_override_takes(built, house):
+    vllm(built)
+    record(house, chosen(house, ExactPin("nvidia-nccl-cu13==2.30.7")))
+    nccl(built, "2.29.7+gb10.a1")
+    assert [what for _, _, what in found(house)] == [
+        "is 2.29.7+gb10.a1, and the override takes nvidia-nccl-cu13==2.30.7"
+    ]
+    lift(house, "nvidia-nccl-cu13")
+    (offer,) = verify(house).offers
+    assert (str(offer.takes), str(offer.pin)) == (
+        "nvidia-nccl-cu13==2.30.7",
+        "nvidia-nccl-cu13==2.28.9",
     )
 
 
@@ -210,7 +246,7 @@ def held(house, version, **more):
         facts=PLACE,
         kind=Kind.DEPENDENCY,
     )
-    for name, text in documents([*entries(house), fresh]).items():
+    for name, text in documents(Manifest(wheels=(*entries(house), fresh))).items():
         (house / name).write_text(text)
 
 

@@ -68,11 +68,11 @@ def ways(tmp_path, made):
     stock = [write_wheel(tmp_path / "aside", f"{n}.0", project="torch") for n in (1, 2)]
 
     def filled(house, wheel):
-        built = [entry for entry in settled(house) if entry.kind == "built"]
+        before = settled(house)
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         name, size = wheel_name(wheel.name), wheel.stat().st_size
         fresh = ManifestEntry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
-        replace_dependencies(house, built, [fresh], [wheel])
+        replace_dependencies(house, before, [fresh], [wheel])
 
     def filled_before(house):
         add(house, other, {})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from packaging.version import Version
 
 from patchkit.errors import UsageError
-from patchkit.wheel.build.nccl_version import default_version
+from patchkit.wheel.wheelhouse.nccl_version import default_version, require_wanted
 from support.wheels import write_wheel
 
 
@@ -53,6 +54,20 @@ def test_wheels_that_disagree_or_are_too_new(tmp_path):
     wheel(tmp_path, TORCH.replace("2.12.1", "2.14.0"), "nvidia-nccl-cu13==2.30.7")
     with pytest.raises(UsageError, match="2 versions of NCCL"):
         default_version(tmp_path)
+
+
+def test_another_nccl_than_the_wheels_ask_for(tmp_path):
+    """It was compiled without a word, and refused by `verify` in the end."""
+    require_wanted(tmp_path / "absent", Version("2.30.7"))
+    wheel(tmp_path, VLLM, "torch==2.11.0")
+    require_wanted(tmp_path, Version("2.28.9+gb10.a1"))
+    with pytest.raises(UsageError, match=r"are for NCCL 2\.28\.9, and 2\.30\.7 is to be") as caught:
+        require_wanted(tmp_path, Version("2.30.7"))
+    line = f"patchkit wheelhouse override --dir {tmp_path} nvidia-nccl-cu13==2.30.7;"
+    assert line in caught.value.hint
+    with pytest.raises(UsageError, match="is to be built") as caught:
+        require_wanted(tmp_path, Version("2.27.7"))
+    assert "leave --version out" in caught.value.hint
 
 
 @pytest.mark.parametrize("content", [b"PK", b"", EMPTY_ZIP, EMPTY_ZIP.replace(b"\5\6", b"\5\7")])
