@@ -9,8 +9,9 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -18,8 +19,8 @@ import platformdirs
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
-from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
+from patchkit.durable.partial import continuing
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
 from patchkit.source.lock import LockEntry, is_version, wheel_cpus
@@ -36,6 +37,7 @@ Progress = Callable[[int, int], None]
 CHUNK = 1 << 18  # bytes that are read and written at once
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
+_PARTIAL, _UNSATISFIABLE = 206, 416  # HTTP statuses: a part of the file; no such part
 _LARGEST = 1 << 30  # bytes of a file of unknown size
 
 
@@ -124,10 +126,52 @@ def _mismatch(where: str, entry: LockEntry, actual: str, size: int | None = None
 
 
 def _download(project: str, entry: LockEntry, path: Path, progress: Progress | None) -> None:
-    with replacing(path) as stream, closing(_chunks(project, entry.filename)) as chunks:
-        digest, size = copy(chunks, stream, entry.size, progress)
+    def receive(stream: IO[bytes]) -> tuple[str, int]:
+        with _offered(project, entry.filename, there(stream, entry.size)) as response:
+            return received(response, stream, entry.size, progress)
+
+    with continuing(path) as stream:
+        digest, size = whole(receive, stream, entry.sha256)
         if (digest, size) != (entry.sha256, entry.size):
+            stream.truncate(0)
             raise _mismatch(f"the download of {entry.filename}", entry, digest, size)
+
+
+def whole(
+    receive: Callable[[IO[bytes]], tuple[str, int]], stream: IO[bytes], sha256: str
+) -> tuple[str, int]:
+    """Return the sha256 and the size of what was received, once more from nothing if need be.
+
+    What an earlier run left may be of another file, or damaged: the digest of the whole decides.
+    """
+    resumed = stream.seek(0, os.SEEK_END) > 0
+    found = receive(stream)
+    if resumed and found[0] != sha256:
+        stream.truncate(0)
+        found = receive(stream)
+    return found
+
+
+def there(stream: IO[bytes], expected: int) -> int:
+    """Return how many bytes an earlier run left, 0 if the file cannot be one that was cut short."""
+    size = stream.seek(0, os.SEEK_END)
+    return size if not expected or size < expected else 0
+
+
+def received(
+    response: requests.Response, stream: IO[bytes], expected: int, progress: Progress | None
+) -> tuple[str, int]:
+    """Write a response behind what is there if it begins there, else in its place.
+
+    Returns the sha256 and the size of the whole.
+    """
+    kept = stream.seek(0, os.SEEK_END) if response.status_code == _PARTIAL else 0
+    stream.seek(0)
+    stream.truncate(kept)
+    digest = hashlib.sha256()
+    for chunk in iter(partial(stream.read, CHUNK), b""):
+        digest.update(chunk)
+    return copy(response.iter_content(CHUNK), stream, expected, progress, digest=digest, done=kept)
 
 
 def save(url: str, path: Path, sha256: str, progress: Progress | None = None) -> None:
@@ -140,10 +184,19 @@ def save(url: str, path: Path, sha256: str, progress: Progress | None = None) ->
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
         # A session of its own, without pip's credentials: they are for the index.
-        with replacing(path) as stream, opened(url, requests.Session()) as response:
-            expected = int(response.headers.get("Content-Length", 0)) or _LARGEST
-            digest, _size = copy(response.iter_content(CHUNK), stream, expected, progress)
+        session = requests.Session()
+
+        def receive(stream: IO[bytes]) -> tuple[str, int]:
+            start = there(stream, 0)
+            with opened(url, session, start) as response:
+                rest = int(response.headers.get("Content-Length", 0))
+                begun = start if response.status_code == _PARTIAL else 0
+                return received(response, stream, begun + rest if rest else _LARGEST, progress)
+
+        with continuing(path) as stream:
+            digest, _size = whole(receive, stream, sha256)
             if digest != sha256:
+                stream.truncate(0)
                 raise HashMismatchError(
                     f"{url} has the sha256 {digest}, but the recipe says {sha256}",
                     why="the file is damaged, or it is not the one that was released",
@@ -152,13 +205,15 @@ def save(url: str, path: Path, sha256: str, progress: Progress | None = None) ->
 
 
 @contextmanager
-def opened(url: str, session: requests.Session) -> Iterator[requests.Response]:
-    """Open a file on the network. Raises StorageError if that fails, or reading it in the block."""
+def opened(url: str, session: requests.Session, start: int = 0) -> Iterator[requests.Response]:
+    """Open a file on the network, from a byte on if the server can.
+
+    Raises StorageError if that fails, or reading it in the block.
+    """
     import requests
 
-    headers = {"Accept-Encoding": "identity"}
     try:
-        with session.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+        with _asked(session, url, start) as response:
             response.raise_for_status()
             yield response
     except requests.HTTPError as error:
@@ -173,11 +228,19 @@ def opened(url: str, session: requests.Session) -> Iterator[requests.Response]:
 
 
 def copy(
-    chunks: Iterable[bytes], stream: IO[bytes], expected: int, progress: Progress | None
+    chunks: Iterable[bytes],
+    stream: IO[bytes],
+    expected: int,
+    progress: Progress | None,
+    *,
+    digest: hashlib._Hash | None = None,
+    done: int = 0,
 ) -> tuple[str, int]:
-    """Copy to the end, or to more than ``expected`` bytes; return the sha256 and the size."""
-    digest = hashlib.sha256()
-    done = 0
+    """Copy to the end, or to more than ``expected`` bytes; return the sha256 and the size.
+
+    ``digest`` is that of the first ``done`` bytes, which are in ``stream`` already.
+    """
+    digest = digest or hashlib.sha256()
     for chunk in chunks:
         stream.write(chunk)
         digest.update(chunk)
@@ -190,18 +253,31 @@ def copy(
     return digest.hexdigest(), done
 
 
-def _chunks(project: str, filename: str) -> Generator[bytes, None, None]:
-    """Yield the bytes of one file of the project, from the index."""
+@contextmanager
+def _offered(project: str, filename: str, start: int) -> Iterator[requests.Response]:
+    """Open one file of the project at the index, from a byte on if the server can."""
     with index_client() as client:
         packages = client.get_project_page(project, timeout=_TIMEOUT).packages
         package = next((each for each in packages if each.filename == filename), None)
         if package is None:
             raise _not_offered(client.endpoint, filename)
-        # The file itself is wanted: a server may else wrap it, or unwrap the .gz on the way.
-        headers = {"Accept-Encoding": "identity"}
-        with client.s.get(package.url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+        with _asked(client.s, package.url, start) as response:
             response.raise_for_status()
-            yield from response.iter_content(CHUNK)
+            yield response
+
+
+def _asked(session: requests.Session, url: str, start: int) -> requests.Response:
+    # The file itself is wanted: a server may else wrap it, or unwrap the .gz on the way.
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        ranged = {**headers, "Range": f"bytes={start}-"}
+        response = session.get(url, stream=True, timeout=_TIMEOUT, headers=ranged)
+        span = response.headers.get("Content-Range", "")
+        other = response.status_code == _PARTIAL and not span.startswith(f"bytes {start}-")
+        if response.status_code != _UNSATISFIABLE and not other:
+            return response
+        response.close()
+    return session.get(url, stream=True, timeout=_TIMEOUT, headers=headers)
 
 
 def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:

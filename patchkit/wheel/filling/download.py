@@ -7,15 +7,17 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 import requests
 
 from patchkit.durable.failure import translated
+from patchkit.durable.partial import continuing
 from patchkit.errors import HashMismatchError
-from patchkit.source.fetch import CHUNK, copy, opened
+from patchkit.source.fetch import CHUNK, copy, opened, received, there, whole
 from patchkit.source.pip_settings import index_session, pip_settings
 from patchkit.wheel.filling.resolve import LockedWheel
 
@@ -26,15 +28,13 @@ Progress = Callable[[int, int], None]
 """Takes the bytes that are there and the bytes in all, as far as the index says."""
 
 
-def download(
-    wheels: Sequence[LockedWheel], folder: Path, scratch: Path, progress: Progress
-) -> None:
+def download(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) -> None:
     """Download wheels into a folder; one is there once it is whole and the one that was locked.
 
-    ``scratch`` is another folder of the same file system. Raises HashMismatchError, StorageError;
+    What is cut short stays, for the next run to go on with. Raises HashMismatchError, StorageError;
     the first failure ends the other downloads.
     """
-    received = dict.fromkeys(wheels, 0)
+    sizes = dict.fromkeys(wheels, 0)
     waiting, ended = deque(wheels), threading.Event()
     finished: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
@@ -42,10 +42,7 @@ def download(
         try:
             while waiting and not ended.is_set():
                 wheel = waiting.popleft()
-                part = scratch / wheel.name.filename
-                _save(wheel, part, session, ended, received)
-                # Only what is whole gets its name, so the next run can take it as it is.
-                part.replace(folder / part.name)
+                _save(wheel, folder, session, ended, sizes)
             finished.put(None)
         except Exception as error:  # noqa: BLE001  (raised again, by the thread that waits)
             finished.put(error)
@@ -62,39 +59,42 @@ def download(
                     if error := finished.get(timeout=_PERIOD):
                         raise error
                     running -= 1
-                total = sum(max(wheel.size, received[wheel]) for wheel in wheels)
-                progress(sum(received.values()), total)
+                total = sum(max(wheel.size, sizes[wheel]) for wheel in wheels)
+                progress(sum(sizes.values()), total)
         finally:
             ended.set()
 
 
 def _save(
     wheel: LockedWheel,
-    part: Path,
+    folder: Path,
     session: requests.Session,
     ended: threading.Event,
-    received: dict[LockedWheel, int],
+    sizes: dict[LockedWheel, int],
 ) -> None:
     def count(done: int, _expected: int) -> None:
-        received[wheel] = done
+        sizes[wheel] = done
         if ended.is_set():
             raise InterruptedError
 
-    with part.open("wb") as file, _chunks(wheel.url, session) as chunks:
-        sha256, _size = copy(chunks, file, wheel.size or sys.maxsize, count)  # 0: unknown
-    if sha256 != wheel.sha256:
-        raise HashMismatchError(
-            f"the download of {wheel.name.filename} is not the file that was locked",
-            why=f"its sha256 is {sha256}; the index said {wheel.sha256}",
-            hint="run it again; if it stays so, the index or a proxy changes files",
-        )
+    expected = wheel.size or sys.maxsize  # 0: unknown
 
+    def receive(stream: IO[bytes]) -> tuple[str, int]:
+        place = urlsplit(wheel.url)
+        if place.scheme == "file":
+            stream.truncate(0)
+            with Path(unquote(place.path)).open("rb") as file:
+                return copy(iter(lambda: file.read(CHUNK), b""), stream, expected, count)
+        with opened(wheel.url, session, there(stream, wheel.size)) as response:
+            return received(response, stream, expected, count)
 
-@contextlib.contextmanager
-def _chunks(url: str, session: requests.Session) -> Iterator[Iterable[bytes]]:
-    if urlsplit(url).scheme == "file":
-        with Path(unquote(urlsplit(url).path)).open("rb") as file:
-            yield iter(lambda: file.read(CHUNK), b"")
-    else:
-        with opened(url, session) as response:
-            yield response.iter_content(CHUNK)
+    # Only what is whole gets its name, so the next run can take it as it is.
+    with continuing(folder / wheel.name.filename) as stream:
+        sha256, _size = whole(receive, stream, wheel.sha256)
+        if sha256 != wheel.sha256:
+            stream.truncate(0)
+            raise HashMismatchError(
+                f"the download of {wheel.name.filename} is not the file that was locked",
+                why=f"its sha256 is {sha256}; the index said {wheel.sha256}",
+                hint="run it again; if it stays so, the index or a proxy changes files",
+            )

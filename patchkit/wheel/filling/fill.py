@@ -37,8 +37,6 @@ from patchkit.wheel.wheelhouse.pins import pins_in
 from patchkit.wheel.wheelhouse.storage import command
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
-_SCRATCH = "parts"  # the folder of what is not whole yet, cleared each time
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
@@ -168,7 +166,6 @@ def _working(house: Path) -> Iterator[Path]:
         try:
             yield place
         except BaseException:
-            shutil.rmtree(place / _SCRATCH, ignore_errors=True)
             if not any(place.iterdir()):
                 place.rmdir()
             raise
@@ -181,11 +178,7 @@ def _collect(
     """Download what is not in the wheelhouse; an earlier run may have left some in ``place``."""
     missing = [wheel for wheel in chosen if not _whole(house, wheel)]
     wanted = [wheel for wheel in missing if not _whole(place, wheel)]
-    scratch = place / _SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)
-    with translated(at=place):
-        scratch.mkdir()
-    download(wanted, place, scratch, progress)
+    download(wanted, place, progress)
     return tuple(place / wheel.name.filename for wheel in missing)
 
 

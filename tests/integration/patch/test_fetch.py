@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
-from patchkit.source.fetch import cache_dir, fetch, lock_entries, wheel_entries
+from patchkit.source.fetch import CHUNK, cache_dir, fetch, lock_entries, wheel_entries
 from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock, render_lock
 
 NAME = "demo-1.0.tar.gz"
@@ -28,16 +29,30 @@ COMMITTED_LOCK = Path(__file__).parents[3] / "recipes" / "vllm" / "lock.toml"
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves files; refuses the project "locked", and cuts off what ends in ".cut"."""
+    """Serves files; refuses the project "locked", and cuts off what ends in ".cut".
+
+    A file in parts/ is sent from the byte on that is asked for, one in whole/ never is.
+    """
+
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
+        Handler.asked.append(self.headers.get("Range", ""))
+        start = int(Handler.asked[-1].removeprefix("bytes=").removesuffix("-") or 0)
+        if self.path.startswith("/parts/") and start:
+            data = Path(self.translate_path(self.path)).read_bytes()
+            self.send_response(206 if start < len(data) else 416)
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.end_headers()
+            self.wfile.write(data[start:])
+            return
         if self.path.startswith("/simple/locked/"):
             self.send_error(401)
         elif self.path.endswith(".cut"):
             self.send_response(200)
             self.send_header("Content-Length", "1000000")
             self.end_headers()
-            self.wfile.write(b"only this")
+            self.wfile.write(b"only this" * (CHUNK // 4))
         else:
             super().do_GET()
 
@@ -169,11 +184,38 @@ def test_corrupt_cache_offline(index: Index) -> None:
     assert hashlib.sha256(b"corrupt").hexdigest() in str(caught.value)
 
 
-def test_download_that_breaks_off(index: Index, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["parts", "whole"])
+@pytest.mark.parametrize("left", [b"", b"begun", b"damaged", b"longer"])
+def test_a_download_goes_on_where_it_was_cut(
+    index: Index, tmp_path: Path, kind: str, left: bytes
+) -> None:
+    data = sdist()
+    (index.folder / kind).mkdir()
+    (index.folder / kind / NAME).write_bytes(data)
+    index.offer(f"../../{kind}/{NAME}")
+    begun = {b"begun": data[:100], b"damaged": b"x" * 100, b"longer": data + b"x"}.get(left, b"")
+    folder = tmp_path / "cache/sdists"
+    folder.mkdir(parents=True)
+    (folder / f".{NAME}.partial").write_bytes(begun)
+    Handler.asked.clear()
+
+    assert fetch("demo", "1.0", index.lock).read_bytes() == data
+
+    assert cached(tmp_path) == [NAME]
+    ranges = [each for each in Handler.asked if each]
+    assert ranges == (["bytes=100-"] if len(begun) == 100 else [])
+
+
+def test_what_a_cut_download_brought_is_kept(index: Index, tmp_path: Path) -> None:
+    part = tmp_path / "cache/sdists" / f".{NAME}.partial"
     index.offer("../../files/demo.cut")
     with pytest.raises(StorageError, match=r"the connection to .* failed"):
-        fetch("demo", "1.0", index.lock)
-    assert cached(tmp_path) == []
+        fetch("demo", "1.0", {"1.0": replace(index.entry, size=10**6)})
+    assert part.read_bytes() == (b"only this" * CHUNK)[: 2 * CHUNK]
+    assert part.stat().st_mode & 0o077 == 0
+    index.offer(f"../../files/{NAME}")
+    fetch("demo", "1.0", index.lock)
+    assert cached(tmp_path) == [NAME]
 
 
 def test_unknown_version_lists_its_neighbours(index: Index) -> None:
