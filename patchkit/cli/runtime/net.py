@@ -34,7 +34,7 @@ from patchkit.runtime.net import live as net_live
 from patchkit.runtime.net.facts import facts
 from patchkit.runtime.net.netplan_file import render
 from patchkit.runtime.net.peer import from_file
-from patchkit.runtime.net.plan import TOPOLOGIES, Given, NetPlan, NetPlanOptions, make_plan
+from patchkit.runtime.net.plan import TOPOLOGIES, NetPlan, NetPlanOptions, make_plan
 from patchkit.runtime.net.plan import command as command_line
 from patchkit.runtime.net.remarks import plan_remarks
 from patchkit.runtime.net.state import NetHistory
@@ -112,12 +112,12 @@ def plan(facts_file: Path | None, *, verbose: bool, as_json: bool, **options: An
     root, wish = options["root"], _as_wish(options)
     place = NetHistory(root)
     if facts_file:
-        host, given = from_file(facts_file), Given()
+        host = from_file(facts_file)
         made = make_plan(host, wish)
     else:
-        host, given = probe(root, python=None, environment=os.environ), place.given()
+        host = probe(root, python=None, environment=os.environ)
         made = _planned(host, wish, place)
-    notes = list(plan_remarks(host, made, wish, given))
+    notes = list(plan_remarks(host, made, wish))
     steps = list(_steps(made, wish, root, elsewhere=facts_file is not None))
     if as_json:
         print_json(plan_fields(made, notes, steps))
@@ -164,7 +164,7 @@ def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
     wish = _as_wish(options)
     host = probe(place.root, python=None, environment=os.environ)
     made = _planned(host, wish, place)
-    echo(plan_lines(made, list(plan_remarks(host, made, wish, place.given()))))
+    echo(plan_lines(made, list(plan_remarks(host, made, wish))))
     if not made.written:
         return
     difference = _difference(place, render(made))

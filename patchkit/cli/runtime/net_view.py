@@ -58,8 +58,8 @@ def verdict(plan: NetPlan, notes: Sequence[Finding]) -> str:
     changes, lines = len(plan.changes), len(plan.lines)
     if changes:
         return f"{changes} of {lines} interfaces {'change' if changes > 1 else 'changes'}"
-    if any(note.level is Level.WARNING for note in notes):
-        return "nothing to change in what works, but see the warning"
+    if any(note.level in (Level.ERROR, Level.WARNING) for note in notes):
+        return "no address has to change, but see what is said below"
     return "this network is fine already: nothing to do"
 
 

@@ -15,7 +15,7 @@ Found = Iterator[dict[str, object]]
 
 
 def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
-    """Return what a verb (``probe``, ``env`` or ``verify``) says, in the order of hardware.toml.
+    """Return what ``probe``, ``env``, ``verify`` or ``plan`` says, in the order of hardware.toml.
 
     ``where`` is ``cage 0`` for a remark about a cage, else empty.
     """
@@ -121,11 +121,12 @@ def _half_down(host: Host) -> Found:
 
 def _same_subnet(host: Host) -> Found:
     for one, other in _twins(host):
-        shared = {each.network for each in one.ipv4} & {each.network for each in other.ipv4}
-        for network in sorted(shared):
-            if not network.is_link_local:  # the remark link-local is about these
-                names = {"netdev": one.name, "twin": other.name}
-                yield {"cage": one.cage, "network": network, **names}
+        first = {each.network for each in one.ipv4}
+        for address in other.ipv4:
+            # The remark link-local is about link-local ones.
+            if address.network in first and not address.is_link_local:
+                names = {"netdev": one.name, "twin": other.name, "address": address}
+                yield {"cage": one.cage, "network": address.network, **names}
 
 
 def _twin_mtu(host: Host) -> Found:

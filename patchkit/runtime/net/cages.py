@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Interface
 
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
+from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.target import target_of
-from patchkit.runtime.net.facts import facts
 
 Cages = Mapping[int | None, tuple[Netdev, ...]]
 """Number of the cage, or None for netdevs that the user named → its halves, twin A first."""
@@ -51,23 +49,14 @@ def letter(twin: int) -> str:
     return chr(ord("A") + twin)
 
 
-def lasting(netdev: Netdev) -> tuple[IPv4Interface, ...]:
-    """Return the IPv4 addresses that are not link-local."""
-    return tuple(each for each in netdev.ipv4 if not each.is_link_local)
-
-
 def no_card(host: Host) -> HostError:
     """Return the error for a machine on which no function of the ConnectX-7 is to be seen."""
-    if target_of(host) != "gb10":
-        return HostError(
-            "this machine has no QSFP cage that patchkit could recognise",
-            why="this is not a DGX Spark, or the ConnectX-7's driver mlx5_core is not loaded",
-            hint="`patchkit probe` shows what there is; or name interfaces with --netdev",
-        )
+    if off_bus := remark(host, "no-connectx"):
+        return HostError(off_bus.what, why=off_bus.why, hint=off_bus.hint)
     return HostError(
-        "the ConnectX-7 is not on the bus: most likely no QSFP cable is plugged in",
-        why=facts()["owners"]["no_cable"],
-        hint="plug the cable in at both ends, then on both: sudo reboot",
+        "this machine has no QSFP cage that patchkit could recognise",
+        why="this is not a DGX Spark, or the ConnectX-7's driver mlx5_core is not loaded",
+        hint="`patchkit probe` shows what there is; or name interfaces with --netdev",
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev, Rdma
+from patchkit.runtime.host.networks import overlaps
 from patchkit.runtime.net import remarks
-from patchkit.runtime.net.cages import Cages, cabled, cages, lasting, listing, named, no_card
+from patchkit.runtime.net.cages import Cages, cabled, cages, listing, named, no_card
 from patchkit.runtime.net.facts import facts
 from patchkit.runtime.net.remarks import said
 
@@ -54,6 +54,8 @@ def groups(host: Host, netdevs: Sequence[str] = (), cage: int | None = None) -> 
 def host_checks(host: Host, chosen: Cages, mtu: int | None) -> Iterator[Finding]:
     """Yield what can be seen from one end. ``mtu`` is what the user expects, None for any."""
     used = [cage for cage, twins in chosen.items() if any(twin.ipv4 for twin in twins)]
+    halves = [twin for twins in chosen.values() for twin in twins]
+    yield from remarks.machine_remarks(host, "verify", halves)
     for cage, twins in chosen.items():
         if used and cage not in used:
             yield remarks.spare_cage(cage, twins)
@@ -64,7 +66,7 @@ def host_checks(host: Host, chosen: Cages, mtu: int | None) -> Iterator[Finding]
         # Where the user named interfaces, the rest was not asked for.
         if not {cage, None} & chosen.keys() and cage not in host.cabled:
             yield from remarks.left_over(cage, twins)
-    yield from _apart(host, chosen)
+    yield from _apart(host, halves)
 
 
 def _halves(
@@ -74,17 +76,15 @@ def _halves(
         others = [each for each in twins if each is not netdev]
         lit = [each for each in others if each.carrier]
         if lit and not netdev.carrier and not netdev.ipv4:
-            # The one thing to say of it: nobody wants to use it, or it would have an address.
-            yield _dark_half(netdev, lit[0])
-            continue
-        other = next((each for each in others if each.ipv4), None)
+            continue  # nobody uses it, or it would have an address; if that costs, a remark says so
         yield _link(netdev)
         yield _speed(netdev)
         yield _mtu(netdev, lit, mtu)
-        yield _address(netdev, other)
-        yield _gid(host, netdev, other)
+        # Of a half without an address beside one that has one, the remark on the machine tells.
+        if netdev.ipv4 or not any(each.ipv4 for each in others):
+            yield _address(netdev, others)
+            yield _gid(host, netdev)
         yield _lanes(netdev)
-    yield from remarks.link_local_pair(tuple(twins))
     yield from _both(cage, twins)
 
 
@@ -97,17 +97,6 @@ def _link(netdev: Netdev) -> Finding:
         "link",
         seen,
         f"{quoted('sudo', 'ip', 'link', 'set', netdev.name, 'up')}; the cable; the other end",
-    )
-
-
-def _dark_half(netdev: Netdev, other: Netdev) -> Finding:
-    return said(
-        Level.NOTE,
-        netdev.name,
-        "link",
-        f"{netdev.state}, no carrier; its other half {other.name} has a link; not used",
-        why="each half carries about half of what the cage can",
-        hint=f"to use it as well: `{quoted('sudo', 'ip', 'link', 'set', netdev.name, 'up')}`",
     )
 
 
@@ -155,22 +144,20 @@ def _mtu(netdev: Netdev, others: Sequence[Netdev], mtu: int | None) -> Finding:
     return passed(netdev.name, "MTU", str(netdev.mtu))
 
 
-def _address(netdev: Netdev, other: Netdev | None) -> Finding:
-    """Check the IPv4 address. ``other`` is the other half, if that has one."""
+def _address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
+    """Check that there is one. Of link-local ones on two halves the machine's remarks tell."""
     seen = ", ".join(map(str, netdev.ipv4))
-    if seen and not lasting(netdev) and other and lasting(other):
-        return remarks.drawn_half(netdev, other)
-    if seen:  # a remark tells of those that are link-local on both halves
+    if not seen:
+        return failed(netdev.name, "IPv4", "no address", REPLAN)
+    if netdev.lasting or any(each.ipv4 for each in others):
         return passed(netdev.name, "IPv4", seen)
-    if other:
-        has = ", ".join(map(str, other.ipv4))
-        seen = f"none, its other half {other.name} has {has}"
-        return remarks.bare_half(netdev.name, seen, static=bool(lasting(other)))
-    return failed(netdev.name, "IPv4", "no address", REPLAN)
+    seen += ": link-local, drawn anew at any boot unless somebody set it"
+    hint = "for addresses that stay: `patchkit net plan --twins`"
+    return said(Level.NOTE, netdev.name, "IPv4", seen, hint=hint)
 
 
-def _gid(host: Host, netdev: Netdev, other: Netdev | None) -> Finding:
-    """Check for a RoCE v2 GID: that of the IPv4 address, any where the other half has one."""
+def _gid(host: Host, netdev: Netdev) -> Finding:
+    """Check for a RoCE v2 GID of the interface's IPv4 address."""
     device = next((each for each in host.rdma if each.netdev == netdev.name), None)
     if device is None:
         return unknown(
@@ -180,10 +167,6 @@ def _gid(host: Host, netdev: Netdev, other: Netdev | None) -> Finding:
         return failed(
             netdev.name, "RoCE v2 GID", f"{device.name} is {device.state}", "the link, as above"
         )
-    known = [gid for gid in device.gids if gid.kind == "RoCE v2"]
-    if other and not netdev.ipv4 and known:
-        seen = f"{device.name} index {known[0].index}, not of IPv4"
-        return passed(netdev.name, "RoCE v2 GID", seen)
     return _gid_of(device, netdev)
 
 
@@ -200,7 +183,7 @@ def _gid_of(device: Rdma, netdev: Netdev) -> Finding:
 def _both(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Finding]:
     """Check that both halves of a cage are there, in different networks."""
     subject = ", ".join(each.name for each in twins)
-    networks = [each.network for twin in twins for each in lasting(twin)]
+    networks = [each.network for twin in twins for each in twin.lasting]
     seen = ", ".join(map(str, networks))
     if len(twins) < 2:
         if cage is None:  # named by the user, who may have left the other half out on purpose
@@ -210,15 +193,21 @@ def _both(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Finding]:
             yield failed(subject, "both twins", lacks, "fwupdmgr update; lspci")
     elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
         seen += ": Linux answers for either at either"
-        yield failed(subject, "different networks", seen, REPLAN)
-    elif all(lasting(twin) for twin in twins):
+        last = twins[-1]
+        delete = quoted("sudo", "ip", "address", "del", str(last.lasting[0]), "dev", last.name)
+        hint = f"{delete}; and where it is configured; then `patchkit net plan --twins`"
+        yield failed(subject, "different networks", seen, hint)
+    elif all(twin.lasting for twin in twins):
         yield passed(subject, "different networks", seen)
 
 
-def _apart(host: Host, chosen: Cages) -> Iterator[Finding]:
+def _apart(host: Host, halves: Sequence[Netdev]) -> Iterator[Finding]:
     """Check that no other interface of this host is in one of the networks."""
-    names = [each.name for twins in chosen.values() for each in twins if each.ipv4]
-    found = list(remarks.shared_networks(host, names))
-    yield from (replace(each, level=Level.ERROR) for each in found)
-    if names and not found:
+    clashes = list(overlaps(host, [each.name for each in halves]))
+    for each in clashes:
+        what = f"{each.address} is in one network with {each.other.name} ({each.present})"
+        command = quoted("sudo", "ip", "address", "del", str(each.address), "dev", each.netdev.name)
+        hint = f"take one of both out, here and where it is configured: {command}"
+        yield failed(each.netdev.name, "networks of its own", what, hint)
+    if any(each.ipv4 for each in halves) and not clashes:
         yield passed("this host", "networks of its own", "no other interface is in them")

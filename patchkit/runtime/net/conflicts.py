@@ -86,7 +86,7 @@ def _foreign_addresses(
     Only ``--network`` asks for that. Link-local ones do not count: they go when the interface has
     an address of its own.
     """
-    keep = f"keep it: `{again(replace(options, network=None))}`"
+    keep = f"keep it: {again(replace(options, network=None))}"
     for line in plan.changes:
         netdev = host.netdev(line.netdev)
         for each in netdev.ipv4 if netdev else ():
@@ -95,7 +95,7 @@ def _foreign_addresses(
                 who, cure = _giver(each, line, files)
                 planned = ", ".join(map(str, line.addresses))
                 what = f"{line.netdev} has the address {each}, {who}; planned is {planned}"
-                yield _Fight(what, f"{keep}; or give it up: `{cure}`")
+                yield _Fight(what, f"{keep}; or give it up: {cure}")
 
 
 def _giver(address: IPv4Interface, line: Line, files: Sequence[File]) -> tuple[str, str]:
@@ -113,9 +113,10 @@ def _giver(address: IPv4Interface, line: Line, files: Sequence[File]) -> tuple[s
 
 def without_ipv4(netdev: str) -> str:
     """Return the command that takes an interface's IPv4 away where NetworkManager has it."""
-    profile = f'"$(nmcli -g GENERAL.CONNECTION device show {quoted(netdev)})"'
-    modify = f"sudo nmcli connection modify {profile} ipv4.method disabled"
-    return f"{modify} && sudo nmcli device reapply {quoted(netdev)}"
+    profile = quoted("nmcli", "-g", "GENERAL.CONNECTION", "device", "show", netdev)
+    reapply = quoted("sudo", "nmcli", "device", "reapply", netdev)
+    modify = ("sudo nmcli connection modify", f'"$({profile})"', "ipv4.method disabled")
+    return " ".join((*modify, "&&", reapply))
 
 
 def _aside(path: str) -> str:
@@ -147,12 +148,12 @@ def _elsewhere(host: Host, plan: NetPlan, options: NetPlanOptions) -> str:
     if any(line.action == "keep" and line.addresses for line in plan.lines):
         return (
             "give it one beside the address that the other end has, or will have, for example "
-            f"`{again(replace(options, peers=(IPv4Interface('10.100.0.10/24'),)))}`"
+            f"{again(replace(options, peers=(IPv4Interface('10.100.0.10/24'),)))}"
         )
     taken = [each.network for netdev in host.netdevs for each in netdev.ipv4]
     free = free_base(taken, 2 * options.nodes) or IPv4Network("10.100.0.0/24")
     elsewhere = replace(options, network=free, peers=())
-    return f"choose another, on every node: `{again(elsewhere)}`"
+    return f"choose another, on every node: {again(elsewhere)}"
 
 
 def _definitions(
@@ -167,7 +168,7 @@ def _definitions(
                 yield _Fight(
                     f"{file.path}:{number}: also configures {line.netdev}",
                     "put it aside, if nothing else needs it: "
-                    f"`{_aside(file.path)} && {again(options)}`",
+                    f"{_aside(file.path)} && {again(options)}",
                 )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Network
 
 from patchkit.finding import Finding
+from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev, Software
-from patchkit.runtime.net.cages import Cages, cages, lasting, letter
+from patchkit.runtime.net.cages import Cages, cages, letter
 from patchkit.runtime.net.checks import REPLAN, failed, passed, unknown, warned
 from patchkit.runtime.net.facts import facts
 
@@ -24,7 +25,9 @@ def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
             yield _same_mtu(subject, netdev, others[0])
         else:
             seen = ", ".join(each.name for each in others) or "no interface"
-            yield failed(subject, "peer's end", f"{seen} of the peer is in it", REPLAN)
+            address = next(str(each) for each in netdev.lasting if each.network == network)
+            hint = f"on the peer: {quoted('patchkit', 'net', 'plan', '--peer', address)}"
+            yield failed(subject, "peer's end", f"{seen} of the peer is in it", hint)
     if not pairs:
         yield failed("both ends", "networks", "there is no address to compare", REPLAN)
     yield from _pairing(chosen, peer, pairs)
@@ -43,7 +46,7 @@ def _pairs(chosen: Cages, peer: Host) -> Iterator[tuple[Netdev, IPv4Network, tup
                 tuple(p for p in peer.netdevs if any(a.network == each.network for a in p.ipv4)),
             )
             for netdev in twins
-            for each in lasting(netdev)
+            for each in netdev.lasting
         ]
         if len(chosen) == 1 or any(others for _, _, others in rows):
             yield from rows
@@ -77,7 +80,8 @@ def _pairing(
                 yield passed(subject, "same twin", f"{letter(here)} at both ends")
             else:
                 seen = f"{letter(here)} here, {letter(theirs[other.name])} there"
-                yield warned(subject, "same twin", seen, REPLAN)
+                hint = "give the halves of one node each other's addresses"
+                yield warned(subject, "same twin", seen, hint)
 
 
 def _ports(

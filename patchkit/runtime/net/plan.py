@@ -227,8 +227,8 @@ class _Planner:
             why="neither has an address yet; one cable carries all that the ConnectX-7 can, so a "
             "second one to the same node or switch brings nothing",
             hint="both to one node, or to a switch: "
-            + " or ".join(f"`{again(each)}`" for each in one)
-            + f"; to two nodes: `{again(ring)}`",
+            + "; or ".join(map(again, one))
+            + f"; to two nodes: {again(ring)}",
         )
 
     def topology(self, chosen: Cages) -> str:
@@ -252,7 +252,7 @@ class _Planner:
             if peers and not static:
                 has[twins[0].name] = self._near(peers, None)
                 static = [*has[twins[0].name]]
-            if any(has.values()):
+            if static or (any(has.values()) and not self.options.twins):
                 after = self._completed(twins, has, static, peers)
             else:
                 after = self._counted(cage, twins, topology)

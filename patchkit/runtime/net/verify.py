@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.net.cages import Cages, lasting
+from patchkit.runtime.net.cages import Cages
 from patchkit.runtime.net.checks import failed, host_checks, unknown
 from patchkit.runtime.net.facts import facts
 from patchkit.runtime.net.pair import pair_checks
@@ -79,7 +79,7 @@ def _targets(chosen: Cages, peer: Peer) -> tuple[IPv4Address, ...]:
     told = [
         each.ip
         for netdev in (peer.host.netdevs if peer.host else ())
-        for each in lasting(netdev)
+        for each in netdev.lasting
         if each.ip not in ours
         and any(_is_near(n, each.ip) for twins in chosen.values() for n in twins)
     ]

@@ -37,7 +37,7 @@ def planned(host, **changes):
         f"{line.action} {line.netdev} {', '.join(map(str, line.addresses))} MTU {line.mtu}"
         for line in plan.changes
     ]
-    notes = plan_remarks(host, plan, options, Given())
+    notes = plan_remarks(host, plan, options)
     return rows, [f"{note.level} {note.where}: {note.about}" for note in notes]
 
 
@@ -48,18 +48,21 @@ def peers(*addresses):
 FINE = {  # nothing changes, with or without a role; what is remarked
     "playbook": [],
     "thirteen": [],
-    "bare_half": [f"note {B0}: IPv4", f"note {A1}: cage 1"],
-    "set_link_local": [f"note {A1}: IPv4", f"note {B1}: IPv4"],
-    "drawn_pair": [f"warning {A1}, {B1}: IPv4"],
+    "bare_half": ["note cage 0: one-twin-address", "note cage 1: IPv4"],
+    "set_link_local": ["note cage 1: one-twin-address"],
+    "drawn_pair": ["warning cage 1: link-local-twins"],
     "second_cable": [f"warning {A1}, {B1}: cage 1"],
-    "small_mtu": [f"note {B0}: IPv4", f"note {A0}: MTU"],
+    "small_mtu": ["note cage 0: one-twin-address", f"note {A0}: MTU"],
     "ring": ["note this node: cabling"],
     "pair_and_switch": [],
+    "same_subnet": ["warning cage 0: same-subnet"],
     "two_in_one_subnet": [
-        f"warning {A1}: networks of its own",
-        f"note {B0}, {B1}: IPv4",
+        "warning this node: shared-network",
+        "note cage 0: one-twin-address",
+        "note cage 1: one-twin-address",
         f"note {A1}: MTU",
     ],
+    "kernel7": ["error this node: kernel-reserve"],
 }
 
 
@@ -86,6 +89,11 @@ def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine, nodes)
         ("drawn_first", {}, [f"replace {A1} 10.100.1.1/24 MTU 9000"]),
         # The other half gets one only where it is asked for, with the MTU of the first.
         ("bare_half", {"twins": True}, [f"add {B0} 192.168.11.11/24 MTU 9000"]),
+        (
+            "set_link_local",
+            {"twins": True, "node": 1},
+            [f"replace {A1} 192.168.100.10/24 MTU 9000", f"add {B1} 192.168.101.10/24 MTU 9000"],
+        ),
         ("small_mtu", {"twins": True}, [f"add {B0} 10.0.2.1/24 MTU 1500"]),
         ("small_mtu", {"mtu": 9000}, [f"mtu {A0} 10.0.1.1/24 MTU 9000"]),
         ("pair_and_switch", {"twins": True}, [f"add {B1} 10.10.101.10/24 MTU 9000"]),

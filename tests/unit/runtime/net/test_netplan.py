@@ -153,7 +153,7 @@ def test_another_base_network_and_mtu(machine):
         ("cable_out", {}, HostError, "is cabled: cage 0: enp1s0f0np0, enP2p1s0f0np0; cage 1"),
         ("link_down", {}, HostError, "no QSFP cage is cabled"),
         ("thor", {}, HostError, "no QSFP cage that patchkit could recognise"),
-        ("single", {}, HostError, "ConnectX-7 is not on the bus[^$]*plug the cable in[^$]*reboot"),
+        ("single", {}, HostError, "not on the PCI bus[^$]*plug the cable in[^$]*reboot"),
         ("fresh_both", {}, UsageError, r"cables lead\?.*enp1s0f1np1[^$]*--node 1 --cage 1"),
         ("fresh_both", {"nodes": 4}, UsageError, "--node 1 --nodes 4 --topology ring"),
         ("fresh", {"node": None}, UsageError, "missing --node or --role"),
@@ -206,13 +206,13 @@ def test_an_address_that_somebody_gave_is_kept_unless_other_ones_are_asked_for(m
         clash(host, node=2, **ANEW)
     assert "enp1s0f0np0 has the address 192.168.100.10/24, which is not" in refused.value.what
     assert "planned is 192.168.100.11/24" in refused.value.what
-    assert "keep it: `patchkit net plan --node 2`; or give it up: `sudo nmcli" in refused.value.hint
+    assert "keep it: patchkit net plan --node 2; or give it up: sudo nmcli" in refused.value.hint
     text = "network:\n  ethernets:\n    x:\n      addresses: [192.168.100.10/24]\n"
     with pytest.raises(HostError) as refused:
         clash(host, node=2, files=[File(path="/etc/netplan/9.yaml", text=text)], **ANEW)
     assert "192.168.100.10/24, from /etc/netplan/9.yaml:4; planned" in refused.value.what
     aside = "sudo mv /etc/netplan/9.yaml /etc/netplan/9.yaml.off && sudo netplan apply"
-    assert f"`{aside}`" in refused.value.hint
+    assert f"or give it up: {aside}; or " in refused.value.hint
 
 
 OURS = {PORT0[0]: ("192.168.100.10/24",), PORT0[1]: ("192.168.101.10/24",)}
@@ -248,7 +248,7 @@ def test_a_network_that_the_lan_or_docker_has(machine, network, says):
     host = machine("ipv6_only")
     with pytest.raises(HostError, match=says) as refused:
         clash(host, network=IPv4Network(network))
-    assert "`patchkit net plan --node 1 --network 192.168.100.0/24`" in refused.value.hint
+    assert ": patchkit net plan --node 1 --network 192.168.100.0/24" in refused.value.hint
     clash(host, **ANEW)  # so the command of the hint works
 
 
