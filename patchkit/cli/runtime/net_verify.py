@@ -84,6 +84,9 @@ def _peer_host(options: Mapping[str, Any]) -> Host | None:
     return from_file(file) if file else None
 
 
+_ORDER = (Level.ERROR, Level.WARNING, Level.NOTE, Level.UNKNOWN, Level.OK)
+
+
 def _verdict(checks: Sequence[Finding]) -> str:
     counts = Counter(check.level for check in checks)
     if failures := counts[Level.ERROR]:
@@ -95,7 +98,9 @@ def _verdict(checks: Sequence[Finding]) -> str:
 
 def _show(checks: Sequence[Finding], commands: Sequence[str], *, verbose: bool) -> None:
     say(style(_verdict(checks), bold=True))
-    shown = [check for check in checks if verbose or check.level is not Level.OK]
+    # What failed first; with -v in the order in which it was checked.
+    worst_first = sorted(checks, key=lambda check: _ORDER.index(check.level))
+    shown = checks if verbose else [c for c in worst_first if c.level is not Level.OK]
     rows = table((mark(c), c.where, c.about, _seen(c)) for c in shown)
     for row, check in zip(rows, shown, strict=True):
         echo([row, *reasons(check)])

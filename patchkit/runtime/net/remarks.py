@@ -54,11 +54,28 @@ def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator
             yield small_mtu(line.netdev, line.mtu)
         if options.mtu not in (None, line.mtu) and not line.addresses:
             yield _mtu_by_hand(line.netdev, line.mtu, options.mtu or 0)
+    if plan.node and not (options.peers or options.network) and _is_new(plan):
+        yield _other_end(plan)
     for cage, halves in plan.spare.items():
         yield spare_cage(cage, halves)
     for cage, halves in cages(host).items():
         if not {cage, None} & pairs.keys() and cage not in host.cabled:
             yield from left_over(cage, halves)
+
+
+def _is_new(plan: NetPlan) -> bool:
+    """Return whether all addresses are counted by node: then the other end has to count alike."""
+    return all(line.action in ("add", "replace") for line in plan.lines)
+
+
+def _other_end(plan: NetPlan) -> Finding:
+    return said(
+        Level.NOTE,
+        "the other node" if plan.nodes == 2 else "the other nodes",
+        "IPv4",
+        "is planned alike, and has no other addresses yet",
+        hint="if it has: `patchkit net plan` there prints, with its --role, what to run here",
+    )
 
 
 def small_mtu(name: str, mtu: int) -> Finding:
