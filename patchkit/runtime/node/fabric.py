@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, IPv4Network
 from typing import NamedTuple
 
 from patchkit.errors import HostError
@@ -31,11 +31,11 @@ def fabric(host: Host, nodes: int, head: str) -> tuple[Rdma, ...]:
     spanning = _spanning(host, ports, nodes)
     own = [each for each in ports if any(str(address.ip) == head for address in each.netdev.ipv4)]
     near = [each for each in spanning if head and reaches(each.netdev, head)]
-    cages = list(dict.fromkeys(each.cage for each in own or near or spanning))
-    if len(cages) > 1 and nodes > 2 and not near:
-        cages = _slower(spanning, cages)
+    cages = _apart(own or near or spanning)
     if len(cages) > 1 and nodes > 2:
-        return ()
+        cages = _slower(spanning, cages)
+        if len(cages) > 1:
+            return ()
     # What was left out of `spanning` is taken where it has the very address that was named.
     of_cage = [each for each in spanning if each.cage in cages[:1]] or own
     return tuple(each.device for each in of_cage)
@@ -75,6 +75,18 @@ def _spanning(host: Host, ports: Sequence[_Port], nodes: int) -> list[_Port]:
     shared = {each.netdev.name for each in overlaps(host, {each.netdev.name for each in found})}
     apart = [each for each in found if each.netdev.name not in shared] or found
     return sorted(apart, key=lambda each: (not each.netdev.lasting, each.device.pci))
+
+
+def _apart(ports: Sequence[_Port]) -> list[int | None]:
+    """Return the cages, best first, without those in a network that a better one is in."""
+    found: dict[int | None, set[IPv4Network]] = {}
+    for port in ports:
+        # Link-local networks say nothing of where a cable leads.
+        networks = {own.network for own in port.netdev.lasting}
+        others = set().union(*(own for cage, own in found.items() if cage != port.cage))
+        if not networks & others:
+            found.setdefault(port.cage, set()).update(networks)
+    return list(found)
 
 
 def _slower(ports: Sequence[_Port], cages: list[int | None]) -> list[int | None]:

@@ -64,6 +64,15 @@ def test_a_switch_is_never_taken_for_a_ring(machine, name, nodes, topology):
     assert attached(machine(name), nodes, head).topology == topology
 
 
+def test_link_local_networks_do_not_say_where_a_cable_leads(machine):
+    """Every cage of NVIDIA's former automatic netplan is in 169.254.0.0/16."""
+    host, drawn = machine("ring"), machine("link_local").netdev("enp1s0f0np0").addresses
+    halves = tuple(
+        each if each.cage is None else replace(each, addresses=drawn) for each in host.netdevs
+    )
+    assert attached(replace(host, netdevs=halves), 3).topology == "ring"
+
+
 @pytest.mark.parametrize(("name", "nodes"), [("two_switches", 8), ("ring", 5), ("both_cables", 16)])
 def test_where_two_cages_may_be_meant_the_question_is_asked(machine, name, nodes):
     with pytest.raises(HostError, match=f"nothing says which one joins {nodes} nodes") as caught:
@@ -79,6 +88,20 @@ def test_a_slower_port_is_a_switch_s(machine):
         for each in host.netdevs
     )
     assert attached(replace(host, netdevs=slow), 8).hcas == "rocep1s0f1,roceP2p1s0f1"
+
+
+@pytest.mark.parametrize("head", ["", "10.1.0.77"])
+def test_two_cages_in_one_network_lead_to_one_switch(machine, head):
+    host = machine("two_switches")
+    moved = tuple(
+        replace(each, addresses=(replace(each.addresses[0], address="10.1.0.110"),))
+        if each.name == "enp1s0f1np1"
+        else each
+        for each in host.netdevs
+    )
+    for nodes in (3, 4, 8):
+        found = attached(replace(host, netdevs=moved), nodes, head, "worker" if head else "head")
+        assert (found.topology, found.data) == ("roce", "enp1s0f0np0")
 
 
 @pytest.mark.parametrize(
