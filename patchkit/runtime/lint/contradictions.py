@@ -101,9 +101,10 @@ def _twin(name: str, row: Mapping[str, Any], host: Host | None) -> str:
     device = next((each for each in host.rdma if each.name == name), None) if host else None
     if device and host:
         netdev = host.netdev(device.netdev)
-        # One that is down or has a random address is rightly left out.
-        left_out = netdev and twin_state(host, netdev) in ("down", "random")
-        return "" if left_out else device.twin
+        half = next((each for each in host.rdma if each.name == device.twin), None)
+        # `patchkit env` leaves these out as well.
+        left_out = netdev and twin_state(host, netdev) in ("down", "random", "bare-first")
+        return "" if half is None or not half.active or left_out else half.name
     if not re.fullmatch(row["pattern"], name):
         return ""
     one, other = map(str, row["half"])

@@ -93,9 +93,11 @@ def _about_others(host: Host, device: Rdma, nodes: int) -> Iterator[str]:
         yield f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not used: {why}"
 
 
-def _ring(host: Host, own: OwnAddress, _nodes: int, _devices: Sequence[Rdma]) -> Attachment:
+def _ring(host: Host, own: OwnAddress, nodes: int, _devices: Sequence[Rdma]) -> Attachment:
     usable = [each for each in usable_rdma(host) if not _is_random(host, each)]
     notes = [f"{own.netdev.name} carries the bootstrap, the cables carry the data"]
+    if nodes == 3:  # luxingcom/aicad-nccl-optimization
+        notes.append("in a ring of three each cable must join a port 0 with a port 1")
     if len(_cages(usable)) < 2:
         notes.append(f"a ring uses both cages of every node; here: {devices_of(host)}")
     return Attachment(

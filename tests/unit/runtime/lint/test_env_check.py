@@ -261,6 +261,22 @@ def test_twins_go_by_the_host_and_not_by_names(tmp_path):
     assert what.endswith(f"without {active[0].twin}, the other half of the cage")
 
 
+@pytest.mark.parametrize(
+    ("name", "device", "missed"),
+    [
+        ("cable_port0", "rocep1s0f0", True),
+        ("one_twin", "rocep1s0f0", True),  # without an address it works all the same
+        ("second_half_only", "roceP2p1s0f0", False),
+        ("random_twin", "rocep1s0f0", False),  # with it `ibv_modify_qp` fails
+        ("pair_and_switch", "rocep1s0f1", False),  # it is down
+    ],
+)
+def test_a_half_that_env_leaves_out_is_not_missed(tmp_path, name, device, missed):
+    host = probe(hosts.build(tmp_path, name), environment={})
+    whats = [what for _, _, what in found(f"NCCL_IB_HCA={device}\n", host=host)]
+    assert any("the other half of the cage" in what for what in whats) is missed
+
+
 def run(*arguments):
     return CliRunner().invoke(group, ["env", "check", *map(str, arguments)])
 
