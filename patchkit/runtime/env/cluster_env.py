@@ -7,12 +7,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.finding import Finding, Level
 from patchkit.runtime.host.advice import cage_name, remarks
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.releases import release
-from patchkit.runtime.rules.rule import Advice, holding
+from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
 from patchkit.runtime.rules.variables import nccl_variables, nearest, newest_nccl
 from patchkit.runtime.rules.vllm_values import Takes
@@ -38,6 +39,14 @@ class Setting:
         return f"[{nodes}] {self.reason} ({self.rule}{source})"
 
 
+@dataclass(frozen=True, slots=True)
+class Beware:
+    """A problem that no variable solves, and what does."""
+
+    says: str
+    instead: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterEnv:
     """The environment of a node: ``settings`` with the shared ones first.
@@ -47,7 +56,7 @@ class ClusterEnv:
 
     node: Node
     settings: tuple[Setting, ...]
-    advice: tuple[Advice, ...]
+    advice: tuple[Beware, ...]
     off: tuple[VariableRule, ...]
     notes: tuple[str, ...]
 
@@ -79,15 +88,19 @@ def cluster_env(
         _check_taken(setting, node.vllm, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda each: each.scope != "shared")
+    remarked = _remarked(node, host)
     return ClusterEnv(
         node=node,
         settings=tuple(settings),
-        advice=holding(rules.advice, node.situation),
+        advice=(
+            *(Beware(each.what, each.hint) for each in remarked if _is_grave(each)),
+            *(Beware(each.says, each.instead) for each in holding(rules.advice, node.situation)),
+        ),
         off=off,
         notes=(
             *node.attachment.notes,
             *_left_out(node, settings),
-            *_remarked(node, host),
+            *(_note(each) for each in remarked if not _is_grave(each)),
             *_unknown(node),
         ),
     )
@@ -99,16 +112,24 @@ def _left_out(node: Node, settings: Iterable[Setting]) -> Iterator[str]:
     if attachment.half != attachment.hcas and any(
         (each.name, each.value) == ("NCCL_IB_HCA", attachment.half) for each in settings
     ):
-        other = set(attachment.hcas.split(",")) - {attachment.half}
+        other = set(attachment.hcas.strip("=").split(",")) - {attachment.half.strip("=")}
         yield f"{', '.join(other)}, the other half of the cable, is left out of NCCL_IB_HCA"
 
 
-def _remarked(node: Node, host: Host) -> Iterator[str]:
+def _remarked(node: Node, host: Host) -> list[Finding]:
     """Return what the probe remarks about the machine, and about the cages that are used."""
     used = {"", *map(cage_name, node.attachment.cages)}
-    for each in remarks(host, "env") if node.role != "single" else ():
-        if each.where in used:
-            yield f"{each.what}; {each.hint}" if each.hint else each.what
+    found = remarks(host, "env") if node.role != "single" else ()
+    return [each for each in found if each.where in used]
+
+
+def _is_grave(remark: Finding) -> bool:
+    """Return whether a remark says what will fail, and what to do instead."""
+    return remark.level in (Level.ERROR, Level.WARNING) and bool(remark.hint)
+
+
+def _note(remark: Finding) -> str:
+    return f"{remark.what}; {remark.hint}" if remark.hint else remark.what
 
 
 def _unknown(node: Node) -> Iterator[str]:
