@@ -47,7 +47,12 @@ _OPTIONS = (
         metavar="N",
         help="Number of nodes, including the head; default: 2.",
     ),
-    click.option("--head-ip", metavar="A", default="", help="The head's IPv4 address."),
+    click.option(
+        "--head-ip",
+        metavar="A",
+        default="",
+        help="The head's IPv4 address. On the LAN: control goes there, data over the cable.",
+    ),
     click.option(
         "--topology",
         type=click.Choice(["auto", "roce", "socket", "ring", "hetero"]),
