@@ -11,8 +11,9 @@ from patchkit.runtime.files.collected import Collected
 from patchkit.runtime.files.content import How
 from patchkit.runtime.files.interpolation import interpolate
 from patchkit.runtime.files.value import Piece, Value, joined, known
+from patchkit.runtime.shell.expansion import words_of
 from patchkit.runtime.shell.programs import Place, Programs
-from patchkit.runtime.shell.script import FileReader, read_shell, words_of
+from patchkit.runtime.shell.script import FileReader, read_shell
 
 _INSTRUCTION = re.compile(r"\s*(?P<name>[A-Za-z]+)(?:\s+|$)")
 _ESCAPE = re.compile(r"(?im)\A(?:#[^\n]*\n)*?#\s*escape\s*=\s*`\s*$")

@@ -11,8 +11,9 @@ from patchkit.runtime.files.content import How
 from patchkit.runtime.files.interpolation import interpolate
 from patchkit.runtime.files.value import Piece, Value, known, unknown
 from patchkit.runtime.formats.yaml_tree import TEMPLATE, YamlNode, parse_yaml
+from patchkit.runtime.shell.expansion import words_of
 from patchkit.runtime.shell.programs import Place, Programs
-from patchkit.runtime.shell.script import FileReader, read_shell, words_of
+from patchkit.runtime.shell.script import FileReader, read_shell
 
 _MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
 _ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|extraenv\w*)|\w+Env")

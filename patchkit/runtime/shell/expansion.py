@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from patchkit.runtime.files.collected import Collected
 from patchkit.runtime.files.value import MappedText, Piece, Value, known, split, unknown
 from patchkit.runtime.shell.scope import Scope
+from patchkit.runtime.shell.syntax import commands_in, parse, words_in
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -190,6 +191,15 @@ class Expansions:
         """Return whether a variable may still be followed: a file must not grow without end."""
         self._left -= value.size + 1
         return self._left > 0
+
+
+def words_of(text: Value, found: Collected) -> list[Value]:
+    """Return the words of the first command in a text."""
+    source = MappedText(text)
+    expansions = Expansions(found, lambda _: None)
+    command = next(commands_in(parse(source.data)), None)
+    nodes = words_in(command) if command else ()
+    return [word for node in nodes for word in expansions.words(node, source)]
 
 
 def _unescaped(text: str, line: int, escapes: re.Pattern[str]) -> Iterator[Piece]:

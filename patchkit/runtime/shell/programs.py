@@ -378,3 +378,12 @@ def _serves(image: str, words: Sequence[Value]) -> bool:
         return bool(row and row.program) and not is_program and not words[0].several
     names = [each.text.partition("=")[0] for each in words]
     return bool(row and row.version == "vllm") or any(map(is_server_flag, names))
+
+
+def takes_script(texts: Sequence[str]) -> bool:
+    """Return whether a command runs what it reads: bash, bash -s, ssh host, docker exec -i x sh."""
+    for number, text in enumerate(texts):
+        if _last_part(text) in _SHELLS:
+            rest = texts[number + 1 :]
+            return "-c" not in rest and (not rest or rest[0].startswith("-"))
+    return texts[0] == "ssh"

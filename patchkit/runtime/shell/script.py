@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,12 @@ from patchkit.runtime.files.collected import Collected
 from patchkit.runtime.files.content import How
 from patchkit.runtime.files.value import MappedText, Value, joined, known, unknown
 from patchkit.runtime.shell.expansion import Expansions
-from patchkit.runtime.shell.programs import Place, Programs
+from patchkit.runtime.shell.programs import Place, Programs, takes_script
 from patchkit.runtime.shell.scope import Scope
+from patchkit.runtime.shell.syntax import ARGUMENTS, commands_in, parse, pipeline, words_in
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Node
 
 FileReader = Callable[[str, Value, Place], None]
 """Read a text that a script writes to a file of this name."""
@@ -30,10 +30,7 @@ _DEEPEST = 60  # statements in statements
 _MOST_TEXTS = 4  # texts for eval in texts for eval
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)\+?=")
 _ARGUMENT = re.compile(r"\$\{?[@*\d]")
-_HEREDOC = re.compile(rb"<<-?[ \t]*['\"\\]?(\w+)")
-_MOST_HEREDOCS = 100  # different ends
 _RUNS = re.compile(r"(?:ssh|eval|bash|sh|sudo|docker|podman|kubectl|env)$")
-_SHELLS = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
 _NESTED = {
     "program",
     "compound_statement",
@@ -46,30 +43,6 @@ _NESTED = {
     "ERROR",
 }
 _LOOPS = {"while_statement", "for_statement", "c_style_for_statement"}
-_ARGUMENTS = {
-    "word",
-    "number",
-    "string",
-    "raw_string",
-    "ansi_c_string",
-    "translated_string",
-    "concatenation",
-    "simple_expansion",
-    "expansion",
-    "command_substitution",
-    "arithmetic_expansion",
-    "process_substitution",
-    "brace_expression",
-}
-
-
-@cache
-def _parser() -> Parser:
-    # Imported here: a node that writes its env file parses no shell.
-    import tree_sitter_bash
-    from tree_sitter import Language, Parser
-
-    return Parser(Language(tree_sitter_bash.language()))
 
 
 def read_shell(
@@ -92,34 +65,6 @@ def read_shell(
         shell.expansions.scope.set(name, value)
     shell.read(text, place)
     shell.read_uncalled()
-
-
-def words_of(text: Value, found: Collected) -> list[Value]:
-    """Return the words of the first command in a text."""
-    source = MappedText(text)
-    expansions = Expansions(found, lambda _: None)
-    command = next(_commands(_parser().parse(source.data).root_node), None)
-    nodes = command.named_children if command else []
-    return [
-        word
-        for node in nodes
-        if node.type == "command_name" or node.type in _ARGUMENTS
-        for word in expansions.words(node, source)
-    ]
-
-
-def _parsable(data: bytes) -> bytes:
-    """Return a script of the same length that tree-sitter reads right.
-
-    It takes a line that only begins with the end of a here-document for that end.
-    """
-    if b"<<" not in data:
-        return data
-    ends = dict.fromkeys(_HEREDOC.findall(data))
-    for end in list(ends)[:_MOST_HEREDOCS]:
-        longer = re.compile(rb"(?m)^(\t*)" + end[:1] + rb"(?=" + end[1:] + rb"[^\n])")
-        data = longer.sub(rb"\1_", data)
-    return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +93,7 @@ class _Shell:
         before = self._source, self._place
         self._source, self._place = MappedText(text), place
         try:
-            self._statement(_parser().parse(_parsable(self._source.data)).root_node)
+            self._statement(parse(self._source.data))
         finally:
             self._source, self._place = before
 
@@ -333,7 +278,7 @@ class _Shell:
                 self._scope.local.add(self._text(name))
             if child.type == "variable_assignment":
                 self._assign(child, how)
-            elif how is How.EXPORT and child.type in ("variable_name", *_ARGUMENTS):
+            elif how is How.EXPORT and child.type in ("variable_name", *ARGUMENTS):
                 self._export(child)
 
     def _export(self, node: Node) -> None:
@@ -358,7 +303,7 @@ class _Shell:
         if name and body:
             text = self._text(name)
             place = self._programs.own_block(self._place, self._line(node))
-            runs = any(self._runs_arguments(each) for each in _commands(body))
+            runs = any(self._runs_arguments(each) for each in commands_in(body))
             self._functions[text] = _Function(body, self._source, place, runs)
             self._uncalled[text] = None
 
@@ -388,12 +333,7 @@ class _Shell:
     def _command(self, node: Node, documents: Sequence[Value]) -> list[Value]:
         """Read a command, and return its words; ``documents`` are what it gets on its input."""
         prefixes = [each for each in node.named_children if each.type == "variable_assignment"]
-        words = [
-            word
-            for each in node.named_children
-            if each.type == "command_name" or each.type in _ARGUMENTS
-            for word in self._words(each)
-        ]
+        words = [word for each in words_in(node) for word in self._words(each)]
         place = replace(self._place, line=self._line(node))
         if prefixes:
             place = self._programs.own_block(place, place.line)
@@ -421,7 +361,7 @@ class _Shell:
         runners = [each for each, function in self._functions.items() if function.runs_arguments]
         if name not in self._functions or name in runners:
             self._programs.run(words, place, runners)
-        if documents and _takes_script(texts):
+        if documents and takes_script(texts):
             for document in documents:
                 inside = self._programs.own_block(place, document.line)
                 self._other_shell(document, replace(inside, depth=place.depth + 1))
@@ -451,7 +391,7 @@ class _Shell:
         body = node.child_by_field_name("body")
         behind = [each for each in redirects if each.type in ("pipeline", "command", "list")]
         spoken: list[Value] = []
-        for command in (each for statement in [body, *behind] for each in _pipeline(statement)):
+        for command in (each for statement in [body, *behind] for each in pipeline(statement)):
             if command.type != "command":
                 self._statement(command)
                 continue
@@ -488,33 +428,3 @@ class _Shell:
             return ""
         destination = redirect.child_by_field_name("destination")
         return self._value(destination).text if destination else ""
-
-
-def _pipeline(node: Node | None) -> Iterator[Node]:
-    """Yield the commands of a pipeline, or the statement itself."""
-    if node is None:
-        return
-    if node.type == "pipeline":
-        for child in node.named_children:
-            yield from _pipeline(child) if child.type == "pipeline" else (child,)
-    else:
-        yield node
-
-
-def _commands(node: Node) -> Iterator[Node]:
-    """Yield all commands of a function."""
-    todo = [node]
-    while todo:
-        each = todo.pop()
-        if each.type == "command":
-            yield each
-        todo += reversed(each.named_children)
-
-
-def _takes_script(texts: Sequence[str]) -> bool:
-    """Return whether a command runs what it reads: bash, bash -s, ssh host, docker exec -i x sh."""
-    for number, text in enumerate(texts):
-        if _SHELLS.fullmatch(text):
-            rest = texts[number + 1 :]
-            return "-c" not in rest and (not rest or rest[0].startswith("-"))
-    return texts[0] == "ssh"

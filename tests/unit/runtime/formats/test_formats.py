@@ -51,9 +51,11 @@ SERVICE = "services:\n  a:\n    image: x/vllm-openai:v0.18.0\n"
             ["2 A_B=c", "8 D_E=f"],
         ),
         (
-            "containers:\n- image: i\n  env:\n  - name: A_B\n    value: 'c'\n  - name: D_E\n"
-            + "    valueFrom: {secretKeyRef: {name: s, key: k}}\n",
-            ["5 A_B=c"],
+            (
+                "containers:\n- image: i\n  env:\n  - name: A_B\n    value: 'c'\n  - name: D_E\n"
+                "    valueFrom: {secretKeyRef: {name: s, key: k}}\n"
+            ),
+            ["4 A_B=c"],
         ),
         ("kind: ConfigMap\ndata:\n  A_B: c\n", ["3 A_B=c"]),
         ("env:\n  A_B: c\ndefaults:\n  D_E: f\n", ["2 A_B=c"]),
@@ -93,8 +95,10 @@ def test_environment_in_yaml(text, expected):
         ("    entrypoint: vllm\n    command: serve m --x\n", "4 vllm serve m --x"),
         ("    entrypoint: [vllm, serve]\n    command: [m, --x]\n", "4 vllm serve m --x"),
         (
-            "    entrypoint: []\n    command:\n    - bash\n    - -lc\n    - >\n"
-            + "      export A=1;\n      exec vllm serve m\n      --x ${Y:-2}\n",
+            (
+                "    entrypoint: []\n    command:\n    - bash\n    - -lc\n    - >\n"
+                "      export A=1;\n      exec vllm serve m\n      --x ${Y:-2}\n"
+            ),
             "10 vllm serve m --x 2",
         ),
         ("    entrypoint: [sh, -c]\n    command: vllm serve m --x\n", "5 vllm serve m --x"),
@@ -114,13 +118,17 @@ def test_servers_in_compose_files(text, expected):
             "3 vllm serve --model m",
         ),
         (
-            "containers:\n- image: i\n  command: [/bin/sh, -c]\n  args:\n  - |\n"
-            + "    set -e\n    vllm serve m\n",
+            (
+                "containers:\n- image: i\n  command: [/bin/sh, -c]\n  args:\n  - |\n"
+                "    set -e\n    vllm serve m\n"
+            ),
             "7 vllm serve m",
         ),
         (
-            "container: i\ndefaults:\n  host: 0.0.0.0\ncommand: |\n"
-            + "  vllm serve m \\\n    --host {host} --port {port}\n",
+            (
+                "container: i\ndefaults:\n  host: 0.0.0.0\ncommand: |\n"
+                "  vllm serve m \\\n    --host {host} --port {port}\n"
+            ),
             "5 vllm serve m --host 0.0.0.0 --port ${port}?",
         ),
         ("models:\n  m:\n    cmd: docker run image vllm serve m\n", "3 vllm serve m"),
