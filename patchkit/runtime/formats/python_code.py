@@ -22,7 +22,7 @@ def read_python(text: str, found: Collected, files: FileReader | None = None) ->
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # escapes that Python warns of are the author's
             tree = ast.parse(text)
-            nodes = list(ast.walk(tree))
+            nodes = list(_by_block(tree))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1  # Python counts CR as a line as well
         found.problem(
@@ -33,11 +33,26 @@ def read_python(text: str, found: Collected, files: FileReader | None = None) ->
         found.problem(1, "the file, which is nested too deeply")
         return
     programs = Programs(found, lambda value, place: read_shell(value, place, found, files=files))
-    for node in nodes:
+    for node, block in nodes:
         for name, value in _variables(node):
-            found.set(name, _value(value), value.lineno, How.CODE)
+            found.set(name, _value(value), value.lineno, How.CODE, block)
         if isinstance(node, ast.Call) and _last_name(node.func) in _STARTS and node.args:
-            _started(node.args[0], programs, found, files)
+            _started(node.args[0], Place(line=node.lineno, block=block), programs, found, files)
+
+
+def _by_block(tree: ast.Module) -> Iterator[tuple[ast.AST, int]]:
+    """Yield all nodes, each with the line where its function or its branch begins, 0 outside."""
+    todo: list[tuple[ast.AST, int]] = [(tree, 0)]
+    while todo:
+        node, block = todo.pop()
+        yield node, block
+        for _, field in ast.iter_fields(node):
+            if isinstance(field, ast.AST):
+                todo.append((field, block))
+            elif isinstance(field, list):
+                is_body = bool(field) and isinstance(field[0], ast.stmt) and node is not tree
+                inside = field[0].lineno if is_body else block
+                todo += ((each, inside) for each in field if isinstance(each, ast.AST))
 
 
 def _variables(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -96,10 +111,9 @@ def _value(node: ast.expr) -> Value:
 
 
 def _started(
-    node: ast.expr, programs: Programs, found: Collected, files: FileReader | None
+    node: ast.expr, place: Place, programs: Programs, found: Collected, files: FileReader | None
 ) -> None:
     """Read the command of subprocess.run and its kin: a list of words, or a text for a shell."""
-    place = Place(line=node.lineno)
     if isinstance(node, ast.List | ast.Tuple):
         programs.run([_value(each) for each in node.elts], place)
     elif text := _text(node):

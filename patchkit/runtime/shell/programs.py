@@ -62,6 +62,11 @@ _SPEECH = re.compile(
     r"killall|kill|which|type|alias|man|help|command|test|\[|read|trap|sed|awk|true|false|:"
 )
 _SSH_VALUED = "-b -c -D -E -e -F -I -i -J -L -l -m -O -o -p -Q -R -S -W -w"
+# Options of docker and docker compose that stand before the verb and have a value.
+_GLOBAL_VALUED = (
+    *("--config", "-c", "--context", "-H", "--host", "-l", "--log-level", "-f", "--file"),
+    *("-p", "--project-name", "--project-directory", "--profile", "--env-file"),
+)
 # Single letters of docker run and exec without a value.
 _SWITCHES = frozenset("dihPqt")
 _LONG_SWITCHES = re.compile(
@@ -225,8 +230,10 @@ class Programs:
     def _container(self, words: Sequence[Value], place: Place) -> None:
         """Read docker run, create and exec, in whatever group of commands they stand."""
         rest = list(words[1:])
-        verb = next((n for n, each in enumerate(rest[:6]) if each.text in _VERBS), None)
-        if verb is None:
+        verb = _options(rest, _GLOBAL_VALUED)
+        while verb < len(rest) and rest[verb].text in ("container", "compose"):
+            verb += 1 + _options(rest[verb + 1 :], _GLOBAL_VALUED)
+        if verb >= len(rest) or rest[verb].text not in _VERBS:
             return
         inside = self.own_block(place, words[0].line)
         entrypoint: list[Value] = []

@@ -189,6 +189,17 @@ def test_python():
     assert servers(text, "x.py") == ["4 vllm serve m --x …?", "7 ray start --head"]
 
 
+def test_functions_and_branches_of_python_are_blocks():
+    text = (
+        "env['A'] = '1'\ndef f():\n  env['A'] = '2'\n  if x:\n    env['A'] = '3'\n"
+        "  else:\n    env['A'] = '4'\n"
+    )
+    content = read_content(text, "x.py")
+    assert [(each.line, each.block) for each in content.assignments] == [
+        *((1, 0), (3, 3), (5, 5), (7, 7)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("where", "text", "kind"),
     [

@@ -109,6 +109,8 @@ def test_which_assignments_make_an_environment(text, expected):
         ("docker run --entrypoint vllm image serve m", "1 vllm serve m"),
         ("docker run --entrypoint= image vllm serve m", "1 vllm serve m"),
         ("docker run --entrypoint python3 i@sha256:0 /bin/vllm serve m", "1 vllm serve m"),
+        ("docker --context c container run i vllm serve m", "1 vllm serve m"),
+        ("docker compose -f x run -e A=b s vllm serve m", "1 vllm serve m"),
         ("docker exec -d box bash -lc 'cd x && vllm serve m'", "1 vllm serve m"),
         ("ssh -o A=b host vllm serve m", "1 vllm serve m"),
         ("tmux new -d -s n 'vllm serve m'", "1 vllm serve m"),
@@ -122,6 +124,8 @@ def test_which_assignments_make_an_environment(text, expected):
         # No servers.
         ('echo "vllm serve m"; pgrep -f vllm serve; command -v vllm', None),
         ("docker run sglang --model-path m", None),
+        ("docker manifest create x/vllm-openai:a x/vllm-openai:b --amend", None),
+        ("docker compose -f x up vllm serve", None),
         ("A=(--port 8)", None),
     ],
 )
