@@ -21,6 +21,7 @@ from patchkit.runtime.files.value import Value, split
 from patchkit.runtime.files.versions import (
     image_version,
     is_server_flag,
+    named_image,
     requirement_versions,
     variable_version,
 )
@@ -143,10 +144,12 @@ class Collected:
     def content(self, kind: FileKind) -> FileContent:
         """Return all of it, in the order of the lines and without what was found twice."""
         self._settle()
+        variables = (*self.own, *self.defaults, *self.assignments)
+        self.images += filter(None, map(named_image, variables))
         versions = [
             *filter(None, map(image_version, self.images)),
             *(each for command in self.commands for each in requirement_versions(command)),
-            *filter(None, map(variable_version, (*self.own, *self.defaults, *self.assignments))),
+            *filter(None, map(variable_version, variables)),
         ]
         return FileContent(
             kind=kind,

@@ -10,6 +10,7 @@ from functools import cache
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.files.content import Assignment, CommandLine, SaidVersion, Word
+from patchkit.runtime.rules.releases import within
 
 # Three numbers at least: v0.11 may be a branch, and 25.11 is a month.
 _VERSION = r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+|rc\d+|a\d+|b\d+)?(?:\.dev\d+)?)"
@@ -19,6 +20,7 @@ _WHEEL = re.compile(rf"(?:.*/)?(?P<name>[A-Za-z0-9_.]+)-{_VERSION}(?:\+|%2B|-).*
 _REPOSITORY = re.compile(
     r".*(?:://|@)\S*/(?P<name>[\w.-]+?)(?:\.git)?/?(?:@(?P<reference>[^#\s]+))?(?:#.*)?"
 )
+_IMAGE = re.compile(r"(?:\w+_)?IMAGE(?:_\w+)?")
 _VARIABLE = re.compile(r"(?:\w+_)?(?P<name>[A-Z]+)_(?:VERSION|TAG|REF|RELEASE|BRANCH)")
 
 
@@ -28,6 +30,7 @@ class KnownImage:
 
     repository: str
     version: str
+    versions: str
     program: str
     source: str
 
@@ -62,11 +65,21 @@ def is_server_flag(name: str) -> bool:
     return name.replace("_", "-") in _said().server["flags"]
 
 
+def named_image(assigned: Assignment) -> Word | None:
+    """Return the image that a variable such as VLLM_IMAGE names, if it is one that is known."""
+    is_image = _IMAGE.fullmatch(assigned.name) and assigned.literal and ":" in assigned.value
+    if not is_image or known_image(assigned.value) is None:
+        return None
+    return Word(assigned.value, assigned.line, default=assigned.default)
+
+
 def image_version(image: Word) -> SaidVersion | None:
     """Return the version that the tag of an image states."""
     row = known_image(image.text)
     match = _TAG.fullmatch(_parted(image.text)[1])
     if row is None or not row.version or match is None:
+        return None
+    if not within(match["version"], row.versions):
         return None
     return SaidVersion(row.version, match["version"], image.line, image.text)
 

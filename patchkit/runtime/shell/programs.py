@@ -145,11 +145,12 @@ class Programs:
         elif not value.why:
             self._found.pass_on(value.text, line, how, place.block)
 
-    def options(self, items: Sequence[Value], place: Place) -> None:
-        """Add what an array of options gives a container: -e NAME=value."""
-        for before, word in pairwise(items):
+    def options(self, name: str, items: Sequence[Value], place: Place) -> None:
+        """Add what an array keeps for a container: -e NAME=value, or NAME=value in one for it."""
+        is_environment = "ENV" in name.upper() and all(_ASSIGNED.match(each.text) for each in items)
+        for before, word in pairwise([known("", 0), *items]):
             match = _ASSIGNED.match(word.text)
-            if before.text in ("-e", "--env") and match:
+            if match and (is_environment or before.text in ("-e", "--env")):
                 inside = self.own_block(place, items[0].line)
                 value = word.cut(match.end())
                 self._found.offer(match["name"], value, word.line, inside.block)

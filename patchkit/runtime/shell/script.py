@@ -255,7 +255,7 @@ class _Shell:
     def _note(self, name: str, value: Value, line: int, how: How) -> None:
         """Add a variable to the environment, or to what is the script's own."""
         if value.items is not None:
-            self._programs.options(value.items, self._place)
+            self._programs.options(name, value.items, self._place)
             self._found.fragment(value.items)
             return
         if how is How.EXPORT:

@@ -30,6 +30,8 @@ from support.said import servers, variables
         ("podman exec -e A_B=c box run", ["1 A_B=c"]),
         ('f=(-e "A_B=c"\n -e D_E=f)\ndocker run "${f[@]}" image', ["1 A_B=c", "2 D_E=f"]),
         ('f=()\n[ "$X" ] && f+=(-e A_B=c)\nprintf "%q " "${f[@]}"', ["2 A_B=c"]),
+        ("MORE_ENV=(A_B=c\n D_E=f)\n. x.sh", ["1 A_B=c", "2 D_E=f"]),
+        ("MORE=(A_B=c)", []),
         ('f="-e A_B=c"\nf="$f -e D_E=$X"\ndocker run $f image', ["1 A_B=c", "2 D_E?"]),
         ("mpirun -np 2 -x A_B=c -x PATH run", ["1 A_B=c"]),
         ("if x; then\n export A_B=1\nelse\n export A_B=2\nfi", ["2 A_B=1", "4 A_B=2"]),
