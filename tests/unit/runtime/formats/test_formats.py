@@ -299,6 +299,24 @@ def test_what_cannot_be_read_is_a_note(where, text):
     assert 1 <= problem.line <= text.count("\n") + 1
 
 
+def test_scripts_need_their_libraries_and_env_files_none(cli, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('tree_sitter', 'tree_sitter_bash', 'yaml'):\n"
+        "    sys.modules[name] = None\n"
+    )
+    blocked = {"PYTHONPATH": str(tmp_path)}
+    for name, text, missing in (
+        ("x.env", "A_B=c\n", ""),
+        ("x.sh", "export A_B=c\n", "tree_sitter_bash"),
+        ("x.yaml", "A_B: c\n", "yaml"),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        done = cli("env", "check", "--elsewhere", path, env=blocked, rc=9 if missing else 0)
+        assert (f"not installed: {missing}" in done.stderr) == bool(missing)
+        assert bool(missing) == ("pip install" in done.stderr)
+
+
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise("abcdefghi")
 )
