@@ -1,1 +1,1 @@
-"""Check env files and scripts that anybody wrote: names, values, contradictions, hygiene."""
+"""Check env files and scripts that anybody wrote: names, values, contradictions, secrets."""

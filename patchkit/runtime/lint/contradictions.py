@@ -68,7 +68,8 @@ def _netdevs(last: Mapping[str, Assignment]) -> Iterator[Finding]:
         return
     # NCCL takes a list of prefixes or, behind =, of whole names; the others take whole names.
     whole, names = nccl.value.startswith("="), nccl.value.lstrip("=").split(",")
-    for each in (last[name] for name in _GROUPS if name in last):
+    # By value: Gloo's and TensorPipe's are mostly the same, and one line says enough.
+    for each in {last[name].value: last[name] for name in _GROUPS[::-1] if name in last}.values():
         taken = each.value in names if whole else each.value.startswith(tuple(names))
         if each.value and not taken:
             yield replace(

@@ -84,8 +84,7 @@ def expanded(text: str) -> frozenset[str]:
 def _advised(assigned: Assignment, situation: Situation) -> Iterator[Finding]:
     """Return what the rules about a name say against its value."""
     for avoid in load_variable_rules().avoids_by_name.get(assigned.name, ()):
-        known = assigned.literal or not avoid.values
-        if known and avoid.matches(assigned.value) and holds(avoid.when, situation):
+        if assigned.literal and avoid.matches(assigned.value) and holds(avoid.when, situation):
             yield Finding(
                 line=assigned.line,
                 about=assigned.name,
@@ -110,7 +109,7 @@ def _out_of_time(assigned: Assignment, reader: str, version: str, life: Lifetime
         return found
     # The file may be for a release that reads the name.
     what = f"no {reader} after {life.last} reads {assigned.name}"
-    return replace(found, level=Level.NOTE, what=what)
+    return replace(found, level=Level.NOTE, what=what, hint=f"with a later one: {found.hint}")
 
 
 def _span(life: Lifetime, version: str) -> str:

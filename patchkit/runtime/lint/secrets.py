@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.files.content import Assignment, FileContent, is_open
+from patchkit.runtime.lint.placeholders import is_placeholder
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file
 
 _OTHERS = 0o077  # rights of the group and of others
@@ -56,7 +57,8 @@ def check_secrets(content: FileContent, mode: int | None) -> Iterator[Finding]:
 
 def _is_real(value: str) -> bool:
     """Return whether a value may be a secret: no placeholder, path, or name of another variable."""
-    return not (is_open(value) or _DUMMY.fullmatch(value) or _ELSEWHERE.fullmatch(value))
+    open_ = is_open(value) or is_placeholder("", value)
+    return not (open_ or _DUMMY.fullmatch(value) or _ELSEWHERE.fullmatch(value))
 
 
 def _written(assigned: Assignment, mode: int | None) -> Finding:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.files.content import Assignment, FileContent, FileKind, short
+from patchkit.runtime.files.content import Assignment, FileContent, FileKind, How, short
 from patchkit.runtime.lint.upstream import is_upstream
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.flags import flags
@@ -33,7 +33,7 @@ def check_strange(
     for each in strange:
         reader = "NCCL" if each.name.startswith("NCCL_") else "vLLM"
         flag = _flag(each.name, situation.get("vllm", ""))
-        if not _may_be_vllm(content, each.block):
+        if not _may_be_vllm(content, each):
             continue
         # What a list of variables is for, and what an image's own scripts read, it does not say.
         known = content.kind not in (FileKind.ENV, FileKind.DOCKERFILE)
@@ -50,12 +50,16 @@ def check_strange(
         yield _question(reader, together, situation.get("vllm", ""))
 
 
-def _may_be_vllm(content: FileContent, block: int) -> bool:
-    """Return whether what runs in a block may be vLLM; not if it is known to be something else."""
+def _may_be_vllm(content: FileContent, assigned: Assignment) -> bool:
+    """Return whether what gets a variable may be vLLM; not if it is known to be something else."""
+    block = assigned.block
     commands = [each for each in content.commands if block and each.block == block]
+    # What stands before a command is for this command alone, in whatever image.
+    images = assigned.how is not How.PREFIX
     return not commands or any(
-        "vllm" in f"{each.program} {each.image}"
-        or (not each.image and _STARTS_OTHERS.fullmatch(each.program))
+        "vllm" in each.program
+        or (images and "vllm" in each.image)
+        or (not (images and each.image) and _STARTS_OTHERS.fullmatch(each.program))
         for each in commands
     )
 
@@ -77,13 +81,14 @@ def _question(reader: str, together: Sequence[Assignment], version: str) -> Find
     names = list(dict.fromkeys(each.name for each in together))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     named = [(name, flag) for name in names[:_LISTED] if (flag := _flag(name, version))]
-    also = "".join(f"; for vLLM itself {name} is the flag {flag}" for name, flag in named)
+    also = "".join(f"; {name} is the flag {flag}" for name, flag in named)
+    them, they = ("them", "they have") if names[1:] else ("it", "it has")
     return Finding(
         line=together[0].line,
         about=names[0],
         level=Level.NOTE,
         what=f"no known {reader} reads {', '.join(map(short, names[:_LISTED]))}{more}",
         why="A fork may, or a script or compose file of yours; upstream's releases read none.",
-        hint=f"of a fork or a script? Then keep {'them' if names[1:] else 'it'}{also}",
+        hint=f"of a fork or a script? Then keep {them}; to upstream {they} no effect{also}",
         source="vLLM envs.py" if reader == "vLLM" else "NCCL's sources",
     )

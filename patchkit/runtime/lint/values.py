@@ -47,6 +47,15 @@ def check_value(assigned: Assignment, situation: Situation) -> Iterator[Finding]
             hint="write the address that this node has on the network between the nodes",
             source="vLLM network_utils.get_ip" if assigned.name == "VLLM_HOST_IP" else "",
         )
+    elif assigned.name in ADDRESSES and _is_link_local(assigned.value):
+        yield Finding(
+            line=assigned.line,
+            about=assigned.name,
+            level=Level.NOTE,
+            what=f"{assigned.shown}: a link-local address, which changes",
+            why="It may be another one after the next boot.",
+            hint="give static addresses: `patchkit net plan`",
+        )
     for kind, row in _rows().get(assigned.name, ()):
         if _TESTS[kind](assigned.value, row):
             continue
@@ -112,6 +121,13 @@ _TESTS: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
     "number": _is_number,
     "choice": lambda value, row: value.upper() in row["words"],
 }
+
+
+def _is_link_local(value: str) -> bool:
+    try:
+        return ip_address(value).is_link_local
+    except ValueError:
+        return False
 
 
 def _trouble(assigned: Assignment, situation: Situation) -> str:

@@ -73,6 +73,7 @@ NAMES = [
     ("x.sh", "export VLLM_X_MOE=1\ndocker run -e VLLM_X_MOE=$VLLM_X_MOE i", [("note", STRANGE)]),
     # What runs with it is another program: a test, or a service of its own.
     ("x.sh", "VLLM_TP_NUMBER=4 pytest -s", []),
+    ("x.sh", "docker run vllm/vllm-openai:v0.25.1 sh -c 'VLLM_TP_NUMBER=4 pytest -s'", []),
     ("compose.yaml", compose("python:3", "VLLM_UPSTREAM: x") + "    command: [a]\n", []),
     # An empty variable is one that is not set.
     ("x.env", "VLLM_NOTHING=\nHOST_IP=\nNCCL_IB_GID_INDEX=", []),
@@ -137,10 +138,13 @@ VALUES = [
         [("warning", "TORCH_CUDA_ARCH_LIST=12.1 is advised against")],
     ),
     ("x.sh", "docker run -e TORCH_CUDA_ARCH_LIST=12.1 vllm/vllm-openai:v0.25.1 m", []),
+    ("x.env", "VLLM_HOST_IP=169.254.20.4", [("note", "VLLM_HOST_IP=169.254.20.4: a link-local")]),
+    # What the caller says is not known, and not advised against.
+    ("x.sh", 'docker run -e NCCL_PROTO="$PROTO" -e NCCL_IB_GID_INDEX="$GID" i', []),
     # Control over the LAN and data over the cable is a choice.
     (
         "x.env",
-        "NCCL_SOCKET_IFNAME=enp1s0f0np0\nGLOO_SOCKET_IFNAME=enP7s7",
+        "NCCL_SOCKET_IFNAME=enp1s0f0np0\nGLOO_SOCKET_IFNAME=enP7s7\nTP_SOCKET_IFNAME=enP7s7",
         [("note", "GLOO_SOCKET_IFNAME=enP7s7, and line 1 says NCCL_SOCKET_IFNAME=enp1s0f0np0")],
     ),
 ]
@@ -181,6 +185,7 @@ SECRETS = [
         "OPENAI_API_KEY=sk-5f3a77",
         [("warning", "the value of OPENAI_API_KEY is in the file")],
     ),
+    ("x.env", "VLLM_API_KEY=change-me", []),
     ("x.env", "OPENAI_API_KEY=EMPTY\nLLM_API_KEY=not-needed\nMAX_TOKEN=512", []),
     (
         "compose.yaml",
