@@ -159,4 +159,8 @@ class MappedText:
 
     def text(self, start: int, end: int) -> str:
         """Return a part of the text."""
-        return self.data[start:end].decode(errors="surrogatepass")
+        part = self.data[start:end]
+        try:
+            return part.decode(errors="surrogatepass")
+        except UnicodeDecodeError:
+            return part.decode(errors="replace")  # the parser may end inside of a character

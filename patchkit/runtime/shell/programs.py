@@ -15,6 +15,7 @@ from patchkit.runtime.files.versions import is_server_flag, is_server_module, kn
 
 _DEEPEST = 8  # commands in texts of commands
 _MOST_WRAPPERS = 16
+_EXPORTED = re.compile(r"[A-Z][A-Z0-9]*_\w+=")
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)=")
 _PYTHON = re.compile(r"python[\d.]*")
 _PIP = re.compile(r"pip[\d.]*")
@@ -99,7 +100,8 @@ class Programs:
     def run(self, words: Sequence[Value], place: Place, runners: Collection[str] = ()) -> None:
         """Read one command; ``runners`` are a script's functions that run what they are given."""
         if place.is_entry and words and _serves(place.image, words):
-            self._add("vllm serve", words, place)
+            # An image whose entrypoint is vllm itself gets the verb first.
+            self._add("vllm serve", words[words[0].text == "serve" :], place)
             return
         place = replace(place, is_entry=False)
         for _ in range(_MOST_WRAPPERS):
@@ -225,8 +227,16 @@ class Programs:
                     self._text(words[number + 1], place)
                 return
             if not word.text.startswith(("-", "+")):
-                self._add(_last_part(word.text), words[number + 1 :], place)
+                self._script(words[number:], place)
                 return
+
+    def _script(self, words: Sequence[Value], place: Place) -> None:
+        """Read a script: what starts containers mostly hands -e NAME=value on to docker."""
+        inside = self.own_block(place, words[0].line)
+        for before, word in pairwise(words):
+            if before.text in ("-e", "--env") and _EXPORTED.match(word.text):
+                self.variable(word, How.OPTION, inside)
+        self._add(_last_part(words[0].text), words[1:], place)
 
     def _container(self, words: Sequence[Value], place: Place) -> None:
         """Read docker run, create and exec, in whatever group of commands they stand."""
@@ -269,7 +279,10 @@ class Programs:
             if rest[1].text in _RUN_BY.get(inner, ()):
                 self.run(rest, place)
                 return
-        self._add(name, words[1:], place)
+        if name.endswith((".sh", ".bash")):
+            self._script(words, place)
+        else:
+            self._add(name, words[1:], place)
 
     def _texts(self, words: Sequence[Value], place: Place) -> None:
         for word in words:
@@ -380,7 +393,7 @@ def _serves(image: str, words: Sequence[Value]) -> bool:
     """Return whether words without a program are arguments of `vllm serve`."""
     first = words[0].text
     row = known_image(image)
-    if not first.startswith("-"):
+    if not first.startswith("-") and first != "serve":
         name = _name(words)
         is_program = name in (*_WRAPPERS, "vllm", "ray", "python", "bash", "pip", "sleep")
         return bool(row and row.program) and not is_program and not words[0].several
