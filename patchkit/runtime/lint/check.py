@@ -24,7 +24,7 @@ from patchkit.runtime.lint.reading import check_reading
 from patchkit.runtime.lint.secrets import check_secrets
 from patchkit.runtime.lint.servers import check_servers
 from patchkit.runtime.lint.upstream import is_upstream
-from patchkit.runtime.lint.values import check_products, check_value
+from patchkit.runtime.lint.values import check_link_local, check_products, check_value
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.variables import nccl_variables, vllm_values, vllm_variables
 
@@ -78,6 +78,7 @@ def _values(content: FileContent, situation: Situation, host: Host | None) -> It
     for each in content.assignments:
         yield from check_value(each, situation)
     yield from check_products(content.assignments)
+    yield from check_link_local(content.assignments)
     if host:
         yield from check_host(content.assignments, host)
 

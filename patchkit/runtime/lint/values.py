@@ -47,15 +47,6 @@ def check_value(assigned: Assignment, situation: Situation) -> Iterator[Finding]
             hint="write the address that this node has on the network between the nodes",
             source="vLLM network_utils.get_ip" if assigned.name == "VLLM_HOST_IP" else "",
         )
-    elif assigned.name in ADDRESSES and _is_link_local(assigned.value):
-        yield Finding(
-            line=assigned.line,
-            about=assigned.name,
-            level=Level.NOTE,
-            what=f"{assigned.shown}: a link-local address, which changes",
-            why="It may be another one after the next boot.",
-            hint="give static addresses: `patchkit net plan`",
-        )
     for kind, row in _rows().get(assigned.name, ()):
         if _TESTS[kind](assigned.value, row):
             continue
@@ -67,6 +58,22 @@ def check_value(assigned: Assignment, situation: Situation) -> Iterator[Finding]
                 why=row["why"],
                 hint=f"write one of these, or leave {assigned.name} out",
                 source=row["source"],
+            )
+
+
+def check_link_local(assigned: Sequence[Assignment]) -> Iterator[Finding]:
+    """Return addresses of this node that may be others after the next boot, each one once."""
+    seen: set[str] = set()
+    for each in assigned:
+        if each.name in ADDRESSES and each.value not in seen and _is_link_local(each.value):
+            seen.add(each.value)
+            yield Finding(
+                line=each.line,
+                about=each.name,
+                level=Level.NOTE,
+                what=f"{each.shown}: a link-local address, which changes",
+                why="It may be another one after the next boot.",
+                hint="give static addresses: `patchkit net plan`",
             )
 
 
