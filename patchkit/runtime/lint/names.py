@@ -52,9 +52,11 @@ def check_names(
     for each in content.assignments:
         if not each.value and each.literal:
             continue  # an empty variable is one that is not set, to all who read these
-        advised = list(_advised(each, situation))
-        yield from advised
         reader = READERS.get(each.name[:5])  # both prefixes have five characters
+        # Another name that the file itself uses is its own, whoever else had one like it.
+        own = not reader and each.name in used
+        advised = [] if own else list(_advised(each, situation))
+        yield from advised
         version = situation.get(reader.lower(), "") if reader else ""
         # One finding for each name: advice says more than that nobody reads it.
         if advised or (version and reader and each.name in known.names[reader]):

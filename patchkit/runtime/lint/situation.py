@@ -11,6 +11,7 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.releases import release
+from patchkit.runtime.rules.variables import is_known_vllm
 
 _FACTS = ("role", "topology", "executor", "vllm", "nccl", "nodes", "quantization")
 _SOFTWARE = ("vllm", "nccl", "torch", "triton")
@@ -35,9 +36,9 @@ def situation_of(
     head = {name: facts[name] for name in _FACTS if name in facts and name not in wrong}
     # A file that names several versions of a project is checked against any.
     written = {
-        name: one.version if (one := content.version(name)) else ""
+        name: said[0].version if len(said) == 1 and _is_known(name, said[0].version) else ""
         for name in _SOFTWARE
-        if versions_of(content, name)
+        if (said := versions_of(content, name))
     }
     wanted = {name: value for name, value in asked.items() if value}
     known = {**found, **written, **head, **wanted}
@@ -51,6 +52,11 @@ def versions_of(content: FileContent, project: str) -> tuple[SaidVersion, ...]:
         if each.project == project:
             said.setdefault(each.version, each)
     return tuple(said.values())
+
+
+def _is_known(project: str, version: str) -> bool:
+    """Return whether the tables know a release; other images have tags of their own numbers."""
+    return project != "vllm" or is_known_vllm(version)
 
 
 def _of_host(host: Host) -> dict[str, str]:

@@ -42,6 +42,11 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
     return read_names(home / "envs.py") if home else _vllm().at(version)
 
 
+def is_known_vllm(version: str) -> bool:
+    """Return whether a release of vLLM is among those whose names are known, or between two."""
+    return _vllm().oldest <= release(version) <= release(_vllm().newest)
+
+
 def vllm_values(version: str, home: Path | None = None) -> Mapping[str, Takes]:
     """Return name → the values that a release takes; of an installed one, if given its folder.
 

@@ -84,7 +84,8 @@ NAMES = [
     ("compose.yaml", compose("python:3", "VLLM_UPSTREAM: x") + "    command: [a]\n", []),
     # An empty variable is one that is not set.
     ("x.env", "VLLM_NOTHING=\nHOST_IP=\nNCCL_IB_GID_INDEX=", []),
-    ("x.env", "HOST_IP=10.0.0.1", [("warning", "HOST_IP=10.0.0.1 is advised against")]),
+    ("x.env", "HOST_IP=10.0.0.1", [("note", "HOST_IP=10.0.0.1 is advised against")]),
+    ("x.sh", "export HOST_IP=10.0.0.1\nrun --at $HOST_IP", []),
     # Capitals: only of a name that has some.
     ("x.env", "RAY_MEMORY_MONITOR_REFRESH_MS=0", [("warning", "nobody reads RAY_MEMORY_MON")]),
     ("x.env", "hf_home=/x", []),
@@ -337,6 +338,9 @@ def test_a_bug_of_nccl_is_told_to_a_cluster_alone():
             "any vLLM, since it names 0.18.0 (line 1) and 0.19.1 (line 2): --vllm decides",
         ),
         ("FROM vllm/vllm-openai:nightly", [], "any vLLM, any NCCL"),
+        # A number that no release of vLLM has, or none that is known.
+        ("FROM lmcache/vllm-openai:v0.3.9", [], "any vLLM, any NCCL"),
+        ("FROM vllm/vllm-openai:v9.0.0", [], "any vLLM, any NCCL"),
     ],
 )
 def test_the_last_line_says_which_version_and_where_from(lines, options, against, tmp_path):
