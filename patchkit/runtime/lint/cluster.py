@@ -13,6 +13,8 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 # With one GPU in a node, more than one of these takes several nodes.
 _COUNTS = ("--nnodes", "-n", "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
 _ONE_GPU = ("gb10", "thor")
+# Nobody sets these for a node alone; still they are no proof of others.
+_BETWEEN_NODES = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES")
 _OWN_ADDRESS = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 
 
@@ -68,6 +70,9 @@ def _without_address(command: CommandLine) -> Finding:
 
 def check_advice(content: FileContent, situation: Situation) -> Iterator[Finding]:
     """Return what the rules know of these versions in a cluster, which no variable mends."""
+    names = {each.name for each in content.assignments}
+    if not situation.get("role") and names.intersection(_BETWEEN_NODES):
+        situation = {**situation, "role": "head"}
     for advice in holding(load_variable_rules().advice, situation):
         projects = [name for name in ("nccl", "vllm") if name in advice.when]
         said = next(filter(None, map(content.version, projects)), None)

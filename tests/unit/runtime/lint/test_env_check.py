@@ -26,7 +26,7 @@ SPARKS = {
     "target": "gb10",
     "topology": "roce",
     "vllm": "0.25.1",
-    "nccl": "2.28.9",
+    "nccl": "2.30.4",
     "triton": "3.6.0",
 }
 
@@ -112,7 +112,7 @@ def found(text, where="head.env", situation=SPARKS, **more):
         (
             "launch.py",
             [
-                (4, "warning", "NCCL 2.28.9 does not read NCCL_IB_SUBNET_AWARE_ROUTING yet"),
+                (4, "warning", "NCCL 2.30.4 does not read NCCL_IB_SUBNET_AWARE_ROUTING yet"),
                 (6, "warning", "no known NCCL reads NCCL_P2P_DISABEL"),
                 (6, "warning", "no known vLLM reads VLLM_LOGGING_LEVL"),
             ],
@@ -398,6 +398,7 @@ def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
         ("x.sh", "export NCCL_X=1\n", 1),
         ("x.env", "NCCL_IB_HCA=rocep1s0f0," * 100, 1),
         ("x.env", "a", 0),
+        ("x.sh", '0"\x80', 0),
     ],
 )
 def test_hostile_files_end(where, piece, findings):

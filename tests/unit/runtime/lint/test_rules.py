@@ -317,11 +317,13 @@ def test_what_a_rule_says(where, text, expected):
 
 
 def test_a_bug_of_nccl_is_told_to_a_cluster_alone():
-    (found,) = said("VLLM_LOGGING_LEVEL=INFO\n", "x.env", nccl="2.28.9", role="head")
-    assert found == (
-        "warning",
-        "this NCCL can deadlock between nodes with CUDA graphs, which are on by default",
-    )
+    deadlock = "this NCCL can deadlock between nodes with CUDA graphs, which are on by default"
+    for text, more in (
+        ("VLLM_LOGGING_LEVEL=INFO\n", {"role": "head"}),
+        ("NCCL_SOCKET_IFNAME=enp1s0f0np0\n", {}),
+        (f"{SERVE} --nnodes 2", {}),
+    ):
+        assert said(text, "x", nccl="2.28.9", **more) == [("warning", deadlock)]
     assert said("VLLM_LOGGING_LEVEL=INFO\n", "x.env", nccl="2.28.9") == []
     assert said("VLLM_LOGGING_LEVEL=INFO\n", "x.env", nccl="2.30.7", role="head") == []
 
