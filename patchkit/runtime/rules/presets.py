@@ -16,8 +16,10 @@ from patchkit.records import one_of, read_toml
 from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.releases import check_version
 from patchkit.runtime.rules.rule import FlagName
-from patchkit.runtime.rules.slips import slip_of
+from patchkit.runtime.rules.spelling import models_meant
 
+_SHORTEST = 3  # characters that stand for a name
+_MOST = 3  # names that are suggested
 PLACE = RECIPES / "env" / "presets.toml"
 
 
@@ -105,14 +107,23 @@ def named_preset(name: str) -> Preset:
     """Return the preset of a name. Raises UsageError if there is none."""
     if preset := find(name):
         return preset
-    presets = load_presets()
-    meant = slip_of(name, [each.id if "/" in name else each.name for each in presets])
+    meant = presets_meant(name)
     raise UsageError(
         f"no preset is called {name}",
-        hint=f"did you mean {meant}?"
+        hint=f"did you mean {' or '.join(meant)}?"
         if meant
         else "`patchkit serve-args --list` shows them; for another model give --quantization",
     )
+
+
+def presets_meant(name: str) -> list[str]:
+    """Return what a name may stand for: presets a slip away, or those that begin like it."""
+    names = [each.id if "/" in name else each.name for each in load_presets()]
+    if slips := models_meant(name, names):
+        return slips
+    # OWNER/NAME may be another checkpoint of the same model; a bare name is at no owner's.
+    begun = [each for each in names if each.lower().startswith(name.lower())]
+    return [] if "/" in name or len(name) < _SHORTEST else begun[:_MOST]
 
 
 def _same_owner(owner: str, theirs: str) -> bool:

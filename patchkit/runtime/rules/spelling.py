@@ -7,8 +7,10 @@ too few or too many (VLLM_HOST is not VLLM_HOST_IP).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
+_NUMBER = re.compile(r"\d+")
 _LONGEST = 100  # characters; no name of vLLM or NCCL is half as long
 
 
@@ -28,6 +30,29 @@ def is_slip(wrong: str, right: str) -> bool:
         return not any(letter.isdigit() for letter in one + other)
     swapped = len(one) == 2 and one == other[::-1]
     return swapped or sorted(_words(wrong)) == sorted(_words(right))
+
+
+def models_meant(name: str, known: Iterable[str]) -> list[str]:
+    """Return the models that a mistyped name may stand for.
+
+    Here a digit too few or too many counts, unless it makes another size: 12B for 120B, but not 3B
+    for 32B.
+    """
+    if len(name) > _LONGEST:
+        return []
+    return [each for each in known if is_slip(name, each) or _lacks_digit(name, each)]
+
+
+def _lacks_digit(one: str, other: str) -> bool:
+    short, long = sorted((one.upper(), other.upper()), key=len)
+    start = _common(short, long)
+    if len(long) != len(short) + 1 or short[start:] != long[start + 1 :]:
+        return False
+    number = next(
+        (each for each in _NUMBER.finditer(long) if each.start() <= start < each.end()), None
+    )
+    # Two digits for one are a size of its own; none for one, or two for three, is no name.
+    return number is not None and len(number[0]) != 2
 
 
 class Slips:

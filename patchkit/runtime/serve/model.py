@@ -7,12 +7,9 @@ from pathlib import Path
 
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.model_recipes import model_recipes
-from patchkit.runtime.rules.presets import Preset, find, load_presets, named_preset
-from patchkit.runtime.rules.slips import slip_of
+from patchkit.runtime.rules.presets import Preset, find, named_preset, presets_meant
 
 _GIB = 2**30
-_SHORTEST = 3  # characters that stand for a name
-_MOST = 3  # names that are suggested
 
 
 def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> Preset | None:
@@ -26,23 +23,13 @@ def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> 
     there = Path(model).is_dir() or model.lower() in model_recipes()
     if preset or there or download(model, environment).is_dir():
         return preset
-    if meant := _meant(model):
+    if meant := presets_meant(model):
         raise UsageError(
             f"no model is known as {model}",
             why="it is neither a preset nor here, and like the name of one",
             hint=f"did you mean {' or '.join(meant)}? If there is such a model, add --preset none",
         )
     return preset
-
-
-def _meant(model: str) -> list[str]:
-    """Return the presets that a name may stand for: a slip of one, or the beginning of some."""
-    names = [each.id if "/" in model else each.name for each in load_presets()]
-    if slip := slip_of(model, names):
-        return [slip]
-    # OWNER/NAME may be another checkpoint of the same model; a bare name is at no owner's.
-    begun = [name for name in names if name.lower().startswith(model.lower())]
-    return [] if "/" in model or len(model) < _SHORTEST else begun[:_MOST]
 
 
 def download(model: str, environment: Mapping[str, str]) -> Path:

@@ -17,7 +17,7 @@ from patchkit.runtime.serve.model import preset_of, weights_gib
         ("openai/gpt-oss120b", "openai/gpt-oss-120b"),
         ("opnai/gpt-oss-120b", "openai/gpt-oss-120b"),
         ("openai/gtp-oss-20b", "openai/gpt-oss-20b"),
-        ("OpenAI/GPT-OSS-210B", "openai/gpt-oss-120b"),
+        ("OpenAI/GPT-OSS-210B", "openai/gpt-oss-120b or openai/gpt-oss-20b"),
         ("gpt-oss-12b", "gpt-oss-120b"),
         ("Qwen/Qwen3.6-27B-FP", "Qwen/Qwen3.6-27B-FP8"),
         ("nvidia/Gemma-4-26B-A4B-NVFP", "nvidia/Gemma-4-26B-A4B-NVFP4"),
