@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> 
         return None if named == "none" else named_preset(named)
     preset = find(model)
     there = Path(model).is_dir() or model.lower() in model_recipes()
-    if preset or there or download(model, environment).is_dir():
+    if preset or there or os.access(download(model, environment), os.R_OK):
         return preset
     if meant := presets_meant(model):
         raise UsageError(
@@ -34,9 +35,9 @@ def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> 
 
 def download(model: str, environment: Mapping[str, str]) -> Path:
     """Return the folder into which huggingface_hub downloads a model, there or not."""
-    home = environment.get("HF_HOME") or "~/.cache/huggingface"
+    home = environment.get("HF_HOME") or f"{environment.get('HOME', '')}/.cache/huggingface"
     cache = environment.get("HF_HUB_CACHE") or f"{home}/hub"
-    return Path(cache).expanduser() / ("models--" + model.replace("/", "--"))
+    return Path(cache, "models--" + model.replace("/", "--"))
 
 
 def full_name(model: str, preset: Preset | None) -> str:
@@ -51,10 +52,11 @@ def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
     Of several downloads of one model the largest counts: an interrupted one is smaller.
     """
     folders = (Path(model), *download(model, environment).glob("snapshots/*"))
-    sizes = (_bytes(each) for each in folders if each.is_dir())
+    sizes = (_bytes(each) for each in folders if os.access(each, os.R_OK | os.X_OK))
     return max(sizes, default=0) / _GIB or None
 
 
 def _bytes(folder: Path) -> int:
-    # Snapshots are links to blobs, and one that is not there yet has no size.
-    return sum(each.stat().st_size for each in folder.glob("*.safetensors") if each.is_file())
+    # Links of a snapshot to blobs that are not there yet, or are somebody else's, have no size.
+    readable = (each for each in folder.glob("*.safetensors") if os.access(each, os.R_OK))
+    return sum(each.stat().st_size for each in readable)

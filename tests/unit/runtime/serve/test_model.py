@@ -63,18 +63,20 @@ def test_another_model_is_none_of_the_presets(model):
     assert preset_of(model, None, {}) is None
 
 
-@pytest.mark.parametrize("where", ["folder", "cache", "home"])
+@pytest.mark.parametrize("where", ["folder", "cache", "home", "default"])
 def test_what_is_there_is_no_slip(tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)
     model = "openai/gpt-oss-12b"
     downloaded = "models--openai--gpt-oss-12b"
-    places = {"folder": model, "cache": f"cache/{downloaded}", "home": f"hf/hub/{downloaded}"}
-    environment = {"HF_HOME": str(tmp_path / "hf")}
-    if where == "cache":
-        environment["HF_HUB_CACHE"] = str(tmp_path / "cache")
+    place, environment = {
+        "folder": (model, {}),
+        "cache": (f"cache/{downloaded}", {"HF_HUB_CACHE": "cache", "HF_HOME": "hf"}),
+        "home": (f"hf/hub/{downloaded}", {"HF_HOME": "hf", "HOME": "."}),
+        "default": (f".cache/huggingface/hub/{downloaded}", {"HOME": "."}),
+    }[where]
     with pytest.raises(UsageError, match="no model is known as"):
         preset_of(model, None, environment)
-    (tmp_path / places[where]).mkdir(parents=True)
+    (tmp_path / place).mkdir(parents=True)
     assert preset_of(model, None, environment) is None
 
 
