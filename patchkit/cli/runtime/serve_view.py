@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from patchkit.cli.next_step import next_step
 from patchkit.cli.out import say, style
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.serve.args import ServeCommand, ServeFlag
+from patchkit.runtime.serve.listen import models_url
 from patchkit.runtime.serve.render import reason
 
 NOTE = style("note", fg="yellow")
@@ -66,3 +68,5 @@ def tell(served: ServeCommand) -> None:
         say(NOTE + f" {note}", err=True)
     for each in served.advice:
         say(style("beware", fg="yellow") + f" {each.says}: {each.instead}", err=True)
+    if url := models_url(served.request):
+        say(next_step("curl", url, where="once it serves"), err=True)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from patchkit.errors import HostError, UsageError
-from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.address import own_address
 from patchkit.runtime.node.decision import Node
@@ -66,18 +65,17 @@ def _lan(node: Node, host: Host) -> str:
 
 
 def listening(request: ServeRequest) -> Iterator[str]:
-    """Yield who reaches the server, and how; nothing for a worker."""
+    """Yield who reaches the server; nothing for a worker."""
     node, host = request.node, request.host
     if node.role == "worker":
         return
-    ask = f"`{quoted('curl', f'http://{_url_host(host)}:{request.port}/v1/models')}`"
     if _is_loopback(host):
-        yield f"it listens on {host}, for this machine alone: {ask}; --listen cable or lan opens it"
+        yield f"it listens on {host}, for this machine alone; --listen cable or lan opens it"
         return
     if _is_any(host):
-        yield f"it listens on every interface: {ask}"
+        yield "it listens on every interface"
     else:
-        yield f"it listens on {host} alone: {ask}; localhost:{request.port} is refused"
+        yield f"it listens on {host} alone: `curl localhost:{request.port}` is refused"
     if host != node.head:
         yield (
             f"everybody who reaches {host} can use the model: vLLM asks nobody for a key "
@@ -85,10 +83,13 @@ def listening(request: ServeRequest) -> Iterator[str]:
         )
 
 
-def _url_host(host: str) -> str:
+def models_url(request: ServeRequest) -> str:
+    """Return where to ask for the models that are served; "" for a worker."""
+    host = request.host
     if _is_any(host):
-        return "127.0.0.1" if "." in host else "[::1]"
-    return f"[{host}]" if ":" in host else host
+        host = "127.0.0.1" if "." in host else "::1"
+    shown = f"[{host}]" if ":" in host else host
+    return "" if request.node.role == "worker" else f"http://{shown}:{request.port}/v1/models"
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from patchkit.runtime.serve.args import ServeCommand, ServeFlag
+from patchkit.runtime.serve.listen import models_url
 
 
 def line(command: ServeCommand) -> str:
@@ -53,6 +54,7 @@ def fields(command: ServeCommand) -> dict[str, Any]:
         "nodes": node.nodes,
         "preset": preset.id if preset else None,
         "variables": dict(preset.variables) if preset else {},
+        "url": models_url(command.request),
         "memory": asdict(command.request.memory),
         "flags": [asdict(flag) for flag in command.flags],
         "left_out": [asdict(flag) for flag in command.left_out],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Address, Host, Netdev, System
-from patchkit.runtime.serve.listen import LOCAL, listen_address, listening
+from patchkit.runtime.serve.listen import LOCAL, listen_address, listening, models_url
 from support import hosts
 from tools import serve_lines
 
@@ -81,18 +80,23 @@ def test_the_lan_of_another_node_is_not_known():
     [
         ("127.0.0.1", "http://127.0.0.1:8000/v1/models", "for this machine alone"),
         ("localhost", "http://localhost:8000/v1/models", "for this machine alone"),
-        ("192.168.100.10", "http://192.168.100.10:8000/v1/models", "localhost:8000 is refused"),
-        ("10.0.0.10", "http://10.0.0.10:8000/v1/models", "localhost:8000 is refused"),
-        ("fd00::1", "http://[fd00::1]:8000/v1/models", "localhost:8000 is refused"),
+        (
+            "192.168.100.10",
+            "http://192.168.100.10:8000/v1/models",
+            "`curl localhost:8000` is refused",
+        ),
+        ("10.0.0.10", "http://10.0.0.10:8000/v1/models", "`curl localhost:8000` is refused"),
+        ("fd00::1", "http://[fd00::1]:8000/v1/models", "`curl localhost:8000` is refused"),
         ("0.0.0.0", "http://127.0.0.1:8000/v1/models", "on every interface"),
         ("::", "http://[::1]:8000/v1/models", "on every interface"),
-        ("spark.local", "http://spark.local:8000/v1/models", "localhost:8000 is refused"),
+        ("spark.local", "http://spark.local:8000/v1/models", "`curl localhost:8000` is refused"),
     ],
 )
-def test_the_line_that_asks_it(address, curl, says):
-    first, *more = listening(asked(host=address, **HEAD))
+def test_who_reaches_it_and_where(address, curl, says):
+    request = asked(host=address, **HEAD)
+    first, *more = listening(request)
     assert says in first
-    assert shlex.split(first.split("`")[1]) == ["curl", curl]
+    assert models_url(request) == curl
     # The Sparks of the cluster may ask: everybody else is worth a word.
     named = address in ("127.0.0.1", "localhost", "192.168.100.10")
     assert [f"everybody who reaches {address} can use" in each for each in more] == [True] * (
@@ -101,7 +105,9 @@ def test_the_line_that_asks_it(address, curl, says):
 
 
 def test_a_worker_listens_nowhere():
-    assert not [*listening(asked(**{**HEAD, "role": "worker", "rank": 1}))]
+    request = asked(**{**HEAD, "role": "worker", "rank": 1})
+    assert not [*listening(request)]
+    assert not models_url(request)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,9 @@ def test_where_the_line_listens(tmp_path, options, address):
     root = hosts.build(tmp_path, "cable_port0")
     about = ["serve-args", "a/b", "--vllm=0.33.0", "--role=head", f"--root={root}"]
     done = CliRunner().invoke(group, [*about, *options, "--json"])
-    words = json.loads(done.stdout)["command"]
+    printed = json.loads(done.stdout)
+    words = printed["command"]
+    assert printed["url"] in done.stderr
     assert words[words.index("--host") + 1] == address
     assert words[words.index("--master-addr") + 1] == "192.168.100.10"
 

@@ -217,10 +217,10 @@ def test_one_line_on_standard_output(cli):
         "--reasoning-parser openai_gptoss --tool-call-parser openai --enable-auto-tool-choice\n"
     )
     assert done.stderr == (
-        "note it listens on 127.0.0.1, for this machine alone: "
-        "`curl http://127.0.0.1:8000/v1/models`; --listen cable or lan opens it\n"
+        "note it listens on 127.0.0.1, for this machine alone; --listen cable or lan opens it\n"
         "note no GPU is found here: sized for a Spark, with 119.7 GiB that CPU and GPU share\n"
         "note Small: two Sparks gain nothing.\n"
+        "next, once it serves: curl http://127.0.0.1:8000/v1/models\n"
     )
 
 
