@@ -18,6 +18,8 @@ from patchkit.patching.claims import Claim, load_claims
 from patchkit.patching.fix import Evidence, Example, Fix
 from patchkit.patching.recipe import load_recipes
 
+_MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
+
 
 def _ids() -> list[str]:
     return [*(fix.id for fix in _all_fixes()), *(claim.id for claim in load_claims())]
@@ -28,25 +30,39 @@ def _all_fixes() -> list[Fix]:
 
 
 @click.command()
-@click.argument("wanted", metavar="[ID]", required=False, shell_complete=explained)
+@click.argument("wanted", metavar="[ID|TEXT]", required=False, shell_complete=explained)
 @as_json
 def command(wanted: str | None, *, as_json: bool) -> None:
     """Explain a fix: symptom, reason, releases, evidence, before and after.
 
-    Or one of the claims that guides make, and how it stands. Without ID: what there is.
+    Or one of the claims that guides make, and how it stands. TEXT is part of a symptom or a claim,
+    such as "Message truncated". Without either: what there is.
     """
     if wanted is None:
         _overview(as_json=as_json)
         return
-    # Ids have underscores; people also write dashes.
-    name = wanted.replace("-", "_")
-    if claim := next((claim for claim in load_claims() if claim.id == name), None):
-        _claim(claim, as_json=as_json)
-        return
-    fix = next((fix for fix in _all_fixes() if fix.id == name), None)
-    if fix is None:
+    # Ids have underscores; people also write dashes and blanks.
+    name = wanted.casefold().replace("-", "_").replace(" ", "_")
+    everything: list[Fix | Claim] = [*_all_fixes(), *load_claims()]
+    found = [each for each in everything if each.id == name]
+    # A mistyped id is no text to look for.
+    if not found and not difflib.get_close_matches(name, _ids(), cutoff=_MISTYPED):
+        found = [each for each in everything if wanted.casefold() in _said(each).casefold()]
+    if not found:
         raise UsageError(f"no fix or claim is called {wanted!r}", hint=_close_to(name))
-    _fix(fix, as_json=as_json)
+    if len(found) > 1:
+        ids = ", ".join(each.id for each in found)
+        raise UsageError(f"{wanted!r} is in {len(found)} fixes and claims", hint=f"take one: {ids}")
+    only = found[0]
+    if isinstance(only, Claim):
+        _claim(only, as_json=as_json)
+    else:
+        _fix(only, as_json=as_json)
+
+
+def _said(entry: Fix | Claim) -> str:
+    """Return what a user would look for: the claim, or the symptom."""
+    return entry.says if isinstance(entry, Claim) else entry.symptom
 
 
 def _close_to(name: str) -> str:
