@@ -19,7 +19,7 @@ def one_line(text: str) -> None:
 
 
 _Line = Annotated[str, one_line]
-_Release = Annotated[str, matching(r"[\w.-]+ [\w.+!-]+", "a project and its version")]
+_Release = Annotated[str, matching(r"[A-Za-z0-9._-]+ [A-Za-z0-9.+!]+", "a project and its version")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
