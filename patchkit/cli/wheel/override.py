@@ -16,9 +16,9 @@ from patchkit.errors import UsageError
 from patchkit.versions import named_pin
 from patchkit.wheel.wheelhouse.contents import manifest
 from patchkit.wheel.wheelhouse.manifest import Kind
-from patchkit.wheel.wheelhouse.nccl_version import is_nccl
 from patchkit.wheel.wheelhouse.override import Override
 from patchkit.wheel.wheelhouse.overriding import chosen, lift, offers, record
+from patchkit.wheel.wheelhouse.pins import is_nccl
 
 known_option = click.option(
     "--with-known-overrides",
@@ -108,9 +108,9 @@ def _report(house: Path, what: str, override: Override, *, as_json: bool) -> Non
 def _next(house: Path, override: Override, *, taken: bool) -> Iterator[Shown]:
     """Yield the commands after which the wheelhouse is what the overrides say."""
     listed, project = manifest(house).wheels, override.takes.project
-    wanted = (override.takes if taken else override.pin).version
     there = [entry for entry in listed if entry.name.project == project]
-    other = [entry for entry in there if entry.name.version.public != str(wanted)]
+    # What met the override is not what the pin asks for, and the other way round.
+    other = [entry for entry in there if override.is_met_by(entry.name.version) != taken]
     steps: list[tuple[str | Path, ...]] = []
     if any(entry.kind is Kind.BUILT for entry in other):
         steps.append(("wheelhouse", "prune", "--dir", house, "--drop", project))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +33,8 @@ from patchkit.wheel.wheelhouse.contents import (
 from patchkit.wheel.wheelhouse.listed_wheel import read
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
 from patchkit.wheel.wheelhouse.override import Override
-from patchkit.wheel.wheelhouse.overriding import offers, without_effect
-from patchkit.wheel.wheelhouse.pins import pins_in
+from patchkit.wheel.wheelhouse.overriding import offers
+from patchkit.wheel.wheelhouse.pins import pins_in, require_effect
 from patchkit.wheel.wheelhouse.storage import command
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
@@ -130,24 +131,18 @@ def fill(
 
 def _fitting_overrides(house: Path, listed: Manifest) -> list[ExactPin]:
     """Return what overrides take. Raises UsageError for one that what is here contradicts."""
-    for override, now in without_effect(listed.overrides, pins_in(house)):
-        raise UsageError(
-            f"{house}: its override of {override.pin} has no effect: {now}",
-            why="it was recorded for other wheels",
-            hint=command("override", house, "--remove", override.takes.project),
-        )
-    taken = [override.takes for override in listed.overrides]
-    for entry in listed.wheels:
-        for pin in taken:
-            other = entry.name.project == pin.project
-            if entry.kind is Kind.BUILT and other and entry.name.version.public != str(pin.version):
-                drop = command("prune", house, "--drop", pin.project)
-                raise UsageError(
-                    f"{entry.filename}: was built, and the override takes {pin}",
-                    why="the override was recorded after the build",
-                    hint=f"{drop}; then build {pin.version}, or fill again to take stock's",
-                )
-    return taken
+    require_effect(house, listed.overrides, pins_in(house))
+    built = [entry for entry in listed.wheels if entry.kind is Kind.BUILT]
+    for entry, override in itertools.product(built, listed.overrides):
+        pin, name = override.takes, entry.name
+        if name.project == pin.project and not override.is_met_by(name.version):
+            drop = command("prune", house, "--drop", pin.project)
+            raise UsageError(
+                f"{entry.filename}: was built, and the override takes {pin}",
+                why="the override was recorded after the build",
+                hint=f"{drop}; then build {pin.version}, or fill again to take stock's",
+            )
+    return [override.takes for override in listed.overrides]
 
 
 @contextlib.contextmanager

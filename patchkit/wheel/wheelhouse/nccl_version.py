@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from packaging.version import Version
@@ -10,17 +9,10 @@ from packaging.version import Version
 from patchkit.errors import UsageError
 from patchkit.source.releases import load_facts
 from patchkit.wheel.wheelhouse.contents import listed_manifest
-from patchkit.wheel.wheelhouse.pins import TORCH, pins_in
+from patchkit.wheel.wheelhouse.pins import TORCH, is_nccl, pins_in, require_effect
 from patchkit.wheel.wheelhouse.storage import command
 
 PACKAGE = "nvidia-nccl-cu13"  # what is built here
-# From torch 2.11 on the wheels pin cu13; a wheel for CUDA 12 has the other name.
-_NCCL = re.compile(r"nvidia-nccl-cu\d+")
-
-
-def is_nccl(project: str) -> bool:
-    """Check whether a project is NCCL's, for whichever CUDA."""
-    return _NCCL.fullmatch(project) is not None
 
 
 def default_version(house: Path | None) -> tuple[Version, str]:
@@ -28,8 +20,8 @@ def default_version(house: Path | None) -> tuple[Version, str]:
 
     An override decides; else a torch wheel, which pins it itself; else a vLLM wheel, which pins its
     torch, and the recipe says what that pins; without any of them it is the recipe's default.
-    Raises UsageError if two wheels want different ones, a torch is newer than the recipe, or a
-    wheel cannot be read.
+    Raises UsageError if two wheels want different ones, a torch is newer than the recipe, an
+    override is for other wheels, or a wheel cannot be read.
     """
     found = _wanted(house)
     if not found:
@@ -52,7 +44,7 @@ def require_wanted(house: Path, version: Version) -> None:
     wanted, reason = max(found.items())
     other = "or build into another folder: --dir"
     hint = f"leave --version out to build {wanted}; {other}"
-    if version > wanted:
+    if version > wanted and any(each.pin.project == PACKAGE for each in pins_in(house)):
         override = command("override", house, f"{PACKAGE}=={version.public}")
         hint = f"to take it, record that: {override}; then build again; {other}"
     raise UsageError(
@@ -66,10 +58,12 @@ def _wanted(house: Path | None) -> dict[Version, str]:
     """Return each NCCL that is wanted, and by what."""
     if house is None or not house.is_dir():
         return {}
-    for each in listed_manifest(house).overrides:
-        if is_nccl(each.takes.project):
-            return {each.takes.version: str(each)}
-    return {each.pin.version: each.reason for each in pins_in(house) if is_nccl(each.pin.project)}
+    pins, overrides = pins_in(house), listed_manifest(house).overrides
+    require_effect(house, overrides, pins)
+    for override in overrides:
+        if is_nccl(override.takes.project):
+            return {override.takes.version: str(override)}
+    return {each.pin.version: each.reason for each in pins if is_nccl(each.pin.project)}
 
 
 def _check_torch(house: Path | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from packaging.version import Version
+
 from patchkit.records import RecordError, matching
 from patchkit.versions import ExactPin
 
@@ -47,6 +49,10 @@ class Override:
     def summary(self) -> str:
         """Return both pins and who has the old one, in ASCII."""
         return f"{self.takes} in the place of {self.pin.version}, which {self.by} pins"
+
+    def is_met_by(self, version: Version) -> bool:
+        """Check whether a wheel of this version is what is taken; a build of it has a label."""
+        return Version(version.public) == self.takes.version
 
     def fields(self) -> dict[str, str]:
         return {

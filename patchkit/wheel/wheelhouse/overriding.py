@@ -16,9 +16,8 @@ from patchkit.versions import ExactPin
 from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.wheelhouse.contents import listed_manifest
 from patchkit.wheel.wheelhouse.manifest import documents
-from patchkit.wheel.wheelhouse.nccl_version import is_nccl
 from patchkit.wheel.wheelhouse.override import USER, Override, one_line
-from patchkit.wheel.wheelhouse.pins import WheelPin, pins_in
+from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in
 from patchkit.wheel.wheelhouse.storage import command, commit, writing
 
 
@@ -102,19 +101,6 @@ def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> t
                     word=f"known bug: {bug.source}",
                 )
     return tuple(found.values())
-
-
-def without_effect(
-    overrides: Iterable[Override], pins: Sequence[WheelPin]
-) -> tuple[tuple[Override, str], ...]:
-    """Return the overrides whose pin no wheel has any more, and what is pinned now."""
-    found = []
-    for override in overrides:
-        now = [each for each in pins if each.pin.project == override.pin.project]
-        if override.pin not in (each.pin for each in now):
-            said = ", ".join(f"{each.by} pins {each.pin.version}" for each in now)
-            found.append((override, said or f"nothing here pins {override.pin.project}"))
-    return tuple(found)
 
 
 def _not_pinned(house: Path, takes: ExactPin, pins: Sequence[WheelPin]) -> UsageError:

@@ -21,10 +21,14 @@ from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, by_cpu
 from patchkit.wheel.wheelhouse.manifest import MANIFEST
 from patchkit.wheel.wheelhouse.name_checks import promised_glibc, supported
-from patchkit.wheel.wheelhouse.nccl_version import is_nccl
 from patchkit.wheel.wheelhouse.override import Override
-from patchkit.wheel.wheelhouse.overriding import without_effect
-from patchkit.wheel.wheelhouse.pins import TORCH, WheelPin, wheel_pins
+from patchkit.wheel.wheelhouse.pins import (
+    TORCH,
+    WheelPin,
+    is_nccl,
+    wheel_pins,
+    without_effect,
+)
 from patchkit.wheel.wheelhouse.storage import command
 from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
@@ -63,18 +67,15 @@ def _overridden(
         )
     for override in overrides:
         for wheel in wheels:
-            if wheel.project == override.takes.project and not _taken(wheel, override):
+            version = wheel.entry.name.version
+            if wheel.project == override.takes.project and not override.is_met_by(version):
                 yield finding(
                     UsageError,
                     wheel.filename,
-                    f"is {wheel.entry.name.version}, and the override takes {override.takes}",
+                    f"is {version}, and the override takes {override.takes}",
                     _instead(wheel, override.takes.version) if wheel.built else _fill(wheel),
                     "the override was recorded after it was put here",
                 )
-
-
-def _taken(wheel: ListedWheel, override: Override) -> bool:
-    return Version(wheel.entry.name.version.public) == override.takes.version
 
 
 def _accepted(wheel: ListedWheel, specifier: SpecifierSet, overrides: Sequence[Override]) -> bool:

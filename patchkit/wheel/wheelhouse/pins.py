@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,13 @@ from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.name import WheelName
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import known_wheels
+from patchkit.wheel.wheelhouse.override import Override
+from patchkit.wheel.wheelhouse.storage import command
 
 TORCH = "torch"
 _LEADING = (TORCH, "vllm")  # the projects whose pins decide what else is built or filled in
+# From torch 2.11 on the wheels pin cu13; a wheel for CUDA 12 has the other name.
+_NCCL = re.compile(r"nvidia-nccl-cu\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,11 @@ class WheelPin:
     @property
     def reason(self) -> str:
         return f"{self.wheel} requires {self.requires}"
+
+
+def is_nccl(project: str) -> bool:
+    """Check whether a project is NCCL's, for whichever CUDA."""
+    return _NCCL.fullmatch(project) is not None
 
 
 def wheel_pins(
@@ -62,6 +72,29 @@ def pins_in(house: Path) -> tuple[WheelPin, ...]:
     names = [name for name in known_wheels(house) if name.project in _LEADING]
     there = [name for name in names if (house / name.filename).is_file()]
     return wheel_pins([_read(house / name.filename) for name in there], set(names) - set(there))
+
+
+def without_effect(
+    overrides: Iterable[Override], pins: Sequence[WheelPin]
+) -> tuple[tuple[Override, str], ...]:
+    """Return the overrides whose pin no wheel has any more, and what is pinned now."""
+    found = []
+    for override in overrides:
+        now = [each for each in pins if each.pin.project == override.pin.project]
+        if override.pin not in (each.pin for each in now):
+            said = ", ".join(f"{each.by} pins {each.pin.version}" for each in now)
+            found.append((override, said or f"nothing here pins {override.pin.project}"))
+    return tuple(found)
+
+
+def require_effect(house: Path, overrides: Iterable[Override], pins: Sequence[WheelPin]) -> None:
+    """Raise UsageError for an override that was recorded for other wheels."""
+    for override, now in without_effect(overrides, pins):
+        raise UsageError(
+            f"{house}: its override of {override.pin} has no effect: {now}",
+            why="it was recorded for other wheels",
+            hint=command("override", house, "--remove", override.takes.project),
+        )
 
 
 def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:

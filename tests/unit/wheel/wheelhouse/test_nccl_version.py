@@ -68,6 +68,10 @@ def test_another_nccl_than_the_wheels_ask_for(tmp_path):
     with pytest.raises(UsageError, match="is to be built") as caught:
         require_wanted(tmp_path, Version("2.27.7"))
     assert "leave --version out" in caught.value.hint
+    wheel(tmp_path / "old", VLLM, "torch==2.10.0")
+    with pytest.raises(UsageError, match=r"are for NCCL 2\.27\.5") as caught:
+        require_wanted(tmp_path / "old", Version("2.30.7"))
+    assert "override" not in caught.value.hint  # it pins nvidia-nccl-cu12, another package
 
 
 @pytest.mark.parametrize("content", [b"PK", b"", EMPTY_ZIP, EMPTY_ZIP.replace(b"\5\6", b"\5\7")])
