@@ -170,7 +170,9 @@ def _own(error: click.ClickException) -> UsageError:
     context = error.ctx if isinstance(error, click.UsageError) else None
     said = error.format_message().rstrip(".")
     path = context.command_path if context else "patchkit"
-    return UsageError(said[:1].lower() + said[1:], hint=f"`{path} --help` lists what there is")
+    return UsageError(
+        said[:1].lower() + said[1:], hint=f"`{quoted(*path.split(), '--help')}` lists it all"
+    )
 
 
 def _fail(error: PatchkitError) -> NoReturn:

@@ -39,6 +39,20 @@ __version_tuple__ = version_tuple = (0, 19, 1)
 __commit_id__ = commit_id = 'gb1388b1fb'
 """
 
+# What the fix's proof asks of a device, as the release has it.
+_PLATFORM = """\
+class Platform:
+    def is_device_capability(self, capability):
+        have = self.get_device_capability()
+        return have.major * 10 + have.minor == capability
+
+
+class DeviceCapability(NamedTuple):
+    major: int
+    minor: int
+"""
+_CUDA = "class CudaPlatformBase(Platform):\n    pass\n"
+
 
 def python_of(root):
     """The members of a release's wheel that fixes are about."""
@@ -56,6 +70,8 @@ def vllm_wheel(folder, *, name=NAME, change=None, libraries=None, method=zipfile
         "vllm/__init__.py": b"from vllm._version import __version__\n",
         "vllm/_version.py": _VERSION_FILE.encode(),
         PATCHED.path: PATCHED.before.encode(),
+        "vllm/platforms/interface.py": f"from typing import NamedTuple\n\n\n{_PLATFORM}".encode(),
+        "vllm/platforms/cuda.py": f"from .interface import Platform\n\n\n{_CUDA}".encode(),
         **(KERNELS if libraries is None else libraries),
         f"{home}/licenses/LICENSE": b"Apache-2.0\n" * 1000,
         f"{home}/sboms/upstream.cdx.json": b"{}\n",

@@ -217,7 +217,7 @@ def test_fixes_of_a_release_that_is_none(version, says):
     [
         (["aply", "x y"], 2, "patchkit apply 'x y'\n"),
         (["wheelhouse", "lst"], 2, "Did you mean 'list'?"),
-        (["xyz"], 2, "--help` lists them"),
+        (["xyz"], 2, "`patchkit --help` lists them"),
         (["apply", "vlm==0.25.1"], 2, "did you mean vllm==0.25.1?"),
         (["apply", "vllm=0.25.1"], 2, "did you mean vllm==0.25.1?"),
         (["apply", "0.25.1"], 2, "did you mean vllm==0.25.1 or nccl==0.25.1?"),
@@ -227,7 +227,7 @@ def test_fixes_of_a_release_that_is_none(version, says):
         (["apply", "vllm==banana"], 2, "next: for example vllm==0.24.0"),
         (["apply", "vllm-0.25.1.tar.gz"], 2, "next: name an unpacked sdist"),
         (["revert", "vllm==0.23.0"], 2, "nothing of it is patched in build/vllm-0.23.0"),
-        (["apply", "--trget", "gb10", "x"], 2, "patchkit apply --help`"),
+        (["apply", "--trget", "gb10", "x"], 2, "`patchkit apply --help` lists"),
         (["fixes", "--json", "--nosuch"], 2, '"exit_code": 2'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

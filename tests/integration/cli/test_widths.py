@@ -133,7 +133,7 @@ def words(text):
         (["env", "--role", "head", *_NODE, "-o", "head.env", "--force"], ["next"]),
         (["env", "check", "--elsewhere", "bad_env"], ["did you mean NCCL_IB_HCA?", "✗"]),
         (["probe", "--root", "spark"], ["NVIDIA GB10", "rocep1s0f0 ACTIVE", "capability 12.1"]),
-        (["net", "verify", "--root", "spark"], ["no address", "next:", "not checked"]),
+        (["net", "verify", "--root", "spark"], ["enp1s0f0np0", "next:", "not checked"]),
         (["inspect", LIBRARY], ["loads on NVIDIA DGX Spark (GB10): exact", "__nv_relfatbin"]),
         (
             ["inspect", "wheel"],
