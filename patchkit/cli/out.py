@@ -52,7 +52,8 @@ def shown(text: str) -> Shown:
 
 def style(text: str, **styles: Any) -> Shown:
     """Return text, escaped, with styles of ``click.style``: ``fg="red"``, ``bold=True``."""
-    return Shown(click.style(shown(text), **styles))
+    # Of nothing, the codes of a style would be left, behind which no blank is stripped.
+    return Shown(click.style(shown(text), **styles)) if text else Shown("")
 
 
 def say(text: str, *, err: bool = False, end: str = "\n", hang: int = 2) -> None:

@@ -123,8 +123,7 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
     if signed:
         yield show.GOOD + _signature(signed)
     if not done.findings:
-        said = "all as listed; they load and fit together"
-        yield show.GOOD + f"{house}: {_counted(done)}, {said}"
+        yield show.GOOD + f"{house}: {_counted(done)}, all as listed"
     if done.unmet:
         yield (
             show.word("note")

@@ -17,6 +17,7 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -119,6 +120,11 @@ def test_styles_are_ours_and_a_name_brings_none(monkeypatch):
     assert out.shown(line) is line
     # An f-string makes a plain text of all: it is safe, and seen at once.
     assert out.shown(f"{out.style('x', bold=True)}") == r"\x1b[1mx\x1b[0m"
+
+
+def test_no_line_ends_in_blanks():
+    rows = [("a", out.style("b", dim=True)), ("long", out.style("", dim=True))]
+    assert [click.unstyle(line) for line in out.table(rows)] == ["a     b", "long"]
 
 
 def test_a_cell_with_a_newline_stays_in_its_line():
