@@ -203,7 +203,7 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
 
 
 def _of_a_network(scratch: Path) -> Iterator[User]:
-    root = hosts.build(scratch, "cable_port0")
+    root = hosts.build(scratch, "ipv6_only")
     host, place = probe(root, environment={}), NetHistory(root)
     network = IPv4Network("192.168.100.0/24")
     first, second = (

@@ -95,9 +95,12 @@ def other_node(plan: NetPlan, options: NetPlanOptions) -> Iterator[NetStep]:
 
     A ring is counted by node alone, and where two cages are in use the other ends are two.
     """
-    own = [each for line in plan.lines for each in line.addresses]
+    has = [each for line in plan.lines for each in line.addresses]
+    # Beside a drawn address there is nothing to plan: the other end draws its own.
+    own = [each for each in has if not each.is_link_local] or has
     known = plan.node is not None or plan.changes
-    if not known or plan.topology in ("ring", "as found"):
+    drawn = len(own) > 1 and all(each.is_link_local for each in own)
+    if not known or drawn or plan.topology in ("ring", "as found"):
         return
     there = NetPlanOptions(
         node=plan.node and (1 if plan.node > 1 else 2),

@@ -111,8 +111,9 @@ def beside(peer: IPv4Interface, node: int, own: int | None = None) -> IPv4Interf
 def next_to(own: IPv4Interface, taken: Iterable[IPv4Network]) -> IPv4Interface | None:
     """Return the address with the same host number in the nearest network that is not taken.
 
-    Both ends of a cable see the same networks there, apart from their LANs, so they agree. None if
-    there is none: beside 10.0.0.0/8 or 169.254.0.0/16 all are other people's.
+    Both ends of a cable see the same networks there, apart from their LANs, so they agree. Beside
+    10.0.0.0/8, or public networks that a laboratory uses, all are other people's: then the address
+    is in one of the recipe's, with the same last number. None if these are taken as well.
     """
     used, network = tuple(taken), own.network
     block = next((each for each in _PRIVATE if network.subnet_of(each)), network)
@@ -126,7 +127,8 @@ def next_to(own: IPv4Interface, taken: Iterable[IPv4Network]) -> IPv4Interface |
             if found.subnet_of(block) and not any(map(found.overlaps, used)):
                 host = int(own.ip) - int(network.network_address)
                 return IPv4Interface(f"{found[host]}/{network.prefixlen}")
-    return None
+    base, last = free_base(used, 1), own.ip.packed[-1]
+    return IPv4Interface(f"{base[last]}/{base.prefixlen}") if base and 0 < last < 255 else None
 
 
 def free_base(taken: Iterable[IPv4Network], count: int) -> IPv4Network | None:

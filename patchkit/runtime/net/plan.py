@@ -224,8 +224,8 @@ class _Planner:
         ring = replace(asked, nodes=max(asked.nodes, 3), topology="ring")
         raise UsageError(
             f"where do the two cables lead? {listing(linked)}",
-            why="no address says so; one cable carries all that the ConnectX-7 can: a second one to "
-            "the same node or switch brings nothing",
+            why="no address says so; one cable carries all that the ConnectX-7 can: a second one "
+            "to the same node or switch brings nothing",
             hint="both to one node, or to a switch: "
             + "; or ".join(map(again, one))
             + f"; to two nodes: {again(ring)}",

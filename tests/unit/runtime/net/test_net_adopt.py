@@ -204,7 +204,7 @@ def test_an_address_beside_anothers_is_a_host_of_its_network(network, theirs, no
 @given(network=NETWORKS, taken=st.lists(NETWORKS, max_size=4))
 def test_a_network_next_to_another_is_free_and_as_large(network, taken):
     found = next_to(IPv4Interface(f"{network[1]}/{network.prefixlen}"), [network, *taken])
-    if found is None:
+    if found is None or found not in IPv4Network("10.0.0.0/8"):
         assert any(each.prefixlen < network.prefixlen for each in taken)
         return
     assert found.network.prefixlen == network.prefixlen
@@ -212,6 +212,14 @@ def test_a_network_next_to_another_is_free_and_as_large(network, taken):
     assert found.ip == found.network[1]
 
 
-@pytest.mark.parametrize("own", ["10.0.0.1/8", "169.254.207.1/16"])
-def test_there_is_nothing_of_ours_beside_some_networks(own):
-    assert next_to(IPv4Interface(own), []) is None
+@pytest.mark.parametrize(
+    ("own", "taken", "expected"),
+    [
+        ("10.9.9.7/8", [], "192.168.100.7/24"),
+        ("200.1.1.1/24", ["192.168.100.0/24"], "10.100.0.1/24"),
+        ("10.9.9.0/8", [], "None"),
+        ("10.9.9.7/8", ["192.168.0.0/16", "172.16.0.0/12", "10.0.0.0/8"], "None"),
+    ],
+)
+def test_beside_some_networks_there_is_nothing_of_ours(own, taken, expected):
+    assert str(next_to(IPv4Interface(own), map(IPv4Network, taken))) == expected
