@@ -317,9 +317,11 @@ class _Planner:
         for number, twin in enumerate(twins):
             addresses = after.get(twin.name, ())
             before = twin.ipv4 or self.present(twin)
+            ours = bool(addresses) and self.given.is_all(twin.name, addresses)
+            noted = self.given.mtu if ours else 0
             # An interface that is down tells nothing of what patchkit's file says.
-            mtu_before = twin.mtu if twin.ipv4 else self.given.mtu or twin.mtu
-            mtu = mtu_before if addresses == before else usual
+            mtu_before = twin.mtu if twin.ipv4 else noted or twin.mtu
+            mtu = noted or (mtu_before if addresses == before else usual)
             yield Line(
                 netdev=twin.name,
                 addresses=addresses,
@@ -331,7 +333,7 @@ class _Planner:
                 twin=number,
                 # Of an address that was there nobody said where it leads.
                 peer=peer if addresses != twin.ipv4 else None,
-                ours=bool(addresses) and self.given.is_all(twin.name, addresses),
+                ours=ours,
             )
 
     def _check_topology(self, chosen: Cages, topology: str) -> None:

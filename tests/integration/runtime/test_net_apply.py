@@ -348,10 +348,14 @@ HASTY = " ".join(
 
 def test_live_apply_and_undo(live):
     """Addresses that patchkit gave go with undo, also where the renderer would leave them."""
-    done = live(f"{APPLY}; ip -br address; echo ----; patchkit net undo; ip -br address")
+    plan = "patchkit net plan --netdev enp1s0f0np0 --netdev enP2p1s0f0np0"
+    shown = f"ip -br address; {plan}; {plan} --mtu 9000; echo ----"
+    done = live(f"{APPLY} --mtu 1500; {shown}; patchkit net undo; ip -br address")
     assert done.returncode == 0, done.stderr
     assert "is written and applied" in done.stdout
     applied, undone = done.stdout.split("----")
+    assert "this network is fine already: nothing to do\n" in applied
+    assert "mtu  enp1s0f0np0    192.168.100.10/24  MTU 9000 (was 1500)  by name" in applied
     assert "192.168.100.10/24" in applied
     assert "192.168.101.10/24" in applied
     assert "192.168.10" not in undone

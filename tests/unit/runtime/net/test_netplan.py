@@ -231,6 +231,14 @@ def test_patchkits_own_addresses_stay_in_its_file_and_follow_the_node(machine, n
     assert {f"{line.action} {line.addresses[0]}" for line in plan.written} == expected
 
 
+def test_patchkits_own_mtu_is_asked_for_until_the_interface_has_it(machine):
+    given = Given(last=OURS, ever=OURS, node=1, mtu=1500)
+    plan = clash(machine("cable_port0"), node=None, given=given)
+    assert {(line.action, line.mtu, line.mtu_before) for line in plan.lines} == {
+        ("mtu", 1500, 9000)
+    }
+
+
 def test_patchkits_own_addresses_count_while_the_cable_is_out(machine):
     plan = clash(machine("fresh"), node=None, given=Given(last=OURS, ever=OURS, node=1))
     assert addresses(plan) == {name: list(own) for name, own in OURS.items()}
