@@ -28,7 +28,8 @@ from patchkit.runtime.envfile import write as envfile
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
 from patchkit.runtime.net import state as net_state
-from patchkit.runtime.net.plan import NetPlanOptions, make_plan
+from patchkit.runtime.net.plan import NetPlanOptions
+from patchkit.runtime.net.planner import make_plan
 from patchkit.runtime.net.state import NetHistory
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import save

@@ -34,8 +34,9 @@ from patchkit.runtime.net import live as net_live
 from patchkit.runtime.net.facts import facts
 from patchkit.runtime.net.netplan_file import render
 from patchkit.runtime.net.peer import from_file
-from patchkit.runtime.net.plan import TOPOLOGIES, NetPlan, NetPlanOptions, make_plan
+from patchkit.runtime.net.plan import TOPOLOGIES, NetPlan, NetPlanOptions
 from patchkit.runtime.net.plan import command as command_line
+from patchkit.runtime.net.planner import make_plan
 from patchkit.runtime.net.remarks import plan_remarks
 from patchkit.runtime.net.state import NetHistory
 

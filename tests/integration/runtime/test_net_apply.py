@@ -22,7 +22,8 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import apply as net_apply
 from patchkit.runtime.net import state as net_state
 from patchkit.runtime.net.netplan_file import render
-from patchkit.runtime.net.plan import NetPlanOptions, make_plan
+from patchkit.runtime.net.plan import NetPlanOptions
+from patchkit.runtime.net.planner import make_plan
 from patchkit.runtime.net.state import NetHistory
 from support import hosts, networks
 from support.faults import in_child, kill

@@ -11,7 +11,8 @@ from patchkit.errors import UsageError
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.net import conflicts
 from patchkit.runtime.net.numbers import beside, next_to
-from patchkit.runtime.net.plan import Given, NetPlanOptions, make_plan
+from patchkit.runtime.net.plan import Given, NetPlanOptions
+from patchkit.runtime.net.planner import make_plan
 from patchkit.runtime.net.remarks import plan_remarks
 from support import networks
 from support.networks import A0, A1, B0, B1

@@ -19,7 +19,8 @@ from patchkit.runtime.net import conflicts as net_conflicts
 from patchkit.runtime.net.conflicts import File
 from patchkit.runtime.net.facts import facts
 from patchkit.runtime.net.netplan_file import render
-from patchkit.runtime.net.plan import Given, NetPlanOptions, make_plan
+from patchkit.runtime.net.plan import Given, NetPlanOptions
+from patchkit.runtime.net.planner import make_plan
 from support import networks
 
 GOLDEN = """\
