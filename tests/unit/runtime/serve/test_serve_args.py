@@ -19,6 +19,7 @@ from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ReleaseFlags, ServeFlag, serve_args
 from patchkit.runtime.serve.render import line, lines
 from support import hosts
+from support.terminal import on_terminal
 from tools import serve_lines
 
 EVERYTHING = ReleaseFlags(has=lambda flag: bool(flag), takes=lambda flag, value: bool(flag + value))
@@ -222,6 +223,13 @@ def test_one_line_on_standard_output(cli):
         "note Small: two Sparks gain nothing.\n"
         "next, once it serves: curl http://127.0.0.1:8000/v1/models\n"
     )
+
+
+def test_a_terminal_gets_one_line_that_can_be_copied():
+    shown = on_terminal(["serve-args", "gpt-oss-20b", "--vllm", "0.25.1"], 60)
+    line = shown.splitlines()[0]
+    assert line.startswith("vllm serve openai/gpt-oss-20b ")
+    assert line.endswith(" --enable-auto-tool-choice")
 
 
 def test_explained(cli):
