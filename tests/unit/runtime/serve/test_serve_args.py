@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.envfile.header import BLANK, sealed
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import RuleChoice
+from patchkit.runtime.rules.variables import vllm_variables
 from patchkit.runtime.serve.args import ReleaseFlags, ServeFlag, serve_args
 from patchkit.runtime.serve.render import line, lines
 from support import hosts
@@ -133,6 +136,22 @@ def test_what_a_release_does_not_know_is_never_passed_on(known, what):
     with pytest.raises(DriftError) as caught:
         serve_args(request, load_flag_rules(), known)
     assert caught.value.what == what
+
+
+@pytest.mark.parametrize("preset", load_presets(), ids=lambda each: each.name)
+def test_every_release_from_its_oldest_on_takes_a_preset(preset):
+    asked = {"model": preset.id if "/" in preset.id else f"some/{preset.id}"}
+    asked |= {} if preset.single else serve_lines.TWO
+    drifted = set()
+    for version in map(str, load_recipe().supported):
+        if within(version, f">={preset.min_vllm}"):
+            assert set(preset.variables) <= set(vllm_variables(version))
+            try:
+                assert serve_lines.served(version, asked).words
+            except DriftError:
+                drifted.add(version)
+    # A build may have what no release has.
+    assert not drifted or preset.build
 
 
 # What is told
