@@ -66,7 +66,9 @@ class _YamlFile:
             else each
             for each in text.pieces
         )
-        read_shell(Value(tuple(pieces)), place, self._found, files=self._files)
+        variables = (place.environment or {}).items()
+        script = Value(tuple(pieces))
+        read_shell(script, place, self._found, files=self._files, variables=variables)
 
     def _get(self, fields: Mapping[str, YamlNode], name: str) -> Iterator[YamlNode]:
         if name in fields:
@@ -100,7 +102,11 @@ class _YamlFile:
         )
         if is_unit and node is not self._document:
             place = self._programs.own_block(place, node.line)
-        place = replace(place, image=self._image(fields) or place.image)
+        place = replace(
+            place,
+            image=self._image(fields) or place.image,
+            environment=self._variables(fields) or place.environment,
+        )
         for name, value in fields.items():
             # What an action of a workflow is given; what counts where it is merged into something.
             if name == "with" or (name.startswith("x-") and self._is_compose):
@@ -163,6 +169,20 @@ class _YamlFile:
             elif each.is_scalar:
                 place = Place(line=each.line, block=block)
                 self._programs.variable(self._value(each), How.MAPPING, place)
+
+    def _variables(self, fields: Mapping[str, YamlNode]) -> dict[str, Value]:
+        """Return the variables that the commands beside them see."""
+        found: dict[str, Value] = {}
+        for name, node in fields.items():
+            if not _ENVIRONMENT.fullmatch(name):
+                continue
+            found |= {key: self._value(each) for key, each in self._fields(node).items()}
+            for each in node.items or ():
+                key, sign, _ = each.text.partition("=")
+                if sign:
+                    found[key] = self._value(each).cut(len(key) + 1)
+        self._left -= len(found)
+        return found
 
     def _scripts(self, node: YamlNode, place: Place) -> None:
         for each in node.items if node.items is not None else [node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -82,6 +82,7 @@ class Place:
     """Where a command stands: line, block, the image that it runs in, texts that it lies in.
 
     ``is_entry``: it is what a container is given, which its image's entrypoint may take.
+    ``environment`` is that of a container; None outside of one.
     """
 
     line: int
@@ -89,6 +90,7 @@ class Place:
     image: str = ""
     depth: int = 0
     is_entry: bool = False
+    environment: Mapping[str, Value] | None = None
 
 
 class Programs:
@@ -149,13 +151,24 @@ class Programs:
 
     def options(self, name: str, items: Sequence[Value], place: Place) -> None:
         """Add what an array keeps for a container: -e NAME=value, or NAME=value in one for it."""
-        is_environment = "ENV" in name.upper() and all(_ASSIGNED.match(each.text) for each in items)
+        named = all(_ASSIGNED.match(each.text) for each in items)
+        is_environment = "ENV" in name.upper() and named
         for before, word in pairwise([known("", 0), *items]):
             match = _ASSIGNED.match(word.text)
             if match and (is_environment or before.text in ("-e", "--env")):
-                inside = self.own_block(place, items[0].line)
+                inside = self.own_block(place, items[0].line or word.line)
                 value = word.cut(match.end())
                 self._found.offer(match["name"], value, word.line, inside.block)
+
+    def printed(self, words: Sequence[Value], place: Place) -> None:
+        """Add what printf writes as options of a container: ``printf -- '-e %s ' NAME=value``."""
+        for number, word in enumerate(words):
+            if re.search(r"(?:-e|--env)[ =]%", word.text):
+                pairs = words[number + 1 :]
+                self.options(
+                    "", [each for value in pairs for each in (known("-e", 0), value)], place
+                )
+                return
 
     def _add(self, program: str, words: Sequence[Value], place: Place) -> None:
         self._found.commands.append(
@@ -246,13 +259,16 @@ class Programs:
             verb += 1 + _options(rest[verb + 1 :], _GLOBAL_VALUED)
         if verb >= len(rest) or rest[verb].text not in _VERBS:
             return
-        inside = self.own_block(place, words[0].line)
+        environment: dict[str, Value] = {}
+        inside = replace(self.own_block(place, words[0].line), environment=environment)
         entrypoint: list[Value] = []
         position = verb + 1
         for option, value, after in _container_options(rest, position):
             position = after
             if option in ("-e", "--env") and value:
                 self.variable(value, How.OPTION, inside)
+                if match := _ASSIGNED.match(value.text):
+                    environment[match["name"]] = value.cut(match.end())
             elif option == "--entrypoint" and value:
                 entrypoint = [value] if value.text else [known("", value.line)]
         if position >= len(rest):

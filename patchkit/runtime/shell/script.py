@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from patchkit.runtime.files.collected import Collected
 from patchkit.runtime.files.content import How
-from patchkit.runtime.files.value import MappedText, Value, joined, known, unknown
+from patchkit.runtime.files.value import MappedText, Value, joined, known, split, unknown
 from patchkit.runtime.shell.expansion import Expansions
 from patchkit.runtime.shell.programs import Place, Programs, takes_script
 from patchkit.runtime.shell.scope import Scope
@@ -30,6 +30,7 @@ _DEEPEST = 60  # statements in statements
 _MOST_TEXTS = 4  # texts for eval in texts for eval
 _ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)\+?=")
 _ARGUMENT = re.compile(r"\$\{?[@*\d]")
+_OPTIONS = re.compile(r"\s*(?:-\S.*\s)?(?:-e|--env)\s", re.DOTALL)
 _RUNS = re.compile(r"(?:ssh|eval|bash|sh|sudo|docker|podman|kubectl|env)$")
 _NESTED = {
     "program",
@@ -120,7 +121,8 @@ class _Shell:
 
     def _other_shell(self, text: Value, place: Place) -> None:
         """Read what another shell runs: bash -c, ssh, and the like."""
-        read_shell(text, place, self._found, files=self._files, variables=self._visible())
+        inherited = self._visible() if place.environment is None else place.environment.items()
+        read_shell(text, place, self._found, files=self._files, variables=inherited)
 
     def _visible(self) -> Iterator[tuple[str, Value]]:
         """Yield the variables that a program sees."""
@@ -258,6 +260,8 @@ class _Shell:
             self._programs.options(name, value.items, self._place)
             self._found.fragment(value.items)
             return
+        if _OPTIONS.match(value.text):  # a text that keeps options for docker
+            self._programs.options(name, list(split([(value, True)])), self._place)
         if how is How.EXPORT:
             self._exported.add(name)
         if how is How.EXPORT or self.all_exported or name in self._exported:
@@ -355,6 +359,8 @@ class _Shell:
             self._set(texts)
         elif name == "eval" and place.depth < _MOST_TEXTS:
             self.read(joined(words[1:], " "), replace(place, depth=place.depth + 1))
+        elif name == "printf":
+            self._programs.printed(words, place)
         elif name in ("read", "mapfile", "readarray", "getopts"):
             for text in texts[1:]:
                 self._scope.set(text, unknown(f"${text}", place.line, "it is read from elsewhere"))

@@ -102,6 +102,10 @@ def test_environment_in_yaml(text, expected):
             "10 vllm serve m --x 2",
         ),
         ("    entrypoint: [sh, -c]\n    command: vllm serve m --x\n", "5 vllm serve m --x"),
+        (
+            "    environment: {M: m}\n    command: bash -c 'vllm serve $$M --x $$N'\n",
+            "5 vllm serve m --x $N?",
+        ),
         ("    command: vllm serve m $${X:+--y}\n", "4 vllm serve m ${X:+--y}?"),
         ("    command: sleep infinity\n", None),
     ],
