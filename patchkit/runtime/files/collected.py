@@ -27,6 +27,8 @@ from patchkit.runtime.files.versions import (
 )
 
 _Located = TypeVar("_Located", Assignment, CommandLine, Word, SaidVersion)
+_LONGEST_OWN = 1_000  # characters of a script's own variable
+_MOST_KEPT = 20_000  # words that a file may keep for commands, before it takes them
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Left for a reader of the file, or for a program that fills a template in.
 _TEMPLATE = re.compile(r"[$`]|\{[{%]")
@@ -44,8 +46,14 @@ class Collected:
         self.images: list[Word] = []
         self.problems: list[Finding] = []
         self.outer: dict[int, int] = {}
+        self._left = _MOST_KEPT
         self._offered: list[Assignment] = []
         self._fragments: list[tuple[Word, ...]] = []
+
+    @property
+    def may_keep(self) -> bool:
+        """Return whether words that no command takes are still looked at."""
+        return self._left > 0
 
     def set(self, name: str, value: Value, line: int, how: How, block: int = 0) -> None:
         """Add a variable of the environment, or one that passes the caller's value on."""
@@ -67,12 +75,16 @@ class Collected:
 
     def offer(self, name: str, value: Value, line: int, block: int) -> None:
         """Add a variable that a file keeps for a container, unless a command there takes it."""
-        self._offered.append(_assignment(name, value, line, How.OPTION, block))
+        self._left -= 1
+        if self.may_keep:
+            self._offered.append(_assignment(name, value, line, How.OPTION, block))
 
     def keep(self, name: str, value: Value, line: int, block: int = 0) -> None:
         """Add a variable of a script, which no other program sees."""
         if _NAME.fullmatch(name):
-            self.own.append(_assignment(name, value, line, How.OWN, block))
+            kept = _assignment(name, value, line, How.OWN, block)
+            # A text that grows line by line is not kept as a whole each time.
+            self.own.append(replace(kept, value=kept.value[:_LONGEST_OWN]))
             self._arguments(value)
 
     def default(self, name: str, value: Value) -> None:
@@ -83,12 +95,15 @@ class Collected:
 
     def fragment(self, words: Iterable[Value]) -> None:
         """Add arguments that a file keeps for `vllm serve`, if they can be no other program's."""
+        if not self.may_keep:
+            return
         found = tuple(each.word() for each in words)
+        self._left -= len(found)
         if any(is_server_flag(word.text.partition("=")[0]) for word in found):
             self._fragments.append(found)
 
     def _arguments(self, value: Value) -> None:
-        if value.text.lstrip().startswith("--"):
+        if self.may_keep and value.text.lstrip().startswith("--"):
             self.fragment(split([(value, True)]))
 
     def _settle(self) -> None:

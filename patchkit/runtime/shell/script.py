@@ -260,7 +260,9 @@ class _Shell:
             self._programs.options(name, value.items, self._place)
             self._found.fragment(value.items)
             return
-        if _OPTIONS.match(value.text):  # a text that keeps options for docker
+        if self._found.may_keep and _OPTIONS.match(
+            value.text
+        ):  # a text that keeps options for docker
             self._programs.options(name, list(split([(value, True)])), self._place)
         if how is How.EXPORT:
             self._exported.add(name)
