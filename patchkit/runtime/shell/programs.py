@@ -56,6 +56,7 @@ _RUN_BY = {
     "docker": _VERBS,
     "python": ("-m",),
     "pip": ("install",),
+    "bash": ("-c", "-lc", "-ec", "-xc", "-euc", "-exc"),
 }
 # Words that only say something, or look for a process; nothing behind them is run.
 _SPEECH = re.compile(

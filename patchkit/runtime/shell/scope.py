@@ -79,8 +79,10 @@ def _either(name: str, one: Value | None, other: Value | None) -> Value | None:
         return value if value.why or not value.text else value.as_default()
     if one.text == other.text:
         return one
-    if not one.text or not other.text:
-        return (one if one.text else other).as_default()
+    shorter, longer = sorted((one, other), key=lambda each: len(each.text))
+    # Of options to which a branch adds some, all may be given.
+    if not shorter.text or longer.text.startswith((f"{shorter.text} ", f"{shorter.text}\n")):
+        return longer.as_default()
     return unknown(f"${name}", one.line, f"{name} is set to several values")
 
 
