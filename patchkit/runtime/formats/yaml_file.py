@@ -22,7 +22,8 @@ _COMMANDS = ("command", "entrypoint", "args", "cmd")
 # Texts that a shell reads, one by one if they are several.
 _SCRIPTS = ("run", "script", "commands", "setup", "bash", "before_script", "after_script")
 _NULLS = ("", "~", "null", "Null", "NULL")
-_FIELD = re.compile(r"(?<![{$])\{(\w+)\}(?!\})")
+# {name} of recipes, and $(NAME) of Kubernetes
+_FIELD = re.compile(r"(?<![{$])\{(\w+)\}(?!\})|\$\((\w+)\)")
 
 
 def read_yaml(text: str, found: Collected, files: FileReader | None = None) -> None:
@@ -62,7 +63,7 @@ class _YamlFile:
         # A shell knows what is not known by its dollar.
         pieces = (
             replace(each, text=f"${{{_identifier(each.text)}}}")
-            if each.why and each.text[:1] not in "$`"
+            if each.why and (each.text[:1] not in "$`" or each.text.startswith("${{"))
             else each
             for each in text.pieces
         )
@@ -241,7 +242,9 @@ class _YamlFile:
             yield from interpolate(text, line, lambda _: None, self._found.default).pieces
             return
         start = 0
-        for match in _FIELD.finditer(text) if self._defaults else ():
+        for match in _FIELD.finditer(text):
+            if match[1] and not self._defaults:
+                continue
             yield Piece(text[start : match.start()], line)
             line += text.count("\n", start, match.start())
             yield from self._default(match, line).pieces
@@ -249,9 +252,9 @@ class _YamlFile:
         yield Piece(text[start:], line)
 
     def _default(self, match: re.Match[str], line: int) -> Value:
-        node = self._defaults.get(match[1])
+        node = self._defaults.get(match[1] or "")
         if node is None:
-            return unknown(match[0], line, f"{match[1]} is filled in by who runs it")
+            return unknown(match[0], line, f"{match[1] or match[2]} is filled in by who runs it")
         return known(node.text, line).as_default()
 
 

@@ -16,7 +16,7 @@ _DEEPEST = 64
 _MOST_EVENTS = 400_000
 # Stands for {{ … }} of Helm and Jinja while the rest is parsed.
 _OPEN, _CLOSE = "\u27e6", "\u27e7"
-TEMPLATE = re.compile(rf"{_OPEN}[^{_CLOSE}]*{_CLOSE}|\{{\{{[^{{}}]*\}}\}}")
+TEMPLATE = re.compile(rf"{_OPEN}[^{_CLOSE}]*{_CLOSE}|\$?\{{\{{[^{{}}]*\}}\}}")
 """A place in a text that a template fills in."""
 
 

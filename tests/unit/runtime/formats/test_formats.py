@@ -135,6 +135,11 @@ def test_servers_in_compose_files(text, expected):
             ),
             "5 vllm serve m --host 0.0.0.0 --port ${port}?",
         ),
+        ("- image: i\n  command: [vllm, serve, $(M), --x]\n", "2 vllm serve $(M)? --x"),
+        (
+            "on: x\njobs:\n  a:\n    run: vllm serve ${{ env.M }} --x\n",
+            "4 vllm serve ${env_M}? --x",
+        ),
         ("models:\n  m:\n    cmd: docker run image vllm serve m\n", "3 vllm serve m"),
         ("env:\n  VLLM_ARGS: --max-model-len 8\n", "2 vllm serve ? ? --max-model-len 8"),
     ],
