@@ -27,6 +27,9 @@ _ESCAPED = re.compile(r"\\([^\n])")
 _QUOTED = re.compile(r'\\([$`"\\])')
 _HEREDOC = re.compile(r"\\([$`\\])")
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_LEADING = re.compile(rb"\s+")
+_ALL = ("$@", "$*")
+_ARGUMENT = "it is an argument"
 _OPERATORS = {"-", ":-", "=", ":=", "?", ":?", "+", ":+"}
 
 
@@ -116,7 +119,9 @@ class Expansions:
 
         for child in node.named_children:
             if child.type in _EXPANSIONS:
-                plain(child.start_byte)
+                # The parser counts blanks between two variables to the second one.
+                blanks = _LEADING.match(source.data, child.start_byte)
+                plain(blanks.end() if blanks else child.start_byte)
                 pieces += self._expansion(child, source).pieces
                 start = child.end_byte
         plain(end)
@@ -126,6 +131,10 @@ class Expansions:
         """Return the words of ``"${NAME[@]}"`` alone, if the array is known."""
         while node.type in ("string", "command_name") and node.named_child_count == 1:
             node = node.named_children[0]
+        if node.type == "simple_expansion":
+            text = source.text(node.start_byte, node.end_byte)
+            line = source.line(node.start_byte)
+            return (unknown(text, line, _ARGUMENT, several=True),) if text in _ALL else None
         if node.type != "expansion" or node.named_child_count != 1:
             return None
         match = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", source.text(node.start_byte, node.end_byte))
@@ -138,7 +147,7 @@ class Expansions:
         return value.items if self._pays(value) else None
 
     def _expansion(self, node: Node, source: MappedText) -> Value:
-        written = source.text(node.start_byte, node.end_byte)
+        written = source.text(node.start_byte, node.end_byte).lstrip()
         line = source.line(node.start_byte)
         if node.type == "simple_expansion":
             return self._variable(written[1:], written, line)
@@ -177,7 +186,7 @@ class Expansions:
         value = self.scope.get(name)
         if value is None:
             is_own = name.isidentifier()
-            why = f"{name} is not set in this file" if is_own else "it is an argument"
+            why = f"{name} is not set in this file" if is_own else _ARGUMENT
             return unknown(written, line, why)
         if value.items is not None:
             value = value.items[0] if value.items else known("", line)

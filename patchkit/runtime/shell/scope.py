@@ -75,8 +75,8 @@ def _either(name: str, one: Value | None, other: Value | None) -> Value | None:
         return one if len(one.items) > len(other.items) else other
     if one.why or other.why:
         # A value that the caller can replace, as options of a script do.
-        value = other if one.why else one
-        return value if value.why or not value.text else value.as_default()
+        unsure, value = (one, other) if one.why else (other, one)
+        return unsure if value.why or not value.text else value.as_default()
     if one.text == other.text:
         return one
     shorter, longer = sorted((one, other), key=lambda each: len(each.text))

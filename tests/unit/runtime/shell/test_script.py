@@ -67,6 +67,7 @@ from support.said import servers, variables
         # Values that a reader without a shell knows, and those that it does not.
         ("X=c\nexport A_B=$X", ["2 A_B=c"]),
         ("export A_B=${X:-c} D_E=${Y-f}", ["1 A_B=c", "1 D_E=f"]),
+        ('X=c\nexport A_B="$X $X  ${X}\n$X"', ["2 A_B=c c  c\nc"]),
         ("X=\nexport A_B=${X:-c}", ["2 A_B=c"]),
         ("export A_B=$1 D_E=${X}", ["1 A_B?", "1 D_E?"]),
         ("export A_B=$(run) D_E=`run` G_H=$((1 + 1))", ["1 A_B?", "1 D_E?", "1 G_H?"]),
@@ -116,6 +117,9 @@ def test_which_assignments_make_an_environment(text, expected):
         ("docker run --gpus all v/vllm-openai:v1 --model m", "1 vllm serve --model m"),
         ("docker run --rm v/vllm-openai m --port 1", "1 vllm serve m --port 1"),
         ("docker run -v a:b $IMAGE --max-model-len 1", "1 vllm serve --max-model-len 1"),
+        ('docker run "$@" "$IMAGE" vllm serve m', "1 vllm serve m"),
+        ('O="-d $X $Y $IMAGE"\ndocker run $Z $O vllm serve m', "2 vllm serve m"),
+        ('X=\nwhile y; do X=$1; done\nvllm serve m --x="$X"', "3 vllm serve m --x=$X?"),
         ("docker run $OPTIONS --name n $IMAGE vllm serve m", "1 vllm serve m"),
         ("docker run --entrypoint vllm image serve m", "1 vllm serve m"),
         ("docker run v/spark-vllm:1 serve m --x", "1 vllm serve m --x"),
