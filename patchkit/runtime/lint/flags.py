@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.files.content import CommandLine, FileContent, GivenFlag, short
-from patchkit.runtime.lint.upstream import is_upstream
+from patchkit.runtime.files.content import FileContent, GivenFlag, short
+from patchkit.runtime.lint.upstream import Origin
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.flag_rules import LeaveOut, load_flag_rules
 from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag
@@ -19,6 +19,7 @@ def check_flags(content: FileContent, situation: Situation, home: Path | None) -
     """Check a file's servers; ``home`` is the folder of the vLLM in ``situation``, if installed."""
     version = situation.get("vllm", "")
     slips = Slips(flags(version, home))
+    origin = Origin(content)
     # What reports disagree about is the owner's choice, and no fault of a file.
     advised = [
         rule
@@ -30,7 +31,7 @@ def check_flags(content: FileContent, situation: Situation, home: Path | None) -
             continue
         for flag in command.flags:
             if not _is_taken(flag.name, version, home):
-                yield _unknown(flag, version, slips, content, command)
+                yield _unknown(flag, version, slips, upstream=origin.is_upstream(command.block))
                 continue
             for rule in advised:
                 if rule.flag == flag.name.replace("_", "-") and rule.matches(flag.value):
@@ -58,9 +59,7 @@ def _advised(flag: GivenFlag, rule: LeaveOut) -> Finding:
     )
 
 
-def _unknown(
-    flag: GivenFlag, version: str, slips: Slips, content: FileContent, command: CommandLine
-) -> Finding:
+def _unknown(flag: GivenFlag, version: str, slips: Slips, *, upstream: bool) -> Finding:
     """Return a flag that the release does not take; an error where upstream's vLLM is known to run.
 
     A fork or a plugin may take more flags, but rarely one again that upstream has dropped.
@@ -74,7 +73,7 @@ def _unknown(
     always = [
         rule for rule in load_flag_rules().leave_out if rule.flag == flag.name and not rule.when
     ]
-    certain = bool(version) and (is_upstream(content, command.block) or bool(life))
+    certain = bool(version) and (upstream or bool(life))
     hint = "leave it out" if life or certain else "of a fork? Then keep it, else leave it out"
     return Finding(
         line=flag.line,

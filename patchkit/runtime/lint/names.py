@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -16,10 +16,10 @@ from patchkit.runtime.rules.lifetimes import Lifetime
 from patchkit.runtime.rules.owners import owner
 from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.spelling import Slips
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
 from patchkit.runtime.rules.variables import is_current, lifetime, other_variables
 
-READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}
+READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}  # both have five characters
 SILENT = {
     "NCCL": "NCCL ignores what it does not know, without a word.",
     "vLLM": "vLLM ignores it; from 0.17 on it says so in its log.",
@@ -37,6 +37,13 @@ class KnownNames:
     # Made once for a file: they keep what was asked, and give up after many names.
     slips: Mapping[str, Slips]
 
+    def lacks(self, name: str) -> bool:
+        """Return whether a name looks like vLLM's or NCCL's, and is no known one of anybody."""
+        reader = READERS.get(name[:5])
+        if reader is None or name in self.names[reader]:
+            return False
+        return lifetime(name) is None and not owner(name)
+
     @classmethod
     def of(cls, names: Mapping[str, Mapping[str, str]]) -> KnownNames:
         """Return the names by reader, with what finds the one that was meant."""
@@ -50,32 +57,19 @@ def check_names(
     strange: list[Assignment] = []
     used = expanded(text)
     for each in content.assignments:
-        if not each.value and each.literal:
+        if each.literal and not each.value:
             continue  # an empty variable is one that is not set, to all who read these
-        reader = READERS.get(each.name[:5])  # both prefixes have five characters
-        # Another name that the file itself uses is its own, whoever else had one like it.
-        own = not reader and each.name in used
-        advised = [] if own else list(_advised(each, situation))
-        yield from advised
-        version = situation.get(reader.lower(), "") if reader else ""
         # One finding for each name: advice says more than that nobody reads it.
-        if advised or (version and reader and each.name in known.names[reader]):
-            continue
-        if not reader:
-            yield from _other(each, situation)
-        elif life := lifetime(each.name):
-            if version or not is_current(life):
-                yield _out_of_time(each, reader, version, life)
-        elif (close := known.slips[reader](each.name)) and fits(each, close, situation):
-            yield each.warning(
-                f"no known {reader} reads {short(each.name)}",
-                why=SILENT[reader],
-                hint=f"did you mean {close}?",
-                source=SOURCES[reader],
-            )
-        elif each.name not in used and not owner(each.name):
+        found = list(_advised(each, situation, used)) or list(_unread(each, situation, known))
+        yield from found
+        if not found and each.name not in used and known.lacks(each.name):
             strange.append(each)
     yield from check_strange(strange, content, situation)
+
+
+@cache
+def _avoids() -> Mapping[str, Sequence[Avoid]]:
+    return load_variable_rules().avoids_by_name
 
 
 def expanded(text: str) -> frozenset[str]:
@@ -83,19 +77,45 @@ def expanded(text: str) -> frozenset[str]:
     return frozenset(_USED.findall(_HANDED_ON.sub("", text)))
 
 
-def _advised(assigned: Assignment, situation: Situation) -> Iterator[Finding]:
+def _advised(
+    assigned: Assignment, situation: Situation, used: Collection[str]
+) -> Iterator[Finding]:
     """Return what the rules about a name say against its value."""
-    for avoid in load_variable_rules().avoids_by_name.get(assigned.name, ()):
-        if assigned.literal and avoid.matches(assigned.value) and holds(avoid.when, situation):
+    name = assigned.name
+    # A name of no project that the file itself uses is its own, whoever else had one like it.
+    own = name in used and name[:5] not in READERS and name not in other_variables()
+    for avoid in () if own or not assigned.literal else _avoids().get(name, ()):
+        if avoid.matches(assigned.value) and holds(avoid.when, situation):
             yield Finding(
                 line=assigned.line,
-                about=assigned.name,
+                about=name,
                 level=Level(avoid.severity),
                 what=f"{assigned.shown} is advised against",
                 why=avoid.reason,
                 hint=avoid.instead,
                 source=avoid.source,
             )
+
+
+def _unread(assigned: Assignment, situation: Situation, known: KnownNames) -> Iterator[Finding]:
+    """Return that nobody reads a name here, if it is clear which name or release was meant."""
+    reader = READERS.get(assigned.name[:5])
+    if reader is None:
+        yield from _other(assigned, situation)
+        return
+    version = situation.get(reader.lower(), "")
+    if version and assigned.name in known.names[reader]:
+        return
+    if life := lifetime(assigned.name):
+        if version or not is_current(life):
+            yield _out_of_time(assigned, reader, version, life)
+    elif (close := known.slips[reader](assigned.name)) and fits(assigned, close, situation):
+        yield assigned.warning(
+            f"no known {reader} reads {short(assigned.name)}",
+            why=SILENT[reader],
+            hint=f"did you mean {close}?",
+            source=SOURCES[reader],
+        )
 
 
 def _out_of_time(assigned: Assignment, reader: str, version: str, life: Lifetime) -> Finding:

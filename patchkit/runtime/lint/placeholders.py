@@ -29,11 +29,14 @@ _READ = re.compile(r"(NCCL|VLLM|GLOO|TP|UCX|RAY|MASTER)_\w+")
 # No process group is set up without these; without the others it only goes another way.
 _NEEDED = re.compile(r"VLLM_HOST_IP|MASTER_ADDR|RAY_\w*ADDRESS|(NCCL|GLOO|TP)_SOCKET_IFNAME")
 _FLAGS = ("--master-addr", "--node-ip-address", "--address")
+_LONGEST = 200  # characters; a placeholder is short, and the patterns go over a text many times
 _TEMPLATE = re.compile(r"(?i)(^|[._-])(example|sample|template|tmpl|tpl|dist|j2)([._-]|$)")
 
 
 def is_placeholder(name: str, value: str) -> bool:
     """Return whether the value of a variable is still to be filled in."""
+    if len(value) > _LONGEST:
+        return False
     if _ADDRESSES.fullmatch(name) and _ADDRESS.fullmatch(value.rpartition(":")[0] or value):
         return True
     if _DEVICES.fullmatch(name) and any(map(_DEVICE.fullmatch, value.split(","))):
@@ -58,11 +61,7 @@ def check_placeholders(content: FileContent, where: str) -> Iterator[Finding]:
     for command in content.commands:
         for flag in command.flags:
             address = flag.value.rpartition(":")[0] or flag.value
-            if (
-                flag.name in _FLAGS
-                and flag.literal
-                and (_ADDRESS.fullmatch(address) or _ANY.fullmatch(address))
-            ):
+            if flag.name in _FLAGS and flag.literal and is_placeholder("_IP", address):
                 yield _open(flag.line, "", f"{flag.name} {short(flag.value)}", error=not example)
 
 

@@ -18,6 +18,8 @@ _KEY = "VLLM_API_KEY"
 
 def check_servers(text: str, content: FileContent) -> Iterator[Finding]:
     """Return servers that listen on every interface."""
+    # Inside of a container it has to be every interface; what counts is what it publishes.
+    published = _AT_ADDRESS.search(text) is not None
     for command in content.commands:
         board = command.flag("--dashboard-host")
         if board and board.value in _EVERYWHERE:
@@ -31,8 +33,7 @@ def check_servers(text: str, content: FileContent) -> Iterator[Finding]:
             )
         if command.program == "vllm serve" and not _has_key(command, content):
             host = command.flag("--host")
-            # Inside of a container it has to be every interface; what counts is what it publishes.
-            if host and host.value in _EVERYWHERE and not _AT_ADDRESS.search(text):
+            if host and host.value in _EVERYWHERE and not published:
                 yield Finding(
                     line=host.line,
                     level=Level.NOTE,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.files.content import Assignment, FileContent, FileKind, How, short
-from patchkit.runtime.lint.upstream import is_upstream
+from patchkit.runtime.lint.upstream import Origin
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.flags import flags
 
@@ -30,14 +30,15 @@ def check_strange(
     """
     asked: dict[str, list[Assignment]] = {}
     served = any(each.program == "vllm serve" for each in content.commands)
+    origin = Origin(content)
     for each in strange:
         reader = "NCCL" if each.name.startswith("NCCL_") else "vLLM"
         flag = _flag(each.name, situation.get("vllm", ""))
-        if not _may_be_vllm(content, each):
+        if not _may_be_vllm(origin, each):
             continue
         # What a list of variables is for, and what an image's own scripts read, it does not say.
         known = content.kind not in (FileKind.ENV, FileKind.DOCKERFILE)
-        if known and (is_upstream(content, each.block) or (flag and served)):
+        if known and (origin.is_upstream(each.block) or (flag and served)):
             yield each.warning(
                 f"no known {reader} reads {short(each.name)}",
                 why=f"{reader} ignores what it does not know.",
@@ -50,10 +51,9 @@ def check_strange(
         yield _question(reader, together, situation.get("vllm", ""))
 
 
-def _may_be_vllm(content: FileContent, assigned: Assignment) -> bool:
+def _may_be_vllm(origin: Origin, assigned: Assignment) -> bool:
     """Return whether what gets a variable may be vLLM; not if it is known to be something else."""
-    block = assigned.block
-    commands = [each for each in content.commands if block and each.block == block]
+    commands = origin.commands(assigned.block) if assigned.block else []
     # What stands before a command is for this command alone, in whatever image.
     images = assigned.how is not How.PREFIX
     return not commands or any(

@@ -1,4 +1,4 @@
-"""Tell whether a file runs upstream's own vLLM, as far as it says."""
+"""Tell whose vLLM a file runs, as far as it says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.files.content import FileContent
+from patchkit.runtime.files.content import CommandLine, FileContent
 
 
 @cache
@@ -23,10 +23,29 @@ def is_upstream_image(image: str) -> bool:
     return f"{head}/{name}".removeprefix("docker.io/") in _images()
 
 
-def is_upstream(content: FileContent, block: int = 0) -> bool:
-    """Return whether what runs in a block is upstream's vLLM; not if the file does not say it."""
-    images = {each.image for each in content.commands if each.block == block and each.image}
-    images = images or {each.text for each in content.images}
-    if images:
-        return all(map(is_upstream_image, images))
-    return any(each.project == "vllm" for each in content.versions)
+class Origin:
+    """Whose vLLM runs in each block of a file: its commands and images are gone through once."""
+
+    def __init__(self, content: FileContent) -> None:
+        self._commands: dict[int, list[CommandLine]] = {}
+        for each in content.commands:
+            self._commands.setdefault(each.block, []).append(each)
+        images = {each.text for each in content.images}
+        self._whole = all(map(is_upstream_image, images)) if images else None
+        self._pinned = any(each.project == "vllm" for each in content.versions)
+
+    def commands(self, block: int) -> list[CommandLine]:
+        """Return what runs in a block, in the order of the file."""
+        return self._commands.get(block, [])
+
+    def is_upstream(self, block: int = 0) -> bool:
+        """Return whether upstream's own vLLM runs in a block; not if the file does not say it."""
+        images = {each.image for each in self.commands(block) if each.image}
+        if images:
+            return all(map(is_upstream_image, images))
+        return self._pinned if self._whole is None else self._whole
+
+    @property
+    def is_fork(self) -> bool:
+        """Return whether the file names images that upstream does not publish."""
+        return self._whole is False

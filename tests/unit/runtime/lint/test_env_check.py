@@ -399,6 +399,7 @@ def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
         ("x.env", "NCCL_IB_HCA=rocep1s0f0," * 100, 1),
         ("x.env", "a", 0),
         ("x.sh", '0"\x80', 0),
+        ("x.env", "MASTER_ADDR=ip-", 0),
     ],
 )
 def test_hostile_files_end(where, piece, findings):

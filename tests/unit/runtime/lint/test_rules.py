@@ -86,6 +86,11 @@ NAMES = [
     ("x.env", "VLLM_NOTHING=\nHOST_IP=\nNCCL_IB_GID_INDEX=", []),
     ("x.env", "HOST_IP=10.0.0.1", [("note", "HOST_IP=10.0.0.1 is advised against")]),
     ("x.sh", "export HOST_IP=10.0.0.1\nrun --at $HOST_IP", []),
+    (
+        "x.sh",
+        "export TRITON_OVERRIDE_ARCH=sm120\necho $TRITON_OVERRIDE_ARCH",
+        [("warning", "TRITON_OVERRIDE_ARCH=sm120 is advised against")],
+    ),
     # Capitals: only of a name that has some.
     ("x.env", "RAY_MEMORY_MONITOR_REFRESH_MS=0", [("warning", "nobody reads RAY_MEMORY_MON")]),
     ("x.env", "hf_home=/x", []),
