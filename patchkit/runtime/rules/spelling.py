@@ -1,8 +1,8 @@
 """Tell a slip of the pen from another name: one letter, or the same words in another order.
 
 A likely name is not good enough to be advised: whoever follows a wrong "did you mean" sets a
-variable that does something else. So digits do not count as slips (FP4 is not FP8), nor do words
-too few or too many (VLLM_HOST is not VLLM_HOST_IP).
+variable that does something else. So digits do not count as slips (FP4 is not FP8), nor letters of
+abbreviations (TP is not DP), nor words too few or too many (VLLM_HOST is not VLLM_HOST_IP).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 _NUMBER = re.compile(r"\d+")
+_WORD = 4  # letters from which on a word is more than an abbreviation
 _LONGEST = 100  # characters; no name of vLLM or NCCL is half as long
 
 
@@ -27,7 +28,10 @@ def is_slip(wrong: str, right: str) -> bool:
     end = _common(wrong[start:][::-1], right[start:][::-1])
     one, other = wrong[start : len(wrong) - end], right[start : len(right) - end]
     if len(one) <= 1 and len(other) <= 1:
-        return not any(letter.isdigit() for letter in one + other)
+        word = len(right[:start].rpartition("_")[2]) + len(right[start:].partition("_")[0])
+        # TP is not DP: a letter of an abbreviation makes another one.
+        other_word = len(one) == len(other) == 1 and word < _WORD
+        return not other_word and not any(letter.isdigit() for letter in one + other)
     swapped = len(one) == 2 and one == other[::-1]
     return swapped or sorted(_words(wrong)) == sorted(_words(right))
 

@@ -25,6 +25,7 @@ NAMES = Slips([*vllm_variables(""), *nccl_variables("")])
         ("VLLM_HOST", ""),
         ("NCCL_DEBUG_VAL", ""),
         ("VLLM_USE_V2", ""),
+        ("VLLM_TP_SIZE", ""),
         ("VLLM_IMAGE", ""),
         ("NCCL_VERSION", ""),
         ("VLLM_" + "A" * 10_000, ""),
