@@ -14,7 +14,7 @@ import click
 from patchkit.cli import show
 from patchkit.cli.next_step import install
 from patchkit.cli.options import Renamed
-from patchkit.cli.out import LaidOut, Shown, echo, tell
+from patchkit.cli.out import Shown, echo, tell
 from patchkit.errors import UsageError
 from patchkit.target import targets
 from patchkit.wheel.build.jobs import Jobs, jobs_for
@@ -117,8 +117,8 @@ def print_built(
     options: Sequence[str] = (),
 ) -> None:
     """Print a title, what was proved, notes, and the next command, with more ``options`` of pip."""
-    echo([title, *(show.GOOD + line for line in lines), *notes])
-    echo([LaidOut(show.GOOD + placed.line), *installing(placed.wheel, placed.built.facts, options)])
+    echo([title, *(show.GOOD + line for line in (*lines, placed.line)), *notes])
+    echo(installing(placed.wheel, placed.built.facts, options))
 
 
 def installing(
