@@ -90,9 +90,11 @@ def echo(lines: Iterable[str]) -> None:
 
 
 def data(text: str) -> None:
-    """Print what programs read, as UTF-8 and byte for byte; a terminal gets what is safe of it."""
+    """Print what programs read, as UTF-8 and byte for byte; a terminal gets what is safe of it.
+
+    Its lines are not broken: a command is copied from there, or JSON.
+    """
     if sys.stdout.isatty():
-        # A command or a file that is copied from there must not hold line ends of the layout's.
         say(LaidOut(shown(text)), end="")
     else:
         # A file name that is not UTF-8 leaves as the bytes that it has.

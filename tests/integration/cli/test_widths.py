@@ -109,6 +109,7 @@ def wheel(folder, _request):
 
 
 _MAKERS = {each.__name__: each for each in (house, spark, bad_env, tree, wheel)}
+_NOTES = ("note ", "beware ", "off ")
 _NODE = ("--root", "spark", "--vllm", "0.25.1")
 
 
@@ -196,6 +197,26 @@ def test_what_does_not_load_is_told_by_a_repack(cases, tmp_path, monkeypatch, wi
     shown = on_terminal(["repack", source, *options], width)
     assert "loads in part: _C.abi3.so" in shown
     assert "for other devices: vllm_flash_attn/_vllm_fa3_C.abi3.so" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve-args", "openai/gpt-oss-120b", *_NODE],
+        ["env", "--role", "head", *_NODE],
+        ["fixes", "--json"],
+        ["explain", "arch_lists", "--json"],
+        ["verify", "/nowhere", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_what_programs_read_is_not_broken_in_a_terminal(cases, arguments):
+    arguments = [cases(each) if each in _MAKERS else each for each in arguments]
+    lines = on_terminal(arguments, 60).splitlines()
+    # Notes come after it, on standard error, which is this terminal as well.
+    data = [line for line in piped(arguments).splitlines() if not line.startswith(_NOTES)]
+    assert lines[: len(data)] == data
+    assert max(map(len, data)) > 60
 
 
 # The rules by themselves
