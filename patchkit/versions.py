@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -39,6 +41,9 @@ class ExactPin:
         return hash(str(self))
 
 
+_MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w.+]+)")
+
+
 def named_version(text: str, hint: str = "") -> Version:
     """Return the version that a text names. Raises UsageError for what PEP 440 does not allow."""
     try:
@@ -53,3 +58,25 @@ def named_pin(text: str, hint: str = "") -> ExactPin:
         return ExactPin(text)
     except ValueError:
         raise UsageError(f"{text!r} is not a pin, PROJECT==VERSION", hint=hint) from None
+
+
+def meant(spec: str, projects: Iterable[str]) -> str:
+    """Return a hint with the releases that ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1`` may mean.
+
+    It is empty if the text does not look like a release of one of the projects.
+    """
+    match = _MISTYPED.fullmatch(spec)
+    if match is None or not _is_version(match["version"]):
+        return ""
+    named = match["name"].lower()
+    close = difflib.get_close_matches(named, projects, n=1) if named else projects
+    releases = " or ".join(f"{name}=={match['version']}" for name in close)
+    return f"did you mean {releases}?" if releases else ""
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -19,10 +18,10 @@ from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.records import read_toml
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
+from patchkit.versions import meant
 
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
-_MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w.+]+)")
 _ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
 
 
@@ -91,30 +90,9 @@ def project_of(spec: str) -> str:
         return named[0]
     raise UsageError(
         f"{spec}: neither its name nor what lies there says whether it is vLLM or NCCL",
-        hint=meant(spec) or f"name it with {' or '.join(f'--{name}-src' for name in projects())}",
+        hint=meant(spec, projects())
+        or f"name it with {' or '.join(f'--{name}-src' for name in projects())}",
     )
-
-
-def meant(spec: str) -> str:
-    """Return a hint with the releases that ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1`` may mean.
-
-    It is empty if the text does not look like a release.
-    """
-    match = _MISTYPED.fullmatch(spec)
-    if match is None or not _is_version(match["version"]):
-        return ""
-    named = match["name"].lower()
-    meant_names = difflib.get_close_matches(named, projects(), n=1) if named else [*projects()]
-    releases = [f"{name}=={match['version']}" for name in meant_names]
-    return f"did you mean {' or '.join(releases)}?" if releases else ""
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
 
 
 def spelled(project: str) -> str:

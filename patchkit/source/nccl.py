@@ -30,11 +30,11 @@ from patchkit.errors import (
 )
 from patchkit.source.archive import unpack
 from patchkit.source.debian import upstream_archive
-from patchkit.source.detect import detect, meant, spelled
+from patchkit.source.detect import detect, projects, spelled
 from patchkit.source.fetch import Progress, cache_dir, save
 from patchkit.source.git import GitSource, commit_archive, parse_git
 from patchkit.source.releases import Release, ReleaseFacts, load_facts
-from patchkit.versions import named_version
+from patchkit.versions import meant, named_version
 
 PROJECT = "nccl"
 _RELEASE = re.compile(r"nccl==(?P<version>[^/\s]+)", re.IGNORECASE)
@@ -133,7 +133,7 @@ def _found(
         return _release(wanted.facts.known(version), wanted)
     raise UsageError(
         f"{spec}: no such file or directory, and neither a git URL nor a release",
-        hint=meant(spec) or f"name {spelled(PROJECT)}",
+        hint=meant(spec, projects()) or f"name {spelled(PROJECT)}",
     )
 
 

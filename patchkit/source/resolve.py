@@ -15,8 +15,8 @@ from packaging.version import Version
 from patchkit.durable.signals import committed
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.source.detect import detect, meant, projects, spelled
-from patchkit.versions import named_version
+from patchkit.source.detect import detect, projects, spelled
+from patchkit.versions import meant, named_version
 
 if TYPE_CHECKING:
     from patchkit.source.nccl import SourceOrigin
@@ -98,16 +98,15 @@ def patched_tree(spec: str, project: str) -> Path:
 
     Raises UsageError for a release that is not patched there.
     """
-    if found := patched_before(spec, project):
-        return found
-    version = None if Path(spec).exists() else _release(spec, project)
+    found = patched_before(spec, project)
+    version = None if found or Path(spec).exists() else _release(spec, project)
     if version is not None:
         raise UsageError(
             f"{spec}: nothing of it is patched in {_default_dest(project, version)}",
             why="apply was run in another folder, or with --dest, or not at all",
             hint="name the folder that apply named: patchkit revert FOLDER",
         )
-    return Path(spec)
+    return found or Path(spec)
 
 
 def _default_dest(project: str, label: str) -> Path:
@@ -118,10 +117,8 @@ def fetch_release(spec: str, options: Options) -> Path:
     """Return the archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache, verified."""
     version = _release(spec, options.project)
     if version is None:
-        raise UsageError(
-            f"{spec!r} names no release",
-            hint=meant(spec) or f"for example {projects()[options.project].example}",
-        )
+        hint = meant(spec, projects()) or f"for example {projects()[options.project].example}"
+        raise UsageError(f"{spec!r} names no release", hint=hint)
     if options.project == "nccl":
         return _nccl(spec, options).path
     from patchkit.source.fetch import fetch  # a tree in a folder needs no downloads
@@ -178,7 +175,7 @@ def _archive(spec: str, options: Options) -> _Archive | None:
     if version is None:
         raise UsageError(
             f"{spec}: no such file or directory",
-            hint=meant(spec) or f"name {spelled(options.project)}",
+            hint=meant(spec, projects()) or f"name {spelled(options.project)}",
         )
     options.check(Version(version))
     return _Archive(fetch_release(spec, options), version, version, locked=True)

@@ -15,6 +15,7 @@ from patchkit.cli.runtime.env_check import check
 from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import TRITON, asked_for, node_options, rule_choice
 from patchkit.errors import UsageError
+from patchkit.quoting import quoted
 from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
 from patchkit.runtime.env.file_text import file_text, where
 from patchkit.runtime.envfile.syntax import Format
@@ -158,5 +159,6 @@ def _tell(env: ClusterEnv, *, err: bool = False) -> None:
         say(style("beware", fg="yellow") + f" {each.says}; instead: {each.instead}", err=err)
     off = [rule.id for rule in env.off if rule.id not in env.node.choice.unwanted]
     if off:
-        which = f"{', '.join(off)}: `patchkit env explain ID`, --with ID"
-        say(style("off", dim=True) + f" {which}", err=err)
+        why = f"`{quoted('patchkit', 'env', 'explain', off[0])}` says why"
+        why += f", --with {off[0]} turns it on"
+        say(style("off", dim=True) + f" by default: {', '.join(off)}; {why}", err=err)

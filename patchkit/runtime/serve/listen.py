@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from patchkit.errors import HostError, UsageError
+from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.address import own_address
 from patchkit.runtime.node.decision import Node
@@ -75,7 +76,8 @@ def listening(request: ServeRequest) -> Iterator[str]:
     if _is_any(host):
         yield "it listens on every interface"
     else:
-        yield f"it listens on {host} alone: `curl localhost:{request.port}` is refused"
+        local = f"localhost:{request.port}"
+        yield f"it listens on {host} alone: `{quoted('curl', local)}` is refused"
     if host != node.head:
         yield (
             f"everybody who reaches {host} can use the model: vLLM asks nobody for a key "

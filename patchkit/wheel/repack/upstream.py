@@ -14,10 +14,9 @@ from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
 from patchkit.reading import require_file
-from patchkit.source.detect import meant
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry, read_wheel_lock
-from patchkit.versions import named_version
+from patchkit.versions import meant, named_version
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -89,7 +88,7 @@ def locked_wheels() -> dict[str, dict[str, LockEntry]]:
 
 def _checked(path: Path, cpu: str, check: Callable[[Version], None]) -> Version:
     """Return the version of a file that is by its name a wheel of vLLM for the CPU."""
-    require_file(path, meant(str(path)) or _EXAMPLE)
+    require_file(path, meant(str(path), ["vllm"]) or _EXAMPLE)
     if path.suffix != ".whl":
         raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
     name = wheel_name(path.name)

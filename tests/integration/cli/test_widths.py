@@ -109,7 +109,7 @@ def wheel(folder, _request):
 
 
 _MAKERS = {each.__name__: each for each in (house, spark, bad_env, tree, wheel)}
-_NOTES = ("note ", "beware ", "off ")
+_NOTES = ("note ", "beware ", "off ", "next")
 _NODE = ("--root", "spark", "--vllm", "0.25.1")
 
 
