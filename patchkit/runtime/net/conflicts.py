@@ -39,7 +39,7 @@ class File:
 @dataclass(frozen=True, slots=True)
 class _Fight:
     what: str
-    hint: str
+    hints: tuple[str, ...]
 
 
 def check(
@@ -56,7 +56,7 @@ def check(
         raise HostError(
             "\n".join(each.what for each in found),
             why="two settings for one interface or one network end in one of them at random",
-            hint="; or ".join(dict.fromkeys(each.hint for each in found)),
+            hint="; or ".join(dict.fromkeys(hint for each in found for hint in each.hints)),
         )
 
 
@@ -95,7 +95,7 @@ def _foreign_addresses(
                 who, cure = _giver(each, line, files)
                 planned = ", ".join(map(str, line.addresses))
                 what = f"{line.netdev} has the address {each}, {who}; planned is {planned}"
-                yield _Fight(what, f"{keep}; or give it up: {cure}")
+                yield _Fight(what, (keep, f"give it up: {cure}"))
 
 
 def _giver(address: IPv4Interface, line: Line, files: Sequence[File]) -> tuple[str, str]:
@@ -140,7 +140,7 @@ def _collisions(
                     if each not in line.before and present.network.overlaps(each.network):
                         what = f"{each.network}, planned for {line.netdev}, is also the network of"
                         hint = _elsewhere(host, plan, options)
-                        yield _Fight(f"{what} {netdev.name} ({present})", hint)
+                        yield _Fight(f"{what} {netdev.name} ({present})", (hint,))
 
 
 def _elsewhere(host: Host, plan: NetPlan, options: NetPlanOptions) -> str:
@@ -165,11 +165,9 @@ def _definitions(
         for file in files:
             number = _defined(file.text or "", line, netdev)
             if number:
-                yield _Fight(
-                    f"{file.path}:{number}: also configures {line.netdev}",
-                    "put it aside, if nothing else needs it: "
-                    f"{_aside(file.path)} && {again(options)}",
-                )
+                what = f"{file.path}:{number}: also configures {line.netdev}"
+                hint = f"put it aside, if nothing else needs it: {_aside(file.path)} && "
+                yield _Fight(what, (hint + again(options),))
 
 
 def _defined(text: str, line: Line, netdev: Netdev | None) -> int:
