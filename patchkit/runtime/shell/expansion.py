@@ -82,8 +82,13 @@ class Expansions:
         self._depth += 1
         try:
             if node.type in ("command_name", "concatenation", "translated_string"):
+                end = node.start_byte
                 for child in node.named_children:
+                    blanks = _LEADING.match(source.data, end)
+                    if child.type in _EXPANSIONS and blanks:
+                        yield known(source.text(*blanks.span()), line), True
                     yield from self._parts(child, source)
+                    end = child.end_byte
             elif node.type in _EXPANSIONS:
                 yield self._expansion(node, source), True
             elif node.type == "string":

@@ -68,6 +68,7 @@ from support.said import servers, variables
         ("X=c\nexport A_B=$X", ["2 A_B=c"]),
         ("export A_B=${X:-c} D_E=${Y-f}", ["1 A_B=c", "1 D_E=f"]),
         ('X=c\nexport A_B="$X $X  ${X}\n$X"', ["2 A_B=c c  c\nc"]),
+        ('X=c\nexport A_B="${Y:-$X $X d} e"', ["2 A_B=c c d e"]),
         ("X=\nexport A_B=${X:-c}", ["2 A_B=c"]),
         ("export A_B=$1 D_E=${X}", ["1 A_B?", "1 D_E?"]),
         ("export A_B=$(run) D_E=`run` G_H=$((1 + 1))", ["1 A_B?", "1 D_E?", "1 G_H?"]),
