@@ -16,9 +16,11 @@ _ANY = re.compile(
     r"|fill[-_ ]?(me|in)|place[-_]?holder|your|todo|fixme|tbd|insert)(?![a-z]).*",
     re.IGNORECASE,
 )
-# 192.168.x.x, 10.0.0.X, head-roce-ip, HEAD_IP; but not ip-10-0-0-1, which is the name of a host.
 _ADDRESS = re.compile(
-    r"([\dx*?]+\.){3}\d*[x*?]+|(\d+\.)+[x*?](\.[x*?])*|([a-z\d]+[-_])*(ip|addr|address)([-_][a-z]+)*",
+    r"([\dx*?]+\.){3}\d*[x*?]+|(\d+\.)+[x*?](\.[x*?])*"  # 192.168.x.x, 10.0.0.X
+    # head-roce-ip, HEAD_IP; but not ip-10-0-0-1, which is the name of a host
+    r"|([a-z\d]+[-_])*(ip|addr|address)([-_][a-z]+)*"
+    r"|(192\.0\.2|198\.51\.100|203\.0\.113)\.\d+",  # the networks of documentation, RFC 5737
     re.IGNORECASE,
 )
 # rocepXsYfZ: the names of interfaces and RDMA devices have no capitals but P and N.

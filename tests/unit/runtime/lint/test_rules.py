@@ -180,6 +180,7 @@ PLACEHOLDERS = [
     ),
     ("x.env", "NCCL_IB_HCA=rocepXsYfZ", [("warning", "NCCL_IB_HCA=rocepXsYfZ: still to be")]),
     ("x.env", "MASTER_ADDR=head-roce-ip", [("error", "MASTER_ADDR=head-roce-ip: still to be")]),
+    ("x.env", "HEAD_IP=192.0.2.10", [("warning", "HEAD_IP=192.0.2.10: still to be")]),
     ("x.env", "HEAD_IP=192.168.100.x", [("warning", "HEAD_IP=192.168.100.x: still to be")]),
     ("x.env", "VLLM_HOST_IP=<this-node>", [("error", "VLLM_HOST_IP=<this-node>: still to be")]),
     (
