@@ -27,6 +27,8 @@ def read_content(text: str, where: str) -> FileContent:
         _read(kind, text, found)
     except RecursionError:
         found.problem(1, "what is nested too deeply")
+    except TimeoutError:
+        found.problem(1, "what takes too long to parse")
     return found.content(kind)
 
 

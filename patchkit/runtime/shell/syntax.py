@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 _HEREDOC = re.compile(rb"<<-?[ \t]*['\"\\]?(\w+)")
+# Texts of ten thousand open quotes take the grammar a time that grows with their square.
+_SECONDS = 5.0
+_CHUNK = 1 << 16  # bytes
 _MOST_HEREDOCS = 100  # different ends
 ARGUMENTS = {
     "word",
@@ -31,8 +35,23 @@ ARGUMENTS = {
 
 
 def parse(data: bytes) -> Node:
-    """Return the tree of a script in UTF-8; what is no shell is in it as ERROR."""
-    return _parser().parse(_parsable(data)).root_node
+    """Return the tree of a script in UTF-8; what is no shell is in it as ERROR.
+
+    Raises TimeoutError if that takes longer than any script that people write.
+    """
+    text, end = _parsable(data), time.monotonic() + _SECONDS
+
+    def late(_offset: int, _has_error: bool) -> bool:
+        return time.monotonic() > end
+
+    parser = _parser()
+    try:
+        return parser.parse(
+            lambda at, _point: text[at : at + _CHUNK], progress_callback=late
+        ).root_node
+    except ValueError:
+        parser.reset()
+        raise TimeoutError from None
 
 
 def pipeline(node: Node | None) -> Iterator[Node]:

@@ -372,6 +372,11 @@ def test_hostile_texts_end(where, piece):
     assert len(content.assignments) + len(content.commands) <= _SIZE
 
 
+def test_a_text_that_takes_the_grammar_minutes_is_given_up():
+    content = read_content("a=(" * 30_000 + "export A_B=c\n", "x.sh")
+    assert [each.what for each in content.problems] == ["not read: what takes too long to parse"]
+
+
 _FRAGMENTS = [
     *("A_B=c", "export ", "$X", "${X:-", "}", "$(", ")", "`", "'", '"', "\\", "\n", "<<E", "E\n"),
     *("vllm serve ", "--x ", "docker run -e ", ": ", "- ", "[", "{", "}}", "{{", "env:", ">", "#"),
