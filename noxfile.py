@@ -60,7 +60,7 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def fresh(session: nox.Session) -> None:
-    """README's test command on a machine with Python, pip and git: a file system of its own.
+    """README's blocks and tests on a machine with Python, pip and git: a file system of its own.
 
     Needs root and mmdebstrap: `nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
     """

@@ -29,12 +29,9 @@ def with_releases(recipe: str, versions: Sequence[str]) -> str:
 
 
 def with_span(readme: str, releases: Sequence[str]) -> str:
-    """Say in README.md which releases there are, oldest first, and how many."""
+    """Say in README.md which releases there are, oldest first."""
     span = rf"\g<1>{releases[0]} to {releases[-1]},"
-    readme = _once(re.compile(r"(any release from )\S+ to \S+,"), span, readme)
-    return _once(
-        re.compile(r"(for each of the )\d+ releases"), rf"\g<1>{len(releases)} releases", readme
-    )
+    return _once(re.compile(r"(any release from )\S+ to \S+,"), span, readme)
 
 
 def with_needs(build: str, version: str, changed: Mapping[str, Value]) -> str:

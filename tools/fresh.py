@@ -1,10 +1,11 @@
-"""A fresh machine: a distribution with Python, pip and git, where README's own command has to pass.
+"""A fresh machine: a distribution with Python, pip and git, where README's commands have to pass.
 
     nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]
 
 mmdebstrap unpacks it from what this machine's apt is configured for; the committed HEAD is cloned
-into it, and README's command runs there as root, in mount and PID namespaces of its own, with
-nothing of this machine but its network, the configuration of pip, its certificates and two caches.
+into it, and README's blocks and tests run there as root, in mount and PID namespaces of their own,
+with nothing of this machine but its network, the configuration of pip, its certificates and two
+caches. What of a block needs a Spark is shown and left out (`tools/readme.py`).
 ``python -m tools.fresh --obstacle`` prints what is in the way here, or nothing.
 """
 
@@ -21,6 +22,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tools import readme
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("python3-venv", "python3-pip", "git", "ca-certificates")
 # Debian 12 has Python 3.11.2, without tarfile's filters: pyproject.toml wants 3.11.4 or later.
@@ -30,6 +33,7 @@ CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 INHERITED = re.compile(r"PIP_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE)
 CACHES = ("pip", "patchkit")
 CLONE = Path("/srv/patchkit")  # not in /root: some tests read it as nobody
+MACHINES = Path("/srv/machines")  # that stand for Sparks
 PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 SPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 
@@ -89,7 +93,7 @@ def furnish(root: Path) -> None:
 
 
 def enter(root: Path, command: str) -> int:
-    """Run a command line in the clone, in a virtual environment. Its exit status."""
+    """Run a script of sh in the clone. Its exit status."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     lines = [
         "set -eu",
@@ -108,9 +112,8 @@ def enter(root: Path, command: str) -> int:
         lines += [f"mkdir -p {there}", f"mount --bind {here} {there}"]
     inside = f"""\
 umount -l /mnt
-python3 -m venv {CLONE.parent}/venv
-. {CLONE.parent}/venv/bin/activate
-cd {CLONE} && python --version && {command}"""
+cd {CLONE} && python3 --version
+{command}"""
     # Not chroot alone: in one, nobody can make further namespaces.
     lines.append(f"pivot_root . mnt && exec chroot . sh -euc {shlex.quote(inside)}")
     given = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
@@ -118,14 +121,29 @@ cd {CLONE} && python --version && {command}"""
     return subprocess.run(script, env={**given, **PLAIN}, check=False).returncode
 
 
-def readme_command() -> str:
-    """Return the line with which README says that the tests are run."""
-    (line,) = re.findall(r"^pip install nox && .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    return line
+def commands(arguments: list[str]) -> str:
+    """Return README's two blocks and its tests, with arguments for pytest, as a script."""
+    return f"""\
+PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}
+({readme.script(readme.ONE, MACHINES)}
+)
+(. .venv/bin/activate
+{readme.script(readme.TWO, MACHINES)}
+)
+{readme.tests_command()}{f" -- {shlex.join(arguments)}" if arguments else ""}"""
+
+
+def _build_machines() -> str:
+    wanted = [*readme.MACHINES.values(), (readme.BARE, 0), (readme.BARE, 1)]
+    return f"""\
+from pathlib import Path
+from support import hosts
+for name, node in {wanted}:
+    hosts.build(Path({str(MACHINES)!r}), name, node=node)"""
 
 
 def main() -> int:
-    """Make a fresh machine, and return the exit status of README's command in it."""
+    """Make a fresh machine, and return the exit status of README's commands in it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--obstacle", action="store_true")
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
@@ -133,13 +151,12 @@ def main() -> int:
     if options.obstacle:
         sys.stdout.write(obstacle())
         return 0
-    command = readme_command() + (f" -- {shlex.join(arguments)}" if arguments else "")
     with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
         root = Path(folder) / "root"
         build(root, [*filter(None, options.packages.split(","))])
         furnish(root)
-        sys.stderr.write(f"{_suite()}: {command}\n")
-        return enter(root, command)
+        sys.stderr.write(f"{_suite()}: README's blocks, then {readme.tests_command()}\n")
+        return enter(root, commands(arguments))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,11 @@ TEXTS = sorted(
     for place in ROOT.glob(pattern)
     if "/fixes/" not in str(place) or place.suffix != ".md"
 )
-# In backticks, after a prompt, or at the beginning of a line or a message.
+# In backticks, after a prompt or another command, in a substitution, or at the beginning of a line
+# or a message.
 COMMAND = re.compile(
-    r"(`|\$ |^)(?:sudo )?patchkit ((?![\d.]+ )(?:(?!`|  #|\s[|&;<>]|[|;)]|\\n)[^\n])+)",
+    r"(`|\$ |&& |\$\(|^)(?:sudo )?(?:\.venv/bin/)?"
+    r"patchkit ((?![\d.]+ )(?:(?!`|  #|\s[|&;<>]|[|;)]|\\n)[^\n])+)",
     re.MULTILINE,
 )
 HOLE = "X"  # what stands for a word that is put in

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.durable.signals import SIGNALS
+from patchkit.errors import PatchkitError
 from patchkit.source.releases import load_facts
 
 ROOT = Path(__file__).parents[3]
@@ -30,12 +32,42 @@ def test_links_lead_somewhere(page):
         assert not link["anchor"] or link["anchor"] in anchors(place), link[0]
 
 
+@pytest.mark.skipif(not (ROOT / "recipes").exists(), reason="an sdist has recipes/ in patchkit/")
+def test_every_page_is_reached_from_the_readme():
+    reached, ahead = set(), {ROOT / "README.md"}
+    while ahead:
+        page = ahead.pop()
+        reached.add(page)
+        paths = [link["path"] for link in LINK.finditer(page.read_text(encoding="utf-8"))]
+        linked = {(page.parent / path).resolve() for path in paths if path.endswith(".md")}
+        ahead |= linked - reached
+    assert {*PAGES} - reached == {ROOT / "CHANGELOG.md"}
+
+
+def test_the_index_leads_to_every_page_but_those_of_single_fixes():
+    index = ROOT / "docs" / "README.md"
+    named = {link["path"] for link in LINK.finditer(index.read_text(encoding="utf-8"))}
+    assert {each.name for each in ROOT.glob("docs/*.md")} - named == {"README.md"}
+
+
+def test_exit_codes_are_those_of_the_errors():
+    rows = re.findall(
+        r"^\| ([\d, ]+) \|", (ROOT / "docs/exit-codes.md").read_text("utf-8"), re.MULTILINE
+    )
+    ahead, codes = [PatchkitError], {0}
+    while ahead:
+        kind = ahead.pop()
+        codes.add(kind.exit_code)
+        ahead += kind.__subclasses__()
+    interrupted = {128 + each for each in SIGNALS}
+    assert {int(code) for row in rows for code in row.split(",")} == codes | interrupted
+
+
 def test_the_pages_about_nccl_say_what_the_recipe_says():
     facts = load_facts()
     series = [each for each, pin in facts.torch.items() if pin.version == facts.default]
-    for name in ("README.md", "docs/nccl.md"):
-        assert f"nvidia_nccl_cu13-{facts.default}+gb10" in (ROOT / name).read_text("utf-8")
     text = " ".join((ROOT / "docs/nccl.md").read_text("utf-8").split())
+    assert f"nvidia_nccl_cu13-{facts.default}+gb10" in text
     assert f"else {facts.default}, which torch {' and '.join(series)} pin" in text
     (named,) = re.findall(r"`--version ([\d.]+)`, or nothing", text)
     assert [str(each.version) for each in facts.releases if each.debian] == [named]

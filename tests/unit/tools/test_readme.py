@@ -1,0 +1,120 @@
+"""README's blocks, as far as they run without a Spark: on machines of the tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+from packaging.version import Version
+
+from patchkit.cli import group
+from patchkit.source.releases import load_facts
+from patchkit.wheel.vllm.needs import recorded_needs
+from support import hosts
+from tools import readme
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a block's steps of patchkit; what serve-args printed, by machine."""
+    for name, node in (*readme.MACHINES.values(), (readme.BARE, 0), (readme.BARE, 1)):
+        hosts.build(tmp_path, name, node=node)
+    monkeypatch.chdir(tmp_path)
+
+    def block(title):
+        lines = {}
+        for step in readme.steps(title, tmp_path):
+            program, *words = shlex.split(step.runs) or [""]
+            if not program.endswith("patchkit") or words[0] == "repack":
+                continue
+            done = CliRunner().invoke(group, words, standalone_mode=False)
+            assert done.exception is None, (step, done.exception)
+            if words[0] == "serve-args":
+                lines[step.machine] = shlex.split(done.stdout)
+        return lines
+
+    return block
+
+
+def after(flag, words):
+    return words[words.index(flag) + 1]
+
+
+def curls(title, tmp_path):
+    """Machine, address and model of each question that a block asks at its end."""
+    for step in readme.steps(title, tmp_path):
+        if found := re.match(r"curl localhost:(\d+)/v1/chat/completions .*-d '(.*)'", step.text):
+            yield step.machine, found[1], json.loads(found[2])["model"]
+
+
+def test_one_spark_ends_in_a_server_that_is_asked(run, tmp_path):
+    ((machine, port, model),) = curls(readme.ONE, tmp_path)
+    line = run(readme.ONE)[machine]
+    assert line[:3] == ["vllm", "serve", model]
+    assert (after("--host", line), after("--port", line)) == ("127.0.0.1", port)
+
+
+def test_two_sparks_get_a_rank_each_and_one_head(run, tmp_path):
+    ((asked, port, model),) = curls(readme.TWO, tmp_path)
+    lines = run(readme.TWO)
+    assert [*lines] == ["spark-2", "spark-1"], "the worker starts first"
+    head, worker = lines[asked], lines["spark-2"]
+    assert head[:3] == worker[:3] == ["vllm", "serve", model]
+    assert after("--master-addr", head) == after("--master-addr", worker) == "192.168.100.10"
+    assert (after("--node-rank", head), after("--node-rank", worker)) == ("0", "1")
+    assert after("--port", head) == port
+    assert "--headless" in worker
+
+
+def test_each_machine_loads_its_own_file(run, tmp_path):
+    """The machines are cabled at different cages, so a copied file would name what is not there."""
+    run(readme.TWO)
+    texts = {name: (tmp_path / f"{name}.env").read_text() for name in ("head", "worker")}
+    assert "\nNCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0\n" in texts["head"]
+    assert "\nNCCL_IB_HCA=rocep1s0f1,roceP2p1s0f1\n" in texts["worker"]
+    loaded = [
+        (step.machine, step.text)
+        for step in readme.steps(readme.TWO, tmp_path)
+        if ".env; set" in step.text
+    ]
+    assert loaded == [
+        ("spark-2", "set -a; . ./worker.env; set +a"),
+        ("spark-1", "set -a; . ./head.env; set +a"),
+    ]
+
+
+@pytest.mark.parametrize("title", [readme.ONE, readme.TWO])
+def test_what_does_not_run_here_is_named(title, tmp_path):
+    script = readme.script(title, tmp_path)
+    assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
+    steps = [*readme.steps(title, tmp_path)]
+    left_out = [step for step in steps if not step.runs]
+    assert 3 <= len(left_out) < len(steps) / 2
+    assert all(step.why for step in left_out)
+    assert script.count("SKIPPED: ") == len(left_out)
+
+
+def test_the_release_that_it_takes_has_no_known_trouble_with_nccl():
+    """All of its known bugs are that every node needs the same one."""
+    facts = load_facts()
+    torch = recorded_needs(Version(readme.release())).torch
+    pinned = facts.pin_of_torch(torch)
+    assert pinned is not None
+    bugs = facts.bugs_of(pinned.version)
+    assert {bug.instead for bug in bugs} == {"the same NCCL on every node"}
+    text = " ".join(readme.README.read_text(encoding="utf-8").split())
+    assert (
+        f"Why {readme.release()}: its wheel needs one fix, and its torch pins NCCL {pinned.version}"
+        in text
+    )
+
+
+def test_it_is_a_front_page():
+    """Half of what it once was; the rest has pages of its own."""
+    text = readme.README.read_text(encoding="utf-8")
+    assert len(text.split()) <= 920
+    assert readme.tests_command() == ".venv/bin/pip install nox && .venv/bin/nox -s tests"
