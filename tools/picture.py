@@ -16,23 +16,23 @@ from rich.console import Console
 from rich.text import Text
 
 from support import hosts
+from tools import readme
 
 DOCS = Path(__file__).parents[1] / "docs"
-RELEASE = "vllm==0.19.1"
 WIDTH = 118
 
 
 def main() -> None:
     """Run the commands of the README in an empty folder and save their output as pictures."""
     with tempfile.TemporaryDirectory() as folder:
-        draw("apply", [f"patchkit apply --vllm-src {RELEASE}"], Path(folder))
+        draw("apply", [f"patchkit apply vllm=={readme.release()}"], Path(folder))
     draw_node()
 
 
 def draw_node() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = hosts.build(Path(folder), "cable_port1")
-        named = f" --vllm 0.33.0 --triton 3.8.0 --nccl 2.30.7 --root {root}"
+        named = f" --vllm {readme.release()} --triton 3.8.0 --nccl 2.30.7 --root {root}"
         shown = (
             "patchkit probe",
             "patchkit env --role head --nodes 2 -o head.env",
@@ -50,17 +50,23 @@ def draw(
     for shown in commands:
         console.print(f"[green]$[/] {shown}", highlight=False)
         output = run(shown + (hidden or {}).get(shown, ""), folder)
+        for added in (hidden or {}).values():
+            output = output.replace(added, "")  # what comes next is printed with it
         console.print(Text.from_ansi(output))
     svg = console.export_svg(title="patchkit", unique_id="patchkit")
     (DOCS / f"{name}.svg").write_text(svg, encoding="utf-8")
 
 
 def run(command: str, folder: Path) -> str:
-    words = command.split()
-    program = [sys.executable, "-m", "patchkit", *words[1:]] if words[0] == "patchkit" else words
-    environment = {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
+    beside = str(Path(sys.executable).parent)  # patchkit is called as if PATH led to it
+    environment = {
+        "FORCE_COLOR": "1",
+        "COLUMNS": str(WIDTH),
+        "TERM": "xterm-256color",
+        "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}",
+    }
     done = subprocess.run(
-        program,
+        command.split(),
         cwd=folder,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
