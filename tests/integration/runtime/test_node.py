@@ -21,7 +21,7 @@ OF_A_NODE = ["completion", "env", "inspect", "net", "probe", "serve-args"]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """Install patchkit by the line that README has for nodes."""
+    """Install patchkit by the lines that docs/install.md has for nodes."""
     folder = tmp_path_factory.mktemp("node")
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     run(*pip, "wheel", "--no-deps", f"--wheel-dir={folder}", str(REPOSITORY))

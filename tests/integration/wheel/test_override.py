@@ -113,7 +113,7 @@ def line_of(said, word):
 
 
 def test_the_whole_way_around_a_pin(built, fill, call, house, run):
-    """The circle of the README's example: the pinned release has a bug, and is built again."""
+    """The circle of 0.25.1: the pinned release has a bug, and is built again."""
     offer = call("verify", house).stdout
     assert f"beware {BUG} (known bug: vllm issues 52504 and 41725)" in offer
     assert str(default_version(house)[0]) == "2.28.9"
