@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -10,7 +11,10 @@ from pathlib import Path
 from typing import IO
 
 from patchkit.durable.atomic import give, replacing, sync
+from patchkit.durable.failure import translated
 from patchkit.durable.signals import committed, deferred
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextlib.contextmanager
@@ -19,7 +23,7 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
 
     It is ``.NAME.partial``, open for reading and writing; if the block fails, it stays as long as
     it holds something. A run beside another one of the same file starts from nothing. Raises
-    OSError.
+    OSError as long as nothing was changed, StorageError if it was and may not last.
     """
     part = path.with_name(f".{path.name}.partial")
     with open(part, "r+b", opener=_made) as file:
@@ -32,12 +36,11 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
                 with deferred():
                     part.replace(path)
                     committed(f"{path} was written")
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    if file.seek(0, os.SEEK_END) == 0:
-                        part.unlink(missing_ok=True)
+            except BaseException as error:
+                _keep(file, part, full=getattr(error, "errno", 0) in _FULL)
                 raise
-            sync(path.parent)
+            with translated(f"{path} was written, but may not outlast a power cut"):
+                sync(path.parent)
             return
     with replacing(path) as file:
         yield file
@@ -45,6 +48,15 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
 
 def _made(place: str, _flags: int) -> int:
     return os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _keep(file: IO[bytes], part: Path, *, full: bool) -> None:
+    """Leave the file if it holds something, unless it fills the disk."""
+    with contextlib.suppress(OSError):
+        if full or file.seek(0, os.SEEK_END) == 0:
+            part.unlink(missing_ok=True)
+        else:
+            committed(f"{part} keeps what is there, for the next run")
 
 
 def _is_ours(file: IO[bytes], part: Path) -> bool:

@@ -12,7 +12,7 @@ from tools.torture.supervisor import ERRORS, SIGNALS, Call, Ended, strike, super
 from tools.torture.users import State, User, reported, snapshot
 
 # What patchkit's own unfinished business looks like; it is nobody's file.
-_SCRATCH = re.compile(r"(^|/)(transaction|journal|\.journal)(\.gone)?(/|$)|\.part$")
+_SCRATCH = re.compile(r"(^|/)(transaction|journal|\.journal)(\.gone)?(/|$)|\.part(ial)?$")
 _FAILED = 70  # of the supervisor: something that is no PatchkitError escaped
 
 

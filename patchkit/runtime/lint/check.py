@@ -23,7 +23,7 @@ from patchkit.runtime.lint.placeholders import check_placeholders
 from patchkit.runtime.lint.reading import check_reading
 from patchkit.runtime.lint.secrets import check_secrets
 from patchkit.runtime.lint.servers import check_servers
-from patchkit.runtime.lint.upstream import Origin
+from patchkit.runtime.lint.upstream import SoftwareOrigin
 from patchkit.runtime.lint.values import check_link_local, check_products, check_value
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.variables import nccl_variables, vllm_values, vllm_variables
@@ -85,6 +85,6 @@ def _values(content: FileContent, situation: Situation, host: Host | None) -> It
 
 def _choices(content: FileContent, vllm: str, home: Path | None) -> Iterator[Finding]:
     """Check values by what the release takes; a fork of it may take more."""
-    fork = Origin(content).is_fork
+    fork = SoftwareOrigin(content).is_fork
     for each in check_choice(content.assignments, vllm, vllm_values(vllm, home)):
         yield replace(each, level=Level.WARNING) if fork else each

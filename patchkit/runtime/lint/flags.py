@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.files.content import FileContent, GivenFlag, short
-from patchkit.runtime.lint.upstream import Origin
+from patchkit.runtime.lint.upstream import SoftwareOrigin
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.flag_rules import LeaveOut, load_flag_rules
 from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag
@@ -19,7 +19,7 @@ def check_flags(content: FileContent, situation: Situation, home: Path | None) -
     """Check a file's servers; ``home`` is the folder of the vLLM in ``situation``, if installed."""
     version = situation.get("vllm", "")
     slips = Slips(flags(version, home))
-    origin = Origin(content)
+    origin = SoftwareOrigin(content)
     # What reports disagree about is the owner's choice, and no fault of a file.
     advised = [
         rule

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.files.content import Assignment, FileContent, FileKind, How, short
-from patchkit.runtime.lint.upstream import Origin
+from patchkit.runtime.lint.upstream import SoftwareOrigin
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.flags import flags
 
@@ -30,7 +30,7 @@ def check_strange(
     """
     asked: dict[str, list[Assignment]] = {}
     served = any(each.program == "vllm serve" for each in content.commands)
-    origin = Origin(content)
+    origin = SoftwareOrigin(content)
     for each in strange:
         reader = "NCCL" if each.name.startswith("NCCL_") else "vLLM"
         flag = _flag(each.name, situation.get("vllm", ""))
@@ -51,7 +51,7 @@ def check_strange(
         yield _question(reader, together, situation.get("vllm", ""))
 
 
-def _may_be_vllm(origin: Origin, assigned: Assignment) -> bool:
+def _may_be_vllm(origin: SoftwareOrigin, assigned: Assignment) -> bool:
     """Return whether what gets a variable may be vLLM; not if it is known to be something else."""
     commands = origin.commands(assigned.block) if assigned.block else []
     # What stands before a command is for this command alone, in whatever image.

@@ -23,7 +23,7 @@ def is_upstream_image(image: str) -> bool:
     return f"{head}/{name}".removeprefix("docker.io/") in _images()
 
 
-class Origin:
+class SoftwareOrigin:
     """Whose vLLM runs in each block of a file: its commands and images are gone through once."""
 
     def __init__(self, content: FileContent) -> None:

@@ -12,7 +12,7 @@ from patchkit.records import read_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class NameOwner:
     """Who sets or reads some names, by patterns in which ``*`` is any text."""
 
     names: tuple[str, ...]
@@ -22,7 +22,7 @@ class Owner:
 
 @cache
 def _owners() -> tuple[tuple[re.Pattern[str], str], ...]:
-    owners = read_toml(dict[str, tuple[Owner, ...]], RECIPES / "env" / "owners.toml")["owner"]
+    owners = read_toml(dict[str, tuple[NameOwner, ...]], RECIPES / "env" / "owners.toml")["owner"]
     return tuple((re.compile("|".join(map(translate, each.names))), each.of) for each in owners)
 
 

@@ -198,12 +198,12 @@ def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, 
     status = without("status", "--vllm-src", root)  # nothing has to be run for that
     assert status.returncode == 0
 
-    trusted = without("apply", "--vllm-src", root, "--dry-run", "--trust-source")
+    trusted = without("apply", "--vllm-src", root, "--dry-run", "--trust-source", "-v")
     assert trusted.returncode == 0
     assert trusted.stderr == "not sandboxed: --trust-source\n"
     assert "proved DeepGEMM: " in trusted.stdout
 
-    locked = without("apply", "--vllm-src", f"vllm=={RELEASE}", "--dry-run", "--offline")
+    locked = without("apply", "--vllm-src", f"vllm=={RELEASE}", "--dry-run", "--offline", "-v")
     assert (locked.returncode, locked.stderr) == (0, "")
     assert "proved DeepGEMM: " in locked.stdout
 

@@ -352,7 +352,7 @@ def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
     for path in (ROOT_FILE, COMMON_MK, SOURCE_FILE):
         assert (folder / path).read_text() == (built / path).read_text()
     assert "Target: gb10, native -gencode=arch=compute_121" in git(folder, "log")
-    patched = cli("status", "--nccl-src", folder).stdout
+    patched = cli("status", "--nccl-src", folder, "-v").stdout
     assert patched.count(" applied ") == 4
 
     assert cli("revert", "--nccl-src", built).stdout == "3 files are as upstream shipped them\n"
@@ -366,7 +366,7 @@ def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
         (["apply", "--nccl-src", "git+file:///x@v9"], 2, "'v9' is not a commit"),
         (["apply", "--vllm-src", "x", "--sha256", "0"], 2, "--sha256 is for an archive of NCCL"),
         (["apply", "--nccl-src", "vllm==0.24.0"], 2, "neither a git URL nor a release"),
-        (["archs", "--nccl-src", "x"], 2, "No such option"),
+        (["archs", "--nccl-src", "x"], 2, "no such option"),
         (["fetch", "nccl==9.9"], 3, "not among the releases"),
         (["fixes", "--project", "torch"], 2, "torch"),
     ],
@@ -414,7 +414,7 @@ def test_the_archive_of_the_release_by_itself(nccl_release, cli, tmp_path):
     archive = nccl_tree("nccl==2.29.7", offline=True).path
     copy = tmp_path / "v2.29.7-1.tar.gz"
     shutil.copy(archive, copy)
-    assert cli("status", "--nccl-src", copy).stdout.count(" apply ") == 4
+    assert cli("status", "--nccl-src", copy, "-v").stdout.count("  apply  ") == 4
     copy.write_bytes(copy.read_bytes() + b"\0")
     said = cli("status", "--nccl-src", copy, rc=3).stderr
     assert "which the recipe does not know" in said

@@ -21,11 +21,11 @@ def root(tree):
 @pytest.mark.releases
 def test_proved_is_what_this_run_proved_and_recorded_what_an_earlier_one_did(cli, root):
     date = {"SOURCE_DATE_EPOCH": "1795305600"}
-    first = cli("apply", "--vllm-src", root, env=date).stdout
+    first = cli("apply", "--vllm-src", root, "-v", env=date).stdout
     proved = [line.removeprefix("proved ") for line in first.splitlines() if "proved " in line]
     assert len(proved) > 3
 
-    again = cli("apply", "--vllm-src", root).stdout.splitlines()
+    again = cli("apply", "--vllm-src", root, "-v").stdout.splitlines()
     fields = json.loads(cli("apply", "--vllm-src", root, "--json").stdout)
 
     start = again.index(
@@ -39,7 +39,7 @@ def test_proved_is_what_this_run_proved_and_recorded_what_an_earlier_one_did(cli
     ledger = root / ".patchkit/ledger.json"
     table = json.loads(ledger.read_text())
     ledger.write_text(json.dumps({**table, "proofs": ["anything: I was never run"]}))
-    forged = cli("apply", "--vllm-src", root).stdout
+    forged = cli("apply", "--vllm-src", root, "-v").stdout
     assert "proved anything" not in forged
     assert "2026-11-22, not proved again:\n  anything: I was never run" in forged
     anew = apply(root, load_recipe("vllm"), Request(target=targets()["gb10"]), anew=True)

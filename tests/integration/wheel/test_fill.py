@@ -289,10 +289,9 @@ def test_two_cpus_need_two_wheelhouses(built, fill):
 def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
     wheel = offered("six", "1.0")
     locked = LockedWheel(name=wheel_name(wheel.name), sha256="0" * 64, url=wheel.as_uri(), size=0)
-    for name in ("new", "parts"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "new").mkdir()
     with pytest.raises(HashMismatchError, match=r"six-1\.0-py3-none-any\.whl is not the file"):
-        download([locked], tmp_path / "new", tmp_path / "parts", lambda _done, _all: None)
+        download([locked], tmp_path / "new", lambda _done, _all: None)
     assert not list((tmp_path / "new").iterdir())
 
 
