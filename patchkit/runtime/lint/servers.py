@@ -11,7 +11,8 @@ from patchkit.runtime.files.content import CommandLine, FileContent
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
 # ports: of compose and -p of docker, published at one address of the host
 _AT_ADDRESS = re.compile(
-    r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]):[\w${}:-]{1,60}:\d"
+    r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
+    r":[\w${}:-]{1,60}:\d"
 )
 _KEY = "VLLM_API_KEY"
 

@@ -52,7 +52,8 @@ class Expansions:
     def value(self, node: Node, source: MappedText) -> Value:
         """Return a word as one text, as in an assignment."""
         if node.type == "array":
-            items = [word for each in node.named_children for word in self.words(each, source)]
+            nodes = [each for each in node.named_children if each.type != "comment"]
+            items = [word for each in nodes for word in self.words(each, source)]
             return Value(items=tuple(items))
         pieces = [piece for value, _ in self._parts(node, source) for piece in value.pieces]
         return Value(tuple(pieces)) if pieces else known("", source.line(node.start_byte))

@@ -77,6 +77,12 @@ _LONG_SWITCHES = re.compile(
     r"tls-verify|disable-content-trust)"
 )
 
+# What docker run takes, and no server behind the image.
+_CONTAINER_OPTION = re.compile(
+    rf"{_LONG_SWITCHES.pattern}|-[evp]|--(env|volume|publish|name|entrypoint|gpus|ipc|network|ulimit)"
+)
+_OPTION_IF_SET = re.compile(r"\$\{\w+:?\+[\"']?-")  # ${NAME:+-e OTHER=…}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -224,6 +230,8 @@ class Programs:
                 self._add(f"python -m {module}", rest[2:], place)
         elif rest and _last_part(rest[0].text) in ("vllm", "ray", "pip"):
             self.run(rest, place)
+        elif rest and rest[0].text.endswith(".py"):
+            self._script(rest, place)
         elif rest:
             self._add(_last_part(rest[0].text) or "python", rest[1:], place)
 
@@ -397,25 +405,29 @@ def _letters(word: Value) -> tuple[str, Value | None, bool]:
 def _stands_for_options(words: Sequence[Value], position: int) -> bool:
     """Return whether a word that is not known stands for options, and not for the image."""
     word = words[position]
+    if _OPTION_IF_SET.match(word.text):
+        return True
     if not word.several or "image" in word.text.lower():
         return False
     following = words[position + 1 :]
-    return any(
-        _LONG_SWITCHES.fullmatch(each.text) or each.text in ("-e", "-v", "-p", "--name")
-        for each in following[:40]
-    ) or any("image" in each.text.lower() for each in following[:3] if each.why)
+    return any(_CONTAINER_OPTION.fullmatch(each.text) for each in following[:40]) or any(
+        "image" in each.text.lower() for each in following[:3] if each.why
+    )
 
 
 def _serves(image: str, words: Sequence[Value]) -> bool:
     """Return whether words without a program are arguments of `vllm serve`."""
     first = words[0].text
     row = known_image(image)
+    serves = any(is_server_flag(each.text.partition("=")[0]) for each in words)
     if not first.startswith("-") and first != "serve":
         name = _name(words)
         is_program = name in (*_WRAPPERS, "vllm", "ray", "python", "bash", "pip", "sleep")
-        return bool(row and row.program) and not is_program and not words[0].several
-    names = [each.text.partition("=")[0] for each in words]
-    return bool(row and row.version == "vllm") or any(map(is_server_flag, names))
+        # A model is one word, of its owner and its name, or a folder; most often a variable.
+        is_model = bool(words[0].why or "/" in first) and not name.endswith((".sh", ".py"))
+        given = bool(row and row.program) or (serves and is_model)
+        return given and not is_program and not words[0].several
+    return bool(row and row.version == "vllm") or serves
 
 
 def takes_script(texts: Sequence[str]) -> bool:

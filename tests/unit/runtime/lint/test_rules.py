@@ -229,6 +229,12 @@ SERVERS = [
     ("x.sh", f'{SERVE} --host 0.0.0.0 --api-key "$KEY"', []),
     ("x.sh", f"export VLLM_API_KEY\n{SERVE} --host 0.0.0.0", []),
     ("x.sh", "docker run -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.25.1 m --host 0.0.0.0", []),
+    ("x.sh", f"{UPSTREAM.replace('run', 'run -p ${BIND}:$PORT:80')} m --host 0.0.0.0", []),
+    (
+        "x.sh",
+        f"{UPSTREAM.replace('run', 'run -p $PORT:8000')} m --host 0.0.0.0",
+        [("note", "vllm serve on every interface, and without a key")],
+    ),
     (
         "x.sh",
         'ray start --head --dashboard-host "0.0.0.0" --port 6379',
@@ -257,6 +263,25 @@ FLAGS = [
     ("x.sh", f"{SERVE} --quantization modelopt_fp4", [("note", "--quantization modelopt_fp4 is")]),
     ("x.sh", f"{SERVE} --quantization fp8", []),
     ("x.sh", f"{SERVE} --enforce-eager $MORE", [("note", "--enforce-eager is better left out")]),
+    # A comment in an array is no word of it; an option that may be there is not the image.
+    (
+        "x.sh",
+        'A=(--enforce-eager\n # slow, but\n --port 1)\nvllm serve m "${A[@]}"',
+        [("note", "--enforce-eager is better left out")],
+    ),
+    (
+        "x.sh",
+        'docker run ${FP8:+-e A_B="$FP8"} --entrypoint vllm own:1 serve m --enforce-eager',
+        [("note", "--enforce-eager is better left out")],
+    ),
+    # A model before flags that only vLLM has is served, in whatever image.
+    (
+        "x.sh",
+        'docker run -e VLLM_OWN_TABLES=1 own:1 "$MODEL" --max-num-batched-tokens 8 --enforce-eager',
+        [("note", f"{STRANGE} VLLM_OWN_TABLES"), ("note", "--enforce-eager is better left")],
+    ),
+    ("x.sh", "docker run own:1 /srv/start.sh --max-num-batched-tokens 8 --enforce-eager", []),
+    ("x.sh", 'docker run own:1 "$MODEL" --port 8000 --quantization modelopt', []),
     # What reports disagree about is the owner's choice.
     ("x.sh", f"{SERVE} --enable-expert-parallel", []),
 ]

@@ -31,6 +31,7 @@ from support.said import servers, variables
         # Scripts that start containers take -e as docker does.
         ("bash ./run_cluster.sh image -e A_B=c --env D_E=f", ["1 A_B=c", "1 D_E=f"]),
         ("./launch.sh -e A_B=$X -e other", ["1 A_B?"]),
+        ("nohup python3 launch.py recipe -e A_B=c &", ["1 A_B=c"]),
         ("perl -e A_B=c; docker manifest create -e A_B=c i", []),
         ('f=(-e "A_B=c"\n -e D_E=f)\ndocker run "${f[@]}" image', ["1 A_B=c", "2 D_E=f"]),
         ('f=()\n[ "$X" ] && f+=(-e A_B=c)\nprintf "%q " "${f[@]}"', ["2 A_B=c"]),
