@@ -11,6 +11,7 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.files.content import Assignment
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.networks import twin_state
+from patchkit.runtime.lint.placeholders import is_placeholder
 from patchkit.runtime.lint.values import bounds
 
 _RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
@@ -22,7 +23,8 @@ def check_contradictions(assigned: Sequence[Assignment], host: Host | None) -> I
     """Check each block by itself: two branches, services or commands do not contradict."""
     blocks: dict[int, list[Assignment]] = {}
     for each in assigned:
-        if each.literal:
+        # What is still to be filled in is told of by itself.
+        if each.literal and not is_placeholder(each.name, each.value):
             blocks.setdefault(each.block, []).append(each)
     for together in blocks.values():
         # Of several the last one counts, as in a shell.

@@ -13,7 +13,7 @@ from patchkit.runtime.rules.sensitive_names import is_secret
 # What nobody has as a value: CHANGEME…, <address>, your-ip, xxx.
 _ANY = re.compile(
     r"<[^<>]+>|[x*?]{2,}|\.{3}|…|.*(?<![a-z])(change[-_ ]?(me|this)|replace[-_ ]?(me|this|with)"
-    r"|fill[-_ ]?(me|in)|place[-_]?holder|your|todo|fixme|tbd|insert)(?![a-z]).*",
+    r"|fill[-_ ]?(me|in)|place[-_]?holder|your|todo|fixme|tbd|insert|choose[-_ ]an?)(?![a-z]).*",
     re.IGNORECASE,
 )
 _ADDRESS = re.compile(
@@ -25,7 +25,7 @@ _ADDRESS = re.compile(
 )
 # rocepXsYfZ: the names of interfaces and RDMA devices have no capitals but P and N.
 _DEVICE = re.compile(r"[\^=]?[a-z]\w*[XYZ]\w*(:\d+)?")
-_ADDRESSES = re.compile(r"MASTER_ADDR|.*_(IP|ADDR|ADDRESS)|(HEAD|MASTER|NODE|WORKER|LOCAL)IP")
+_ADDRESSES = re.compile(r"MASTER_ADDR|.*_(IP|HOST|ADDR|ADDRESS)|(HEAD|MASTER|NODE|WORKER|LOCAL)IP")
 _DEVICES = re.compile(r".*_(IFNAME|NET_DEVICES|IB_HCA|if_include)")
 _READ = re.compile(r"(NCCL|VLLM|GLOO|TP|UCX|RAY|MASTER)_\w+")
 # No process group is set up without these; without the others it only goes another way.

@@ -191,6 +191,14 @@ PLACEHOLDERS = [
     ("x.env", "NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0\nMASTER_ADDR=spark-1", []),
     ("x.env", "MASTER_ADDR=ip-10-0-0-1\nNCCL_SOCKET_IFNAME=enP2p1s0f0np0", []),
     ("x.env", "HF_TOKEN=your_token", []),
+    ("x.env", "NODE_HOST=YOUR_SPARK", [("warning", "NODE_HOST=YOUR_SPARK: still to be")]),
+    ("x.env", "NODE_HOST=spark-2\nVLLM_HOST=0.0.0.0", []),
+    # It contradicts nothing until it is filled in.
+    (
+        "x.env.example",
+        "NCCL_SOCKET_IFNAME=enpXsYfZnpN\nGLOO_SOCKET_IFNAME=enp1s0f0np0",
+        [("warning", "NCCL_SOCKET_IFNAME=enpXsYfZnpN: still to be")],
+    ),
 ]
 
 SECRETS = [
@@ -199,7 +207,12 @@ SECRETS = [
         "OPENAI_API_KEY=sk-5f3a77",
         [("warning", "the value of OPENAI_API_KEY is in the file")],
     ),
-    ("x.env", "VLLM_API_KEY=change-me", []),
+    ("x.env", "VLLM_API_KEY=change-me\nUI_PASSWORD=choose-a-password", []),
+    (
+        "x.env",
+        "UI_PASSWORD=well-chosen",
+        [("warning", "the value of UI_PASSWORD is in the file")],
+    ),
     ("x.env", "OPENAI_API_KEY=EMPTY\nLLM_API_KEY=not-needed\nMAX_TOKEN=512", []),
     (
         "compose.yaml",
