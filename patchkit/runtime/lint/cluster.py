@@ -15,11 +15,16 @@ _COUNTS = ("--nnodes", "-n", "--tensor-parallel-size", "-tp", "--pipeline-parall
 _ONE_GPU = ("gb10", "thor")
 # Nobody sets these for a node alone; still they are no proof of others.
 _BETWEEN_NODES = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES")
+# And these for nothing but a ring.
+_IN_A_RING = {("NCCL_IB_MERGE_NICS", "0"), ("NCCL_IB_SUBNET_AWARE_ROUTING", "1")}
 _OWN_ADDRESS = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 
 
 def in_cluster(content: FileContent, situation: Situation) -> Situation:
-    """Return the situation with a role, if the file itself tells that there are several nodes."""
+    """Return the situation with a role and a ring, if the file itself tells of several nodes."""
+    set_to = {(each.name, each.value) for each in content.assignments if each.literal}
+    if not situation.get("topology") and _IN_A_RING & set_to:
+        situation = {**situation, "topology": "ring"}
     if situation.get("role") or not _several_nodes(content, situation):
         return situation
     return {**situation, "role": "head"}

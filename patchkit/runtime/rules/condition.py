@@ -20,6 +20,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "quantization": ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16"),
     "moe": ("yes", "no", "unknown"),
 }
+_UNTOLD = "untold"  # what a condition says of a fact that is not known
 _RANGES = ("vllm", "torch", "triton", "nccl", "nodes")
 
 Condition = Mapping[str, str | tuple[str, ...]]
@@ -27,17 +28,18 @@ Situation = Mapping[str, str]
 
 
 def holds(when: Condition, situation: Situation) -> bool:
-    """Return whether all conditions are met; one about a fact that is unknown is not."""
+    """Return whether all conditions are met; one about a fact that is not known is not.
+
+    But ``topology = "untold"`` is met by nothing else.
+    """
     return all(_met(key, wanted, situation.get(key, "")) for key, wanted in when.items())
 
 
 def _met(key: str, wanted: str | tuple[str, ...], known: str) -> bool:
-    # An unknown fact meets no condition: a rule about it is left out.
-    if not known:
-        return False
+    # An unknown fact meets no condition but that: a rule about it is left out.
     if key in _RANGES:
-        return within(known, str(wanted))
-    return known in ((wanted,) if isinstance(wanted, str) else wanted)
+        return bool(known) and within(known, str(wanted))
+    return (known or _UNTOLD) in ((wanted,) if isinstance(wanted, str) else wanted)
 
 
 def check_condition(when: Condition) -> None:
@@ -47,7 +49,7 @@ def check_condition(when: Condition) -> None:
             check_range(wanted)
             continue
         for value in (wanted,) if isinstance(wanted, str) else wanted:
-            if value not in CHOICES.get(key, ()):
+            if key not in CHOICES or value not in (*CHOICES[key], _UNTOLD):
                 raise ValueError(f"{key} = {value!r} means nothing")
 
 

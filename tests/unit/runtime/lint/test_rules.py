@@ -152,6 +152,13 @@ VALUES = [
     ),
     ("x.sh", "docker run -e TORCH_CUDA_ARCH_LIST=12.1 vllm/vllm-openai:v0.25.1 m", []),
     ("x.env", "VLLM_HOST_IP=169.254.20.4", [("note", "VLLM_HOST_IP=169.254.20.4: a link-local")]),
+    # A ring needs Ring, and it is not known here; no other algorithm is ever needed.
+    ("x.env", "NCCL_ALGO=Tree", [("warning", "NCCL_ALGO=Tree is advised against")]),
+    ("x.env", "NCCL_ALGO=Ring", [("note", "NCCL_ALGO=Ring is advised against")]),
+    ("x.env", "NCCL_ALGO=Ring\nNCCL_IB_MERGE_NICS=0", []),
+    ("x.env", "NCCL_IB_GDR_LEVEL=5", [("note", "NCCL_IB_GDR_LEVEL=5 is advised against")]),
+    ("x.env", "VLLM_SERVER_DEV_MODE=1", [("note", "VLLM_SERVER_DEV_MODE=1 is advised against")]),
+    ("x.env", "VLLM_SERVER_DEV_MODE=0", []),
     # What the caller says is not known, and not advised against.
     ("x.sh", 'docker run -e NCCL_PROTO="$PROTO" -e NCCL_IB_GID_INDEX="$GID" i', []),
     # Control over the LAN and data over the cable is a choice.
@@ -358,6 +365,12 @@ CLUSTER = [
 def test_what_a_rule_says(where, text, expected):
     findings = said(text, where)
     assert agrees(findings, expected), findings
+
+
+@pytest.mark.parametrize(("topology", "levels"), [("ring", []), ("roce", ["warning"])])
+def test_the_ring_algorithm_is_for_a_ring(topology, levels):
+    findings = said("NCCL_ALGO=Ring", "x.env", topology=topology)
+    assert [level for level, _ in findings] == levels
 
 
 def test_a_bug_of_nccl_is_told_to_a_cluster_alone():
