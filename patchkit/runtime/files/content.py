@@ -100,13 +100,17 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of a command with its value: ``""`` if it has none, as written if it is not known."""
+    """A flag of a command with its value: ``""`` if it has none, as written if it is not known.
+
+    ``value_line`` is where the value stands: at the flag, or where a variable has it from.
+    """
 
     name: str
     value: str
     line: int
     literal: bool = True
     default: bool = False
+    value_line: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +153,15 @@ class CommandLine:
             if not _FLAG.fullmatch(name) or word.several:
                 continue
             if sign:
-                yield GivenFlag(name, value, word.line, word.literal, word.default)
+                yield GivenFlag(name, value, word.line, word.literal, word.default, word.line)
                 continue
             after = self.words[number + 1] if number + 1 < len(self.words) else None
             if after is None or after.text == "--" or _FLAG.match(after.text):
                 yield GivenFlag(name, "", word.line)
             else:
-                yield GivenFlag(name, after.text, word.line, after.literal, after.default)
+                yield GivenFlag(
+                    name, after.text, word.line, after.literal, after.default, after.line
+                )
 
     def flag(self, name: str) -> GivenFlag | None:
         """Return the last flag of a name, which is the one that counts; None if it is not given."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from patchkit.runtime.files.content import Word
 
 _PIECE = 16  # what a piece takes beside its text
-_BLANKS = re.compile(r"\s+")
+_PARTS = re.compile(r"(?P<blanks>\s+)|\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +119,15 @@ def split(parts: Iterable[tuple[Value, bool]]) -> Iterator[Value]:
                 word.append(piece)
                 begun = True
                 continue
-            line = piece.line
-            for number, text in enumerate(_BLANKS.split(piece.text)):
-                if number and begun:
-                    yield Value(tuple(word), several)
-                    word, begun, several = [], False, False
-                if text:
-                    word.append(replace(piece, text=text, line=line))
+            for part in _PARTS.finditer(piece.text):
+                if not part["blanks"]:
+                    word.append(replace(piece, text=part[0]))
                     begun, several = True, False
+                    continue
+                if begun:
+                    yield Value(tuple(word), several)
+                # What is empty before blanks is no word, and no part of the next one.
+                word, begun, several = [], False, False
     if begun:
         yield Value(tuple(word), several)
 

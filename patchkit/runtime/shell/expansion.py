@@ -29,6 +29,8 @@ _HEREDOC = re.compile(r"\\([$`\\])")
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _LEADING = re.compile(rb"\s+")
 _ALL = ("$@", "$*")
+# Also ${NAME[@]+"${NAME[@]}"} and ${NAME[@]:-}: the same, where set -u dislikes an empty array.
+_WHOLE_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::?\+\"?\$\{\1\[[@*]\]\}\"?|:?-)?\}")
 _ARGUMENT = "it is an argument"
 _OPERATORS = {"-", ":-", "=", ":=", "?", ":?", "+", ":+"}
 
@@ -141,12 +143,10 @@ class Expansions:
             text = source.text(node.start_byte, node.end_byte)
             line = source.line(node.start_byte)
             return (unknown(text, line, _ARGUMENT, several=True),) if text in _ALL else None
-        if node.type != "expansion" or node.named_child_count != 1:
+        match = _WHOLE_ARRAY.fullmatch(source.text(node.start_byte, node.end_byte).lstrip())
+        if node.type != "expansion" or not match:
             return None
-        match = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", source.text(node.start_byte, node.end_byte))
-        value = self.scope.get(match[1]) if match else None
-        if not match:
-            return None
+        value = self.scope.get(match[1])
         if value is None or value.items is None:
             line = source.line(node.start_byte)
             return (unknown(match[0], line, f"{match[1]} is not set here", several=True),)

@@ -108,6 +108,8 @@ class Programs:
 
     def run(self, words: Sequence[Value], place: Place, runners: Collection[str] = ()) -> None:
         """Read one command; ``runners`` are a script's functions that run what they are given."""
+        while words and not words[0].text:
+            words = words[1:]
         if place.is_entry and words and _serves(place.image, words):
             # An image whose entrypoint is vllm itself gets the verb first.
             self._add("vllm serve", words[words[0].text == "serve" :], place)

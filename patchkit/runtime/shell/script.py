@@ -74,6 +74,7 @@ class _Function:
     source: MappedText
     place: Place
     runs_arguments: bool
+    exports_arguments: bool
 
 
 class _Shell:
@@ -310,7 +311,9 @@ class _Shell:
             text = self._text(name)
             place = self._programs.own_block(self._place, self._line(node))
             runs = any(self._runs_arguments(each) for each in commands_in(body))
-            self._functions[text] = _Function(body, self._source, place, runs)
+            declarations = commands_in(body, "declaration_command")
+            exports = any(map(self._exports_arguments, declarations))
+            self._functions[text] = _Function(body, self._source, place, runs, exports)
             self._uncalled[text] = None
 
     def _runs_arguments(self, command: Node) -> bool:
@@ -322,8 +325,29 @@ class _Shell:
             _ARGUMENT.match(text.strip('"')) or (_RUNS.search(text) and _ARGUMENT.search(rest))
         )
 
-    def _call(self, name: str) -> None:
+    def _exports_arguments(self, declaration: Node) -> bool:
+        """Return whether a declaration exports names that are not written there."""
+        texts = [self._text(each) for each in declaration.named_children]
+        switches = "".join(each for each in texts if each.startswith("-"))
+        is_export = declaration.children[0].type == "export" or "x" in switches
+        return is_export and any(each.startswith(("$", '"$')) for each in texts)
+
+    def _export_arguments(self, words: Sequence[Value]) -> None:
+        """Read what a function of the script exports: NAME=VALUE, or NAME and VALUE."""
+        match = _ASSIGNED.match(words[0].text) if words else None
+        if match:
+            name, value = match["name"], words[0].cut(match.end())
+        elif len(words) == 2 and not words[0].why and words[0].text.isidentifier():
+            name, value = words[0].text, words[1]
+        else:
+            return
+        self._scope.set(name, value)
+        self._note(name, value, words[0].line, How.EXPORT)
+
+    def _call(self, name: str, arguments: Sequence[Value] = ()) -> None:
         function = self._functions[name]
+        if function.exports_arguments:
+            self._export_arguments(arguments)
         if name not in self._uncalled:
             return
         del self._uncalled[name]
@@ -356,7 +380,7 @@ class _Shell:
         name = words[0].text
         texts = [each.text for each in words]
         if name in self._functions:
-            self._call(name)
+            self._call(name, words[1:])
         elif name == "set":
             self._set(texts)
         elif name == "eval" and place.depth < _MOST_TEXTS:

@@ -65,12 +65,12 @@ def pipeline(node: Node | None) -> Iterator[Node]:
         yield node
 
 
-def commands_in(node: Node) -> Iterator[Node]:
-    """Yield all commands below a node."""
+def commands_in(node: Node, kind: str = "command") -> Iterator[Node]:
+    """Yield all commands below a node; ``kind``: declaration_command for export and its kin."""
     todo = [node]
     while todo:
         each = todo.pop()
-        if each.type == "command":
+        if each.type == kind:
             yield each
         todo += reversed(each.named_children)
 

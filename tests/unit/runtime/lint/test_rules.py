@@ -304,6 +304,15 @@ FLAGS = [
     ("x.sh", 'docker run own:1 "$MODEL" --port 8000 --quantization modelopt', []),
     # What reports disagree about is the owner's choice.
     ("x.sh", f"{SERVE} --enable-expert-parallel", []),
+    # Options of docker in an array that may be empty are none of the server.
+    (
+        "x.sh",
+        (
+            "A=()\nB=(--env A_B=1)\nC=(--enforce-eager)\n"
+            'docker run "${A[@]+"${A[@]}"}" "${B[@]:-}" i/vllm vllm serve m ${C[@]+"${C[@]}"}'
+        ),
+        [("note", "--enforce-eager is better left out")],
+    ),
 ]
 
 LIMITS = [
@@ -335,6 +344,13 @@ LIMITS = [
         f'GPU_UTIL="${{GPU_MEM_UTIL:-0.92}}"\n{SERVE} --gpu-memory-utilization "$GPU_UTIL"',
         [("warning", "GPU_MEM_UTIL=0.92: more than 0.85")],
     ),
+    # At the flag, where another variable only has the same value.
+    (
+        "compose.yaml",
+        compose("x", "MEMORY_FRACTION: 0.95")
+        + "    command: vllm serve m --gpu-memory-utilization 0.95\n",
+        [("warning", "--gpu-memory-utilization 0.95: more than 0.85")],
+    ),
 ]
 
 CLUSTER = [
@@ -354,6 +370,23 @@ CLUSTER = [
         "x.sh",
         f"ray start --head\n{SERVE} --tensor-parallel-size 2",
         [("warning", "Ray is started without the address of this node")],
+    ),
+    # A function of the script that exports what it is given.
+    (
+        "x.sh",
+        (
+            'keep() { export "$1"="$2"; }\nkeep VLLM_HOST_IP "$IP"\n'
+            'ray start --address=10.0.0.1:6379 --node-ip-address "$IP"'
+        ),
+        [],
+    ),
+    (
+        "x.sh",
+        (
+            'tell() { export TOLD=1; echo "$1"; }\ntell VLLM_HOST_IP "$IP"\n'
+            'ray start --address=10.0.0.1:6379 --node-ip-address "$IP"'
+        ),
+        [("note", "the address of this node is told to Ray alone")],
     ),
 ]
 
