@@ -62,7 +62,7 @@ def check(
         *_choices(content, vllm, home),
         *check_placeholders(content, where),
         *check_secrets(content, mode),
-        *check_contradictions(content.assignments, host),
+        *check_contradictions(content, host),
         *check_servers(text, content),
         *check_reading(text, content.kind, head_facts(text).get("format", "")),
         *check_flags(content, situation, home),

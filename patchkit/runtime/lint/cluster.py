@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
@@ -18,6 +19,9 @@ _BETWEEN_NODES = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UC
 # And these for nothing but a ring.
 _IN_A_RING = {("NCCL_IB_MERGE_NICS", "0"), ("NCCL_IB_SUBNET_AWARE_ROUTING", "1")}
 _OWN_ADDRESS = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
+_SOURCE = "vLLM network_utils.get_ip, ray_utils.py"
+# What images are told to be, by an argument of their entrypoint: ray-head, ray_worker.
+_MODE = re.compile(r"ray[-_](head|worker|node)")
 
 
 def in_cluster(content: FileContent, situation: Situation) -> Situation:
@@ -35,6 +39,8 @@ def _several_nodes(content: FileContent, situation: Situation) -> bool:
     for command in content.commands:
         if command.program == "ray start" and command.flag("--address"):
             return True
+        if _is_mode(command):
+            return True
         if command.program == "vllm serve":
             given = [flag.value for name in counts if (flag := command.flag(name))]
             if any(value.isdecimal() and int(value) > 1 for value in given):
@@ -50,10 +56,23 @@ def check_ray(content: FileContent, situation: Situation) -> Iterator[Finding]:
     for command in content.commands:
         if command.program == "ray start" and command.is_whole:
             yield _without_address(command)
+        elif _is_mode(command):
+            yield Finding(
+                line=command.line,
+                level=Level.NOTE,
+                what=f"nothing says which address the image's {command.program} takes",
+                why="Without VLLM_HOST_IP vLLM takes that of the default route: the LAN's.",
+                hint="set VLLM_HOST_IP, on each node its own, unless the image's entrypoint does",
+                source=_SOURCE,
+            )
+
+
+def _is_mode(command: CommandLine) -> bool:
+    """Return whether an image is told to start Ray by itself."""
+    return bool(command.image and _MODE.fullmatch(command.program))
 
 
 def _without_address(command: CommandLine) -> Finding:
-    source = "vLLM network_utils.get_ip, ray_utils.py"
     if told := command.flag("--node-ip-address"):
         return Finding(
             line=told.line,
@@ -61,7 +80,7 @@ def _without_address(command: CommandLine) -> Finding:
             what="the address of this node is told to Ray alone",
             why="vLLM takes that of the default route, the LAN's, and looks for the GPU there.",
             hint="set VLLM_HOST_IP to the same address: on each node its own",
-            source=source,
+            source=_SOURCE,
         )
     return Finding(
         line=command.line,
@@ -69,7 +88,7 @@ def _without_address(command: CommandLine) -> Finding:
         what="Ray is started without the address of this node",
         why="Ray and vLLM take that of the default route: the LAN's, not the cable's.",
         hint="add --node-ip-address, and set VLLM_HOST_IP to the same: on each node its own",
-        source=source,
+        source=_SOURCE,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.files.content import Assignment
+from patchkit.runtime.files.content import Assignment, FileContent
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.networks import twin_state
 from patchkit.runtime.lint.placeholders import is_placeholder
@@ -16,32 +16,38 @@ from patchkit.runtime.lint.values import bounds
 
 _RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
 _GROUPS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+# What is started with the variables that are set so far.
+_STARTS = re.compile(r"|vllm .*|ray start|python.*|torchrun|mpirun|docker.*|.*\.(py|sh)")
 _MATTERS = re.compile(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_")
 
 
-def check_contradictions(assigned: Sequence[Assignment], host: Host | None) -> Iterator[Finding]:
+def check_contradictions(content: FileContent, host: Host | None) -> Iterator[Finding]:
     """Check each block by itself: two branches, services or commands do not contradict."""
     blocks: dict[int, list[Assignment]] = {}
-    for each in assigned:
+    started = [each.line for each in content.commands if _STARTS.fullmatch(each.program)]
+    for each in content.assignments:
         # What is still to be filled in is told of by itself.
         if each.literal and not is_placeholder(each.name, each.value):
             blocks.setdefault(each.block, []).append(each)
     for together in blocks.values():
         # Of several the last one counts, as in a shell.
         last = {each.name: each for each in together}
-        yield from _twice(together)
+        yield from _twice(together, started)
         yield from _unused(last)
         yield from _netdevs(last)
-    for each in assigned:
+    for each in content.assignments:
         if each.name == "NCCL_IB_HCA" and each.literal and not each.value.startswith("^"):
             yield from _half_cages(each, host)
 
 
-def _twice(together: Sequence[Assignment]) -> Iterator[Finding]:
+def _twice(together: Sequence[Assignment], started: Sequence[int]) -> Iterator[Finding]:
+    """Return variables with two values; ``started`` are the lines of what is started with them."""
     first: dict[str, Assignment] = {}
     for each in together:
         before = first.setdefault(each.name, each)
-        if before.value != each.value and _MATTERS.match(each.name):
+        if any(before.line < line < each.line for line in started):
+            first[each.name] = each  # set anew, for what is started next
+        elif before.value != each.value and _MATTERS.match(each.name):
             yield each.warning(
                 f"{each.shown}, and line {before.line} says {before.shown}",
                 why="The later one counts; with docker run -e and in YAML a reader cannot tell.",

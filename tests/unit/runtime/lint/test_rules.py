@@ -61,6 +61,7 @@ NAMES = [
         compose("fork/vllm:1", "VLLM_B12X_MOE: 1", "VLLM_B12X_TILES: 2"),
         [("note", f"{STRANGE} VLLM_B12X_MOE, VLLM_B12X_TILES")],
     ),
+    ("compose.yaml", compose("fork/vllm:1", "VLLM_HOME: /x"), [("note", f"{STRANGE} VLLM_HOME")]),
     # Beside upstream's own vLLM a name is invented, and may be that of a flag.
     (
         "x.sh",
@@ -166,6 +167,21 @@ VALUES = [
         "x.env",
         "NCCL_SOCKET_IFNAME=enp1s0f0np0\nGLOO_SOCKET_IFNAME=enP7s7\nTP_SOCKET_IFNAME=enP7s7",
         [("note", "GLOO_SOCKET_IFNAME=enP7s7, and line 1 says NCCL_SOCKET_IFNAME=enp1s0f0np0")],
+    ),
+]
+
+TWICE = [
+    (
+        "x.sh",
+        f"export NCCL_DEBUG=WARN\nmkdir -p x\nexport NCCL_DEBUG=VERSION\n{SERVE}",
+        [("warning", "NCCL_DEBUG=VERSION, and line 1 says NCCL_DEBUG=WARN")],
+    ),
+    # Set anew for what is started next.
+    ("x.sh", f"export NCCL_DEBUG=WARN\n{SERVE}\nexport NCCL_DEBUG=VERSION\nvllm serve n", []),
+    (
+        "x.sh",
+        f"{SERVE}\nexport NCCL_DEBUG=WARN\nexport NCCL_DEBUG=VERSION\nvllm serve n",
+        [("warning", "NCCL_DEBUG=VERSION, and line 3 says NCCL_DEBUG=WARN")],
     ),
 ]
 
@@ -371,6 +387,17 @@ CLUSTER = [
         f"ray start --head\n{SERVE} --tensor-parallel-size 2",
         [("warning", "Ray is started without the address of this node")],
     ),
+    # An image that starts Ray by itself may know the address; the file does not say it.
+    (
+        "compose.yaml",
+        compose("x/vllm:1", "HEAD_IP: 10.0.0.1") + "    command: [ray-worker]\n",
+        [("note", "nothing says which address the image's ray-worker takes")],
+    ),
+    (
+        "compose.yaml",
+        compose("x/vllm:1", "VLLM_HOST_IP: 10.0.0.2") + "    command: [ray-worker]\n",
+        [],
+    ),
     # A function of the script that exports what it is given.
     (
         "x.sh",
@@ -393,7 +420,18 @@ CLUSTER = [
 
 @pytest.mark.parametrize(
     ("where", "text", "expected"),
-    [*NAMES, *VERSIONS, *VALUES, *PLACEHOLDERS, *SECRETS, *SERVERS, *FLAGS, *LIMITS, *CLUSTER],
+    [
+        *NAMES,
+        *VERSIONS,
+        *VALUES,
+        *TWICE,
+        *PLACEHOLDERS,
+        *SECRETS,
+        *SERVERS,
+        *FLAGS,
+        *LIMITS,
+        *CLUSTER,
+    ],
 )
 def test_what_a_rule_says(where, text, expected):
     findings = said(text, where)
