@@ -11,7 +11,8 @@ from patchkit.runtime.lint.upstream import SoftwareOrigin
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.flags import flags
 
-_LISTED = 5  # names in a note; more are counted
+_LISTED = 5  # names in a note; more are counted there, and named in its reason
+_NAMED = 20
 # A flag's name without what variables have in its place.
 _FORMS = ("--{}", "--enable-{}")
 _SWITCHES = ("ENABLE_", "USE_")
@@ -80,6 +81,8 @@ def _flag(name: str, version: str) -> str:
 def _question(reader: str, together: Sequence[Assignment], version: str) -> Finding:
     names = list(dict.fromkeys(each.name for each in together))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    rest = [*map(short, names[_LISTED:_NAMED]), *(["…"] if len(names) > _NAMED else [])]
+    others = f" The others: {', '.join(rest)}." if rest else ""
     named = [(name, flag) for name in names[:_LISTED] if (flag := _flag(name, version))]
     also = "".join(f"; {name} is the flag {flag}" for name, flag in named)
     them, they = ("them", "they have") if names[1:] else ("it", "it has")
@@ -88,7 +91,8 @@ def _question(reader: str, together: Sequence[Assignment], version: str) -> Find
         about=names[0],
         level=Level.NOTE,
         what=f"no known {reader} reads {', '.join(map(short, names[:_LISTED]))}{more}",
-        why="A fork may, or a script or compose file of yours; upstream's releases read none.",
+        why="A fork may, or a script or compose file of yours; upstream's releases read none."
+        + others,
         hint=f"of a fork or a script? Then keep {them}; to upstream {they} no effect{also}",
         source="vLLM envs.py" if reader == "vLLM" else "NCCL's sources",
     )

@@ -444,6 +444,14 @@ def test_the_ring_algorithm_is_for_a_ring(topology, levels):
     assert [level for level, _ in findings] == levels
 
 
+def test_a_note_about_many_names_has_them_all():
+    for count, end in ((7, "The others: VLLM_X_5, VLLM_X_6."), (30, "VLLM_X_18, VLLM_X_19, ….")):
+        text = "\n".join(f"VLLM_X_{number}=1" for number in range(count))
+        (finding,) = check(text, "x.env", GB10)
+        assert finding.what.endswith(f"VLLM_X_4 and {count - 5} more")
+        assert finding.why.endswith(end)
+
+
 def test_a_bug_of_nccl_is_told_to_a_cluster_alone():
     deadlock = "this NCCL can deadlock between nodes with CUDA graphs, which are on by default"
     for text, more in (
