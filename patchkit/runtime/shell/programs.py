@@ -71,6 +71,8 @@ _GLOBAL_VALUED = (
 )
 # Single letters of docker run and exec without a value.
 _SWITCHES = frozenset("dihPqt")
+# An image with its tag; a volume begins with a slash or a dot, a port has no letter.
+_TAGGED = re.compile(r"(?=[^:]*[A-Za-z])\w[\w./-]*(?::\d+/[\w./-]+)?:\w[\w.-]*")
 _LONG_SWITCHES = re.compile(
     r"--(detach|help|init|interactive|no-healthcheck|oom-kill-disable|privileged|publish-all|quiet|"
     r"read-only|rm|sig-proxy|tty|use-api-socket|replace|no-hosts|rmi|env-host|http-proxy|"
@@ -412,6 +414,9 @@ def _stands_for_options(words: Sequence[Value], position: int) -> bool:
     if not word.several or "image" in word.text.lower():
         return False
     following = words[position + 1 :]
+    first = next((each for each in following if not each.several), None)
+    if first and not first.why and _TAGGED.fullmatch(first.text):
+        return True
     return any(_CONTAINER_OPTION.fullmatch(each.text) for each in following[:40]) or any(
         "image" in each.text.lower() for each in following[:3] if each.why
     )

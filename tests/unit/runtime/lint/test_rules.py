@@ -320,6 +320,17 @@ FLAGS = [
     ("x.sh", 'docker run own:1 "$MODEL" --port 8000 --quantization modelopt', []),
     # What reports disagree about is the owner's choice.
     ("x.sh", f"{SERVE} --enable-expert-parallel", []),
+    # What is not known before an image is for docker.
+    (
+        "x.sh",
+        f"""{UPSTREAM.replace("run", 'run "${NET[@]+"${NET[@]}"}" $MORE')} m --enforce-eager""",
+        [("note", "--enforce-eager is better left out")],
+    ),
+    (
+        "x.sh",
+        'docker run $IMG vllm serve m "${MORE[@]}" --enforce-eager',
+        [("note", "--enforce-eager is better left out")],
+    ),
     # Options of docker in an array that may be empty are none of the server.
     (
         "x.sh",
