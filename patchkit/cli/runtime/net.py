@@ -136,14 +136,13 @@ def _steps(
     made: NetPlan, wish: NetPlanOptions, root: Path, *, elsewhere: bool
 ) -> Iterator[NetStep]:
     """Yield what to run next: here, then on the other node."""
-    at = () if root == Path("/") else ("--root", str(root))
     again = command_line("apply", wish)
     if not made.changes:
-        yield NetStep((*program(), "net", "verify", *at))
+        yield NetStep((*program(), "net", "verify", *_at(root)))
     elif elsewhere:
         yield NetStep(("sudo", "patchkit", *again), "on that node")
     else:
-        yield NetStep(("sudo", *as_root(), *again, *at))
+        yield NetStep(("sudo", *as_root(), *again, *_at(root)))
     yield from other_node(made, wish)
 
 
@@ -152,11 +151,12 @@ def _steps(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show the difference only.")
 @click.option("--force", is_flag=True, help="Replace the file though somebody edited it.")
-def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
+@as_json
+def apply(*, yes: bool, dry_run: bool, force: bool, as_json: bool, **options: Any) -> None:
     """Write the plan to /etc/netplan/40-patchkit.yaml and bring the network to it; needs root.
 
     What was there is kept for `net undo`. If netplan fails, or the address of the default route or
-    of this SSH session is gone afterwards, the former network is put back.
+    of this SSH session is gone afterwards, the former network is put back. --json asks nothing.
     """
     place = NetHistory(options["root"])
     if not dry_run:
@@ -165,29 +165,39 @@ def apply(*, yes: bool, dry_run: bool, force: bool, **options: Any) -> None:
     wish = _as_wish(options)
     host = probe(place.root, python=None, environment=os.environ)
     made = _planned(host, wish, place)
-    echo(plan_lines(made, list(plan_remarks(host, made, wish))))
-    if not made.written:
-        return
-    difference = _difference(place, render(made))
-    echo(difference or [f"{place.file}: is as planned"])
-    if dry_run:
-        return
-    if difference and not yes:
-        _ask()
-    done = net_apply.apply(place, made, force=force)
-    if done.recovered:
-        say("an apply that was cut short was put back first")
-    _tell_applied(place, made, wish, done)
+    notes = list(plan_remarks(host, made, wish))
+    difference = _difference(place, render(made)) if made.written else []
+    if not as_json:
+        echo(plan_lines(made, notes))
+        if made.written:
+            echo(difference or [f"{place.file}: is as planned"])
+    done = None
+    if made.written and not dry_run:
+        if difference and not yes:
+            _ask(as_json=as_json)
+        done = net_apply.apply(place, made, force=force)
+    steps = list(_steps_after(made, wish, place.root))
+    if as_json:
+        fields = plan_fields(made, notes, steps if done else [])
+        said = {"difference": difference, "dry_run": dry_run, **_done_fields(done)}
+        print_json({"file": str(place.file), **fields, **said})
+    elif done:
+        _tell_applied(place, done)
+        echo(next_step(*step.command, where=step.where) for step in steps if done.changed)
 
 
 @command.command()
 @ROOT
 @click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
-def undo(root: Path, *, force: bool) -> None:
+@as_json
+def undo(root: Path, *, force: bool, as_json: bool) -> None:
     """Put back what was there before the last apply, byte by byte; needs root."""
     place = NetHistory(root)
     _need_root(place)
     done = net_apply.undo(place, force=force)
+    if as_json:
+        print_json({"file": str(place.file), **_done_fields(done)})
+        return
     what = "an apply that was cut short" if done.recovered else "the last apply"
     left = "is as before" if place.text() is not None else "is gone, as before"
     say(f"{what} is undone: {place.file} {left}")
@@ -239,9 +249,9 @@ def _need_root(place: NetHistory) -> None:
         )
 
 
-def _ask() -> None:
-    # A question in a pipe is one that nobody sees.
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+def _ask(*, as_json: bool) -> None:
+    # A question in a pipe, or amid JSON, is one that nobody sees.
+    if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("apply asks before it writes, and there is no terminal", hint="--yes")
     if not confirm("Apply?"):
         raise UsageError("nothing was changed")
@@ -263,9 +273,9 @@ def _tell_unfinished(place: NetHistory) -> None:
         say(f"note: an apply was cut short; {sudo('net', 'undo')}", err=True)
 
 
-def _tell_applied(
-    place: NetHistory, made: NetPlan, wish: NetPlanOptions, done: net_apply.Done
-) -> None:
+def _tell_applied(place: NetHistory, done: net_apply.Done) -> None:
+    if done.recovered:
+        say("an apply that was cut short was put back first")
     if not done.changed:
         say("nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else ""))
         return
@@ -274,9 +284,18 @@ def _tell_applied(
         say("the root is not /: no network was changed")
     if not done.checked:
         say("netplan is not installed here: it did not read the file")
-    there = other_node(made, wish)
-    say(
-        "next: "
-        + (f"on the other node: {there}; then here: " if there else "")
-        + "patchkit net verify"
-    )
+
+
+def _steps_after(made: NetPlan, wish: NetPlanOptions, root: Path) -> Iterator[NetStep]:
+    """Yield what to run once the plan is applied: on the other node, then here."""
+    yield from other_node(made, wish)
+    yield NetStep((*program(), "net", "verify", *_at(root)))
+
+
+def _at(root: Path) -> tuple[str, ...]:
+    return () if root == Path("/") else ("--root", str(root))
+
+
+def _done_fields(done: net_apply.Done | None) -> dict[str, bool]:
+    """Return what was done; nothing was, if the plan asks for nothing or was only shown."""
+    return dataclasses.asdict(done or net_apply.Done(changed=False, live=False))

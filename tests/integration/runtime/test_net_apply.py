@@ -225,6 +225,31 @@ def test_nothing_to_do_needs_no_root_to_find_out_and_writes_nothing(cli, tmp_pat
     )
 
 
+def test_json_has_the_plan_what_was_done_and_what_comes_next(net, root):
+    shown = json.loads(net("apply", "--role", "head", "--dry-run", "--json").stdout)
+    assert (shown["changed"], shown["dry_run"], shown["next"]) == (False, True, [])
+    assert not (root / OURS).exists()
+
+    asked = json.loads(net("apply", "--role", "head", "--json", rc=2).stdout)["error"]
+    assert asked["next"] == "--yes"
+
+    done = json.loads(net("apply", "--role", "head", "--yes", "--json").stdout)
+    assert (done["changed"], done["live"], done["recovered"]) == (True, False, False)
+    assert done["difference"] == shown["difference"]
+    assert done["file"] == str(root / OURS)
+    assert [step["where"] for step in done["next"]] == ["on the other node", ""]
+    assert done["yaml"] == (root / OURS).read_text()
+
+    undone = json.loads(net("undo", "--json").stdout)
+    assert (undone["file"], undone["changed"]) == (str(root / OURS), True)
+
+
+def test_apply_names_what_comes_next_on_both_nodes(net, root):
+    there, here = net("apply", "--role", "head", "--yes").stdout.splitlines()[-2:]
+    assert there.startswith("next, on the other node: patchkit net plan --node 2 --peer ")
+    assert here.endswith(f"net verify --root {root}")
+
+
 # Killed
 
 

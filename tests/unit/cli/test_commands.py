@@ -140,3 +140,28 @@ def test_every_command_that_is_named_is_one_that_the_cli_takes():
     ]
     assert len(found) > 200
     assert not wrong, "\n".join(wrong)
+
+
+SHELL_SCRIPTS = {("completion",)}  # they print nothing but a script
+
+
+def leaves(command, context, words=()):
+    """Words and command of everything that can be run."""
+    if not isinstance(command, click.Group) or command.invoke_without_command:
+        yield words, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            inner = click.Context(below, parent=context, info_name=name)
+            yield from leaves(below, inner, (*words, name))
+
+
+def test_every_verb_takes_json():
+    found = dict(leaves(group, click.Context(group, info_name="patchkit")))
+    without = {
+        words
+        for words, command in found.items()
+        if not any("--json" in option.opts for option in command.params)
+    }
+    assert {("apply",), ("env",), ("env", "check"), ("net", "undo")} <= found.keys()
+    assert without == SHELL_SCRIPTS
