@@ -114,7 +114,7 @@ def command(
         sizes["batch_sizes"] = _integers(batch_sizes, "--batch-sizes")  # type: ignore[assignment]
     job = Job(**sizes)  # type: ignore[arg-type]
     job.check()
-    with opened(source) as (_, workspace), measuring(python) as bench:
+    with measuring(python) as bench, opened(source) as (_, workspace):
         check_benchmark(workspace.tree)
         facts = connect(bench, job, workspace.tree)
         # Refused before the budget is spent, not after.

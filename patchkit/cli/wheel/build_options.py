@@ -50,7 +50,7 @@ def cpu_option(default: str, *former: str) -> Callable[[F], F]:
         "--cpu",
         cls=Renamed,
         former=former,
-        metavar="|".join(MACHINES),
+        type=click.Choice(MACHINES),
         help=f"The CPU to make it for.  [default: {default}]",
     )
 

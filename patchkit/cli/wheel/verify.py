@@ -15,7 +15,7 @@ from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, style
 from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
-from patchkit.errors import StorageError, UsageError
+from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.quoting import quoted
 from patchkit.wheel.wheelhouse.accepted import remember
@@ -72,8 +72,8 @@ def command(house: Path, *, trust: Trust | None, as_json: bool) -> None:
     says who made the wheels, and --signers checks that first.
 
     Exits with 8 if bytes are not those of the manifest or the signature does not hold, 7 if
-    something is missing or no wheel is there, 5 if code does not load, 3 if a wheel is not sound, 2
-    if wheels do not belong together; with the highest of these if there are several.
+    something is missing, 5 if code does not load, 3 if a wheel is not sound, 2 if wheels do not
+    belong together or none is there; with the highest of these if there are several.
     """
     run(house, trust, as_json=as_json)
 
@@ -86,7 +86,7 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
     signed = check(house, trust) if trust else None
     done = verify(house)
     if not done.entries and not done.findings:
-        raise StorageError(
+        raise UsageError(
             f"{house}: holds no wheels",
             why="another folder is meant, or nothing was put there",
             hint="name a wheelhouse; or put a wheel there: "

@@ -20,6 +20,7 @@ from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.target import targets
+from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.filling.node_platform import NodePlatform, node_platform
 from patchkit.wheel.filling.uv import WheelSources
@@ -203,7 +204,7 @@ def prune_wheels(
     "machine",
     cls=Renamed,
     former=["--machine"],
-    metavar="CPU",
+    type=click.Choice(MACHINES),
     help="CPU of the nodes.  [default: that of the wheels]",
 )
 @click.option("--glibc", metavar="2.X", help="glibc of the nodes.  [default: that of the target]")

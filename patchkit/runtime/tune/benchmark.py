@@ -1,9 +1,9 @@
 """Time fused-MoE configs with a release's own benchmark_moe.py. Run by the Python that has vLLM.
 
 A script of its own, standard library and vLLM only: that Python need not have patchkit. One JSON
-object a line on standard input and output. The first request is the job, its answer the facts of
-device and release; then each request is a config, its answer ``microseconds``, ``unfit`` or
-``error``. Ends with its input.
+object a line on standard input and output. An empty one comes first, once torch and vLLM are known
+to be there. The first request is the job, its answer the facts of device and release; then each
+request is a config, its answer ``microseconds``, ``unfit`` or ``error``. Ends with its input.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if path != str(Path(__file__).parent)]
     requests = iter(sys.stdin.readline, "")
     try:
+        _look_for_libraries()
+        answers.write("{}\n")
         job = json.loads(next(requests))
         bench = Bench(job)
         answers.write(json.dumps(bench.facts()) + "\n")
@@ -133,6 +135,13 @@ class Bench:
         if not hasattr(self.module, name):
             raise RefusalError("release", f"benchmark_moe.py of this release has no {name}")
         return getattr(self.module, name)
+
+
+def _look_for_libraries() -> None:
+    """Refuse in milliseconds what would fail only after a source is fetched and unpacked."""
+    for name in ("torch", "vllm"):
+        if importlib.util.find_spec(name) is None:
+            raise RefusalError("vllm", f"{name} cannot be imported: No module named {name!r}")
 
 
 def _torch() -> Any:

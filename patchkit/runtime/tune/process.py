@@ -15,6 +15,7 @@ from typing import IO, Any
 from patchkit.errors import HostError, SourceError
 
 _SCRIPT = Path(__file__).with_name("benchmark.py")
+_START = 60.0  # seconds; looking for two packages takes a fraction of one
 _HINTS = {
     "gpu": "run it on the machine that will serve, with its driver and devices visible",
     "vllm": "name the Python that has vLLM with --python, for example venv/bin/python",
@@ -41,6 +42,10 @@ class Measuring:
         with contextlib.suppress(BrokenPipeError):  # then there is no answer either
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+        return self.answer(timeout)
+
+    def answer(self, timeout: float) -> dict[str, Any]:
+        """Return the next answer. Raises as ``ask``."""
         try:
             line = self._answers.get(timeout=max(timeout, 0.0))
         except queue.Empty:
@@ -72,7 +77,10 @@ class Measuring:
 
 @contextlib.contextmanager
 def measuring(python: str) -> Iterator[Measuring]:
-    """Run the script with ``python``; it is killed at the end, whatever it is doing."""
+    """Run the script with ``python``; it is killed at the end, whatever it is doing.
+
+    Raises HostError if that Python has no torch or no vLLM, before anything else is done.
+    """
     # Not a pipe: nobody empties it meanwhile, and a full one would stop the process.
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
@@ -86,7 +94,12 @@ def measuring(python: str) -> Iterator[Measuring]:
         except OSError as error:
             raise HostError(f"{python}: {error.strerror}", hint=_HINTS["vllm"]) from None
         try:
-            yield Measuring(process, log)
+            running = Measuring(process, log)
+            try:
+                running.answer(_START)
+            except StalledError:
+                raise HostError(f"{python} did not start within {_START:.0f} s") from None
+            yield running
         finally:
             process.kill()
             process.wait()

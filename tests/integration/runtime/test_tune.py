@@ -261,6 +261,8 @@ def test_the_file_alone_goes_to_standard_output(tune, tmp_path):
     [
         (["--batch-sizes", "1"], {"benchmark": "fault"}, 9, "an illegal memory access"),
         ([], {"env": {"PYTHONPATH": ALONE}}, 9, "torch cannot be imported"),
+        # Before a source is fetched: none of this name could be.
+        (["--vllm-src", "vllm==99.0"], {"env": {"PYTHONPATH": ALONE}}, 9, "torch cannot be"),
         (["--python", "no-such-python"], {}, 9, "no-such-python: No such file or directory"),
         (["--intermediate", "900000"], {}, 9, "the device has 128 GiB"),
         (["--batch-sizes", "1,x"], {}, 2, "--batch-sizes takes some numbers"),
