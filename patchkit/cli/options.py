@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,12 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.out import as_json as as_json
 from patchkit.cli.out import tell
+from patchkit.cli.progress import progress
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.patching.workspace import Workspace, open_workspace
-from patchkit.quoting import visible
 from patchkit.source.detect import project_of
 from patchkit.source.resolve import Options, Report, resolved
 from patchkit.source.tree import Sandboxed
@@ -319,46 +318,3 @@ def resolve_options(report: Report, source: SourceOptions) -> Options:
         offline=source.offline,
         sha256=source.sha256,
     )
-
-
-@contextlib.contextmanager
-def progress(counted: str = "") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """Draw progress bars on standard error, if it is a terminal; rich is imported for the first.
-
-    Of bytes, or of what ``counted`` names.
-    """
-    with contextlib.ExitStack() as stack:
-        bars: list[Any] = []
-
-        def report(task: str) -> Callable[[int, int], None]:
-            identifier: Any = None
-
-            def update(done: int, total: int) -> None:
-                nonlocal identifier
-                if not bars:
-                    from patchkit.cli.bars import bars_of
-
-                    bars.append(stack.enter_context(bars_of(counted)))
-                # At the first step: a task without any draws no bar.
-                if identifier is None:
-                    identifier = bars[0].add_task(visible(task), total=total)
-                bars[0].update(identifier, completed=done, total=total)
-
-            return update
-
-        yield report
-
-
-def in_tenths(bar: Callable[[int, int], None], doing: str) -> Callable[[int, int], None]:
-    """Return the bar; without a terminal, where none is drawn, one that prints every tenth."""
-    if sys.stderr.isatty():
-        return bar
-    tenths = 0
-
-    def update(done: int, total: int) -> None:
-        nonlocal tenths
-        if 10 * done // total > tenths:
-            tenths = 10 * done // total
-            tell(f"{doing} {done} of {total}")
-
-    return update

@@ -8,8 +8,9 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.options import SourceOptions, as_json, progress, resolve_options
+from patchkit.cli.options import SourceOptions, as_json, resolve_options
 from patchkit.cli.out import data, print_json, tell
+from patchkit.cli.progress import progress
 from patchkit.source.archive import unpack
 from patchkit.source.resolve import fetch_release
 

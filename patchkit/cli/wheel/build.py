@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from patchkit.cli import complete, show
-from patchkit.cli.options import as_json, find_target, in_tenths, progress
+from patchkit.cli.options import as_json, find_target
 from patchkit.cli.out import print_json, style, tell
+from patchkit.cli.progress import in_tenths, progress
 from patchkit.cli.wheel.build_options import (
     Placed,
     chosen_jobs,

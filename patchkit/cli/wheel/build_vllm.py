@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.options import Selection, as_json, in_tenths, progress, request_options
+from patchkit.cli.options import Selection, as_json, request_options
 from patchkit.cli.out import print_json, style, tell
+from patchkit.cli.progress import in_tenths, progress
 from patchkit.cli.wheel.build_options import (
     Placed,
     chosen_jobs,

@@ -15,12 +15,12 @@ from patchkit.cli.options import (
     Selection,
     as_json,
     may_run,
-    progress,
     request_options,
     trust_source,
 )
 from patchkit.cli.out import Shown, echo, print_json, shown, style, table, tell
 from patchkit.cli.patch.archs import STYLES
+from patchkit.cli.progress import progress
 from patchkit.cli.wheel.build_options import cpu_option, house_option, installing
 from patchkit.cli.wheel.library_view import for_any_python
 from patchkit.patching.fix import State

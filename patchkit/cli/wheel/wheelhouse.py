@@ -10,8 +10,9 @@ import click
 
 from patchkit.cli import show
 from patchkit.cli.next_step import next_step, pip, program
-from patchkit.cli.options import Renamed, as_json, progress
-from patchkit.cli.out import echo, print_json, say, style, table
+from patchkit.cli.options import Renamed, as_json
+from patchkit.cli.out import echo, print_json, say, style, table, tell
+from patchkit.cli.progress import progress
 from patchkit.cli.wheel import override
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
@@ -255,7 +256,13 @@ def fill_wheels(
     sources = WheelSources(offline=offline, folders=folders)
     with progress() as report:
         done = fill(
-            house, node, sources, also=also, lock_only=lock_only, progress=report("downloading")
+            house,
+            node,
+            sources,
+            also=also,
+            lock_only=lock_only,
+            progress=report("downloading"),
+            tell=tell,
         )
     if as_json:
         print_json(_filled_fields(house, node, done))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -88,13 +88,15 @@ def fill(
     also: Sequence[str] = (),
     lock_only: bool = False,
     progress: Progress = lambda _done, _all: None,
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> Filled:
     """Resolve what the wheels need on a node, download it, and lock all of it by hash.
 
-    ``also`` are requirements of the user's own. Nothing in the wheelhouse changes until everything
-    is there and proved; what was downloaded before an interruption is taken up by the next call.
-    Raises ProofError if the torch is one for CPUs alone, UsageError also for an override that does
-    not fit, HashMismatchError, HostError, SourceError, StorageError, BusyError.
+    ``also`` are requirements of the user's own; ``tell`` takes a line before what may take long.
+    Nothing in the wheelhouse changes until everything is there and proved; what was downloaded
+    before an interruption is taken up by the next call. Raises ProofError if the torch is one for
+    CPUs alone, UsageError also for an override that does not fit, HashMismatchError, HostError,
+    SourceError, StorageError, BusyError.
     """
     before, built = settled(house), built_wheels(house)
     overrides = _fitting_overrides(house, before)
@@ -105,15 +107,18 @@ def fill(
         more = (small, house) if sources.offline else (small,)
         sources = replace(sources, folders=(*sources.folders, *more))
         numbered = numbered_like_cuda(needed)
+        tell(f"resolving dependencies for {node}")
         chosen = resolve(small.iterdir(), also, node, sources, numbered, overrides)
         torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
+        if torch:
+            tell(f"dependencies: {len(chosen)}; resolving what {torch.name.pinned} requires")
         requires = requirements_of(torch, node, sources, overrides) if torch else ()
         proved = _proved_torch(torch, requires, node, needed)
         folders = () if lock_only else (place, house)
         files: tuple[Path, ...] = ()
         # A torch for CPUs alone is refused above, before gigabytes of it are downloaded.
         if not lock_only:
-            files = _collect(chosen, house, place, progress)
+            files = _collect(chosen, house, place, progress, tell)
             proved = _proved_torch(torch, requires, node, needed, folders)
         fresh = tuple(_entry(wheel, node, folders) for wheel in chosen)
         replace_dependencies(house, before, fresh, files)
@@ -168,11 +173,18 @@ def _working(house: Path) -> Iterator[Path]:
 
 
 def _collect(
-    chosen: Sequence[LockedWheel], house: Path, place: Path, progress: Progress
+    chosen: Sequence[LockedWheel],
+    house: Path,
+    place: Path,
+    progress: Progress,
+    tell: Callable[[str], None],
 ) -> tuple[Path, ...]:
     """Download what is not in the wheelhouse; an earlier run may have left some in ``place``."""
     missing = [wheel for wheel in chosen if not _whole(house, wheel)]
     wanted = [wheel for wheel in missing if not _whole(place, wheel)]
+    if wanted:
+        size = sum(wheel.size for wheel in wanted) / 1e6
+        tell(f"to download: {len(wanted)}" + (f", {size:,.0f} MB" if size else ""))
     download(wanted, place, progress)
     return tuple(place / wheel.name.filename for wheel in missing)
 

@@ -104,10 +104,12 @@ def repack(
                 find_wheel(spec, given.cpu, offline=offline, report=report, check=check)
             )
         # First of all: kernels that do not serve the device cannot be patched into serving it.
+        say(f"reading the device code of {origin.wheel.path.name}")
         binaries = inspect_wheel(origin.wheel)
         judged = judge(origin.wheel, binaries, target, origin.version)
         require_loading(judged, target, origin.version)
         folder = stack.enter_context(staging())
+        say("patching and proving")
         patched = _patched(origin, request, folder / "tree", binaries, judged, sandboxed)
         notes, new = tuple(_notes(patched, judged)), additions(patched)
         # Again with the whole name, in which the CUDA of the kernels may be another one.

@@ -110,9 +110,13 @@ ALL += ["torch==2.11.0", "typing-thing==2.0", "vllm==0.25.1"]
 
 def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
     world(ELSEWHERE, OTHER_CPU)
-    said = fill("--python-version", "3.12").stdout
+    done = fill("--python-version", "3.12")
+    said, told = done.stdout, done.stderr.splitlines()
 
     assert locked(house) == ALL
+    # Before each thing that may take long, in a pipe as well.
+    assert [line.partition(" ")[0] for line in told] == ["resolving", "dependencies:", "to"]
+    assert told[1:] == ["dependencies: 5; resolving what torch==2.11.0 requires", "to download: 5"]
     assert f"5 dependencies there and locked, 0 MB, for CPython 3.12 on {OTHER_CPU} with" in said
     assert "torch 2.11.0: CUDA 13, as it has torch/lib/libtorch_cuda.so" in said
     assert {path.name for path in house.iterdir()} == {*contents(house)}

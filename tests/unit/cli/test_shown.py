@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from patchkit import __version__, cli
 from patchkit.cli import out, show
-from patchkit.cli.options import progress
+from patchkit.cli.progress import PERIOD, progress
 from patchkit.errors import PatchkitError
 from patchkit.patching.fix import State
 from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
@@ -188,6 +188,22 @@ def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
     drawn = streams[1].getvalue().decode()
     assert visible(EVIL) + MARK in drawn
     assert SGR not in drawn
+
+
+def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
+    now = iter([0.0, 1.0, PERIOD, PERIOD + 1, 2 * PERIOD, 5 * PERIOD])
+    with captured() as streams, progress(clock=lambda: next(now)) as report:
+        update = report(f"{EVIL}downloading")
+        for done in (1, 2, 3, 4, 5, 6):  # the last one is the end, which needs no line
+            update(done * 10**9, 6 * 10**9)
+    told = streams[1].getvalue().decode().splitlines()
+    assert told == [f"{visible(EVIL)}downloading: {n},000 of 6,000 MB" for n in (3, 5)]
+
+    with captured() as streams, progress("steps", clock=iter([0.0, PERIOD]).__next__) as report:
+        update = report("compiling")
+        update(1, 9)
+        update(2, 9)
+    assert streams[1].getvalue().decode() == "compiling: 2 of 9 steps\n"
 
 
 def test_a_name_that_is_not_utf8(tmp_path):

@@ -1,0 +1,85 @@
+"""Tell on standard error how far long work is: bars in a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from patchkit.cli.out import tell
+from patchkit.quoting import visible
+
+PERIOD = 10.0  # seconds from one line of a pipe to the next
+
+Update = Callable[[int, int], None]
+"""Takes what is done, and all there is to do: bytes, or what a caller counts."""
+
+
+@contextlib.contextmanager
+def progress(
+    counted: str = "", clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[str], Update]]:
+    """Draw progress bars, if standard error is a terminal; rich is imported for the first.
+
+    Else print a line every PERIOD. Of bytes, or of what ``counted`` names.
+    """
+    with contextlib.ExitStack() as stack:
+        bars: list[Any] = []
+
+        def report(task: str) -> Update:
+            identifier: Any = None
+            in_lines = _in_lines(task, counted, clock)
+
+            def update(done: int, total: int) -> None:
+                nonlocal identifier
+                if not bars:
+                    from patchkit.cli.bars import bars_of
+
+                    bars.append(stack.enter_context(bars_of(counted)))
+                if bars[0].disable:
+                    in_lines(done, total)
+                    return
+                # At the first step: a task without any draws no bar.
+                if identifier is None:
+                    identifier = bars[0].add_task(visible(task), total=total)
+                bars[0].update(identifier, completed=done, total=total)
+
+            return update
+
+        yield report
+
+
+def _in_lines(task: str, counted: str, clock: Callable[[], float]) -> Update:
+    due: float | None = None
+
+    def update(done: int, total: int) -> None:
+        nonlocal due
+        now = clock()
+        if due is None:
+            due = now + PERIOD
+        if now < due or done >= total:
+            return
+        due = now + PERIOD
+        if counted:
+            tell(f"{task}: {done} of {total} {counted}")
+        else:
+            tell(f"{task}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+
+    return update
+
+
+def in_tenths(bar: Update, doing: str) -> Update:
+    """Return the bar; without a terminal one that prints every tenth, however long that takes."""
+    if sys.stderr.isatty():
+        return bar
+    tenths = 0
+
+    def update(done: int, total: int) -> None:
+        nonlocal tenths
+        if 10 * done // total > tenths:
+            tenths = 10 * done // total
+            tell(f"{doing} {done} of {total}")
+
+    return update
