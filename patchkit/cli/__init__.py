@@ -7,6 +7,7 @@ import difflib
 import gc
 import importlib
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -41,7 +42,8 @@ Examples:
 Exit codes: 0 done (or already done), 2 usage or no such file, 3 source not recognised, not
 supported or not sound, 4 drift, 5 proof failed, 6 busy, 7 I/O or no network, 8 hash mismatch,
 9 this machine or its network is not what the request needs, 10 a build failed, 11 a recipe has a
-mistake; 130, 143, 129 interrupted by SIGINT, SIGTERM, SIGHUP; 1 a bug.
+mistake; 130, 143, 129 interrupted by SIGINT, SIGTERM, SIGHUP, 141 by a reader that left (`| head`);
+1 a bug.
 """
 
 
@@ -89,8 +91,12 @@ class _Verbs(click.Group):
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with out.shown_usage():
-            return super().invoke(ctx)
+        try:
+            with out.shown_usage():
+                return super().invoke(ctx)
+        except BrokenPipeError:  # click would exit with 1, which stands for a bug
+            _discard_output()
+            sys.exit(128 + signal.SIGPIPE)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for wing, verbs in VERBS.items():
@@ -154,8 +160,7 @@ def main() -> None:
     except OSError as error:
         where = error.filename or "standard output"
         _show(StorageError(f"{where}: {error.strerror}", hint="check space and permissions"))
-        # Else Python would fail once more when it empties the buffer at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard_output()
         sys.exit(StorageError.exit_code)
     except Exception as error:
         if os.environ.get("PATCHKIT_DEBUG"):
@@ -163,6 +168,11 @@ def main() -> None:
         out.say(f"patchkit: internal error: {type(error).__name__}: {error}", err=True)
         out.say("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
         sys.exit(1)
+
+
+def _discard_output() -> None:
+    # Else Python would fail once more when it empties the buffer at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _own(error: click.ClickException) -> UsageError:

@@ -93,6 +93,8 @@ def _life(name: str) -> Iterator[str]:
     if known := lifetime(name):
         until = "on" if is_current(known) else f"to {known.last}"
         yield f"{reader} reads it from {known.first} {until}; default: {known.default or 'unset'}"
+        if not is_current(known):
+            yield f"{reader} after {known.last} ignores it: leave it out there"
     for first, last, takes in values_by_release(name):
         yield f"{first} to {last}: {takes}"
     if other := other_variables().get(name):

@@ -209,6 +209,13 @@ def test_fixes_of_a_release_that_is_none(version, says):
     assert "version_label" in said
 
 
+def test_a_variable_that_is_gone_is_to_be_left_out():
+    said = piped(["env", "explain", "VLLM_USE_V1"], 0)
+    assert "reads it from 0.10.0 to 0.11.0;" in said
+    assert "after 0.11.0 ignores it: leave it out" in said
+    assert "ignores" not in piped(["env", "explain", "VLLM_HOST_IP"], 0)
+
+
 # Slips
 
 

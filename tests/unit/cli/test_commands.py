@@ -14,6 +14,7 @@ import pytest
 from patchkit.cli import group
 from patchkit.cli.verbs import WING_OF
 from patchkit.errors import PatchkitError
+from support.verbs import runnable
 
 ROOT = Path(__file__).parents[3]
 TEXTS = sorted(
@@ -145,19 +146,8 @@ def test_every_command_that_is_named_is_one_that_the_cli_takes():
 SHELL_SCRIPTS = {("completion",)}  # they print nothing but a script
 
 
-def leaves(command, context, words=()):
-    """Words and command of everything that can be run."""
-    if not isinstance(command, click.Group) or command.invoke_without_command:
-        yield words, command
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            inner = click.Context(below, parent=context, info_name=name)
-            yield from leaves(below, inner, (*words, name))
-
-
 def test_every_verb_takes_json():
-    found = dict(leaves(group, click.Context(group, info_name="patchkit")))
+    found = dict(runnable())
     without = {
         words
         for words, command in found.items()

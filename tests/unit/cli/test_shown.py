@@ -7,10 +7,12 @@ a terminal would obey, and no name is taken for markup.
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +36,8 @@ from patchkit.quoting import visible
 from patchkit.runtime.envfile.header import BLANK, sealed
 from patchkit.runtime.host.host import to_json
 from patchkit.runtime.host.probe import probe
-from support import hosts
+from support import hosts, terminal
+from support.verbs import runnable
 from support.wheels import write_wheel
 
 CLI = Path(cli.__file__).parent
@@ -154,15 +157,61 @@ def test_json_is_safe_and_the_same(value):
     assert json.loads(text) == [value]
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+# click takes ASCII for a locale that was forgotten, and writes UTF-8.
+ENCODINGS = {"latin-1": "latin-1", "ascii": "utf-8", "utf-8": "utf-8"}
+SAID = [
+    ["fixes"],
+    ["explain"],
+    ["explain", "arch_lists"],
+    ["env", "explain"],
+    ["env", "explain", "NCCL_IB_HCA"],
+    ["serve-args", "--list"],
+    ["inspect", str(LIBRARY)],
+    ["inspect", str(LIBRARY), "--json"],
+    ["apply", MARK],
+]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("arguments", SAID, ids=" ".join)
+def test_what_an_encoding_lacks_is_escaped(encoding, arguments):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    terminal.run(arguments, stream)
+    assert stream.buffer.getvalue().decode(
+        "utf-8" if "--json" in arguments else ENCODINGS[encoding]
+    )
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_help_in_every_encoding(encoding):
+    for words, _command in runnable():
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        assert terminal.run([*words, "--help"], stream) == 0
+        said = stream.buffer.getvalue().decode(ENCODINGS[encoding])
+        assert said.startswith(f"Usage: patchkit {' '.join(words)}")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_an_encoding_that_lacks_a_character_is_no_crash(encoding):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(CLI.parents[1])}
-    for arguments in (["explain"], ["env", "explain", "NCCL_IB_HCA"], ["status", "--help"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "patchkit", *arguments], env=environment, capture_output=True
-        )
-        assert (done.returncode, done.stderr) == (0, b"")
-        assert done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "patchkit", "env", "explain"],
+        env=environment,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"VLLM_HOST_IP" in done.stdout
+
+
+def test_a_reader_that_leaves_is_no_bug():
+    """As `patchkit fixes | head -1`: the code of a program that SIGPIPE ends."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(
+        [sys.executable, "-m", "patchkit", "fixes"], stdout=theirs, stderr=subprocess.PIPE
+    )
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_data_goes_out_byte_for_byte():
