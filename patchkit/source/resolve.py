@@ -94,19 +94,21 @@ def patched_before(spec: str, project: str) -> Path | None:
 
 
 def patched_tree(spec: str, project: str) -> Path:
-    """Return the folder that was patched, by its path or as a release below build/.
+    """Return the folder that is or was patched, by its path or as a release below build/.
 
-    Raises UsageError for a release that is not patched there.
+    Raises UsageError for a release that is not there.
     """
-    found = patched_before(spec, project)
-    version = None if found or Path(spec).exists() else _release(spec, project)
-    if version is not None:
+    version = None if Path(spec).exists() else _release(spec, project)
+    if version is None:
+        return Path(spec)
+    folder = patched_before(spec, project) or _default_dest(project, version)
+    if not folder.is_dir():
         raise UsageError(
-            f"{spec}: nothing of it is patched in {_default_dest(project, version)}",
+            f"{spec}: nothing of it is patched in {folder}",
             why="apply was run in another folder, or with --dest, or not at all",
             hint="name the folder that apply named: patchkit revert FOLDER",
         )
-    return found or Path(spec)
+    return folder
 
 
 def _default_dest(project: str, label: str) -> Path:

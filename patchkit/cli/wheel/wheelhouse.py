@@ -83,7 +83,7 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
         say(f"{len(made)} made here, {len(others)} dependencies{size}{more}")
     echo(override.override_lines(listed.overrides))
     if not held:
-        say(f"{house} is empty")
+        say(f"{house} holds no wheels")
         say(next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house))
     elif not others:
         say(next_step(*program(), "wheelhouse", "fill", "--dir", house))

@@ -183,7 +183,7 @@ def test_no_wheelhouse(verb, cli):
 def test_an_empty_wheelhouse_and_a_wrong_name(cli, house):
     house.mkdir()
     (house / ".gitignore").write_text("*\n")
-    assert "wheelhouse is empty" in cli("wheelhouse", "list").stdout
+    assert "wheelhouse holds no wheels" in cli("wheelhouse", "list").stdout
     assert "holds no wheels" in cli("wheelhouse", "verify", rc=2).stderr
     assert "no wheel here is called 'x'" in cli("wheelhouse", "prune", "--drop", "x", rc=2).stderr
     assert "Usage: patchkit wheelhouse" in cli("wheelhouse", "--help").stdout
