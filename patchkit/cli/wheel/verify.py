@@ -12,7 +12,7 @@ import click
 from patchkit.cli import show
 from patchkit.cli.next_step import program, spelled
 from patchkit.cli.options import as_json
-from patchkit.cli.out import echo, print_json, style
+from patchkit.cli.out import echo, print_json, style, tell
 from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
 from patchkit.errors import UsageError
@@ -22,6 +22,8 @@ from patchkit.wheel.wheelhouse.accepted import remember
 from patchkit.wheel.wheelhouse.manifest import Kind
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, check
 from patchkit.wheel.wheelhouse.verify import Verified, verify
+
+LARGE = 1e9  # bytes; less takes a few seconds
 
 
 def trust_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -83,6 +85,8 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
 
     A wheelhouse whose signature does not hold is not looked into any further.
     """
+    if (size := sum(file.stat().st_size for file in house.glob("*.whl") if file.is_file())) > LARGE:
+        tell(f"hashing and reading {size / 1e9:.1f} GB")
     signed = check(house, trust) if trust else None
     done = verify(house)
     if not done.entries and not done.findings:

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.process import attempt
+from patchkit.quoting import quoted
 from patchkit.source.fetch import cache_dir
 from patchkit.source.pip_settings import pip_settings
 from patchkit.wheel.filling.node_platform import NodePlatform
@@ -161,4 +162,5 @@ def _failure(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitEr
             why=why,
             hint="check pip's configuration; --offline takes wheels from --find-links alone",
         )
-    return StorageError("uv failed", why=why, hint="update it (pip install -U uv), and try again")
+    update = quoted(sys.executable, "-m", "pip", "install", "-U", "uv")
+    return StorageError("uv failed", why=why, hint=f"update it: {update}; then try again")

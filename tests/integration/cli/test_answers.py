@@ -170,6 +170,13 @@ def test_a_wheel_without_what_it_pins_is_said_to_be_incomplete(house, tmp_path):
     assert f"wheelhouse fill --dir {house}`" in said
 
 
+def test_what_takes_long_to_verify_is_announced(house, monkeypatch):
+    add(house, write_wheel(house.parent, "1.0", project="vllm"), {})
+    assert "hashing" not in piped(["verify", house], 0)
+    monkeypatch.setattr("patchkit.cli.wheel.verify.LARGE", 0)
+    assert piped(["verify", house], 0).startswith("hashing and reading 0.0 GB\n")
+
+
 # Lists
 
 
