@@ -54,8 +54,8 @@ def _variables(content: FileContent, limit: Limit) -> Iterator[tuple[int, str, f
 def _flags(content: FileContent, limit: Limit) -> Iterator[GivenFlag]:
     """Yield the flags of servers whose number is known."""
     for command in content.commands:
-        if command.program == "vllm serve":
-            for flag in command.flags:
-                same = flag.name.replace("_", "-") == limit.flag
-                if same and flag.literal and _NUMBER.fullmatch(flag.value):
+        names = [flag.name.replace("_", "-") for flag in command.flags]
+        if command.program == "vllm serve" and limit.unless not in names:
+            for flag, plain in zip(command.flags, names, strict=True):
+                if plain == limit.flag and flag.literal and _NUMBER.fullmatch(flag.value):
                     yield flag

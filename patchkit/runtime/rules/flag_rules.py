@@ -34,7 +34,7 @@ class Limit(Grounded):
     """The most that a flag should have; from ``harmful`` on it is likely to do damage.
 
     ``highest`` is what it can have at all; ``variables`` matches the names by which scripts hand
-    the value on.
+    the value on; beside the flag ``unless`` it has no effect.
     """
 
     flag: FlagName
@@ -45,6 +45,7 @@ class Limit(Grounded):
     reason: str
     instead: str
     guides: str = ""
+    unless: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
