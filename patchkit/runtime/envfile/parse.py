@@ -31,7 +31,7 @@ _SYSTEMD_QUOTED = re.compile(
     r"""[ \t]*(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)")""", re.DOTALL
 )
 # Behind a backslash a line goes on, as systemd.exec(5) has it for EnvironmentFile=.
-_SYSTEMD_RAW = re.compile(r"[ \t]*(?P<raw>(?:\\.|[^\\\r\n])*)\\?(?:[\r\n]|\Z)", re.DOTALL)
+_SYSTEMD_RAW = re.compile(r"[ \t]*(?P<raw>(?:\\.|[^\\\r\n])*)(?P<open>\\?)(?:[\r\n]|\Z)", re.DOTALL)
 _SETS = re.compile(rf"""[ \t]*(?:export[ \t]+)?"?{_NAME}"?[ \t]*[=:]""")  # in any format
 _SKIPPED = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
 _SYSTEMD_SKIPPED = re.compile(r"[ \t\r\n]*(?:[#;][^\r\n]*(?:[\r\n]|\Z)|[\r\n]|\Z)")
@@ -114,7 +114,7 @@ def _systemd(text: str, where: str) -> Iterator[tuple[str, str]]:
         if raw is None or raw["raw"][:1] in {"'", '"'}:
             _refuse(where, _line(text, position), "has a quote that is not closed")
         position = raw.end()
-        yield key["name"], "".join([*parts, _systemd_raw(raw["raw"])])
+        yield key["name"], "".join([*parts, _systemd_raw(raw["raw"], kept=bool(raw["open"]))])
 
 
 def _systemd_unquoted(match: re.Match[str]) -> str:
@@ -123,10 +123,13 @@ def _systemd_unquoted(match: re.Match[str]) -> str:
     return re.sub(r'\\(["$\\`\n])', lambda each: each[1].strip("\n"), match["double"])
 
 
-def _systemd_raw(raw: str) -> str:
-    """Return text outside of quotes: without blanks at its end and without escaped line ends."""
+def _systemd_raw(raw: str, *, kept: bool) -> str:
+    """Return text outside of quotes: without blanks at its end and without escaped line ends.
+
+    Before a backslash that ends the file the blanks are ``kept``.
+    """
     pieces = re.findall(r"\\.|[^\\]", raw, re.DOTALL)
-    while pieces and pieces[-1] in {" ", "\t"}:
+    while not kept and pieces and pieces[-1] in {" ", "\t"}:
         pieces.pop()
     return "".join("" if each in {"\\\n", "\\\r"} else each[-1] for each in pieces)
 

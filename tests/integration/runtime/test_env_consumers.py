@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli import group
@@ -156,6 +156,7 @@ def test_the_longest_line_of_docker(read_by_docker, folder):
 @SYSTEMD
 @settings(deadline=None, max_examples=400)
 @given(st.text(st.sampled_from("A='\"\\ \t\n#;$ab")))
+@example("A=; \\")
 def test_what_is_parsed_of_any_systemd_file_is_what_systemd_reads(folder, text):
     try:
         expected = parse(Format.SYSTEMD, text, "file")

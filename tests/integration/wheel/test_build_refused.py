@@ -63,7 +63,7 @@ REFUSED = [
     (["--version", "2.99.0"], 3, "2.99.0"),
     (["--version", "new"], 2, "'new' is not a version"),
     (["--src", SMALL, "--target", "gb300"], 2, "gb300"),
-    (["--src", SMALL, "--cpu", "ppc64"], 2, "builds on and for aarch64 and x86_64"),
+    (["--src", SMALL, "--cpu", "ppc64"], 2, "'ppc64' is not one of 'aarch64', 'x86_64'"),
     (["--src", SMALL, "--jobs", "0"], 2, "--jobs"),
     (["--src", SMALL, "--cpu", HERE, "--cuda", "/nonexistent"], 2, "no CUDA toolkit: bin/nvcc"),
     (["--src", SMALL, "--objects", "/nonexistent/x.json"], 2, "/nonexistent/x.json"),
