@@ -1,4 +1,4 @@
-"""What a shell offers after <TAB>: fixes, rules, releases, targets, models, variables, by prefix.
+"""Offer a shell what may follow <TAB>: ids, releases, targets, models, variables, by prefix.
 
 What they are read from is imported when a shell asks: no other call pays for it.
 """

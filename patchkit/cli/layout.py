@@ -30,7 +30,7 @@ PROGRAMS = (
     r"(?:\S+/)?pip3? (?:install|download)\b|git (?:clone|config|fetch|checkout|am|-C)\b|ip link\b",
     r"apt(?:-get)? install\b|(?:cp|ls|tar|rm|rsync|set) -\w|mv [\0/{]|\S*python\S* -m patchkit\b",
 )
-"""What the commands in messages begin with; they end at ``;``, a backtick or the line."""
+"""Match the beginnings of commands in messages; they end at ``;``, a backtick or the line."""
 
 # A style may stand before a command.
 _WHOLE = re.compile(rf"`[^`\n]*`|(?<![^\s(m])(?:{'|'.join(PROGRAMS)})[^;`\n]*")

@@ -299,7 +299,7 @@ LAYERS: Mapping[str, Callable[[Code], str]] = {
     "NVFP4 linear": nvfp4_linear,
     "NVFP4 MoE": nvfp4_moe,
 }
-"""What rules about routing speak of."""
+"""Name the kinds of layers that rules about routing speak of."""
 _KERNELS = {"marlin": "Marlin", "triton": "Triton", "torch": "torch", "deepgemm": "DeepGEMM"}
 _KERNELS |= {"flashinfer": "FlashInfer", "cutlass": "CUTLASS"}
 

@@ -1,4 +1,4 @@
-"""What every verb prints fits its terminal, and has all that it prints into a pipe.
+"""Fit what every verb prints into its terminal, with all that it prints into a pipe.
 
 The verbs run in this process, with a pseudo-terminal of a given width for standard output.
 """

@@ -1,4 +1,4 @@
-"""What claims say that they read in vLLM's sources, beside the sources of each release."""
+"""Compare what claims say of vLLM's sources with the sources of each release."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What probe makes of machines: Sparks and a Thor written from documented facts, and this one."""
+"""What probe makes of machines: Sparks and a Thor written from documented facts."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli.runtime import probe as verb
-from patchkit.errors import HostError, SourceError
+from patchkit.errors import SourceError
 from patchkit.finding import Level
-from patchkit.runtime.host import hardware, netlink
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json, to_json
 from patchkit.runtime.host.probe import probe
@@ -313,30 +311,6 @@ def test_json_gives_the_same_facts_back(machine, name):
     assert from_json(to_json(found), name) == found
 
 
-# Pairs of functions
-
-
-def test_twins_of_boards_that_are_unknown():
-    pair = {"0004:03:00.1": "p1", "0008:03:00.1": "p1"}
-    assert {pci: (half.cage, half.twin) for pci, half in hardware.halves(pair).items()} == {
-        "0004:03:00.1": (1, "0008:03:00.1"),
-        "0008:03:00.1": (1, "0004:03:00.1"),
-    }
-
-
-@pytest.mark.parametrize(
-    "functions",
-    [
-        {"0000:17:00.0": "p0", "0000:65:00.0": "p0"},  # two cards of a server
-        {"0000:03:00.0": "p0", "0002:03:00.0": "p0", "0010:03:00.0": "p0"},  # three domains
-        {"0004:03:00.0": "p0", "0008:03:00.0": "p1"},  # ports that disagree
-        {"0004:03:00.0": "", "0008:03:00.0": ""},  # ports that are not told
-    ],
-)
-def test_cards_that_share_no_cage(functions):
-    assert hardware.halves(functions) == {}
-
-
 # GPUs
 
 
@@ -511,34 +485,6 @@ def test_a_recording_leads_nowhere_else(copied, tmp_path):
 def test_what_a_file_holds_does_not_move_the_cursor(copied):
     (copied / "proc/sys/kernel/hostname").write_text("spark\x1b[2J\x07-1\n")
     assert seen(copied).system.hostname == "spark [2J -1"
-
-
-# This machine
-
-
-def test_the_kernel_and_ip_agree():
-    """Both name the loopback's address; where there is no ip the kernel alone is asked."""
-    told = {each["ifname"]: each["addr_info"] for each in json.loads(netlink.addresses())}
-    local = [(each["family"], each["local"], each["prefixlen"]) for each in told["lo"]]
-    assert ("inet", "127.0.0.1", 8) in local
-    live = probe(environment={})
-    found = [(each.family, each.address, each.prefix) for each in live.netdev("lo").addresses]
-    assert found == local
-    assert {name: len(own) for name, own in told.items()} == {
-        each.name: len(each.addresses) for each in live.netdevs
-    }
-
-
-def test_a_python_that_does_not_start(tmp_path):
-    """A note where it was found by chance, an error where it was asked for."""
-    broken = tmp_path / "python3"
-    broken.write_text("#!/bin/sh\nexit 3\n")
-    broken.chmod(0o755)
-    found = probe(environment={"PATH": str(tmp_path)})
-    assert found.software is None
-    assert found.notes[-1].startswith(f"no Python tells what is installed: {broken}: exit code 3")
-    with pytest.raises(HostError, match="exit code 3"):
-        probe(python=str(broken), environment={})
 
 
 def test_software_beside_a_recording_if_a_python_is_named(copied):

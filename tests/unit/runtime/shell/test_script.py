@@ -1,4 +1,4 @@
-"""What shell scripts say: which assignments are environment, and which programs run how."""
+"""Read shell scripts: which assignments are environment, and which programs run how."""
 
 from __future__ import annotations
 

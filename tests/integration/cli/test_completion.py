@@ -1,0 +1,40 @@
+"""Complete command lines as bash asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(cli, shell):
+    assert "_PATCHKIT_COMPLETE" in cli("completion", shell).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "count", "completed"),
+    [
+        ("patchkit rev", "1", "revert"),
+        ("patchkit build v", "2", "vllm"),
+        ("patchkit build vllm --exte", "3", "--extensions"),
+        ("patchkit explain deepgemm_s", "2", "deepgemm_sm12x"),
+        ("patchkit apply --only nvml", "3", "nvml_total_memory"),
+        ("patchkit apply --target th", "3", "thor"),
+        # bash ends a word at `=`: only what follows is put in.
+        ("patchkit apply vllm == 0.20.1", "4", "0.20.1"),
+        ("patchkit status --vllm-src vllm == 0.33", "5", "0.33.0"),
+        ("patchkit build nccl --version 2.29.7", "4", "2.29.7"),
+        ("patchkit build vllm --version 0.25.1", "4", "0.25.1"),
+        ("patchkit env explain VLLM_HOST_I", "3", "VLLM_HOST_IP"),
+        ("patchkit env --role head --with ptxas-t", "5", "ptxas-thor"),
+        ("patchkit serve-args openai/gpt-oss-120", "2", "openai/gpt-oss-120b"),
+    ],
+)
+def test_the_bash_completion_script_completes(cli, tmp_path, words, count, completed):
+    script = tmp_path / "completion.bash"
+    script.write_text(cli("completion", "bash").stdout)
+    asked = {"COMP_WORDS": words, "COMP_CWORD": count, "_PATCHKIT_COMPLETE": "bash_complete"}
+
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert cli(env=asked).stdout.split() == [f"plain,{completed}"]
