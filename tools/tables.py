@@ -21,7 +21,7 @@ from patchkit.runtime.rules.flag_values import PLACE as VALUES
 from patchkit.runtime.rules.flag_values import Choices, load_choices
 from patchkit.runtime.rules.lifetimes import read_table, render
 from patchkit.runtime.rules.model_recipes import PLACE as MODELS
-from tools.seen import MODES, Entry, Row, Seen
+from tools.seen import COUNTED, MODES, Entry, Row, Seen
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 VARIABLES = RECIPES / "env" / "vllm_variables.tsv"
@@ -30,9 +30,11 @@ FLAGS = RECIPES / "env" / "vllm_flags.tsv"
 STOCK = RECIPES / "vllm" / "stock_archs.csv"
 SUPPORT = RECIPES / "vllm" / "support.json"
 ARCHS = DATA / "archs.csv"
+SOURCES = DATA / "sources.csv"
 Support = dict[str, dict[str, dict[str, str]]]
 """fix → arch mode → release → level"""
 ARCH_COLUMNS = ("release", "arch", "group", "file", "variable", "stock", "patched")
+SOURCE_COLUMNS = ("release", "arch", "tree", "library", *COUNTED)
 STOCK_COLUMNS = ("since", "until", "group", "switches", "variable", "archs")
 VARIABLES_HEAD = (
     "name, first release, last release, default: the environment variables in envs.py of each",
@@ -82,7 +84,10 @@ def updated(
         VALUES: VALUES_HEAD + "".join(_flag(each, news, releases) for each in load_choices()),
         STOCK: _stock(news, releases),
         SUPPORT: json.dumps(_support(news, releases, fixes, support), indent=1) + "\n",
-        ARCHS: _archs(news, releases),
+        ARCHS: _rows(ARCHS, ARCH_COLUMNS, {v: each.archs for v, each in news.items()}, releases),
+        SOURCES: _rows(
+            SOURCES, SOURCE_COLUMNS, {v: each.sources for v, each in news.items()}, releases
+        ),
     }
 
 
@@ -168,13 +173,16 @@ def _support(
     }
 
 
-def _archs(news: Mapping[str, Seen], releases: Sequence[str]) -> str:
+def _rows(
+    path: Path, columns: Sequence[str], news: Mapping[str, list[Row]], releases: Sequence[str]
+) -> str:
+    """Return a table of releases one after another; those without news keep their rows."""
     known: dict[str, list[Row]] = {}
-    for row in read_rows(ARCHS):
+    for row in read_rows(path):
         known.setdefault(row["release"], []).append(row)
-    found = {**known, **{version: each.archs for version, each in news.items()}}
+    found = {**known, **news}
     rows = (row for version in releases for row in found[version])
-    return _rendered(ARCH_COLUMNS, ([row[each] for each in ARCH_COLUMNS] for row in rows))
+    return _rendered(columns, ([row[each] for each in columns] for row in rows))
 
 
 def _flag(choices: Choices, news: Mapping[str, Seen], releases: Sequence[str]) -> str:

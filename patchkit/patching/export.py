@@ -64,7 +64,8 @@ def _mail(plan: Plan, verdict: Verdict, texts: Texts, number: str) -> str:
         *(f"Evidence: {line}" for line in evidence),
     ]
     body = "\n\n".join(
-        textwrap.fill(paragraph, _WIDTH, break_long_words=False) for paragraph in paragraphs
+        textwrap.fill(paragraph, _WIDTH, break_long_words=False, break_on_hyphens=False)
+        for paragraph in paragraphs
     )
     trailers = "\n".join(
         [

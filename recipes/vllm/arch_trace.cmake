@@ -19,10 +19,10 @@ foreach(command
     add_compile_definitions add_compile_options add_custom_command add_custom_target
     add_definitions add_dependencies add_executable add_library add_link_options add_subdirectory
     configure_file enable_language find_file find_library find_path find_program get_target_property
-    include_directories install link_directories link_libraries project Python_add_library
+    include_directories install link_directories link_libraries project
     set_property set_source_files_properties set_target_properties target_compile_definitions
     target_compile_features target_compile_options target_include_directories
-    target_link_directories target_link_libraries target_link_options target_sources)
+    target_link_directories target_link_libraries target_link_options)
   cmake_language(EVAL CODE "function(${command})\nendfunction()")
 endforeach()
 
@@ -47,8 +47,20 @@ function(execute_process)
   endif()
 endfunction()
 
-# Only the trace reads these calls: the outcome of one intersection, by the name it is stored under.
+# Only the trace reads these calls: the outcome of one intersection, by the name it is stored under;
+# what nvcc is told to make, and of which sources; and a library with its sources.
 function(patchkit_archs)
+endfunction()
+function(patchkit_code)
+endfunction()
+function(patchkit_library)
+endfunction()
+# Written out: a trace by files leaves out what comes of cmake_language(EVAL).
+function(Python_add_library)
+  patchkit_library(${ARGV})
+endfunction()
+function(target_sources)
+  patchkit_library(${ARGV})
 endfunction()
 
 macro(find_package package)
@@ -71,6 +83,10 @@ macro(find_package package)
       _cuda_archs_loose_intersection(${OUT} "${SRC}" "${TGT}")
       patchkit_archs("${OUT}" "${${OUT}}")
       set(${OUT} "${${OUT}}" PARENT_SCOPE)
+    endfunction()
+    function(set_gencode_flag_for_srcs)
+      cmake_parse_arguments(PARSE_ARGV 0 P "" "ARCH;CODE" "SRCS")
+      patchkit_code("${P_CODE}" ${P_SRCS})
     endfunction()
   endif()
 endmacro()

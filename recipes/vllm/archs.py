@@ -8,8 +8,8 @@ not reached is not built; a call that was reached but not read is an error.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -18,7 +18,7 @@ from patchkit.errors import DriftError, ProofError
 from patchkit.proof.child_process import Ended
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.source.tree import SourceTree
-from patchkit.target import Target
+from patchkit.target import Target, listed
 
 ROOT_FILE = "CMakeLists.txt"
 EXTERNAL_FILES = "cmake/external_projects/*.cmake"
@@ -26,7 +26,9 @@ HELPER_FILES = "cmake/*.cmake"
 GENCODE = "set_gencode_flags_for_srcs"
 INTERSECTION = "cuda_archs_loose_intersection"
 _SCRIPT = Path(__file__).with_name("arch_trace.cmake")
-_RECORD = "patchkit_archs"
+_FLAG = "set_gencode_flag_for_srcs"  # what the release's own GENCODE calls
+# Calls that arch_trace.cmake adds for the trace alone.
+_LIST, _CODE = "patchkit_archs", "patchkit_code"
 
 Place = tuple[str, int]  # file, ordinal of the call in that file: lines may move, ordinals do not
 
@@ -74,8 +76,8 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
     texts = cmake_texts(tree)
     sites = [site for path in texts if _is_build_file(path) for site in _sites(path, texts[path])]
     _check_lists(sites, texts)
-    calls = _run(tree, texts, target.gencode_flags(arch_list), cuda)
-    archs = dict(_archs(calls, {site.where for site in sites}))
+    calls = traced(tree, texts, target.gencode_flags(arch_list), cuda)
+    archs = _archs(calls, {site.where for site in sites})
     return [_group(site, archs.get(site.where, ())) for site in sites]
 
 
@@ -184,20 +186,29 @@ def _group(site: _Site, archs: tuple[str, ...]) -> Group:
 
 def _archs(
     calls: Iterable[Traced], known: set[tuple[str, int]]
-) -> Iterator[tuple[tuple[str, int], tuple[str, ...]]]:
-    """Yield the archs of each known site, in the order of the trace."""
-    pending: tuple[str, int] | None = None
+) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Return what nvcc is told to make at each known site, as an arch list.
+
+    A call hands over what is wanted; the flags that come of it are what counts.
+    """
+    found: dict[tuple[str, int], tuple[str, ...]] = {}
+    codes: list[str] = []
+    sources = project = None  # what the next records are about
     for call in calls:
+        if call.command == _FLAG or (call.command == GENCODE and call.where not in known):
+            raise _unreadable(call)
         if call.command == GENCODE:
-            if call.where not in known:
-                raise _unreadable(call)
-            archs = call.arguments[call.arguments.index("CUDA_ARCHS") + 1 :]
-            yield call.where, _items(";".join(archs))
+            sources, codes = call.where, []
+            found[sources] = ()
+        elif call.command == _CODE and sources:
+            codes.append(call.arguments[0])
+            found[sources] = listed(codes)
         elif call.command == INTERSECTION:
-            pending = call.where if call.where in known else None
-        elif call.command == _RECORD and pending:
-            yield pending, _items(call.arguments[1])
-            pending = None
+            project = call.where if call.where in known else None
+        elif call.command == _LIST and project:
+            found[project] = _items(call.arguments[1])
+            project = None
+    return found
 
 
 def _items(text: str) -> tuple[str, ...]:
@@ -213,20 +224,33 @@ def _unreadable(call: Traced) -> ProofError:
     )
 
 
-def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> list[Traced]:
-    """Return the calls that CMake made in the build files, run in a temporary folder."""
+def traced(
+    tree: SourceTree,
+    texts: Mapping[str, str],
+    gencode: str,
+    cuda: str,
+    generated: Collection[str] = (),
+) -> list[Traced]:
+    """Return the calls that CMake made in the build files, run in a temporary folder.
+
+    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS; ``generated`` are files that a
+    build would have written by then. Paths in the tree are relative to it, those of external
+    sources to them. Raises ProofError if CMake stops.
+    """
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
         mirror(tree, texts, root)
+        for path in generated:
+            _touch(root, PurePosixPath(path))
         (scratch / "include/cutlass").mkdir(parents=True)
         (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
         build_files = [path for path in texts if _is_build_file(path)]
-        traced = [f"--trace-source={path}" for path in [*build_files, _SCRIPT.name]]
+        sources = [f"--trace-source={path}" for path in [*build_files, _SCRIPT.name]]
         ended = run_script(
             tree,
             _SCRIPT,
             [
-                *traced,
+                *sources,
                 f"-DPATCHKIT_GENCODE={gencode}",
                 f"-DPATCHKIT_CUDA={cuda}",
                 f"-DPATCHKIT_SCRATCH={scratch}",
@@ -237,7 +261,28 @@ def _run(tree: SourceTree, texts: dict[str, str], gencode: str, cuda: str) -> li
         )
         if ended.trouble:
             raise _stopped(ended, root)
-        return list(read_trace(log, root))
+        return [_relative(call, root, scratch) for call in read_trace(log, root)]
+
+
+def _touch(root: Path, path: PurePosixPath) -> None:
+    """Make an empty file below ``root``, where folders are links into a tree that stays as is."""
+    for parent in reversed(path.parents[:-1]):
+        place = root / parent
+        if place.is_symlink():
+            linked = place.resolve()
+            place.unlink()
+            place.mkdir()
+            for entry in linked.iterdir():
+                (place / entry.name).symlink_to(entry)
+    if not (root / path).exists():
+        (root / path).touch()
+
+
+def _relative(call: Traced, *roots: Path) -> Traced:
+    arguments = call.arguments
+    for root in roots:
+        arguments = tuple(argument.replace(f"{root}/", "") for argument in arguments)
+    return replace(call, arguments=arguments)
 
 
 def _stopped(ended: Ended, root: Path) -> ProofError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -13,7 +13,6 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.paths import RECIPES
 from patchkit.recipes.vllm.external import External
 from patchkit.records import read_toml
-from patchkit.target import Target
 
 BUILD_FILE = RECIPES / "vllm" / "build.toml"
 
@@ -52,6 +51,37 @@ class Define:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Major capabilities that a source is used on from a release on."""
+
+    since: Version = field(metadata={"key": "from"})
+    majors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unused:
+    """Major capabilities on which a fix keeps vLLM from a source that has code for them."""
+
+    majors: tuple[int, ...]
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """CUDA sources of a library that somebody counted at a pin, for some targets.
+
+    ``codes`` are named as nvcc does, () where it is told of no arch; ``counted`` says by what.
+    """
+
+    pin: str
+    targets: tuple[str, ...]
+    library: str
+    sources: int
+    codes: tuple[str, ...]
+    counted: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSource:
     """An external source as patchkit knows it."""
 
@@ -65,11 +95,17 @@ class KnownSource:
     submodules: tuple[str, ...] | None = None
     file: str = ""
     targets: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()
     majors: tuple[int, ...] = ()
+    later: tuple[Served, ...] = ()
+    unused: tuple[Unused, ...] = ()
+    native: str = ""
     cost: str = ""
     source: str = ""
     refused: tuple[Indispensable, ...] = ()
     define: Define | None = None
+    elsewhere: tuple[str, ...] = ()
+    count: tuple[Counted, ...] = ()
 
     @property
     def optional(self) -> bool:
@@ -84,15 +120,11 @@ class KnownSource:
         """Return the CMake variable that takes the folder, "" where the environment does."""
         return self.define.variable if self.define and self.define.covers(version) else ""
 
-    def serves(self, major: int) -> bool:
-        """Return whether it has code for devices of this major capability."""
-        return not self.majors or major in self.majors
-
-    def cost_on(self, target: Target) -> str:
-        """Return in a line what a build for a device loses without it."""
-        if self.serves(target.major):
-            return f"{self.option}: {self.cost}"
-        return f"{self.option}: nothing on {target.name}, for which it has no code"
+    def serves(self, major: int, version: Version) -> bool:
+        """Return whether a release uses it on devices of this major capability."""
+        base = Version(version.base_version)
+        majors = next((e.majors for e in reversed(self.later) if e.since <= base), self.majors)
+        return not majors or major in majors
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +141,21 @@ class Wanted:
         if self.known.submodules is not None:
             return self.known.submodules
         return self.external.submodules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Across:
+    """How the locked environment is divided for another CPU, in patterns of package names."""
+
+    target: tuple[str, ...]
+    stays: tuple[str, ...]
+    download: str
+
+
+@cache
+def across() -> Across:
+    """Return what is known of building for another CPU."""
+    return read_toml(Across, BUILD_FILE, key="across")
 
 
 @cache
@@ -131,6 +178,11 @@ def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
                 hint=f"there are: {', '.join(sorted(known))}",
             )
     return tuple(known[name] for name in names)
+
+
+def with_targets(targets: Collection[str]) -> frozenset[str]:
+    """Return the options of sources that have any of these targets of setup.py."""
+    return frozenset(e.option for e in known_externals() if not set(targets).isdisjoint(e.targets))
 
 
 def wanted(found: Iterable[External], version: Version, *, release: bool) -> tuple[Wanted, ...]:

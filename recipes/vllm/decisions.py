@@ -111,11 +111,13 @@ def on_device(
     *,
     linear_backend: str = "auto",
     moe_backend: str = "auto",
+    names: Mapping[str, object] | None = None,
 ) -> Code:
     """Return the code of a tree as it runs on a CUDA device of ``capability``.
 
     The device is the release's own platform class, the settings are its own ``vllm/envs.py`` under
-    ``environ``, the user's variables; the backends are the user's flags of these names.
+    ``environ``, the user's variables; the backends are the user's flags of these names. ``names``
+    stand for what else is called so.
     """
     variables = dict(environ or {})
     kernels = Off(
@@ -133,6 +135,7 @@ def on_device(
         "os": SimpleNamespace(environ=variables, getenv=variables.get, path=os.path),
         "get_current_vllm_config": lambda: configuration,
         "get_current_vllm_config_or_none": lambda: configuration,
+        **(names or {}),
     }
     code = Code(tree, given)
     given["envs"] = Settings(code, variables)

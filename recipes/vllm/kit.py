@@ -5,6 +5,7 @@ from __future__ import annotations
 from patchkit.recipes import kit
 from patchkit.recipes.kit import *
 from patchkit.recipes.vllm.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
+from patchkit.recipes.vllm.attention import FA2, FA3, attention_code, flash_attention
 from patchkit.recipes.vllm.decisions import (
     FP8_MOE,
     NVFP4_MOE,
@@ -35,6 +36,8 @@ from patchkit.recipes.vllm.routing import (
 from patchkit.recipes.vllm.stock_archs import check_stock
 
 __all__ = [
+    "FA2",
+    "FA3",
     "FP8_MOE",
     "GB10",
     "INTERSECTION",
@@ -48,10 +51,12 @@ __all__ = [
     "Capability",
     "Decision",
     "Group",
+    "attention_code",
     "check_stock",
     "cmake_texts",
     "cuda13_lists",
     "evaluate",
+    "flash_attention",
     "fp8_linear",
     "fp8_moe",
     "nvfp4_linear",

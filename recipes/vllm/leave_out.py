@@ -105,6 +105,23 @@ def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
     return with_edits(tree, tuple(edits))
 
 
+def asked_targets(tree: SourceTree) -> set[str]:
+    """Return the targets that setup.py names for an extension, in whatever form.
+
+    CMake knows more of them, and builds those that it is asked for.
+    """
+    text = tree.read(_SETUP)
+    calls = [node for node in ast.walk(parsed(_SETUP, text)) if isinstance(node, ast.Call)]
+    named = (
+        str(part.value)
+        for call in calls
+        if ast.unparse(call.func) == "CMakeExtension"
+        for part in ast.walk(call)
+        if isinstance(part, ast.Constant)
+    )
+    return {value.rpartition(".")[2] for value in named}
+
+
 def check(known: KnownSource, version: Version) -> None:
     """Raise UsageError if a release cannot be built, or cannot run, without it."""
     if not known.optional:
@@ -209,7 +226,7 @@ def _prove(tree: SourceTree, left: KnownSource) -> None:
     built = set(_built(tree, left))
     if extra := sorted(built - set(left.targets)):
         raise _still(left.file, f"builds {extra[0]}, which is not known to belong to {left.option}")
-    if asked := sorted(_extensions(tree.read(_SETUP)) & set(left.targets)):
+    if asked := sorted(asked_targets(tree) & set(left.targets)):
         raise _still(_SETUP, f"asks for {asked[0]}")
 
 
@@ -217,19 +234,6 @@ def _built(tree: SourceTree, left: KnownSource) -> Iterator[str]:
     for call in commands(tree.read(left.file), left.file):
         if call.name in _TARGETS and call.arguments:
             yield call.arguments[0].value
-
-
-def _extensions(text: str) -> set[str]:
-    """Return the targets that setup.py names for an extension, in whatever form."""
-    calls = [node for node in ast.walk(parsed(_SETUP, text)) if isinstance(node, ast.Call)]
-    named = (
-        str(part.value)
-        for call in calls
-        if ast.unparse(call.func) == "CMakeExtension"
-        for part in ast.walk(call)
-        if isinstance(part, ast.Constant)
-    )
-    return {value.rpartition(".")[2] for value in named}
 
 
 def _still(path: str, problem: str) -> DriftError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
 from typing import Any
 
 import click
@@ -22,6 +23,7 @@ from patchkit.cli.options import (
 from patchkit.cli.out import Shown, echo, print_json, say, style, table
 from patchkit.errors import UsageError
 from patchkit.recipes.vllm.archs import Group, evaluate
+from patchkit.recipes.vllm.sources import LibraryCount, counts, not_counted, planned_sources
 from patchkit.target import Load, Target, best_load
 
 STYLES: Mapping[Load, Mapping[str, Any]] = {
@@ -54,6 +56,9 @@ def command(
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
     the patched group reaches the device: exact, family, compatible, jit (from PTX), or none; -v
     adds where a group stands and what it switches on.
+
+    Then come the CUDA sources of each library that setup.py asks for: none counts those without
+    code for the device, foreign those that have machine code for other devices as well.
     """
     with opened(source) as (recipe, workspace):
         request = selection.request(workspace.ledger)
@@ -66,15 +71,29 @@ def command(
         version = _cuda(cuda or target.cuda)
         stock = evaluate(plan.stock, target, wanted, version)
         patched = evaluate(plan.patched, target, wanted, version)
+        sources = planned_sources(plan.patched, target, wanted, version)
+        libraries = counts(sources, target)
+        unknown = not_counted(plan.patched, sources, target)
         if as_json:
             rows = [_fields(a, b, target) for a, b in zip(stock, patched, strict=True)]
-            fields = {"torch_cuda_arch_list": wanted, "cuda": version, "groups": rows}
+            fields = {
+                "torch_cuda_arch_list": wanted,
+                "cuda": version,
+                "groups": rows,
+                "libraries": [asdict(each) for each in libraries],
+                "not_counted": unknown,
+            }
             print_json({**show.tree_fields(workspace, request), **fields})
             return
         say(show.header(workspace, request))
         say(f"TORCH_CUDA_ARCH_LIST={wanted}, CUDA {version}")
         echo(_rows(stock, patched, target, verbose=verbose))
         say(_summary(stock, patched, target))
+        echo(_libraries(libraries))
+        for count in (each for each in libraries if each.in_vain):
+            say(style("warning ", fg="yellow") + f"{count.library} is compiled in vain")
+        if unknown:
+            say(f"not counted: {', '.join(unknown)}, whose sources another project's CMake names")
 
 
 def _cuda(version: str) -> str:
@@ -109,6 +128,12 @@ def _summary(stock: list[Group], patched: list[Group], target: Target) -> str:
     loads = Counter(best_load(each.archs, target.capability) for each in patched)
     counted = ", ".join(f"{loads[each]} {each}" for each in sorted(loads, reverse=True))
     return f"{len(patched)} groups on {target.title}: {counted}; {changed} differ from stock"
+
+
+def _libraries(libraries: Sequence[LibraryCount]) -> Sequence[Shown]:
+    """Return how many CUDA sources each library has, by how their code reaches the device."""
+    heads = ("library", "sources", "exact", "family", "jit", "none", "foreign")
+    return table(([str(each) for each in astuple(count)] for count in libraries), heads=heads)
 
 
 def _list(group: Group) -> str:

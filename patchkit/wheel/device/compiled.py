@@ -1,7 +1,7 @@
 """Prove that a library holds the code that its sources were compiled to.
 
 CMake writes down how each source is compiled; the inspector says what was linked. Nothing may be
-missing in between, or have another arch.
+missing in between, or have another arch. Where CMake names no arch, nvcc has one of its own.
 """
 
 from __future__ import annotations
@@ -10,44 +10,24 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from patchkit.errors import BuildError, ProofError
 from patchkit.recipes.vllm.archs import Group
+from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
 from patchkit.target import Arch, Load, Target, parse_arch
-from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries, reach
-
-Codes = frozenset[tuple[str, Arch]]
-"""Kind ("sass" or "ptx") and arch of the entries of one fat binary."""
+from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries
 
 Names = frozenset[str]
-"""Such codes as nvcc names them: ``sm_121a``, ``compute_89``."""
+"""Codes of one fat binary as nvcc names them: ``sm_121a``, ``compute_89``."""
 
 # nvcc's -gencode arch=compute_121a,code=sm_121a; one code= may hold a list of several.
 _CODE = re.compile(r"code=(\S+)")
-_NUMBER = re.compile(r"\b(sm|compute)_(\d+)(\d)([af]?)\b")
 # CMake puts the objects of a target below CMakeFiles/TARGET.dir/.
 _LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A CUDA source, the library that it goes into, and what it was compiled to."""
-
-    source: str
-    library: str
-    codes: Codes
-
-    @property
-    def names(self) -> Names:
-        return _names(self.codes)
-
-    def load(self, target: Target) -> Load:
-        return max((reach(kind, arch, target) for kind, arch in self.codes), default=Load.NONE)
-
-
-def compiled_sources(build: Path, source: Path) -> tuple[Compiled, ...]:
+def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
     """Read the CUDA sources below ``build`` from CMake's compile_commands.json.
 
     Paths are relative to ``source`` where they are in it. Raises BuildError if there is none.
@@ -64,16 +44,12 @@ def compiled_sources(build: Path, source: Path) -> tuple[Compiled, ...]:
         if library is None:
             raise BuildError(f"{path}: CMake does not say which library it is for")
         name = path.relative_to(source) if path.is_relative_to(source) else path
-        codes = frozenset(
-            ("sass" if match[1] == "sm" else "ptx", parse_arch(f"{match[2]}.{match[3]}{match[4]}"))
-            for names in _CODE.findall(command)
-            for match in _NUMBER.finditer(names)
-        )
-        sources.append(Compiled(str(name), library[1], codes))
+        codes = codes_of(_CODE.findall(command))
+        sources.append(CudaSource(str(name), library[1], codes or default_codes()))
     return tuple(sources)
 
 
-def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
+def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
     """Prove that nvcc compiles each kernel group for the archs of the arch proof; say so.
 
     A group is known by its first CUDA source; one whose name several sources share is left aside.
@@ -84,8 +60,8 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
         found = [source for source in sources if f"/{source.source}".endswith(f"/{group.name}.cu")]
         if len(found) != 1:
             continue
-        said = {arch_name("sass", parse_arch(arch)) for arch in group.archs}
-        if said != {name for name in found[0].names if name.startswith("sm_")}:
+        said = {code for arch in group.archs for code in parse_arch(arch).codes}
+        if said != found[0].names:
             raise ProofError(
                 f"{found[0].source} is compiled for {' and '.join(sorted(found[0].names))}, and "
                 f"{group.where} says {' and '.join(sorted(said))}",
@@ -100,14 +76,14 @@ def prove_groups(groups: Iterable[Group], sources: Sequence[Compiled]) -> str:
 
 
 def prove_compiled(
-    sources: Sequence[Compiled], binaries: Iterable[Binary], target: Target
+    sources: Sequence[CudaSource], binaries: Iterable[Binary], target: Target
 ) -> tuple[str, ...]:
     """Prove that each library holds what its sources were compiled to; say so of each library.
 
     Raises ProofError.
     """
     libraries = {PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries}
-    by_library: dict[str, list[Compiled]] = {}
+    by_library: dict[str, list[CudaSource]] = {}
     for source in sources:
         by_library.setdefault(source.library, []).append(source)
     for name in by_library.keys() - libraries.keys():
@@ -119,7 +95,7 @@ def prove_compiled(
     return tuple(_proved(libraries[name], own, target) for name, own in sorted(by_library.items()))
 
 
-def _proved(binary: Binary, sources: list[Compiled], target: Target) -> str:
+def _proved(binary: Binary, sources: list[CudaSource], target: Target) -> str:
     wanted = Counter(source.names for source in sources)
     # By name: an arch that a fat binary tells also knows whether PTX is beside it.
     linked = Counter(
@@ -130,7 +106,7 @@ def _proved(binary: Binary, sources: list[Compiled], target: Target) -> str:
         first = next(source.source for source in sources if source.names == names)
         raise ProofError(
             f"{binary.name} lacks {count} of {wanted[names]} fat binaries with "
-            f"{' and '.join(sorted(names)) or 'nothing'}, what {first} for example was compiled to",
+            f"{' and '.join(sorted(names))}, what {first} for example was compiled to",
             why="objects of another build were linked",
             hint="run again with --fresh",
         )

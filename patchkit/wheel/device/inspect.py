@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import astuple, dataclass
 from functools import cache
 from io import BufferedIOBase
@@ -94,16 +94,16 @@ def inspect(path: Path) -> tuple[Binary, ...]:
         return (_binary(stream, path.name, str(path)),)
 
 
-def inspect_wheel(wheel: WheelFile) -> tuple[Binary, ...]:
-    """Read each library and program in a wheel.
+def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tuple[Binary, ...]:
+    """Read each library and program in a wheel, or those among the paths of ``only``.
 
-    Raises SourceError if one is damaged or for another CPU than the wheel's name says, or if there
-    is none.
+    Raises SourceError if one is damaged or for another CPU than the wheel's name says; if there is
+    none in the whole wheel.
     """
     # ELF's names of other CPUs are not known here.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
     found = []
-    for member, stream in wheel.libraries():
+    for member, stream in wheel.libraries(only):
         binary = _binary(stream, member, f"{wheel.path}: {member}")
         if promised and binary.library.machine not in promised:
             raise SourceError(
@@ -113,7 +113,7 @@ def inspect_wheel(wheel: WheelFile) -> tuple[Binary, ...]:
                 hint="build the wheel again, with the library of the right CPU",
             )
         found.append(binary)
-    if not found:
+    if not found and only is None:
         raise SourceError(
             f"{wheel.path} holds no library",
             why="it is a wheel of Python alone",

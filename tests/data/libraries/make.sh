@@ -7,6 +7,7 @@
 #               sm_121 was linked from; soname, needed, rpath, symbol versions
 #   stock.so    the same for sm_90, sm_120 and compute_120, as a stock library is
 #   modes.so    aarch64: not compressed, LZ4 and zstd, PTX alone, code for link-time optimisation
+#   default.so  aarch64: two fat binaries of what nvcc takes where no arch is named
 #   lost.so     aarch64, needs libcudart.so.13: sm_90, sm_120 and compute_120, and two kernels, not
 #               compressed, for sm_100a and sm_120a
 #   hopper.so   aarch64, needs libcudart.so.13: sm_90a alone
@@ -60,12 +61,14 @@ fatbin stock size 90 120 +120
 fatbin speed speed 121 +120
 fatbin size size 121
 fatbin ptx size +90
+fatbin default size
 RDC=-rdc=true fatbin parts size 121
 RDC=-rdc=true fatbin stockparts size 90 120 +120
 RDC=-rdc=true fatbin lto size =121
 library gb10 "own own added" "parts"
 library stock "stock stock added" "stockparts"
 library modes "speed size ptx lto" ""
+library default "default default" ""
 
 aarch64-linux-gnu-gcc -shared -o libcudart.so -Wl,-soname,libcudart.so.13 -nostdlib -x c /dev/null
 FILE=gemm fatbin gemm none 100a 120a

@@ -13,7 +13,6 @@ from patchkit.edit.cmake import Branch
 from patchkit.errors import DriftError, UsageError
 from patchkit.recipes.vllm.build import by_option, known_externals, wanted
 from patchkit.recipes.vllm.external import External, externals, for_cuda
-from patchkit.target import targets
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DECLARED = """\
@@ -207,16 +206,21 @@ def test_options_are_unique_and_every_cost_has_a_source():
 
 
 @pytest.mark.parametrize(
-    ("option", "target", "says"),
+    ("option", "major", "since"),
     [
-        ("flashmla", "gb10", "flashmla: nothing on gb10, for which it has no code"),
-        ("flashmla", "h200", "flashmla: MLA models fall to other backends"),
-        ("flash-attn", "gb10", "flash-attn: attention falls to FlashInfer"),
+        ("triton-kernels", 12, "0.32.0"),
+        ("deepgemm", 12, "0.25.0"),
+        ("qutlass", 12, "0.11.1"),
+        ("cutlass", 12, "0.11.1"),
+        ("flashmla", 12, ""),
+        ("flashmla", 9, "0.11.1"),
     ],
 )
-def test_what_it_costs_depends_on_the_device(option, target, says):
+def test_which_devices_it_serves_depends_on_the_release(option, major, since):
     (known,) = by_option([option])
-    assert known.cost_on(targets()[target]).startswith(says)
+    releases = ["0.11.1", "0.24.0", "0.25.0", "0.31.0", "0.32.0", "0.33.1.dev3"]
+    served = [release for release in releases if known.serves(major, Version(release))]
+    assert served == [each for each in releases if since and Version(each) >= Version(since)]
 
 
 # Terms of a condition: CMake's words, and Python's with the unknown ones left open.
@@ -254,5 +258,7 @@ def test_the_page_tells_every_option_and_its_cost():
     page = (Path(__file__).parents[3] / "docs/build-vllm.md").read_text("utf-8")
     for each in known_externals():
         code = ", ".join(f"{major}.x" for major in each.majors) or "all"
+        for later in each.later:
+            code += f"; from {later.since} " + ", ".join(f"{major}.x" for major in later.majors)
         what = f"| `{each.option}` | {each.title} | {each.pins[0].since} | {code} |"
         assert f"{what} {each.cost or 'cannot be left out'} |" in page

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+from dataclasses import replace
 from pathlib import Path
+from platform import machine
 
 import pytest
 
 from patchkit.errors import BuildError, ProofError
+from patchkit.recipes.vllm.archs import Group
+from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, parse_arch, targets
-from patchkit.wheel.device.compiled import compiled_sources, prove_compiled
+from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import inspect
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 GB10 = targets()["gb10"]
 EXACT = "-gencode arch=compute_121a,code=sm_121a"
-BOTH = "-gencode arch=compute_89,code=sm_89 -gencode arch=compute_89,code=compute_89"
+PTX = "-gencode arch=compute_89,code=compute_89"
+BOTH = f"-gencode arch=compute_89,code=sm_89 {PTX}"
 
 
 @pytest.fixture
@@ -60,12 +67,26 @@ def test_sources_and_their_archs(commands):
         ("-gencode=arch=compute_120f,code=[sm_120f,compute_120f]", {"sm_120f"}),
         ("-gencode arch=compute_90a,code=sm_90a", {"sm_90a"}),
         ("--generate-code=arch=compute_80,code=sm_80", {"sm_80"}),
-        ("", set()),
+        ("", {"sm_75"}),  # nvcc's own
     ],
 )
 def test_ways_to_write_an_arch(commands, flags, codes):
     (found,) = read(commands(("a.cu", "_C", flags)))
     assert {f"sm_{arch.gencode}" for kind, arch in found.codes if kind == "sass"} == codes
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "other"),
+    [("12.1a", EXACT, BOTH), ("8.9-virtual", PTX, BOTH), ("8.9+PTX", BOTH, PTX)],
+)
+def test_a_group_is_compiled_to_what_was_proved_and_to_nothing_else(commands, arch, flags, other):
+    group = Group(
+        place=("CMakeLists.txt", 0), line=7, name="w8a8/a", variable="A", defines=(), archs=(arch,)
+    )
+    sources = read(commands(("csrc/w8a8/a.cu", "_C", flags), ("csrc/w8a8/b.cu", "_C", other)))
+    assert prove_groups([group], sources).startswith("1 kernel groups are compiled")
+    with pytest.raises(ProofError, match=r"CMakeLists\.txt:7 says"):
+        prove_groups([replace(group, name="w8a8/b")], sources)
 
 
 def test_without_compile_commands(tmp_path):
@@ -92,6 +113,28 @@ def test_machine_code_with_ptx_beside_it(commands):
     folder = commands(("a.cu", "stock", both), ("b.cu", "stock", both))
     (said,) = prove_compiled(read(folder), inspect(LIBRARIES / "stock.so"), GB10)
     assert said == "stock.so: 0 of 2 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
+
+
+def test_without_an_arch_it_is_that_of_nvcc(commands):
+    folder = commands(("hopper/a.cu", "default", ""), ("hopper/b.cu", "default", "-O3"))
+    found = read(folder)
+    assert {each.names for each in found} == {frozenset({"sm_75", "compute_75"})}
+    (said,) = prove_compiled(found, inspect(LIBRARIES / "default.so"), GB10)
+    assert said == "default.so: 0 of 2 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
+
+
+def test_what_nvcc_does_by_itself_is_what_it_says():
+    (nvcc, *_) = *(cache_dir() / "cuda").glob(f"13.0.88-*-on-{machine()}-*/bin/nvcc"), None
+    if nvcc is None:
+        pytest.skip("the locked nvcc is not in the cache: patchkit build nccl brings it")
+    said = subprocess.run(
+        [nvcc, "--dryrun", "-c", LIBRARIES / "twice.cu", "-o", "/dev/null"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    archs = set(re.findall(r"--image3=kind=(elf|ptx),sm=(\d+)", said))
+    assert archs == {("elf", "75"), ("ptx", "75")}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+"""FlashAttention 3, whose kernels are for Hopper, built for every device."""
+
+import ast
+from functools import partial
+from types import SimpleNamespace
+
+from packaging.version import Version
+
+from patchkit.recipes.vllm import kit
+
+_PATH = "setup.py"
+_EXTENSION = f"vllm.vllm_flash_attn.{kit.FA3}"
+_BEFORE = f'ext_modules.append(CMakeExtension(name="{_EXTENSION}"))'
+_AFTER = f"pass  # {kit.FA3}: its kernels are for 9.x alone (fa3_hopper)"
+_CMAKE = "cmake/external_projects/vllm_flash_attn.cmake"
+
+
+def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
+    """Look whether setup.py asks CMake for FlashAttention 3."""
+    text = tree.read(_PATH)
+    if kit.FA3 not in text:
+        raise kit.absent(f"{_PATH}: knows no {kit.FA3}")
+    edits = kit.swap_text(_PATH, text, _BEFORE, _AFTER, note="for 9.x alone")
+    return kit.found(
+        edits, now=f"{_PATH}: builds {kit.FA3}", done=f"{_PATH}: does not build {kit.FA3}"
+    )
+
+
+def prove(case: kit.Case) -> str:
+    """Check that all else is built and installed, and that vLLM decides as if it were there."""
+    target = case.request.target
+    _check_installed(case.patched)
+    stock, patched, *decided = kit.ask(
+        case.patched,
+        [
+            partial(_extensions, case.stock),
+            partial(_extensions, case.patched),
+            *(
+                partial(_decided, case.patched, target.capability, built, wished)
+                for wished in (None, 3)
+                for built in ((kit.FA2, kit.FA3), (kit.FA2,))
+            ),
+        ],
+    )
+    if patched != [name for name in stock if name != _EXTENSION] or patched == stock:
+        raise kit.ProofError(f"{_PATH}: builds {', '.join(patched)}, before {', '.join(stock)}")
+    if decided[0] != decided[1] or decided[2] != decided[3] or decided[1]["version"] != 2:
+        raise kit.ProofError(
+            f"attention on {target.title}: {decided[1::2]} without {kit.FA3}, {decided[::2]} with",
+            why="upstream uses FlashAttention 3 on this device",
+            hint="leave the fix out with --without fa3_hopper, and report this release",
+        )
+    return f"{kit.FA3} is not built; attention takes FlashAttention 2, as with it"
+
+
+def _check_installed(tree: kit.SourceTree) -> None:
+    """Raise ProofError unless the Python that comes with FlashAttention 3 also comes with 2."""
+    calls = [
+        [argument.value for argument in call.arguments]
+        for call in kit.commands(tree.read(_CMAKE), _CMAKE)
+    ]
+    for call in calls:
+        twin = [kit.FA2 if value == kit.FA3 else value for value in call]
+        if kit.FA3 in call and kit.FA2 not in call and twin not in calls:
+            raise kit.ProofError(
+                f"{_CMAKE}: what is installed with {kit.FA3} is not with {kit.FA2}",
+                hint="leave the fix out with --without fa3_hopper, and report this release",
+            )
+
+
+def _extensions(tree: kit.SourceTree) -> list[str]:
+    """Run the statements of setup.py that list the extensions, as a build with CUDA 13 does."""
+    listed: list[str] = []
+    names: dict[str, object] = {
+        "CUDA_HOME": "/usr/local/cuda",
+        "USE_PRECOMPILED_EXTENSIONS": False,
+        "envs": SimpleNamespace(VLLM_USE_PRECOMPILED=False),
+        "get_nvcc_cuda_version": lambda: Version("13.0"),
+        "Version": Version,
+        "CMakeExtension": lambda name, **_options: name,
+        "ext_modules": listed,
+        **dict.fromkeys(("_is_cuda", "_build_custom_ops"), lambda: True),
+        **dict.fromkeys(("_is_hip", "_is_cpu"), lambda: False),
+    }
+    space = kit.Code(tree, names).module(_PATH)
+    for node in ast.parse(tree.read(_PATH)).body:
+        if isinstance(node, ast.If) and "ext_modules.append" in ast.unparse(node):
+            kit.execute(compile(ast.Module([node], []), _PATH, "exec"), space)
+    return listed
+
+
+def _decided(
+    tree: kit.SourceTree, capability: tuple[int, int], built: tuple[str, ...], wished: int | None
+) -> dict[str, object]:
+    code = kit.attention_code(tree, capability, built=built, version=wished)
+    return kit.flash_attention(code, tree)
+
+
+_SETUP = """\
+if _is_cuda():
+    ext_modules.append(CMakeExtension(name="vllm.vllm_flash_attn._vllm_fa2_C"))
+    if USE_PRECOMPILED_EXTENSIONS or (
+        CUDA_HOME and get_nvcc_cuda_version() >= Version("12.3")
+    ):
+        # FA3 requires CUDA 12.3 or later
+        {}
+"""
+
+FIX = kit.Fix(
+    id="fa3_hopper",
+    title="FlashAttention 3 is not built for devices that cannot run it",
+    symptom="192 of 349 CUDA sources of a build of 0.25.1 are flash-attention's hopper/*.cu; nvcc "
+    "compiles them to sm_75 code.",
+    why="setup.py asks for _vllm_fa3_C whatever the device is. For 12.1 its arch list is empty, so "
+    "nvcc gets no -gencode at all and compiles for its own default, in vain: vLLM takes "
+    "FlashAttention 3 on 9.x alone, and guards the import. FlashAttention 2 is built as before.",
+    needs=(
+        kit.Need(
+            ">=0.11.1",
+            kit.Severity.RECOMMENDED,
+            "with flash-attention, half of what is compiled is for nothing",
+        ),
+    ),
+    upstream="not in 0.33.0: setup.py still asks for it; vllm#28205 is about the same",
+    evidence=(
+        kit.Evidence(
+            "CMake's plan of 0.25.1 for 12.1a: 192 hopper/ sources without -gencode, 52 of "
+            "FlashAttention 2 with 8.0+PTX",
+            "flash-attention 2c839c33, configured across",
+            "measured",
+        ),
+        kit.Evidence(
+            "one such source, without -gencode: machine code for 7.5 and its PTX",
+            "nvcc 13.0.88",
+            "compiled",
+        ),
+        kit.Evidence(
+            "get_flash_attn_version and flash_attn_supports_… give on 12.1 and 11.0 the same with "
+            "and without the library, also if version 3 is asked for",
+            "patchkit's proof, every release",
+            "measured",
+        ),
+        kit.Evidence(
+            "flash_attn_varlen_func calls _vllm_fa2_C.varlen_fwd on 12.1",
+            "vLLM 0.17.0 to 0.33.0, run with torch's operators stood in for",
+            "measured",
+        ),
+        kit.Evidence(
+            "the platform takes FLASH_ATTN on 12.1 with and without the library, TRITON_ATTN "
+            "for attention sinks",
+            "vLLM 0.11.1 to 0.33.0, get_attn_backend_cls run",
+            "measured",
+        ),
+        kit.Evidence(
+            "get_scheduler_metadata, the other way to FlashAttention 3, is called for version 3",
+            "vLLM 0.11.1 to 0.33.0, v1/attention/backends/flash_attn.py: aot_schedule",
+            "read",
+        ),
+    ),
+    look=look,
+    prove=prove,
+    layer="build",
+    majors=(11, 12),
+    examples=(
+        kit.Example(
+            version="0.25.1",
+            path=_PATH,
+            before=_SETUP.format(_BEFORE),
+            after=_SETUP.format(_AFTER),
+        ),
+    ),
+)

@@ -1,0 +1,66 @@
+"""FlashAttention 2's machine code for 8.x: a release's own CMake files, really configured."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from patchkit.process import run
+from patchkit.proof.cmake import cmake_program
+from support.needed import need
+from support.selection import RELEASES, WHOLE
+from tools.seen import unproved
+
+# What flash-attention's CMakeLists.txt does with the macros, of which it has a copy.
+FLASH_ATTENTION = """\
+include(utils.cmake)
+file(GLOB FA2_GEN_SRCS "csrc/*.cu")
+set_gencode_flags_for_srcs(SRCS "${FA2_GEN_SRCS}" CUDA_ARCHS "8.0+PTX")
+add_library(_vllm_fa2_C INTERFACE csrc/api.cpp ${FA2_GEN_SRCS})
+"""
+VLLM = """\
+cmake_minimum_required(VERSION 3.26)
+project(vllm NONE)
+include(FetchContent)
+include(vllm_flash_attn.cmake)
+get_target_property(SOURCES _vllm_fa2_C SOURCES)
+foreach(SOURCE ${SOURCES})
+  get_property(OPTIONS SOURCE ${SOURCE} TARGET_DIRECTORY _vllm_fa2_C PROPERTY COMPILE_OPTIONS)
+  message(STATUS "${SOURCE} has ${OPTIONS}")
+endforeach()
+"""
+SASS, PTX = (
+    f"$<$<COMPILE_LANGUAGE:CUDA>:-gencode;arch=compute_80,code={code}_80>"
+    for code in ("sm", "compute")
+)
+
+
+@pytest.mark.releases
+@pytest.mark.parametrize("version", RELEASES if WHOLE else (RELEASES[0], RELEASES[-1]))
+def test_fa2_is_ptx_unless_a_device_of_8_x_is_built_for(version, release, tmp_path):
+    need("make")
+    plan = unproved(release(version), "native")
+    flash = tmp_path / "flash-attention"
+    for path, text in {
+        "CMakeLists.txt": VLLM,
+        "vllm_flash_attn.cmake": plan.patched.read("cmake/external_projects/vllm_flash_attn.cmake"),
+        "flash-attention/CMakeLists.txt": FLASH_ATTENTION,
+        "flash-attention/utils.cmake": plan.stock.read("cmake/utils.cmake"),
+        **dict.fromkeys(
+            (f"flash-attention/csrc/{name}" for name in ("a.cu", "b.cu", "api.cpp")), ""
+        ),
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    def options(archs):
+        done = run(
+            *(cmake_program(), "-G", "Unix Makefiles", "-S", tmp_path, "-B", tmp_path / "build"),
+            *(f"-DFETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN={flash}", f"-DCUDA_ARCHS={archs}"),
+        )
+        return dict(re.findall(r"-- (?:\S*/)?(\w+\.\w+) has (.*)", done.output))
+
+    assert options("12.1a") == {"api.cpp": "", "a.cu": PTX, "b.cu": PTX}
+    both = f"{SASS};{PTX}"
+    assert options("8.6;12.1a") == {"api.cpp": "", "a.cu": both, "b.cu": both}

@@ -1,0 +1,76 @@
+"""INT8 with zero points: what a device reaches by the release's dispatch, and what is compiled."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from patchkit.errors import ProofError
+from patchkit.patching.fix import Case
+from patchkit.process import run
+from patchkit.recipes.vllm.fixes.int8_azp import FIX, dispatched
+from support.needed import need
+from support.selection import RELEASES
+from tools.seen import unproved
+
+pytestmark = pytest.mark.releases
+FORMS = ("0.19.1", "0.24.0", RELEASES[-1])
+EVERY = {f"SCALED_MM_{name}" for name in ("SM90", "SM100", "SM120", "C2X")}
+GB10 = {"SCALED_MM_SM120", "SCALED_MM_C2X"}
+
+
+def entry(root):
+    (path,) = root.rglob("w8a8/cutlass/scaled_mm_entry.cu")
+    return path
+
+
+@pytest.mark.parametrize("version", FORMS)
+def test_what_a_device_reaches(version, release):
+    text = entry(release(version)).read_text()
+
+    def reached(name, switches):
+        devices = (75, 80, 89, 90, 103, 120, 121)
+        found = [dispatched("entry", text, name, switches, each) for each in devices]
+        return [each.removeprefix(name).lstrip("_") for each in found]
+
+    assert reached("cutlass_scaled_mm", EVERY) == [
+        *("sm75", "sm80", "sm89", "sm90", "sm100", "sm120", "sm120")
+    ]
+    # What is behind no condition (sm75) is no branch.
+    assert reached("cutlass_scaled_mm_azp", EVERY) == ["", "sm80", "sm89", *["sm90"] * 4]
+    assert reached("cutlass_scaled_mm_azp", GB10) == ["", "sm80", "sm89", *["sm80"] * 4]
+    assert reached("cutlass_scaled_mm", GB10)[-2:] == ["sm120", "sm120"]
+
+
+def test_another_dispatch_is_refused(release):
+    plan = unproved(release(RELEASES[-1]), "native")
+    path = str(entry(plan.stock.root).relative_to(plan.stock.root))
+    text = plan.patched.read(path).replace("version_num >= 80)", "version_num == 80)")
+    case = Case(
+        stock=plan.stock,
+        patched=plan.patched.with_texts({path: text}),
+        request=plan.request,
+        active=frozenset(),
+    )
+    with pytest.raises(ProofError, match=r"built for 12\.1a") as refused:
+        FIX.prove(case)
+    assert "SM12x reaches  and cutlass_scaled_mm_sm120" in refused.value.what
+
+
+@pytest.mark.parametrize("version", FORMS)
+def test_what_a_build_compiles(version, release, tmp_path):
+    need("g++")
+    plan = unproved(release(version), "native")
+    path = next(path for path in plan.texts if path.endswith("/scaled_mm_c2x.cu"))
+    lines = plan.patched.read(path).splitlines()
+    source = tmp_path / "scaled_mm_c2x.cc"
+    source.write_text("\n".join(line for line in lines if not line.startswith("#include")))
+
+    def called(archs):
+        done = run("g++", "-E", "-P", f"-D__CUDA_ARCH_LIST__={archs}", source)
+        return re.findall(r"return cutlass_scaled_mm_(sm\d+)_epilogue<", done.output)
+
+    whole = ["sm75"] * 4 + ["sm80"] * 4 + ["sm89"] * 4
+    assert called("1210") == called("1200") == ["sm80", "sm80"]
+    assert called("890,1210") == called("800") == called("1100") == whole
