@@ -25,7 +25,7 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
     it holds something. A run beside another one of the same file starts from nothing. Raises
     OSError as long as nothing was changed, StorageError if it was and may not last.
     """
-    part = path.with_name(f".{path.name}.partial")
+    part = _part(path)
     with open(part, "r+b", opener=_made) as file:
         if _is_ours(file, part):
             try:
@@ -44,6 +44,17 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
             return
     with replacing(path) as file:
         yield file
+
+
+def kept(path: Path) -> int:
+    """Return how many bytes of a file an earlier run left for the next one."""
+    with contextlib.suppress(OSError):
+        return _part(path).lstat().st_size
+    return 0
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
 
 
 def _made(place: str, _flags: int) -> int:

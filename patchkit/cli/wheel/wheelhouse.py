@@ -13,16 +13,17 @@ from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json
 from patchkit.cli.out import echo, print_json, say, style, table, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.wheel import override
+from patchkit.cli.wheel import index, override
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
 from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.target import targets
+from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
+from patchkit.wheel.filling.node_packages import read_packages
 from patchkit.wheel.filling.node_platform import NodePlatform, node_platform
 from patchkit.wheel.filling.uv import WheelSources
 from patchkit.wheel.wheelhouse.contents import manifest
@@ -53,6 +54,7 @@ def command() -> None:
     """Keep finished wheels with a manifest, hashes, and locked requirements."""
 
 
+command.add_command(index.command)
 command.add_command(override.command)
 
 
@@ -87,6 +89,8 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
         say(next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house))
     elif not others:
         say(next_step(*program(), "wheelhouse", "fill", "--dir", house))
+    elif all(entry.kind is not Kind.LOCKED for entry in others):
+        say(index.next_index(house))
     if signed or doubt:
         say(_signed(house, signed) if signed else f"signature: {doubt}")
 
@@ -195,10 +199,8 @@ def prune_wheels(
     "python",
     cls=Renamed,
     former=["--python"],
-    default="3.12",
-    show_default=True,
     metavar="X.Y",
-    help="Python of the nodes.",
+    help="Python of the nodes.  [default: that of the target]",
 )
 @click.option(
     "--cpu",
@@ -223,6 +225,14 @@ def prune_wheels(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A further folder of wheels to choose from.",
 )
+@click.option(
+    "--node-has",
+    "listings",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="`pip list --format=freeze` of a node; what all of them have is kept, not downloaded.",
+)
 @click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
 @click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
 @override.known_option
@@ -231,11 +241,12 @@ def prune_wheels(
 def fill_wheels(
     house: Path,
     *,
-    python: str,
+    python: str | None,
     machine: str | None,
     glibc: str | None,
     also: tuple[str, ...],
     folders: tuple[Path, ...],
+    listings: tuple[Path, ...],
     offline: bool,
     lock_only: bool,
     with_known: bool,
@@ -249,10 +260,14 @@ def fill_wheels(
     interrupted one.
     """
     require_build()
+    has = read_packages(listings)
     built = built_wheels(house)
     if with_known:
         override.record_offers(house)
-    node = node_platform(machine or machine_of(house, built), python, glibc or _glibc(built))
+    if not (python and glibc):
+        oldest = _oldest(built)
+        python, glibc = python or oldest.python, glibc or oldest.glibc
+    node = node_platform(machine or machine_of(house, built), python, glibc)
     sources = WheelSources(offline=offline, folders=folders)
     with progress() as report:
         done = fill(
@@ -260,6 +275,7 @@ def fill_wheels(
             node,
             sources,
             also=also,
+            has=has,
             lock_only=lock_only,
             progress=report("downloading"),
             tell=tell,
@@ -275,6 +291,8 @@ def fill_wheels(
     here = node.machine == platform.machine()
     where = "" if here else f"on a node, {node.machine}"
     say(next_step(*(pip() if here else ["pip"]), "install", *options, *lock, where=where))
+    if not lock_only:
+        say(index.next_index(house))
 
 
 def _filled_lines(
@@ -289,18 +307,23 @@ def _filled_lines(
     more = "" if verbose or not (done.new or done.gone) else "; -v lists them"
     changed = f"{len(done.new)} new, {len(done.gone)} gone{more}"
     yield f"{len(done.dependencies)} dependencies {what}{amount}, for {node}: {changed}"
+    if there := [entry for entry in done.dependencies if entry.kind is Kind.INSTALLED]:
+        yield f"not downloaded, as the nodes have them: {len(there)}"
     if done.torch:
         cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
         yield f"torch {done.torch.version}: {cuda}, as {done.torch.seen}"
 
 
-def _glibc(built: Sequence[ManifestEntry]) -> str:
-    """Return the oldest glibc of the wheels' targets. Raises UsageError if no wheel names one."""
+def _oldest(built: Sequence[ManifestEntry]) -> Target:
+    """Return the wheels' target with the oldest glibc. Raises UsageError if no wheel names one."""
     named = {str(entry.facts.get("target")) for entry in built} & targets().keys()
     if not named:
-        raise UsageError("no wheel says for which device it is", hint="name the nodes' --glibc")
+        raise UsageError(
+            "no wheel says for which device it is",
+            hint="name the nodes' --glibc and --python-version",
+        )
     # What loads with the oldest glibc also loads with newer ones.
-    return min((targets()[name].glibc for name in named), key=by_version)
+    return min((targets()[name] for name in named), key=lambda target: by_version(target.glibc))
 
 
 def _filled_fields(house: Path, node: NodePlatform, done: Filled) -> dict[str, object]:

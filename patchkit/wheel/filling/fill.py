@@ -8,19 +8,24 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
-from patchkit.errors import HashMismatchError, UsageError
+from patchkit.durable.partial import kept
+from patchkit.durable.staging import second_name
+from patchkit.errors import HashMismatchError, StorageError, UsageError
 from patchkit.quoting import quoted
+from patchkit.source.fetch import cached_place
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.filling.download import Progress, download
+from patchkit.wheel.filling.node_packages import NodePackages, is_met
 from patchkit.wheel.filling.node_platform import NodePlatform
 from patchkit.wheel.filling.resolve import LockedWheel, requirements_of, resolve
 from patchkit.wheel.filling.uv import WheelSources, only_metadata
@@ -86,17 +91,18 @@ def fill(
     sources: WheelSources,
     *,
     also: Sequence[str] = (),
+    has: NodePackages = MappingProxyType({}),
     lock_only: bool = False,
     progress: Progress = lambda _done, _all: None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Filled:
     """Resolve what the wheels need on a node, download it, and lock all of it by hash.
 
-    ``also`` are requirements of the user's own; ``tell`` takes a line before what may take long.
-    Nothing in the wheelhouse changes until everything is there and proved; what was downloaded
-    before an interruption is taken up by the next call. Raises ProofError if the torch is one for
-    CPUs alone, UsageError also for an override that does not fit, HashMismatchError, HostError,
-    SourceError, StorageError, BusyError.
+    ``also`` are requirements of the user's own; what a node ``has`` is kept where it fits, and not
+    downloaded; ``tell`` takes a line before what may take long. Nothing in the wheelhouse changes
+    until everything is there and proved; what was downloaded before an interruption is taken up by
+    the next call. Raises ProofError if the torch is one for CPUs alone, UsageError also for an
+    override that does not fit, HashMismatchError, HostError, SourceError, StorageError, BusyError.
     """
     before, built = settled(house), built_wheels(house)
     overrides = _fitting_overrides(house, before)
@@ -108,7 +114,8 @@ def fill(
         sources = replace(sources, folders=(*sources.folders, *more))
         numbered = numbered_like_cuda(needed)
         tell(f"resolving dependencies for {node}")
-        chosen = resolve(small.iterdir(), also, node, sources, numbered, overrides)
+        chosen = resolve(small.iterdir(), also, node, sources, numbered, overrides, has)
+        lacking = [wheel for wheel in chosen if not is_met(has, wheel.name)]
         torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
         if torch:
             tell(f"dependencies: {len(chosen)}; resolving what {torch.name.pinned} requires")
@@ -118,9 +125,12 @@ def fill(
         files: tuple[Path, ...] = ()
         # A torch for CPUs alone is refused above, before gigabytes of it are downloaded.
         if not lock_only:
-            files = _collect(chosen, house, place, progress, tell)
-            proved = _proved_torch(torch, requires, node, needed, folders)
-        fresh = tuple(_entry(wheel, node, folders) for wheel in chosen)
+            files = _collect(lacking, house, place, progress, tell)
+            if torch in lacking:
+                proved = _proved_torch(torch, requires, node, needed, folders)
+        kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
+        kinds = {wheel: kind if wheel in lacking else Kind.INSTALLED for wheel in chosen}
+        fresh = tuple(_entry(wheel, node, kinds[wheel], folders) for wheel in chosen)
         replace_dependencies(house, before, fresh, files)
     old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
     new = {entry.filename for entry in fresh}
@@ -179,14 +189,33 @@ def _collect(
     progress: Progress,
     tell: Callable[[str], None],
 ) -> tuple[Path, ...]:
-    """Download what is not in the wheelhouse; an earlier run may have left some in ``place``."""
+    """Get what is not in the wheelhouse: from the cache, an earlier run, or else from the index."""
     missing = [wheel for wheel in chosen if not _whole(house, wheel)]
-    wanted = [wheel for wheel in missing if not _whole(place, wheel)]
+    wanted = [wheel for wheel in missing if not _whole(place, wheel) and not _linked(place, wheel)]
     if wanted:
-        size = sum(wheel.size for wheel in wanted) / 1e6
-        tell(f"to download: {len(wanted)}" + (f", {size:,.0f} MB" if size else ""))
+        size, free = sum(wheel.size for wheel in wanted), shutil.disk_usage(place).free
+        # Of an index that tells no sizes (PEP 503), nothing can be said before.
+        amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
+        tell(f"to download: {len(wanted)}{amount}")
+        if size - sum(kept(place / wheel.name.filename) for wheel in wanted) > free:
+            raise StorageError(
+                f"{house}: the disk has no room for {size / 1e6:,.0f} MB of dependencies, "
+                f"{free / 1e6:,.0f} MB are free; nothing was downloaded",
+                hint="free some; or let the nodes download: --lock-only",
+            )
     download(wanted, place, progress)
     return tuple(place / wheel.name.filename for wheel in missing)
+
+
+def _linked(place: Path, wheel: LockedWheel) -> bool:
+    """Give a wheel that was fetched before, for a build or a repack, a second name in ``place``."""
+    filename = wheel.name.filename
+    if not _whole(cached_place(filename).parent, wheel):
+        return False
+    with translated(at=place):
+        (place / filename).unlink(missing_ok=True)
+        second_name(cached_place(filename), place / filename)
+    return _whole(place, wheel)
 
 
 def _whole(folder: Path, wheel: LockedWheel) -> bool:
@@ -239,9 +268,11 @@ def _proved_torch(
     return torch
 
 
-def _entry(wheel: LockedWheel, node: NodePlatform, folders: Sequence[Path]) -> ManifestEntry:
-    kind = Kind.DEPENDENCY if folders else Kind.LOCKED
-    size = _place(wheel.name.filename, folders).stat().st_size if folders else 0
+def _entry(
+    wheel: LockedWheel, node: NodePlatform, kind: Kind, folders: Sequence[Path]
+) -> ManifestEntry:
+    held = kind is Kind.DEPENDENCY
+    size = _place(wheel.name.filename, folders).stat().st_size if held else 0
     return ManifestEntry(
         name=wheel.name, sha256=wheel.sha256, size=size, facts=node.facts(), kind=kind
     )

@@ -16,6 +16,7 @@ from packaging.utils import parse_wheel_filename
 from patchkit.errors import SourceError, UsageError
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import WheelName, wheel_name
+from patchkit.wheel.filling.node_packages import NodePackages
 from patchkit.wheel.filling.node_platform import NodePlatform
 from patchkit.wheel.filling.uv import WheelSources, compile_requirements
 
@@ -40,11 +41,13 @@ def resolve(
     sources: WheelSources,
     constraints: Iterable[str] = (),
     overrides: Iterable[ExactPin] = (),
+    preferred: NodePackages | None = None,
 ) -> tuple[LockedWheel, ...]:
     """Return every wheel, by file name, that a node needs for the ``given`` ones and ``also``.
 
-    The given ones are taken before any of their projects elsewhere; ``also`` are requirements, and
-    ``overrides`` replace what wheels require. Raises as ``compile_requirements`` does.
+    The given ones are taken before any of their projects elsewhere; ``also`` are requirements,
+    ``overrides`` replace what wheels require, and ``preferred`` versions are kept where they fit.
+    Raises as ``compile_requirements`` does.
     """
     for each in also:
         if each.startswith("-") or not each.isprintable():
@@ -59,6 +62,7 @@ def resolve(
         constraints=constraints,
         # An override replaces what we ask for as well: it has to name the wheel that is given.
         overrides=[named.get(pin.project, str(pin)) for pin in overrides],
+        preferred=preferred,
     )
     rows = tomllib.loads(text)["packages"]
     ranks = node.ranks()

@@ -11,10 +11,12 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
+
+from packaging.version import Version
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.process import attempt
@@ -62,11 +64,13 @@ def compile_requirements(
     *options: str,
     constraints: Iterable[str] = (),
     overrides: Iterable[str] = (),
+    preferred: Mapping[str, Version] | None = None,
 ) -> str:
     """Return what `uv pip compile` writes for requirements.
 
     ``constraints`` are requirements that hold for what is needed, and need nothing by themselves;
-    ``overrides`` hold in the place of every requirement of the same project.
+    ``overrides`` hold in the place of every requirement of the same project; of ``preferred``
+    projects that version is taken where nothing speaks against it.
 
     No wheel is downloaded where the index tells metadata. Raises SourceError if there is no
     solution, UsageError for what is no requirement, StorageError if the index or the disk fails.
@@ -77,12 +81,13 @@ def compile_requirements(
         files = {"constraints": constraints, "overrides": overrides}
         for name, lines in files.items():
             Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
+        former = _former_lock(Path(folder), preferred) if preferred else ()
         done = attempt(
             *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS),
             *(f"--{name}={folder}/{name}" for name in files),
             *(f"--python-platform={node.uv_name}", f"--python-version={node.python}"),
             *(["--no-index"] if sources.offline else []),
-            *options,
+            *(*options, *former),
             input="\n".join(wanted).encode(),
             env=_environment(sources),
             timeout=None,
@@ -106,6 +111,18 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
                     if ".dist-info/" in name:
                         new.writestr(name, old.read(name))
         yield Path(folder)
+
+
+def _former_lock(folder: Path, versions: Mapping[str, Version]) -> tuple[str, ...]:
+    """Return the options that make uv keep to versions, as if an earlier lock had them."""
+    rows = [
+        f'[[packages]]\nname = "{project}"\nversion = "{version.public}"\n'
+        for project, version in sorted(versions.items())
+    ]
+    lock = folder / "pylock.toml"
+    head = 'lock-version = "1.0"\ncreated-by = "patchkit"\n'
+    lock.write_text("".join([head, *rows]), encoding="utf-8")
+    return (f"--output-file={lock}",)  # it is also printed
 
 
 def _environment(sources: WheelSources) -> dict[str, str]:

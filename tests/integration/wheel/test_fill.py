@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ ALL += ["torch==2.11.0", "typing-thing==2.0", "vllm==0.25.1"]
 
 def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
     world(ELSEWHERE, OTHER_CPU)
-    done = fill("--python-version", "3.12")
+    done = fill()  # the Python of DGX OS, whichever runs this
     said, told = done.stdout, done.stderr.splitlines()
 
     assert locked(house) == ALL
@@ -165,11 +166,13 @@ def node(tmp_path):
     alone = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     settings = {**alone, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
 
-    def pip(*arguments):
-        command = [sys.executable, "-m", "pip", "--python", str(program), *arguments]
-        done = subprocess.run(command, env=settings, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def pip(*arguments, rc=0):
+        command = [sys.executable, "-m", "pip", "--python", program, *arguments]
+        done = subprocess.run(
+            [*map(str, command)], env=settings, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == rc, done.stdout + done.stderr
+        return done.stdout + (done.stderr if rc else "")
 
     return pip
 
@@ -189,6 +192,54 @@ def test_every_node_installs_the_same(world, fill, house, node):
     node("install", "--no-index", *LOCK)
     assert installed(node) == locked(house)
     assert "No broken requirements found" in node("check")
+
+
+def test_what_the_nodes_have_is_kept_and_not_downloaded(world, fill, house, node, cli, tmp_path):
+    """What one of two nodes lacks is downloaded; a version that does not do is, too."""
+    world()
+    has = "# of a node\ntorch==2.11.0+cu130\nTyping_Thing==1.0\nonly-there==0.1\nfor-new==1.0\n"
+    (tmp_path / "one.txt").write_text(f"{has}leaf==1.0\n")
+    (tmp_path / "other.txt").write_text(has)
+    listings = ["--node-has", "one.txt", "--node-has", "other.txt"]
+    said = fill("--python-version", THIS, "--with", "leaf", *listings)
+
+    assert "to download: " in said.stderr
+    assert "not downloaded, as the nodes have them: " in said.stdout
+    kinds = {entry.name.pinned: str(entry.kind) for entry in entries(house)}
+    old_or_new = "for-new==1.0" if "for-new==1.0" in kinds else "for-old==1.0"
+    assert kinds == {
+        "leaf==1.0": "dependency",
+        "only-there==1.0": "dependency",
+        "torch==2.11.0": "installed",
+        "typing-thing==1.0": "installed",
+        old_or_new: "installed" if "new" in old_or_new else "dependency",
+        f"nvidia-nccl-cu13=={OURS}": "built",
+        "vllm==0.25.1": "built",
+    }
+    assert not list(house.glob("torch*"))
+    lines = (house / "requirements.txt").read_text().splitlines()
+    assert lines[2].startswith("# Not in DIR, as the nodes have them: ")
+    assert "torch==2.11.0, typing-thing==1.0." in lines[2]
+    assert "all as listed" in cli("verify").stdout
+
+    refused = node("install", "--no-index", *LOCK, rc=1)
+    assert "No matching distribution found for " in refused
+    here = tmp_path / "here"
+    requires = ["nvidia-nccl-cu13==2.28.9"]
+    wheels = [write_wheel(here, "1.0", project=name) for name in ("typing-thing", "for-new")]
+    wheels.append(write_wheel(here, "2.11.0+cu130", project="torch", requires=requires))
+    node("install", "--no-index", "--no-deps", *wheels)
+    node("install", "--no-index", *LOCK)
+    assert {"torch==2.11.0+cu130", "vllm==0.25.1", "typing-thing==1.0"} <= {*installed(node)}
+    assert "No broken requirements found" in node("check")
+
+
+def test_a_listing_that_names_no_versions(world, fill, tmp_path):
+    world()
+    (tmp_path / "node.txt").write_text("a==1\ntorch @ file:///torch.whl\n")
+    said = fill("--node-has", "node.txt", rc=2).stderr
+    assert "node.txt:2: is 'torch @ file:///torch.whl', not PROJECT==VERSION" in said
+    assert "next: on a node: pip list --format=freeze > FILE" in said
 
 
 def test_what_the_user_wants_as_well(world, offered, fill, house):
@@ -316,9 +367,13 @@ def test_the_file_that_an_installer_takes(built, offered, fill, house, node):
 
 @pytest.fixture
 def index(offered, tmp_path):
-    """An index with a password, of what is offered then; ``stopped`` has the path it hangs at."""
+    """An index with a password, of what is offered then.
+
+    ``asked`` lists every wheel that was asked for, with the byte it is to begin at; ``stopped`` has
+    the one whose second half does not come.
+    """
     files = tmp_path / "offered"
-    seen = SimpleNamespace(stopped="", reached=threading.Event(), arguments=b"")
+    seen = SimpleNamespace(stopped="", reached=threading.Event(), arguments=b"", asked=[])
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -326,16 +381,21 @@ def index(offered, tmp_path):
             if self.headers["Authorization"] != f"Basic {b64encode(b'me:s3cret').decode()}":
                 self.send_error(401)
                 return
-            body = self._body()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body)))
+            body, begin = self._body(), 0
+            if self.path.endswith(".whl"):
+                begin = int(self.headers.get("Range", "bytes=0-").strip("bytes=-"))
+                seen.asked.append((self.path.strip("/"), begin))
+            self.send_response(206 if begin else 200)
+            self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
+            self.send_header("Content-Length", str(len(body) - begin))
+            if begin:
+                self.send_header("Content-Range", f"bytes {begin}-{len(body) - 1}/{len(body)}")
             self.end_headers()
             if seen.stopped and self.path.endswith(seen.stopped):
-                self.wfile.write(body[:50])
+                self.wfile.write(body[: len(body) // 2])
                 seen.reached.set()
                 time.sleep(60)
-            self.wfile.write(body)
+            self.wfile.write(body[begin:])
 
         def _body(self):
             path = self.path.strip("/").removesuffix(".metadata")
@@ -344,13 +404,19 @@ def index(offered, tmp_path):
                     return wheel.read(next(n for n in wheel.namelist() if n.endswith("/METADATA")))
             if not self.path.endswith("/"):
                 return (files / path).read_bytes()
-            stem = path.rpartition("/")[2].replace("-", "_")
-            links = (
-                f'<a href="/{file.name}#sha256={sha256_of(file)}" data-core-metadata="true">'
-                f"{file.name}</a>"
-                for file in sorted(files.glob(f"{stem}-*"))
-            )
-            return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode()
+            project = path.rpartition("/")[2]
+            offers = [
+                {
+                    "filename": file.name,
+                    "url": f"/{file.name}",
+                    "hashes": {"sha256": sha256_of(file)},
+                    "size": file.stat().st_size,
+                    "core-metadata": True,
+                }
+                for file in sorted(files.glob(f"{project.replace('-', '_')}-*"))
+            ]
+            page = {"meta": {"api-version": "1.1"}, "name": project, "files": offers}
+            return json.dumps(page).encode()
 
         def log_message(self, *_arguments):
             pass
@@ -394,29 +460,83 @@ def test_an_index_with_a_password(world, index, house, cli):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_ended_while_it_downloads(number, world, index, house, cli, environment, tmp_path):
+def test_ended_while_it_downloads(number, world, offered, index, house, cli, environment, tmp_path):
+    """The next run goes on: no byte of a wheel that is there is asked for once more."""
     world()
+    large = {**TORCH, "large.bin": os.urandom(1_200_000)}
+    torch = offered("torch", "2.11.0", HERE, requires=["nvidia-nccl-cu13==2.28.9"], files=large)
     before = contents(house)
-    index.stopped = f"torch-2.11.0-{HERE}.whl"
+    index.stopped = torch.name
     process = subprocess.Popen(
         [sys.executable, "-m", "patchkit", "wheelhouse", "fill"],
         cwd=tmp_path,
         env={**environment, **alone_with(index)},
     )
     assert index.reached.wait(60)
-    while len(list((house / ".filling").glob("*.whl"))) < 4:
+    part = house / ".filling" / f".{torch.name}.partial"
+    while len(list((house / ".filling").glob("*.whl"))) < 2 or part.stat().st_size < 500_000:
         time.sleep(0.01)
+    kept = part.stat().st_size
     process.send_signal(number)
     assert process.wait(30) == (143 if number == signal.SIGTERM else -number)
 
     assert contents(house) == before
     (left,) = json.loads(cli("verify", "--json", rc=7).stdout)["findings"]
     assert (left["filename"], left["what"][:27]) == (".filling", "left by an interrupted fill")
-    index.stopped = ""
+    index.stopped, first = "", [*index.asked]
+    index.asked.clear()
     cli("wheelhouse", "fill", env=alone_with(index))
-    assert locked(house) == ALL
+    assert {name.partition("-")[0] for name, _begin in first} == {"leaf", "torch", "typing_thing"}
+    assert [name for name, _begin in index.asked] == [torch.name]
+    assert index.asked[0][1] >= kept
+    assert locked(house) == ["leaf==1.0", f"nvidia-nccl-cu13=={OURS}", *ALL[4:]]
     assert "all as listed" in cli("verify").stdout
     assert not (house / ".filling").exists()
+
+    index.asked.clear()
+    cli("wheelhouse", "fill", env=alone_with(index))
+    assert index.asked == []
+
+
+def test_sizes_come_first(world, index, house, cli, small_disk, offered, tmp_path):
+    """With them it is known before a download that it does not fit."""
+    world()
+    offered("leaf", "1.0", files={"large.bin": os.urandom(3_900_000)})
+    total = sum(
+        next((tmp_path / "offered").glob(name)).stat().st_size
+        for name in ("torch-*", "leaf-*", "typing_thing-2*", "only_there-*", "for_new-*")
+    )
+    disk = small_disk("size=2m") / "house"
+    shutil.copytree(house, disk)
+    before = contents(disk)
+    said = cli("wheelhouse", "fill", "--dir", disk, env=alone_with(index), rc=7).stderr
+    assert f"to download: 5, {total / 1e6:,.0f} MB; free: 2 MB" in said
+    assert f"house: the disk has no room for {total / 1e6:,.0f} MB of dependencies" in said
+    assert index.asked == []
+    assert contents(disk) == before
+    assert not (disk / ".filling").exists()
+
+    said = cli("wheelhouse", "fill", env=alone_with(index)).stderr
+    assert f"to download: 5, {total / 1e6:,.0f} MB; free: " in said
+    assert len(index.asked) == 5
+
+
+def test_what_was_fetched_for_a_build_is_not_downloaded(world, index, house, cli, tmp_path):
+    """What is there under the name of a wheel, and is another file, is downloaded."""
+    world()
+    cache = tmp_path / "cache/sdists"
+    cache.mkdir(parents=True)
+    leaf, torch = "leaf-1.0-py3-none-any.whl", f"torch-2.11.0-{HERE}.whl"
+    shutil.copy(tmp_path / "offered" / torch, cache)
+    (cache / leaf).write_bytes(b"another")
+    env = {**alone_with(index), "PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
+    assert "to download: 4," in cli("wheelhouse", "fill", env=env).stderr
+    asked = {name for name, _begin in index.asked}
+    assert leaf in asked
+    assert torch not in asked
+    assert (house / torch).samefile(cache / torch)
+    assert (cache / leaf).read_bytes() == b"another"
+    assert "all as listed" in cli("verify").stdout
 
 
 def test_what_an_earlier_run_downloaded_is_taken(world, fill, house, tmp_path):

@@ -1,0 +1,1 @@
+"""Write a static package index over wheelhouses: pages, metadata, and the wheels beside them."""
