@@ -1,0 +1,108 @@
+"""The workflow that builds wheels: what it is asked for, what it runs, and with what rights."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from patchkit.errors import PatchkitError
+from patchkit.patching.recipe import load_recipe
+from tools.wheel_jobs import jobs
+
+ROOT = Path(__file__).parents[3]
+FILE = ROOT / ".github/workflows/wheels.yml"
+needs_workflow = pytest.mark.skipif(not FILE.exists(), reason="an sdist has no .github/")
+
+
+def workflow():
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))["jobs"]
+
+
+def steps():
+    for name, job in workflow().items():
+        for step in job["steps"]:
+            yield name, step
+
+
+def test_each_release_is_a_wheelhouse():
+    assert jobs("0.33.0, 0.25.1  0.33.0\n", "2.30.7") == [
+        {"name": "vllm-0.33.0", "vllm": "0.33.0", "nccl": ""},
+        {"name": "vllm-0.25.1", "vllm": "0.25.1", "nccl": ""},
+        {"name": "nccl-2.30.7", "vllm": "", "nccl": "2.30.7"},
+    ]
+    assert [job["vllm"] for job in jobs("", "2.30.7")] == [""]
+    assert [job["vllm"] for job in jobs(" ", "")] == [str(load_recipe().newest)]
+
+
+@pytest.mark.parametrize(
+    ("vllm", "nccl", "says"),
+    [
+        ("$(id)", "", "'$(id)' is not a version"),
+        ("0.25.1;id", "", "'0.25.1;id' is not a version"),
+        ("0.25.1+a", "", "vllm 0.25.1+a is not a release"),
+        ("0.99.0", "", "vllm 0.99.0 is not a release"),
+        ("0.10.0", "", "vllm 0.10.0 is not supported"),
+        ("0.19.0", "", "torch 2.10.0 for CUDA 13 is not on the package index"),
+        ("", "2.28.3", "nccl 2.28.3 is not supported"),
+        ("", "--help", "'--help' is not a version"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_a_machine_starts(vllm, nccl, says):
+    with pytest.raises(PatchkitError, match=f"^{re.escape(says)}"):
+        jobs(vllm, nccl)
+
+
+def test_the_runner_gets_one_line(tmp_path):
+    output = tmp_path / "output"
+    command = [sys.executable, "-m", "tools.wheel_jobs", "--vllm=0.25.1", "--nccl="]
+    environment = {**os.environ, "GITHUB_OUTPUT": str(output)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    name, _, value = output.read_text(encoding="utf-8").partition("=")
+    assert (name, json.loads(value)) == ("wheelhouses", jobs("0.25.1", ""))
+
+
+@needs_workflow
+def test_its_steps_are_sessions_that_run_anywhere():
+    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    sessions = {
+        named or function
+        for named, function in re.findall(
+            r'@nox\.session(?:\((?:name="([\w-]+)"|[^)]*)\))?\ndef (\w+)', noxfile
+        )
+    }
+    assert {"tests", "lint", "build-vllm", "wheel-jobs"} <= sessions
+    runs = [step["run"] for _, step in steps() if "run" in step]
+    named = re.findall(r"bin/nox -s ([\w-]+)", "\n".join(runs))
+    assert {"build-vllm", "build-nccl", "repro", "cross-proof"} <= {*named} <= sessions
+
+
+@needs_workflow
+def test_nothing_of_the_repository_runs_with_the_right_to_write():
+    """Who changes the code of a build cannot make a release of it, or sign something else."""
+    writing = {
+        name: {right for right, level in job["permissions"].items() if level == "write"}
+        for name, job in workflow().items()
+        if "write" in job["permissions"].values()
+    }
+    assert writing == {"attest": {"id-token", "attestations"}, "release": {"contents"}}
+    code = ("actions/checkout", "nox", "pip ")
+    for name, step in steps():
+        assert name not in writing or not any(each in str(step) for each in code), step
+
+
+@needs_workflow
+def test_no_text_of_somebody_becomes_a_script_and_no_action_can_change():
+    taken = set()
+    for _, step in steps():
+        assert "${{" not in step.get("run", ""), step
+        if action := step.get("uses"):
+            taken.add(action)
+            assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action)
+    assert len({action.partition("@")[0] for action in taken}) == len(taken) == 4
