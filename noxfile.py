@@ -42,12 +42,14 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff and mypy, warnings as errors; and whether requirements/ fits pyproject.toml."""
+    """ruff and mypy, warnings as errors; workflows; and whether requirements/ fits pyproject."""
     _install(session, "lint")
     _tool(session, "locks", "--check")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("actionlint")
+    session.run("zizmor", "--offline", "--persona=auditor", "--quiet", ".github/workflows")
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
@@ -63,6 +65,7 @@ def fresh(session: nox.Session) -> None:
     """README's blocks and tests on a machine with Python, pip and git: a file system of its own.
 
     Needs root and mmdebstrap: `nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
+    `-- --workstation`: the blocks of docs/two-sparks-from-a-workstation.md, builds reduced.
     """
     if obstacle := session.run(sys.executable, "-m", "tools.fresh", "--obstacle", silent=True):
         session.skip(obstacle)
@@ -169,6 +172,20 @@ def build_vllm(session: nox.Session) -> None:
     session.run("patchkit", "build", "vllm", *session.posargs)
 
 
+@nox.session
+def patchkit(session: nox.Session) -> None:
+    """Any verb from a checkout, without installing: `nox -s patchkit -- wheelhouse fill`."""
+    _install(session, "build")
+    session.run("patchkit", *session.posargs)
+
+
+@nox.session(name="wheel-jobs")
+def wheel_jobs(session: nox.Session) -> None:
+    """What .github/workflows/wheels.yml builds: `-- --vllm="X.Y.Z ..." --nccl="X.Y.Z ..."`."""
+    _install(session, "wheel")
+    _tool(session, "wheel_jobs", *session.posargs)
+
+
 @nox.session(name="build-proof")
 def build_proof(session: nox.Session) -> None:
     """vLLM configured and in part compiled: real torch and CMake, no network (5 GB, minutes)."""
@@ -198,6 +215,20 @@ def repack_proof(session: nox.Session) -> None:
     """
     _install(session, "wheel")
     _tool(session, "repack_proof", *session.posargs)
+
+
+@nox.session(name="cross-proof")
+def cross_proof(session: nox.Session) -> None:
+    """A wheelhouse for aarch64, installed and used under qemu-user, beside upstream's operators.
+
+    Needs root, mmdebstrap, qemu-user-static, the cross g++ and 8 GB:
+    `nox -s cross-proof -- [WHEELHOUSE] [--whole] [--keep FOLDER] [--json]`.
+    """
+    _install(session, "build")
+    what = (*session.posargs, "--obstacle")
+    if obstacle := _tool(session, "cross_proof", *what, silent=True):
+        session.skip(obstacle)
+    _tool(session, "cross_proof", *session.posargs)
 
 
 @nox.session

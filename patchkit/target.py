@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,17 +15,23 @@ from patchkit.records import read_toml
 
 MODES = ("native", "family")  # what a build is for: one device, or all devices of its family
 # One digit of minor: nvcc writes 12.1 as 121, without a separator.
-_ARCH = re.compile(r"(?P<major>\d+)\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?")
+_ARCH = re.compile(
+    r"(?P<major>\d+)\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """One entry of an arch list: ``12.1a``, ``12.0f``, ``8.0+PTX``."""
+    """One entry of an arch list: ``12.1a``, ``12.0f``, ``8.0+PTX``, ``8.0-virtual``.
+
+    ``virtual`` is CMake's word for PTX without machine code.
+    """
 
     major: int
     minor: int
     suffix: str
     ptx: bool
+    virtual: bool = False
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -35,15 +42,45 @@ class Arch:
         """Return the name that nvcc uses behind ``compute_`` and ``sm_``: ``121a``."""
         return f"{self.major}{self.minor}{self.suffix}"
 
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Return what nvcc is told to make, as it writes it after ``code=``."""
+        machine, ptx = f"sm_{self.gencode}", f"compute_{self.gencode}"
+        return (ptx,) if self.virtual else (machine, ptx) if self.ptx else (machine,)
+
 
 def parse_arch(text: str) -> Arch:
-    """Read ``M.m[a|f][+PTX]``. Raises UsageError for anything else."""
+    """Read ``M.m[a|f][+PTX|-virtual]``. Raises UsageError for anything else."""
     match = _ARCH.fullmatch(text.strip())
-    if match is None:
+    if match is None or (match["ptx"] and match["virtual"]):
         raise UsageError(
             f"{text!r} is not an arch", hint="write it as TORCH_CUDA_ARCH_LIST does: 12.1a or 12.0f"
         )
-    return Arch(int(match["major"]), int(match["minor"]), match["suffix"], bool(match["ptx"]))
+    return Arch(
+        int(match["major"]),
+        int(match["minor"]),
+        match["suffix"],
+        ptx=bool(match["ptx"]),
+        virtual=bool(match["virtual"]),
+    )
+
+
+def listed(codes: Iterable[str]) -> tuple[str, ...]:
+    """Return names behind nvcc's ``code=`` as entries of an arch list, in their order.
+
+    ``sm_89`` and ``compute_89`` are ``8.9+PTX``, ``compute_80`` alone is ``8.0-virtual``.
+    """
+    made: dict[str, set[str]] = {}
+    for code in codes:
+        kind, _, number = code.partition("_")
+        capability, suffix = number.rstrip("af"), number.lstrip("0123456789")
+        arch = f"{capability[:-1]}.{capability[-1]}{suffix}"
+        made.setdefault(arch, set()).add(kind)
+    ends = {"sm": "", "compute": "-virtual"}
+    return tuple(
+        f"{arch}+PTX" if len(kinds) == len(ends) else f"{arch}{ends[min(kinds)]}"
+        for arch, kinds in made.items()
+    )
 
 
 class Load(enum.IntEnum):
@@ -65,6 +102,8 @@ def load(arch: Arch, capability: tuple[int, int]) -> Load:
     SASS moves forward within a major version only; ``a`` code does not move at all; ``f`` code
     moves within its major version; PTX without a suffix is compiled on the device.
     """
+    if arch.virtual:
+        return load_ptx(arch, capability)
     if arch.capability == capability:
         return Load.EXACT
     if arch.suffix != "a" and arch.major == capability[0] and arch.minor < capability[1]:
@@ -108,6 +147,7 @@ class Target:
     cpu: str
     cuda: str
     glibc: str
+    python: str
     unified: bool = False
 
     @property
@@ -149,10 +189,7 @@ def _entries(arch_list: str) -> list[str]:
 
 
 def _gencode(arch: Arch) -> str:
-    name = arch.gencode
-    flag = f"-gencode arch=compute_{name},code=sm_{name}"
-    # code=compute_… keeps the PTX beside the machine code.
-    return f"{flag} -gencode arch=compute_{name},code=compute_{name}" if arch.ptx else flag
+    return " ".join(f"-gencode arch=compute_{arch.gencode},code={code}" for code in arch.codes)
 
 
 @cache

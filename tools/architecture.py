@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -19,6 +18,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import patchkit
+from tools.markdown import replaced
 
 HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "architecture.md"
@@ -139,10 +139,7 @@ def page(text: str) -> str:
     """Return the page with its picture and its table as they are now."""
     graph = rooms()
     for name, made in (("picture", picture(graph)), ("rooms", table(graph))):
-        begin, end = f"<!-- {name}: python -m tools.architecture -->", f"<!-- /{name} -->"
-        between = re.compile(rf"(?s){re.escape(begin)}.*?{re.escape(end)}")
-        # A function, since re would read backslashes in a text as escapes.
-        text = between.sub(lambda _found, made=f"{begin}\n\n{made}\n\n{end}": made, text)
+        text = replaced(text, name, "python -m tools.architecture", made)
     return text
 
 

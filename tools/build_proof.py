@@ -5,8 +5,10 @@
 For each release `patchkit build vllm` builds a wheel of its smallest extensions: real sources,
 torch and CMake, no network. What CMake then means to compile is compared with the arch proof, group
 by group, and with tests/data/objects.csv; two CUDA sources are compiled and inspected; the wheel
-is inspected and installed, its extensions are loaded. A second run, which begins anew, is killed
-while it compiles; a third goes on from there, and has to give the same bytes.
+is inspected and installed, its extensions are loaded; the stand-in for torch, which a build for
+another CPU has, answers what the release asks as torch itself does; nvcc across gives the device
+code that aarch64's own gives under qemu-user, on two sources. A second run, which begins anew, is
+killed while it compiles; a third goes on from there, and has to give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import venv
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +30,17 @@ from typing import Any
 from rich.console import Console
 
 from patchkit.errors import PatchkitError, ProofError, UsageError
+from patchkit.recipes.vllm.sources import CudaSource
 from patchkit.target import Load, targets
+from patchkit.wheel.across.torch import install_torch_stand_in
 from patchkit.wheel.build.make import clean_environment
 from patchkit.wheel.build.work import WORK
-from patchkit.wheel.device.compiled import Compiled, compiled_sources
+from patchkit.wheel.device.compiled import compiled_sources
 from patchkit.wheel.device.inspect import arch_name, inspect
 from support.building import interrupted, wheels
+from support.small_torch import site
+from tools import native_nvcc
+from tools.torch_questions import FOR_ROCM, answers, questions
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 GB10 = targets()["gb10"]
@@ -59,6 +67,7 @@ import torch
 spec = importlib.util.spec_from_file_location(*sys.argv[1:])
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 """
+COMPILED_TWICE = ("/cuda_utils_kernels.cu", "/permute_cols.cu")  # seconds, minutes under qemu
 SOURCES = ("/quantization/activation_kernels.cu.o", "/nvfp4_quant_kernels.cu.o")
 
 
@@ -88,6 +97,8 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     CONSOLE.print(f"{release}: {told['proofs'][0]}")
     check_objects(root, folder)
     check_wheel(told)
+    check_stand_in(release, root, environment())
+    check_nvcc(release, root, folder)
     kill(release, folder / "two", root / "log.txt")
     again = build(release, folder / "two")
     if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
@@ -132,6 +143,7 @@ def kill(release: str, house: Path, log: Path) -> None:
 def command_of(release: str, house: Path) -> list[str]:
     """Return the command `patchkit build vllm --json`, reduced."""
     command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
+    command += ["--cpu", platform.machine()]  # its extensions are loaded here
     return [*command, *reduced_options(release), "--dir", str(house)]
 
 
@@ -181,23 +193,57 @@ def check_wheel(told: Mapping[str, Any]) -> None:
         subprocess.run([*pip, "--target", folder, str(wheel)], check=True)
         for name in ("spinloop", "fs_io_C"):
             for library in Path(folder, "vllm").glob(f"{name}*.so"):
-                load(name, library, told["facts"]["environment"]["requirements"])
+                load(name, library)
         version = Path(folder, "vllm", "_version.py").read_text()
         if wheel.name.split("-")[1] not in version:
             raise ProofError("vllm/_version.py tells another version than the wheel's name")
 
 
-def load(name: str, library: Path, requirements: str) -> None:
+def environment() -> Path:
+    """Return the interpreter beside a real torch, which a stand-in is not."""
+    (torch,) = WORK.glob("environment-*/lib/python*/site-packages/torch/lib/libtorch_cuda.so")
+    return torch.parents[5] / "bin" / "python"
+
+
+def load(name: str, library: Path) -> None:
     """Import an extension beside torch, of the environment that it was built in."""
-    digest = requirements.removeprefix("sha256:")
-    (home,) = (each for each in WORK.glob("environment-*") if digest.startswith(each.name[12:]))
-    command = [str(home / "bin" / "python"), "-W", "ignore", "-c", LOAD, name, str(library)]
+    command = [str(environment()), "-W", "ignore", "-c", LOAD, name, str(library)]
     if subprocess.run(command).returncode:
         raise ProofError(f"{library.name} cannot be imported beside the torch it was built with")
     CONSOLE.print(f"{library.name} is loaded")
 
 
-def names(source: Compiled) -> str:
+def check_stand_in(release: str, root: Path, python: Path) -> None:
+    """Ask the torch of an environment, and a stand-in that reads its files, what sources ask."""
+    asking = [each for each in questions(root / "source") if each.expression not in FOR_ROCM]
+    variables = clean_environment(root, "patchkit-proof") | {"CUDA_HOME": str(root / "cuda")}
+    with tempfile.TemporaryDirectory(prefix="patchkit-torch-") as folder:
+        venv.create(folder, with_pip=False)
+        stand_in = Path(folder, "bin", "python")
+        install_torch_stand_in(site(stand_in), site(python))
+        real, read = (answers(each, asking, variables) for each in (python, stand_in))
+    wrong = [
+        f"    {each.expression}: {real[each]}, {read[each]}"
+        for each in asking
+        if real[each] != read[each]
+    ]
+    if wrong or not asking:
+        raise ProofError(f"{release}: torch and its stand-in differ\n" + "\n".join(wrong))
+    CONSOLE.print(f"{release}: the stand-in answers {len(asking)} questions as torch does")
+
+
+def check_nvcc(release: str, root: Path, folder: Path) -> None:
+    """Compile two sources for aarch64 with the nvcc of either CPU, and compare all they wrote."""
+    if found := native_nvcc.obstacle():
+        CONSOLE.print(f"{release}: skipped: nvcc across beside aarch64's own: {found}")
+        return
+    (build_folder,) = root.glob("source/build/temp*")
+    for ending in COMPILED_TWICE:
+        place = folder / Path(ending).stem
+        CONSOLE.print(f"{release}: {native_nvcc.compare(build_folder, ending, place)}")
+
+
+def names(source: CudaSource) -> str:
     return " ".join(sorted(arch_name(kind, arch) for kind, arch in source.codes)) or "none"
 
 

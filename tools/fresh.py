@@ -1,11 +1,14 @@
 """A fresh machine: a distribution with Python, pip and git, where README's commands have to pass.
 
     nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]
+    nox -s fresh -- --workstation
 
 mmdebstrap unpacks it from what this machine's apt is configured for; the committed HEAD is cloned
 into it, and README's blocks and tests run there as root, in mount and PID namespaces of their own,
 with nothing of this machine but its network, the configuration of pip, its certificates and two
-caches. What of a block needs a Spark is shown and left out (`tools/readme.py`).
+caches. What of a block needs a Spark is shown and left out (`tools/readme.py`). With --workstation
+it is an x86-64 machine with the packages that docs/two-sparks-from-a-workstation.md takes, and
+that page's blocks, with reduced builds (`tools/two_sparks.py`; 4 GB, minutes).
 ``python -m tools.fresh --obstacle`` prints what is in the way here, or nothing.
 """
 
@@ -20,17 +23,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tools import readme
+from tools import readme, two_sparks
+from tools.steps import BARE
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("python3-venv", "python3-pip", "git", "ca-certificates")
 # Debian 12 has Python 3.11.2, without tarfile's filters: pyproject.toml wants 3.11.4 or later.
 TOO_OLD = {"bookworm": "trixie"}
 SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
+UBUNTU_PORTS = "http://ports.ubuntu.com/ubuntu-ports"
 CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 INHERITED = re.compile(r"PIP_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE)
+DEVICES = ("null", "zero", "full", "random", "urandom")  # bound: not every namespace makes them
 CACHES = ("pip", "patchkit")
 CLONE = Path("/srv/patchkit")  # not in /root: some tests read it as nobody
 MACHINES = Path("/srv/machines")  # that stand for Sparks
@@ -53,20 +60,38 @@ def obstacle() -> str:
 
 
 def build(root: Path, extra: list[str]) -> None:
-    """Unpack the distribution. Raises CalledProcessError after mmdebstrap said why."""
-    options = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, check=True)
+    """Unpack and configure the distribution. Raises as `unpack` does."""
+    unpack(root, [*PACKAGES, *extra], "--variant=minbase")
+
+
+def unpack(root: Path, packages: Iterable[str], *options: str, cpu: str = "") -> None:
+    """Unpack packages into a folder, of another CPU if Debian's name of one is given.
+
+    Raises CalledProcessError after mmdebstrap said why.
+    """
+    acquire = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, check=True)
     with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "options").write_bytes(options.stdout)  # proxies, for one
-        named = [f"--aptopt={scratch}/options", f"--include={','.join([*PACKAGES, *extra])}"]
+        (Path(scratch) / "options").write_bytes(acquire.stdout)  # proxies, for one
+        named = [f"--aptopt={scratch}/options", f"--include={','.join(packages)}"]
+        if cpu:
+            named.append(f"--architectures={cpu}")
         mirrors = []
         for number, text in enumerate(_sources()):
             mirrors.append(f"{scratch}/{number}")
-            Path(mirrors[-1]).write_text(text)
-        command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--quiet", *named]
-        subprocess.run([*command, _suite(), str(root), *mirrors], check=True)
+            Path(mirrors[-1]).write_text(for_cpu(text) if cpu else text)
+        command = ["mmdebstrap", "--mode=root", "--quiet", *named, *options]
+        subprocess.run([*command, suite(), str(root), *mirrors], check=True)
 
 
-def _suite() -> str:
+def for_cpu(sources: str) -> str:
+    """Name the servers that have other CPUs than x86: Ubuntu's are others, Debian's the same."""
+    if "ubuntu" not in sources:
+        return sources
+    return re.sub(r"(?m)^(URIs: |deb (?:\[.*?\] )?)\S+", rf"\1{UBUNTU_PORTS}", sources)
+
+
+def suite() -> str:
+    """Return the release of the distribution that is unpacked: one with a Python new enough."""
     name = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     return TOO_OLD.get(name, name)
 
@@ -75,7 +100,7 @@ def _sources() -> list[str]:
     """Return the distribution's own sources of apt here; nobody else's."""
     own = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     files = [Path("/etc/apt") / name for name in SOURCES]
-    texts = [re.sub(rf"\b{own}\b", _suite(), file.read_text()) for file in files if file.is_file()]
+    texts = [re.sub(rf"\b{own}\b", suite(), file.read_text()) for file in files if file.is_file()]
     return [text for text in texts if own and re.search(r"^(deb|Types:) ", text, re.MULTILINE)]
 
 
@@ -95,6 +120,21 @@ def furnish(root: Path) -> None:
 def enter(root: Path, command: str) -> int:
     """Run a script of sh in the clone. Its exit status."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    for name in CACHES:  # so that releases come over the network once
+        (caches / name).mkdir(parents=True, exist_ok=True)
+    binds = {caches / name: f"/root/.cache/{name}" for name in CACHES}
+    script = entering(root, binds, f"cd {CLONE} && python3 --version\n{command}")
+    given = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
+    command_line = [*SPACES, "sh", "-c", script]
+    return subprocess.run(command_line, env={**given, **PLAIN}, check=False).returncode
+
+
+def entering(root: Path, binds: Mapping[Path, str], inside: str) -> str:
+    """Return a script that runs another one with a folder as its file system.
+
+    It needs mount and PID namespaces of its own. ``binds`` are files and folders of this machine,
+    and where they are to be inside.
+    """
     lines = [
         "set -eu",
         # pivot_root(2) takes a mount point alone, so the folder is mounted on itself.
@@ -102,23 +142,20 @@ def enter(root: Path, command: str) -> int:
         f"cd {shlex.quote(str(root))}",
         "mount -t proc proc proc",
         "mount -t sysfs -o ro sysfs sys",
+        f"mkdir -p mnt dev/shm dev/pts && touch {' '.join(f'dev/{name}' for name in DEVICES)}",
+        *(f"mount --bind /dev/{name} dev/{name}" for name in DEVICES),
         "mount -t tmpfs -o mode=1777 tmpfs dev/shm",
         "mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts",
-        "mount --bind dev/pts/ptmx dev/ptmx",
+        "touch dev/ptmx && mount --bind dev/pts/ptmx dev/ptmx",
     ]
-    for name in CACHES:  # so that releases come over the network once
-        (caches / name).mkdir(parents=True, exist_ok=True)
-        here, there = shlex.quote(str(caches / name)), f"root/.cache/{name}"
-        lines += [f"mkdir -p {there}", f"mount --bind {here} {there}"]
-    inside = f"""\
-umount -l /mnt
-cd {CLONE} && python3 --version
-{command}"""
+    for here, path in binds.items():
+        there = Path(path.lstrip("/"))
+        made = f"mkdir -p {there.parent} && touch" if here.is_file() else "mkdir -p"
+        lines.append(f"{made} {there} && mount --bind {shlex.quote(str(here))} {there}")
+    inside = f"umount -l /mnt\n{inside}"
     # Not chroot alone: in one, nobody can make further namespaces.
     lines.append(f"pivot_root . mnt && exec chroot . sh -euc {shlex.quote(inside)}")
-    given = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
-    script = [*SPACES, "sh", "-c", "\n".join(lines)]
-    return subprocess.run(script, env={**given, **PLAIN}, check=False).returncode
+    return "\n".join(lines)
 
 
 def commands(arguments: list[str]) -> str:
@@ -133,8 +170,14 @@ PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}
 {readme.tests_command()}{f" -- {shlex.join(arguments)}" if arguments else ""}"""
 
 
+def workstation_commands() -> str:
+    """Return the blocks of the page about a workstation and two Sparks, as one script."""
+    blocks = [two_sparks.PAGE.script(title, MACHINES) for title in two_sparks.TITLES]
+    return "\n".join([f"PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}", *blocks])
+
+
 def _build_machines() -> str:
-    wanted = [*readme.MACHINES.values(), (readme.BARE, 0), (readme.BARE, 1)]
+    wanted = [*readme.MACHINES.values(), (BARE, 0), (BARE, 1)]
     return f"""\
 from pathlib import Path
 from support import hosts
@@ -147,16 +190,22 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--obstacle", action="store_true")
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
+    parser.add_argument("--workstation", action="store_true")
     options, arguments = parser.parse_known_args()
     if options.obstacle:
         sys.stdout.write(obstacle())
         return 0
+    extra = [*filter(None, options.packages.split(","))]
+    says, script = f"README's blocks, then {readme.tests_command()}", commands(arguments)
+    if options.workstation:
+        extra += two_sparks.packages()
+        says, script = f"the blocks of {two_sparks.PAGE.path.name}", workstation_commands()
     with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
         root = Path(folder) / "root"
-        build(root, [*filter(None, options.packages.split(","))])
+        build(root, extra)
         furnish(root)
-        sys.stderr.write(f"{_suite()}: README's blocks, then {readme.tests_command()}\n")
-        return enter(root, commands(arguments))
+        sys.stderr.write(f"{suite()}: {says}\n")
+        return enter(root, script)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 MADE_OF_RECIPE = "<!-- Made by tools/regenerate.py from the recipe. Do not edit. -->\n"
@@ -14,3 +15,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
     )
+
+
+def replaced(text: str, name: str, maker: str, made: str) -> str:
+    """Return a page with what stands between the marks of ``name`` made anew."""
+    begin, end = f"<!-- {name}: {maker} -->", f"<!-- /{name} -->"
+    between = re.compile(rf"(?s){re.escape(begin)}.*?{re.escape(end)}")
+    # A function, since re would read backslashes in a text as escapes.
+    return between.sub(lambda _found: f"{begin}\n\n{made}\n\n{end}", text)

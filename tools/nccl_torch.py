@@ -58,13 +58,11 @@ def main() -> int:
 def resolved(wheel: Path, torch: str) -> None:
     """Check that pip, given the wheel by name, takes it and nothing else of that project."""
     cpu = "aarch64" if wheel.stem.endswith("aarch64") else "x86_64"
-    platforms = [f"--platform=manylinux_2_{minor}_{cpu}" for minor in GLIBCS]
     report = run(
         *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
-        *("--report=-", "--only-binary=:all:", f"--python-version={PYTHON}", *platforms),
+        *("--report=-", "--only-binary=:all:", f"--python-version={PYTHON}", *platforms(cpu)),
         # Some pips want --target beside --platform; a dry run does not write there.
-        *(f"--platform=manylinux2014_{cpu}", "--target=/nonexistent"),
-        *(str(wheel), f"torch=={torch}"),
+        *("--target=/nonexistent", str(wheel), f"torch=={torch}"),
     )
     chosen = {
         each["metadata"]["name"]: each["metadata"]["version"]
@@ -73,6 +71,12 @@ def resolved(wheel: Path, torch: str) -> None:
     wanted = str(parse_wheel_filename(wheel.name)[1])
     require(chosen.get(PROJECT) == wanted, f"pip chose {chosen.get(PROJECT)}, not {wanted}")
     CONSOLE.print(f"{cpu}, torch {torch}: {len(chosen)} packages resolved, {PROJECT} {wanted}")
+
+
+def platforms(cpu: str) -> list[str]:
+    """Return options of pip: the platforms of a CPU's wheels."""
+    named = [f"manylinux_2_{minor}_{cpu}" for minor in GLIBCS]
+    return [f"--platform={name}" for name in (*named, f"manylinux2014_{cpu}", f"linux_{cpu}")]
 
 
 def installed(wheel: Path, torch: str) -> None:

@@ -11,7 +11,8 @@ In recipes/env: vllm_variables.tsv, vllm_values.tsv, vllm_flags.tsv, vllm_recipe
 flag_values.toml, what each release's own files say. In recipes/vllm: stock_archs.csv, what
 untouched releases build for 12.0; support.json, fix → arch mode → release → how much it needs the
 fix. In tests/data: archs.csv, a row per kernel group, with what the untouched release builds for
-12.0 and the patched one for the arch of the mode. In docs: support-matrix.md and a page per fix,
+12.0 and the patched one for the arch of the mode, and sources.csv, a row per library, with its CUDA
+sources. In docs: the table of build-vllm.md, support-matrix.md and a page per fix,
 nccl-releases.md, env-rules.md, serve-flags.md. And what tools/golden_env.py writes. Read the
 difference before you commit it.
 """
@@ -38,10 +39,10 @@ from patchkit.proof.prove import prove
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from tools import env_pages, golden_env, serve_pages
+from tools import env_pages, golden_env, serve_pages, source_page
 from tools.catalogue import catalogue
 from tools.seen import MODES, Seen, look_at, pristine, unproved
-from tools.tables import SUPPORT, Support, updated
+from tools.tables import SOURCES, SUPPORT, Support, read_rows, updated
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -164,8 +165,15 @@ def pages() -> dict[Path, str]:
         for recipe in load_recipes()
         for name, text in catalogue(recipe, load_support(recipe.project)).items()
     }
+    build = DOCS / "build-vllm.md"
+    sources = source_page.page(
+        build.read_text(encoding="utf-8"),
+        read_rows(SOURCES),
+        [source_page.RECORDED, str(load_recipe().newest)],
+    )
     return {
         **found,
+        build: sources,
         DOCS / "env-rules.md": env_pages.page(load_variable_rules()),
         DOCS / "serve-flags.md": serve_pages.page(load_flag_rules(), load_presets()),
     }

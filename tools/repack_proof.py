@@ -17,6 +17,7 @@ import sys
 import tempfile
 import venv
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,9 +64,23 @@ class Made:
     @property
     def patched(self) -> list[str]:
         """Paths of the files that fixes changed."""
-        with zipfile.ZipFile(self.wheel) as bundle:
-            (ledger,) = (name for name in bundle.namelist() if name.endswith("ledger.json"))
-            return sorted(json.loads(bundle.read(ledger))["files"])
+        return patched_files(self.wheel)
+
+
+def patched_files(wheel: Path) -> list[str]:
+    """Return the paths of the files that fixes changed, as the wheel's ledger has them."""
+    with zipfile.ZipFile(wheel) as bundle:
+        (ledger,) = (name for name in bundle.namelist() if name.endswith("ledger.json"))
+        return sorted(json.loads(bundle.read(ledger))["files"])
+
+
+def modules(paths: Iterable[str]) -> list[str]:
+    """Return the names that Python imports files under."""
+    return [
+        p.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for p in paths
+        if p.endswith(".py")
+    ]
 
 
 def main() -> int:
@@ -155,7 +170,7 @@ def used(made: Made, home: Path, *, full: bool) -> None:
 
 def imported(python: str, version: str, paths: list[str]) -> int:
     """Count the patched modules that Python imports; what loads kernels needs the driver."""
-    names = [p.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for p in paths]
+    names = modules(paths)
     lines = run(python, "-c", IMPORT, *names).splitlines()
     require(version in lines, f"vllm.__version__ is not {version}")
     failed = [line for line in lines if " ImportError: " in line]

@@ -19,7 +19,7 @@ VERBS = {
     "wheel": {
         "build": "Build a wheel for one device: libnccl or vLLM.",
         "repack": "Patch upstream's vLLM wheel, in seconds and without a compiler.",
-        "wheelhouse": "List, fill, sign and prune the folder of finished wheels.",
+        "wheelhouse": "List, fill, sign, prune and serve the folder of finished wheels.",
         "verify": "Check that its wheels are whole, load, and fit together.",
         "inspect": "Show what a wheel or library holds; which libnccl is loaded.",
     },

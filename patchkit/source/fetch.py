@@ -19,6 +19,7 @@ import platformdirs
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
+from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
 from patchkit.durable.partial import continuing
 from patchkit.durable.staging import make_folders
@@ -47,6 +48,11 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else platformdirs.user_cache_path("patchkit")
 
 
+def cached_place(filename: str, cache: Path | None = None) -> Path:
+    """Return where the cache has a file of a release once it was fetched."""
+    return (cache or cache_dir()) / "sdists" / filename
+
+
 def fetch(
     project: str,
     version: str,
@@ -65,8 +71,9 @@ def fetch(
     StorageError if network, index or disk fail.
     """
     entry = _locked(project, version, lock)
-    path = (cache or cache_dir()) / "sdists" / entry.filename
-    cached = _digest(path)
+    path = cached_place(entry.filename, cache)
+    with translated(at=path, hint=_CACHE_HINT):
+        cached = sha256_of(path) if path.exists() else None
     if cached == entry.sha256:
         return path
     if offline:
@@ -96,16 +103,6 @@ def _nearest(version: str, known: Iterable[str], count: int = 4) -> list[str]:
     position = bisect_left(ordered, Version(version), key=Version)
     start = max(0, min(position - count // 2, len(ordered) - count))
     return ordered[start : start + count]
-
-
-def _digest(path: Path) -> str | None:
-    """Return the sha256 of a file in hex, None if there is no such file."""
-    with translated(at=path, hint=_CACHE_HINT):
-        try:
-            with path.open("rb") as stream:
-                return hashlib.file_digest(stream, "sha256").hexdigest()
-        except FileNotFoundError:
-            return None
 
 
 def _missing(entry: LockEntry, path: Path) -> PatchkitError:

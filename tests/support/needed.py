@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = {
+    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "ip": "iproute2",
     "ld": "binutils",
     "ssh-keygen": "openssh-client",

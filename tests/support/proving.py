@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.errors import ProofError
@@ -21,9 +22,9 @@ def require(held: bool, what: str) -> None:
         raise ProofError(what)
 
 
-def run(*command: str) -> str:
+def run(*command: str, env: Mapping[str, str] | None = None) -> str:
     """What a command says. Raises ProofError, with its last words, if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()[-_SHOWN:]
         raise ProofError(f"{' '.join(command[:5])} … ended with {done.returncode}:\n{said}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,20 +31,22 @@ from patchkit.errors import UsageError
 from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import by_option
+from patchkit.recipes.vllm.build import by_option, with_targets
+from patchkit.recipes.vllm.idle import idle_sources
 from patchkit.source.resolve import Report
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.build.jobs import Jobs
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.network import can_cut_off, network
-from patchkit.wheel.build.toolchain import Toolchain, find_toolchain
+from patchkit.wheel.build.toolchain import MACHINES, Toolchain, find_toolchain
 from patchkit.wheel.vllm.build import JOB_MEMORY, build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.order import VllmOrder
 from patchkit.wheel.vllm.preflight import check_machine
 from patchkit.wheel.vllm.prepare import check_choice
 from patchkit.wheel.vllm.source import VllmSource, vllm_source
+from patchkit.wheel.vllm.upstream_parts import foretold
 from patchkit.wheel.wheelhouse.contents import make_room
 
 _EPILOG = """\
@@ -68,7 +71,7 @@ For an H200, to test there:
 )
 @click.option("--src", "named", metavar="SOURCE", help="Sources instead: a folder or an sdist.")
 @request_options
-@cpu_option("this machine's", "--host")
+@cpu_option("the target's", "--host")
 @jobs_option
 @click.option(
     "--source",
@@ -128,15 +131,26 @@ def command(
         extension.option for extension in by_option(sorted(selection.skip - fixes))
     )
     request = replace(selection, skip=selection.skip & fixes).request()
-    _check_cpu(request.target, cpu)
+    machine = _machine(request.target, cpu)
+    if python and machine != platform.machine():
+        raise UsageError(
+            f"--python {python}: its torch is for {platform.machine()}, the wheel for {machine}",
+            why="a build for another CPU links with the torch of that one",
+            hint=f"leave --python out, or build for this machine: --cpu {platform.machine()}",
+        )
     parts, sources = frozenset(filter(None, extensions.split(","))), parse_given(given)
 
+    idle: dict[str, str] = {}
+
     def check(tree: SourceTree) -> None:
-        check_choice(tree, without=left_out, extensions=parts, given=sources)
+        named = sources.keys() | left_out | with_targets(parts)
+        idle.update(idle_sources(tree, request, named))
+        without = left_out | idle.keys()
+        check_choice(tree, without=without, extensions=parts, given=sources)
 
     with progress() as report:
         source = vllm_source(version, named, check=check, report=report, offline=offline)
-        toolchain = _toolchain(source, request.target, python, cuda, offline, report)
+        toolchain = _toolchain(source, request.target, machine, python, cuda, offline, report)
     number = chosen_jobs(jobs, JOB_MEMORY)
     order = VllmOrder(
         source=source.path,
@@ -149,7 +163,7 @@ def command(
         python=python and python.absolute(),
         requirements=requirements and requirements.absolute(),
         jobs=number.number,
-        without=left_out,
+        without=left_out | idle.keys(),
         given=sources,
         mirror=mirror and mirror.absolute(),
         extensions=parts,
@@ -158,7 +172,7 @@ def command(
     )
     # Space and rights are checked before the build, not when it is done.
     make_room(house, order.expected)
-    _foretell(order, number)
+    _foretell(order, number, idle)
     with progress("steps") as report:
         built = build_vllm(order, lambda task: in_tenths(report(task), f"{task}:"))
     placed = place(built, house, objects, began)
@@ -169,22 +183,28 @@ def command(
         _show(order, built, placed)
 
 
-def _check_cpu(device: Target, cpu: str | None) -> None:
+def _machine(device: Target, cpu: str | None) -> str:
+    """Return the CPU to build for. Raises UsageError for one that this machine cannot build for."""
     here = platform.machine()
-    if cpu not in (None, here):
+    # On x86-64 there are wheels and compilers for either; on Arm nobody made x86-64's.
+    within = (here,) if here == "aarch64" else MACHINES
+    if cpu is not None and cpu not in within:
         raise UsageError(
             f"vLLM for {cpu} cannot be built on {here}",
-            why="its CMake asks torch through Python, and both are for the CPU that runs them",
-            hint=f"build on a machine with {cpu}, such as the {device.title}; or take upstream's "
-            f"kernels: {quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--cpu', cpu)}",
+            why="the toolkit for another CPU is locked for x86-64 machines alone",
+            hint=f"build on a machine with {cpu}; or take upstream's kernels: "
+            f"{quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--cpu', cpu)}",
         )
-    if here != device.cpu:
-        tell(f"for {here}: a wheel for tests; {device.title} has {device.cpu}")
+    chosen = cpu or (device.cpu if device.cpu in within else here)
+    if chosen != device.cpu:
+        tell(f"for {chosen}: a wheel for tests; {device.title} has {device.cpu}")
+    return chosen
 
 
 def _toolchain(
     source: VllmSource,
     device: Target,
+    machine: str,
     python: Path | None,
     cuda: str,
     offline: bool,
@@ -192,10 +212,12 @@ def _toolchain(
 ) -> Toolchain:
     """Return the toolchain, once the machine has all that the sources need."""
     release = str(source.version)
-    for note in check_machine(source.needs, release=release, python=python, cuda=device.cuda):
+    for note in check_machine(
+        source.needs, release=release, python=python, cuda=device.cuda, machine=machine
+    ):
         tell(note)
     return find_toolchain(
-        platform.machine(),
+        machine,
         cuda=device.cuda,
         toolkit=Path(cuda) if cuda != "locked" else None,
         locked=cuda == "locked",
@@ -204,12 +226,17 @@ def _toolchain(
     )
 
 
-def _foretell(order: VllmOrder, jobs: Jobs) -> None:
+def _foretell(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
     """Say what is going to happen, before it takes long."""
     tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
     tell(f"what the build says: {order.work}/log.txt")
-    for extension in by_option(sorted(order.without)):
-        if extension.serves(order.request.target.major):
+    if taken := foretold(order.given, order.version, order.toolchain.machine):
+        tell(taken)
+    for reason in sorted(set(idle.values())):
+        options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
+        tell(f"without {options}: {reason}; --source NAME=… brings one in")
+    for extension in by_option(sorted(order.without - idle.keys())):
+        if extension.serves(order.request.target.major, order.version):
             tell(f"without {extension.option}: {extension.cost}")
     if not can_cut_off():
         tell(network())
@@ -218,7 +245,8 @@ def _foretell(order: VllmOrder, jobs: Jobs) -> None:
 def _show(order: VllmOrder, built: BuiltWheel, placed: Placed) -> None:
     target, archs = order.request.target, built.facts["archs"]
     title = style(f"vllm {order.version}", bold=True)
-    title += f"  →  {target.title}, {archs}, {order.toolchain.machine}"
+    across = f" on {platform.machine()}" if order.across else ""
+    title += f"  →  {target.title}, {archs}, {order.toolchain.machine}{across}"
     lines = [
         compilers(order.toolchain),
         *(f"{name}: {what}" for name, what in built.facts["environment"].items()),

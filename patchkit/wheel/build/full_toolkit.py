@@ -24,31 +24,30 @@ from patchkit.wheel.build.toolchain import Toolchain
 LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "curand", "cusolver", "cusparse", "nvrtc")
 HEADERS = ("cublas_v2.h", "cuda_runtime.h", "curand_kernel.h", "cusolverDn.h", "cusparse.h")
 
-_SITE = "lib/python*/site-packages/nvidia/cu13"
 _VERSIONED = re.compile(r"(?P<name>lib[^/]+?\.so)\.\d+")
+_STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY of cuda.h
 # In cuda.h: a declaration, or what a #define leads to: cuMemAlloc_v2, cuLaunchKernel_ptsz.
 _DRIVER_CALL = re.compile(
     r"\bcu[A-Z][A-Za-z0-9]*(?:_v\d+)?(?:_ptsz|_ptds)?\b(?=\s*\(|\s*$)", re.MULTILINE
 )
 
 
-def full_toolkit(toolchain: Toolchain, environment: Path, dest: Path) -> Toolchain:
+def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> Toolchain:
     """Return the toolchain with a toolkit that torch's CMake takes; ``dest`` is written anew.
 
-    ``environment`` is the virtual environment with torch. A file of the toolkit has precedence over
-    one beside torch. Raises HostError if something is missing in both, StorageError for I/O.
+    ``site`` is the site-packages folder with torch. A file of the toolkit has precedence over one
+    beside torch. Raises HostError if something is missing in both, StorageError for I/O.
     """
-    beside = sorted(environment.glob(_SITE))
-    if toolchain.locked and not beside:
+    beside = site / "nvidia" / "cu13"
+    if toolchain.locked and not beside.is_dir():
         raise HostError(
-            f"{environment}: no NVIDIA libraries beside torch",
+            f"{site}: no NVIDIA libraries beside torch",
             why="this torch was built for CPUs alone, or for another CUDA",
             hint="use the requirements of the recipe, or name a whole toolkit with --cuda",
         )
-    halves = [
-        {"include": toolchain.include, "lib": toolchain.lib},
-        *({part: half / part for part in ("include", "lib")} for half in beside),
-    ]
+    halves = [{"include": toolchain.include, "lib": toolchain.lib}]
+    if beside.is_dir():
+        halves.append({part: beside / part for part in ("include", "lib")})
     dest.parent.mkdir(parents=True, exist_ok=True)
     scratch = tempfile.TemporaryDirectory(dir=dest.parent, ignore_cleanup_errors=True)
     with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
@@ -83,22 +82,29 @@ def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> N
 
 
 def _driver(home: Path, toolchain: Toolchain) -> None:
-    """Make a stand-in for the driver's library to link with: its name, and those of its calls.
+    """Make a stand-in for the driver's library to link with, unless the toolkit brings one.
 
-    Machines that build need no driver, and the wheels have none. NVIDIA's toolkits also bring such
-    a file.
+    Machines that build need no driver, and the wheels have none.
     """
     stubs = home / "lib" / "stubs"
-    if (stubs / "libcuda.so").exists():
-        return
-    text = (home / "include" / "cuda.h").read_text(encoding="utf-8", errors="replace")
+    if not (stubs / "libcuda.so").exists():
+        driver_stand_in(home / "include" / "cuda.h", toolchain.cxx, stubs / "libcuda.so")
+
+
+def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
+    """Make a stand-in for the driver's library: its name, and those of its calls in ``cuda.h``.
+
+    Each call answers as those of NVIDIA's own stub library do. Raises HostError if ``cxx`` cannot.
+    """
+    text = header.read_text(encoding="utf-8", errors="replace")
     names = sorted({match.group() for match in _DRIVER_CALL.finditer(text)})
-    source = home / "stub.c"
-    source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), encoding="utf-8")
-    stubs.mkdir(parents=True, exist_ok=True)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    source = library.with_suffix(".c")
+    calls = (f"int {name}(void) {{ return {_STUB_LIBRARY}; }}\n" for name in names)
+    source.write_text("".join(calls), encoding="utf-8")
     command = [
-        str(toolchain.cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
-        "-Wl,-soname,libcuda.so.1", str(source), "-o", str(stubs / "libcuda.so"),
+        str(cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
+        "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library),
     ]  # fmt: skip
     run(*command, why="it cannot link a shared library", hint="apt install g++", timeout=None)
     source.unlink()

@@ -124,14 +124,36 @@ def _compiler(machine: str, here: str) -> Path:
     for tool, package in (("make", "make"), ("bash", "bash"), ("python3", "python3")):
         if shutil.which(tool) is None:
             raise _missing(tool, package)
-    name = os.environ.get("CXX", "g++") if machine == here else _CROSS_COMPILER[machine]
+    if found := find_cxx(machine):
+        return found
+    native = machine == here
+    name = os.environ.get("CXX", "g++") if native else _CROSS_COMPILER[machine]
+    raise _missing(
+        f"CXX names {name!r}, which" if native and "CXX" in os.environ else name,
+        "g++" if native else cross_package(machine),
+    )
+
+
+def find_cxx(machine: str) -> Path | None:
+    """Return the C++ compiler for a CPU: what CXX names, or the distribution's; None without one.
+
+    For another CPU than this machine's, CXX counts only if it names a compiler for that one.
+    """
+    named = os.environ.get("CXX", "")
+    if machine == platform.machine():
+        name = named or "g++"
+    elif named and attempt(named, "-dumpmachine").output.startswith(machine):
+        name = named
+    else:
+        name = _CROSS_COMPILER[machine]
     found = shutil.which(name)
-    if found is None:
-        raise _missing(
-            f"CXX names {name!r}, which" if machine == here and "CXX" in os.environ else name,
-            "g++" if machine == here else f"g++-{machine.replace('_', '-')}-linux-gnu",
-        )
-    return Path(found).absolute()
+    return Path(found).absolute() if found else None
+
+
+def cross_package(machine: str, major: int | None = None) -> str:
+    """Return the package of Debian and Ubuntu with GCC for another CPU, of a major version."""
+    version = f"{major}-" if major else ""
+    return f"g++-{version}{machine.replace('_', '-')}-linux-gnu"
 
 
 def _missing(tool: str, package: str) -> HostError:

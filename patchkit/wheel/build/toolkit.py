@@ -29,16 +29,9 @@ class ToolkitWheel(LockEntry):
     machine: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolkitTable:
-    """The wheels of ``recipes/toolchain.toml``."""
-
-    wheel: tuple[ToolkitWheel, ...]
-
-
 def locked_wheels() -> tuple[ToolkitWheel, ...]:
     """Read the wheels of ``recipes/toolchain.toml``."""
-    return read_toml(ToolkitTable, RECIPES / "toolchain.toml").wheel
+    return read_toml(tuple[ToolkitWheel, ...], RECIPES / "toolchain.toml", key="wheel")
 
 
 def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress | None) -> Path:

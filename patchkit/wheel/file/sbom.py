@@ -73,7 +73,7 @@ def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, A
 
 
 def _sources(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield other projects' code that was compiled in; a commit on GitHub has a package URL."""
+    """Yield other projects' code that is in the wheel; a commit on GitHub has a package URL."""
     for name, identity in facts["externals"].items():
         commit = _GITHUB.match(identity)
         # The package-url specification has GitHub's names in lower case.
@@ -86,7 +86,8 @@ def _sources(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
         if name in facts["license"]:
             source["licenses"] = [{"expression": facts["license"][name]}]
-        yield source | {"properties": _properties(("role", "compiled in"), ("source", identity))}
+        role = "taken from upstream's wheel" if identity.startswith("vllm==") else "compiled in"
+        yield source | {"properties": _properties(("role", role), ("source", identity))}
 
 
 def _against(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from patchkit.errors import BuildError
 from patchkit.patching.recipe import load_recipe
+from patchkit.wheel.across.toolkit import cross_variables
 from patchkit.wheel.build.make import Progress, clean_environment, ninja_steps, run
 from patchkit.wheel.build.network import cut_off
 from patchkit.wheel.build.work import emptied
@@ -71,7 +72,10 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[st
     clean = clean_environment(root, NAMESPACE)
     cuda, tools = root / "cuda", prepared.python.python.parent
     variable, defines = load_recipe("vllm").build, prepared.gathered.defines
-    return clean | {
+    across = cross_variables(order.toolchain, cuda) if order.across else {}
+    return {
+        **clean,
+        **across,
         "PATH": f"{tools}:{cuda / 'bin'}:{clean['PATH']}",
         "CUDA_HOME": str(cuda),
         "CXX": str(order.toolchain.cxx),

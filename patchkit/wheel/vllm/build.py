@@ -11,8 +11,10 @@ from pathlib import Path
 
 from patchkit.errors import ProofError
 from patchkit.recipes.vllm.archs import evaluate
+from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
+from patchkit.wheel.across.toolkit import cross_toolkit
 from patchkit.wheel.build.ccache import counted, savings
 from patchkit.wheel.build.full_toolkit import full_toolkit
 from patchkit.wheel.build.make import BuiltWheel, Progress, clean_environment
@@ -31,6 +33,7 @@ from patchkit.wheel.file.write import seal
 from patchkit.wheel.vllm.backend import NAMESPACE, build_variables, compile_wheel, note
 from patchkit.wheel.vllm.order import VllmOrder
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
+from patchkit.wheel.vllm.upstream_parts import prove_parts
 from patchkit.wheel.wheelhouse.wheel_checks import check
 
 JOB_MEMORY = 4 << 30  # bytes; the issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9
@@ -53,7 +56,12 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         arch = target.gencode_flags(target.arch_list(order.request.arch))
         check_toolchain(order.toolchain, arch, staged, clean_environment(staged, NAMESPACE))
         prepared = prepare(order, staged, report)
-        full_toolkit(order.toolchain, prepared.python.prefix, staged / "cuda")
+        python, cuda = prepared.python, staged / "cuda"
+        if order.across:
+            used = order.work / cuda.name
+            cross_toolkit(order.toolchain, python.site, python.python, cuda, root=used)
+        else:
+            full_toolkit(order.toolchain, python.site, cuda)
         brought = [staged / name for name in ("source", "external", "cuda")]
         with work_folder(
             order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
@@ -73,6 +81,11 @@ def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress)
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)
         proofs = _prove(root, order, wheel, binaries)
+        proofs += tuple(
+            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
+            for each in prepared.gathered.installed
+            if not order.extensions or order.extensions & set(each.known.targets)
+        )
     sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
     _require_clean(sealed, binaries)
     return BuiltWheel(
@@ -104,12 +117,11 @@ def _prove(
 ) -> tuple[str, ...]:
     target = order.request.target
     sources = compiled_sources(root / "source" / "build", root / "source")
-    if order.extensions:
-        built = tuple(each for each in sources if each.library in order.extensions)
-    else:
-        built = sources
+    if not order.extensions:
         require_loading(judge(raw, binaries, target, order.version), target, order.version)
     archs = target.arch_list(order.request.arch)
     tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+    asked = asked_targets(tree)
+    built = [each for each in sources if each.library in asked]
     groups = evaluate(tree, target, archs, order.toolchain.cuda)
     return (prove_groups(groups, sources), *prove_compiled(built, binaries, target))

@@ -3,7 +3,8 @@
 Where a source comes from, in this order:
 
 1. what the user names (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; a wheel
-   that is known to hold it (``PROJECT==VERSION``);
+   that is known to hold it (``PROJECT==VERSION``); upstream's own wheel of the release that is
+   built (``vllm==VERSION``), which holds its parts as they are installed;
 2. a mirror folder: ``OPTION.git`` or ``OPTION``, a git repository with the commit, beside those of
    its submodules by the last part of their URL (``cutlass.git``); or an archive
    ``OPTION-COMMIT.tar.gz`` (.tar, .tar.xz, .zip) that holds its submodules, too;
@@ -15,9 +16,10 @@ of what is in it, as not compared with the pin.
 
 from __future__ import annotations
 
+import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,12 +30,14 @@ from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.failure import translated
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import Wanted, by_option
+from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
+from patchkit.target import Target
 from patchkit.wheel.vllm.licenses import notices, spdx
 from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
+from patchkit.wheel.vllm.upstream_parts import check_release, is_upstream, upstream_parts
 
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
@@ -58,11 +62,15 @@ class InputSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """The sources, and where they lie: in variables of the environment and of CMake (``-D``)."""
+    """The sources, and where they lie: in variables of the environment and of CMake (``-D``).
+
+    ``installed`` are those whose folder holds what is installed: nothing of them is compiled.
+    """
 
     environment: Mapping[str, str]
     defines: Mapping[str, str]
     sources: tuple[InputSource, ...]
+    installed: tuple[Wanted, ...] = ()
 
     @property
     def facts(self) -> dict[str, str]:
@@ -101,13 +109,19 @@ def parse_given(texts: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def check_given(wanted: Sequence[Wanted], version: Version, given: Collection[str]) -> None:
-    """Raise UsageError for an option that names what a release does not fetch."""
+def check_given(wanted: Sequence[Wanted], version: Version, given: Mapping[str, str]) -> None:
+    """Raise UsageError for an option that names what a release does not fetch.
+
+    Also for the wheel of another release of vLLM, before anything is downloaded.
+    """
     if idle := sorted(set(given) - {each.known.option for each in wanted}):
         raise UsageError(
             f"--source {idle[0]}: this build takes no {idle[0]}",
             why=f"vLLM {version} does not fetch it, or it is left out with --without",
         )
+    for option, what in given.items():
+        if is_upstream(what):
+            check_release(option, what, version)
 
 
 def gather(
@@ -116,11 +130,15 @@ def gather(
     *,
     given: Mapping[str, str],
     dest: Path,
+    cpu: str,
+    target: Target,
     mirror: Path | None = None,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Gathered:
     """Bring every source that a release fetches below ``dest``, which keeps them between builds.
+
+    ``cpu`` and ``target`` are those of the wheel that is built.
 
     Raises UsageError for a name that the build does not use; SourceError, HashMismatchError,
     StorageError and HostError for what cannot be had.
@@ -131,8 +149,12 @@ def gather(
     environment: dict[str, str] = {}
     defines: dict[str, str] = {}
     sources: list[InputSource] = []
+    installed: list[Wanted] = []
     for each in wanted:
-        found = _Finder(each, mirror, offline, progress).find(given.get(each.known.option, ""))
+        finder = _Finder(each, version, cpu, target, mirror, offline, progress)
+        found = finder.find(given.get(each.known.option, ""))
+        if each.known.native and cpu != platform.machine() and not found.installed:
+            raise _not_across(each.known, version, cpu)
         folder = _kept(dest, each, found)
         sources.append(
             InputSource(
@@ -143,9 +165,18 @@ def gather(
                 notices=notices(folder, each.known.files),
             )
         )
+        if found.installed:
+            installed.append(each)
+            environment[each.external.variable] = str(folder)
+            continue
         variable, taken = each.known.defined(version), str(folder / each.known.folder)
         (defines if variable else environment)[variable or each.external.variable] = taken
-    return Gathered(environment=environment, defines=defines, sources=tuple(sources))
+    return Gathered(
+        environment=environment,
+        defines=defines,
+        sources=tuple(sources),
+        installed=tuple(installed),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +184,7 @@ class _Found:
     identity: str
     verified: bool
     fill: Fill
+    installed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +192,9 @@ class _Finder:
     """Finds one source."""
 
     wanted: Wanted
+    version: Version
+    cpu: str
+    target: Target
     mirror: Path | None
     offline: bool
     progress: Progress | None
@@ -184,6 +219,8 @@ class _Finder:
                     hint=f"write git+{git.url}@COMMIT, 40 hexadecimal digits",
                 )
             return self._fetched(git.url, git.name)
+        if is_upstream(given):
+            return self._upstream(given)
         if "==" in given:
             chosen = find_stand_in(self.wanted, given)
 
@@ -195,6 +232,19 @@ class _Finder:
             f"--source {option}={given}: there is no such folder or archive",
             why=f"the path is mistyped, or the file has another ending than {', '.join(_ARCHIVES)}",
         )
+
+    def _upstream(self, spec: str) -> _Found:
+        parts = upstream_parts(
+            self.wanted.known.option,
+            spec,
+            self.version,
+            self.cpu,
+            self.target,
+            offline=self.offline,
+            progress=self.progress,
+        )
+        # Upstream's release was built from the pin, and its wheel is locked.
+        return _Found(parts.identity, True, parts.unpack, installed=True)
 
     def _mirrored(self) -> _Found | None:
         option, commit = self.wanted.known.option, self.wanted.commit
@@ -268,6 +318,15 @@ def _archive(place: Path) -> _Found:
     return _Found(identity, False, partial(unpack, place))
 
 
+def _not_across(known: KnownSource, version: Version, cpu: str) -> UsageError:
+    upstreams = quoted("--source", f"{known.option}=vllm=={version.public}")
+    return UsageError(
+        f"{known.option} cannot be compiled for {cpu} on {platform.machine()}",
+        why=known.native,
+        hint=f"take upstream's: {upstreams}; or {quoted('--without', known.option)}",
+    )
+
+
 def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
     """Return the folder of a source below ``dest``, written anew only if it is another source.
 
@@ -283,7 +342,8 @@ def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
         with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:
             fresh = Path(scratch) / wanted.known.option
             found.fill(fresh)
-            _require(fresh, wanted)
+            if not found.installed:
+                _require(fresh, wanted)
             fresh.rename(folder)
         stamp.write_text(found.identity, encoding="utf-8")
     return folder

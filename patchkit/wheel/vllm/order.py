@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,11 @@ class VllmOrder:
     without: frozenset[str] = frozenset()
     extensions: frozenset[str] = frozenset()
     fresh: bool = False
+
+    @property
+    def across(self) -> bool:
+        """Return whether it is built for another CPU than this one."""
+        return self.toolchain.machine != platform.machine()
 
     @property
     def label(self) -> str:

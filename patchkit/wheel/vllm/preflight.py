@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import platform
 import re
 import shutil
 import sys
@@ -16,11 +16,14 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding
 from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
+from patchkit.wheel.build.toolchain import cross_package, find_cxx
 from patchkit.wheel.file.torch import check_torch, installed_torch
 from patchkit.wheel.vllm.build_python import TOOLS
 from patchkit.wheel.vllm.needs import Needs
 
 _CUDA = "13.0"
+# With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
+_HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
 _WITHOUT_RUST = (
     "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
     "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
@@ -46,16 +49,17 @@ def check_gates(
     cuda: str,
     packages: Collection[str] = (),
     rust: bool = False,
+    across: str = "",
 ) -> list[str]:
     """Raise one HostError that lists all that is missing; else return what is left out.
 
     ``cxx`` is the C++ compiler, None if none was found; ``cuda`` is nvcc's version, "" without one;
     ``packages`` are what the Python must have if it builds itself, () if it only makes an
-    environment; ``rust`` asks for the Rust front end.
+    environment; ``rust`` asks for the Rust front end; ``across`` names the CPU of a cross build.
     """
     missing = [
         *_python(needs, python, packages),
-        *_compiler(needs, cxx),
+        *_compiler(needs, cxx, across),
         *_cuda(cuda),
         *(_programs(needs, rust)),
     ]
@@ -71,19 +75,22 @@ def check_gates(
     return []
 
 
-def check_machine(needs: Needs, *, release: str, python: Path | None, cuda: str) -> list[str]:
-    """Check this machine as ``check_gates`` does; without a ``python`` patchkit makes one.
+def check_machine(
+    needs: Needs, *, release: str, python: Path | None, cuda: str, machine: str
+) -> list[str]:
+    """Check this machine as ``check_gates`` does, for a build for the CPU ``machine``.
 
-    A ``python`` has torch, for ``cuda``. Also raises BuildError for another torch.
+    A ``python`` has torch, for ``cuda``; without one patchkit makes an environment. Also raises
+    BuildError for another torch.
     """
-    found = shutil.which(os.environ.get("CXX", "g++"))
     notes = check_gates(
         needs,
         release=release,
         python=python or Path(sys.executable),
-        cxx=Path(found) if found else None,
+        cxx=find_cxx(machine),
         cuda=cuda,
         packages=(*TOOLS, "torch") if python else (),
+        across=machine if machine != platform.machine() else "",
     )
     if python:
         check_torch(installed_torch(python), needs.torch, cuda, "before the build")
@@ -120,12 +127,14 @@ def _python(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[F
         yield _missing(f"{python} has no {', '.join(absent)}", supply)
 
 
-def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Finding]:
+def _compiler(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
     # The first GCC with -std=c++20, where the release itself names none.
     least = needs.gcc or ("10" if needs.standard >= 20 else "")
-    package = quoted("apt", "install", f"g++-{Version(least).major}" if least else "g++")
+    major = Version(least).major if least else None
+    package = cross_package(across, major) if across else f"g++-{major}" if major else "g++"
+    supply = quoted("apt", "install", package)
     if cxx is None:
-        yield _missing("no C++ compiler", package)
+        yield _missing(f"no C++ compiler{f' for {across}' if across else ''}", supply)
         return
     version = gcc_version(cxx)
     if version is None:
@@ -134,7 +143,9 @@ def _compiler(needs: Needs, cxx: Path | None) -> Iterator[Finding]:
         said = f"C++{needs.standard}, GCC {least} or later"
         yield _missing(
             f"{cxx} is GCC {version}; the release takes {said}",
-            f"{package}; then CXX=g++-{Version(least).major}",
+            f"{supply} ({_HAVE_GCC_13}); then CXX={across}-linux-gnu-g++-{major}"
+            if across
+            else f"{supply}; then CXX=g++-{major}",
         )
 
 

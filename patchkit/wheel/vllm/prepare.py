@@ -5,6 +5,7 @@ source → patches → external sources → build environment → facts
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -20,13 +21,18 @@ from patchkit.patching.fix import State
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
-from patchkit.recipes.vllm.build import by_option, wanted
+from patchkit.recipes.vllm.build import across, by_option, wanted
 from patchkit.recipes.vllm.external import externals
+from patchkit.recipes.vllm.installed import take_installed
 from patchkit.recipes.vllm.leave_out import leave_out, only_extensions
+from patchkit.recipes.vllm.sources import check_in_vain
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
+from patchkit.wheel.across.site import target_site
+from patchkit.wheel.across.torch import install_torch_stand_in
 from patchkit.wheel.build.make import Progress
+from patchkit.wheel.build.requirements import environment
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, patches, vllm_sbom
@@ -34,10 +40,11 @@ from patchkit.wheel.vllm.build_python import BuildPython, build_python
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather
 from patchkit.wheel.vllm.needs import requirements_of
 from patchkit.wheel.vllm.order import VllmOrder
-from patchkit.wheel.vllm.requirements import environment
 
 Report = Callable[[str], Progress]
 """Gives a long task, by its name, its progress."""
+
+_LARGE = 10**8  # bytes; upstream's wheel has more, and all else is there in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +81,9 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     # Not the workspace's tree, which reads upstream's texts.
     reduced = _reduced(order, detect(source))
     _check_still_patched(detect(source, sandboxed=possible), order, outcome)
-    gathered = _gathered(order, reduced, staged)
+    check_in_vain(detect(source, sandboxed=possible), order.request.target, order.request.arch_list)
+    gathered = _gathered(order, reduced, staged, report)
+    _write(take_installed(reduced, gathered.installed))
     python = _python(order, report)
     facts = _facts(order, source, outcome, gathered, python)
     texts |= gathered.notices
@@ -88,7 +97,7 @@ def check_choice(
     *,
     without: Collection[str],
     extensions: Collection[str],
-    given: Collection[str],
+    given: Mapping[str, str],
 ) -> None:
     """Raise UsageError, or DriftError, unless a tree can be built as it is asked for."""
     reduced = chosen(tree, without, extensions)
@@ -118,21 +127,38 @@ def _python(order: VllmOrder, report: Report) -> BuildPython:
     torch, cuda = order.torch, order.request.target.cuda
     if order.python is not None:
         return build_python(order.python, torch, cuda)
+    file, machine = requirements_of(torch, order.requirements), order.toolchain.machine
+    parts = across()
     locked = environment(
-        requirements_of(torch, order.requirements),
+        file,
         WORK,
+        leaving=parts.stays if order.across else (),
         offline=order.offline,
         progress=report("build environment"),
     )
-    return build_python(locked.python, torch, cuda, locked.digest)
+    if not order.across:
+        return build_python(locked.python, torch, cuda, locked.digest)
+    site = target_site(
+        file,
+        WORK,
+        machine,
+        python=locked.python,
+        offline=order.offline,
+        progress=report(f"torch and CUDA for {machine} ({parts.download})"),
+    )
+    install_torch_stand_in(locked.site, site)
+    return build_python(locked.python, torch, cuda, locked.digest, site)
 
 
 def _reduced(order: VllmOrder, tree: SourceTree) -> SourceTree:
     """Return the tree without what is left out, and write what differs to the disk."""
-    reduced = chosen(tree, order.without, order.extensions)
-    for path, text in reduced.overlay.items():
+    return _write(chosen(tree, order.without, order.extensions))
+
+
+def _write(tree: SourceTree) -> SourceTree:
+    for path, text in tree.overlay.items():
         (tree.root / path).write_text(text, encoding="utf-8")
-    return reduced
+    return tree
 
 
 def _check_still_patched(tree: SourceTree, order: VllmOrder, outcome: Applied) -> None:
@@ -147,16 +173,25 @@ def _check_still_patched(tree: SourceTree, order: VllmOrder, outcome: Applied) -
             )
 
 
-def _gathered(order: VllmOrder, tree: SourceTree, staged: Path) -> Gathered:
+def _gathered(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) -> Gathered:
     """Gather the sources of other projects; their paths are those in the work folder."""
+    bar = report("sources of other projects, in MB")
+
+    def told(done: int, total: int) -> None:
+        if total >= _LARGE:
+            bar(done // 10**6, total // 10**6)
+
     release = load_recipe("vllm").knows(order.version)
     found = gather(
         wanted(externals(tree), order.version, release=release),
         order.version,
         given=order.given,
         dest=staged / "external",
+        cpu=order.toolchain.machine,
+        target=order.request.target,
         mirror=order.mirror,
         offline=order.offline,
+        progress=told,
     )
 
     def moved(paths: Mapping[str, str]) -> dict[str, str]:
@@ -195,4 +230,8 @@ def _facts(
         "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},
     }
     label = f"{order.label}.{digest_label(facts)}"
-    return facts | {"wheel": f"{order.version.public}+{label}"}
+    # Neither name nor digest depends on where it was built: the bytes of the code do not.
+    return facts | {
+        "wheel": f"{order.version.public}+{label}",
+        "built_on": platform.machine(),
+    }

@@ -21,6 +21,7 @@ _FILLED = """\
 # Written by patchkit wheelhouse fill, for CPython {python} on {machine} with glibc {glibc}:
 #   pip install {options}--find-links DIR --require-hashes -r DIR/{file}
 """
+_INSTALLED = "# Not in DIR, as the nodes have them: {names}.\n"
 _OVERRIDDEN = """\
 # Overridden: {summary}.
 # So pip and uv need --no-deps; `pip check` names it.
@@ -33,6 +34,7 @@ class Kind(enum.StrEnum):
     BUILT = "built"  # by patchkit, in the folder
     DEPENDENCY = "dependency"  # what those need, in the folder
     LOCKED = "locked"  # what those need, to be had from an index
+    INSTALLED = "installed"  # what those need, and the nodes have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class ManifestEntry:
     """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
 
     The facts of a dependency name the node that it was resolved for: python, machine, glibc.
-    The size of what is only locked is 0: nobody said it.
+    The size of what is not held is 0: nobody said it.
     """
 
     name: WheelName
@@ -52,7 +54,7 @@ class ManifestEntry:
     @property
     def held(self) -> bool:
         """True for a wheel that belongs into the folder."""
-        return self.kind is not Kind.LOCKED
+        return self.kind in (Kind.BUILT, Kind.DEPENDENCY)
 
     @property
     def filename(self) -> str:
@@ -82,7 +84,7 @@ class Manifest:
     def install_options(self) -> tuple[str, ...]:
         """Return what pip needs, beside the folder and the lock, to install these wheels."""
         others = [entry for entry in self.wheels if entry.kind is not Kind.BUILT]
-        whole = all(entry.held for entry in others)
+        whole = all(entry.kind is not Kind.LOCKED for entry in others)
         # Without its dependencies a lock is not complete; with an override no resolver takes it.
         alone = not others or self.overrides
         return (*(["--no-deps"] if alone else []), *(["--no-index"] if whole else []))
@@ -149,6 +151,8 @@ def documents(manifest: Manifest) -> dict[str, str]:
         header = _FILLED.format(
             file=REQUIREMENTS, options=options, python=python, machine=machine, glibc=glibc
         )
+    if there := [entry.name.pinned for entry in ordered if entry.kind is Kind.INSTALLED]:
+        header += _INSTALLED.format(names=", ".join(there))
     header += "".join(_OVERRIDDEN.format(summary=override.summary) for override in overrides)
     builds = Counter(entry.name.project for entry in ordered)
     lines = []

@@ -190,12 +190,13 @@ def test_a_list_begins_with_what_was_made_here(house):
     rows.append(row(own, "built", {"made": "repack", "target": "gb10"}))
     (house / "manifest.json").write_text(json.dumps({"format": 2, "wheels": rows}))
 
-    head, first, summary = piped(["wheelhouse", "list", "--dir", house], 0).splitlines()
+    head, first, summary, nodes = piped(["wheelhouse", "list", "--dir", house], 0).splitlines()
     assert head.split()[:3] == ["project", "version", "kind"]
     assert first.split()[:4] == ["vllm", "0.25.1+gb10.a", "repacked", "gb10"]
     assert summary.startswith("1 made here, 30 dependencies")
+    assert nodes.endswith(f"wheelhouse index site --dir {house}")
     whole = piped(["wheelhouse", "list", "-v", "--dir", house], 0).splitlines()
-    assert len(whole) == 33
+    assert len(whole) == 34
     assert whole[1].split() == first.split()
     told = json.loads(piped(["wheelhouse", "list", "--dir", house, "--json"], 0))
     assert told["wheels"][-1]["kind"] == "built"

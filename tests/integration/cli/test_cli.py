@@ -116,6 +116,7 @@ def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
     needed = json.loads(cli("fixes", "--version", "0.33.0", "--json").stdout)
     assert {fix["id"] for fix in needed if fix["needs"]} == {
         *("arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"),
+        *("fa3_hopper", "int8_azp", "ptx_only"),
         *("fp8_linear_torch", "fp8_block_triton", "fp8_moe_triton"),
         *("nvfp4_linear_marlin", "nvfp4_moe_marlin", "marlin_atomic_add", "moe_configs"),
     }
@@ -342,14 +343,12 @@ def test_thor_gets_its_own_arch_and_no_sm12x_fix(cli, root):
     done = cli("apply", "--vllm-src", root, "--target", "thor", "--json")
     states = fixes(done)
     assert json.loads(done.stdout)["torch_cuda_arch_list"] == "11.0a"
-    assert {fix for fix, state in states.items() if state == "applied"} == {
-        "arch_lists",
-        "version_label",
-    }
+    everywhere = {"arch_lists", "fa3_hopper", "ptx_only", "version_label"}
+    assert {fix for fix, state in states.items() if state == "applied"} == everywhere
     reasons = {
         fix["reason"]
         for fix in json.loads(done.stdout)["fixes"]
-        if fix["id"] not in ("arch_lists", "version_label", "fastsafetensors_rank")
+        if fix["id"] not in everywhere | {"fastsafetensors_rank"}
     }
     assert reasons == {"thor is not SM12x"}
     # Of no device in particular; from 0.17 on upstream has it.
@@ -477,7 +476,10 @@ def test_a_version_newer_than_the_table_is_decided_by_its_code(
     assert f"{version or metadata} is not in the table; decided by the code alone" in shown
     assert again["version"] == (version or metadata)
     applied = {fix["id"]: fix for fix in again["fixes"] if fix["state"] == "applied"}
-    assert applied.keys() == {"arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"}
+    assert applied.keys() == {
+        *("arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"),
+        *("fa3_hopper", "int8_azp", "ptx_only"),
+    }
     assert all("not in the table" in fix["note"] for fix in applied.values())
     assert (
         f"{metadata}{'.' if '+' in metadata else '+'}cu130.gb10.p"

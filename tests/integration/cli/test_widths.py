@@ -160,7 +160,7 @@ def test_nothing_is_lost_cut_or_too_wide(cases, arguments, says, tmp_path, monke
     [
         (["status", "tree"], ["arch_autodetect", "to apply, required", "next"]),
         (["status", "-v", "tree"], ["apply", "block_fp8_swizzle", "optional"]),
-        (["archs", "tree"], ["exact", "12.1a", "moe/moe_align_sum_kernels", "20 exact"]),
+        (["archs", "tree"], ["exact", "12.1a", "moe/moe_align_sum_kernels", "21 exact"]),
         (["archs", "-v", "tree"], ["cmake/external_projects/deepgemm.cmake:80"]),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value[0], str) else "",

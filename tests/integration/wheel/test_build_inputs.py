@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +16,23 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, UsageError
+from patchkit.patching.fix import Request
 from patchkit.proof.cmake import cmake_program
 from patchkit.recipes.vllm.archs import evaluate
-from patchkit.recipes.vllm.build import by_option, wanted
+from patchkit.recipes.vllm.build import by_option, known_externals, wanted
 from patchkit.recipes.vllm.external import externals
+from patchkit.recipes.vllm.idle import idle_sources
+from patchkit.recipes.vllm.installed import take_installed
 from patchkit.recipes.vllm.leave_out import leave_out
 from patchkit.source.detect import detect
+from patchkit.source.fetch import fetch
 from patchkit.target import targets
+from patchkit.wheel.build.requirements import read_requirements
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.repack.upstream import locked_wheels
 from patchkit.wheel.vllm.inputs import gather
 from patchkit.wheel.vllm.needs import needs, recorded_needs, requirements_of
-from patchkit.wheel.vllm.requirements import read_requirements
+from patchkit.wheel.vllm.upstream_parts import members_of
 from support.needed import need
 
 pytestmark = pytest.mark.releases
@@ -103,6 +112,99 @@ def test_each_extension_alone_can_be_left_out(source):
         assert "CMakeLists.txt" in tree.overlay
 
 
+def test_the_files_of_a_folder_take_the_place_of_a_source(source, ask):
+    """setup.py stays as it is, CMake has its targets, and the other kernels their archs."""
+    taken = [
+        each
+        for each in wanted(externals(source), source.version, release=True)
+        if each.known.optional
+    ]
+    tree = take_installed(source, taken)
+    assert {each.name for each in externals(tree)} == {"cutlass"}
+    assert set(tree.overlay) == {"CMakeLists.txt"}
+    assert take_installed(tree, taken).overlay == tree.overlay
+    target = targets()["h200"]
+    before, after = (
+        {each.place: each.archs for each in evaluate(each, target, "9.0a", "13.0") if each.archs}
+        for each in (source, tree)
+    )
+    files = {each.known.file for each in taken}
+    assert after == {place: archs for place, archs in before.items() if place[0] not in files}
+
+
+# What a build for a GB10 goes without unless it is asked for, from that release on.
+IDLE = {
+    "0.11.1": {"flashmla", "qutlass"},
+    "0.12.0": {"flashmla", "qutlass", "triton-kernels"},
+    "0.20.0": {"flashmla", "qutlass", "triton-kernels", "deepgemm"},
+    "0.24.0": {"flashmla", "triton-kernels", "deepgemm", "fmha-sm100"},
+    "0.26.0": {"flashmla", "triton-kernels", "deepgemm", "fmha-sm100", "tml-fa4"},
+    "0.30.0": {"flashmla", "triton-kernels", "deepgemm", "fmha-sm100", "tml-fa4", "deepselect"},
+    "0.32.0": {"flashmla", "deepgemm", "fmha-sm100", "tml-fa4", "deepselect"},
+}
+# Modules as they import what others bring, whatever becomes of it: only the model itself is lost.
+UNGUARDED = {"vllm/models/dots3_note/nvidia/vision.py"}
+BROUGHT = re.compile(
+    rb"^(?:from|import) (?:vllm\.third_party\.)?"
+    rb"(?:triton_kernels|flashmla|deep_gemm|fmha_sm100|tml_fa4|vllm\._(?:flash|deep|qutlass))",
+    re.MULTILINE,
+)
+
+
+def test_what_a_build_goes_without_by_default(source):
+    request = Request(target=targets()["gb10"])
+    expected = next(e for since, e in reversed(IDLE.items()) if Version(since) <= source.version)
+    idle = idle_sources(source, request)
+    assert set(idle) == expected
+    leave_out(source, by_option(idle))
+    assert idle_sources(source, request, {"flashmla"}).keys() == expected - {"flashmla"}
+    # Whoever wants DeepGEMM leaves the fix out that turns it off.
+    kept = idle_sources(source, replace(request, skip=frozenset({"deepgemm_sm12x"})))
+    assert ("deepgemm" in kept) == (Version("0.20") <= source.version < Version("0.25"))
+
+
+def test_no_module_fails_to_import_without_them(source):
+    paths = (path.relative_to(source.root) for path in source.root.glob("vllm/**/*.py"))
+    found = {str(path) for path in paths if BROUGHT.search((source.root / path).read_bytes())}
+    assert found <= UNGUARDED
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.33.0"], scope="module")
+def test_what_is_left_out_has_no_code_for_the_device(source, ask):
+    """Judged by the release's own CMake, for a GB10 and for a Thor."""
+    for target in (targets()["gb10"], targets()["thor"]):
+        idle = idle_sources(source, Request(target=target))
+        files = {
+            known.file for known in by_option(idle) if idle[known.option].startswith("of no use")
+        }
+        groups = evaluate(source, target, target.native, "13.0")
+        assert "cmake/external_projects/flashmla.cmake" in files
+        assert [each.place for each in groups if each.place[0] in files and each.archs] == []
+
+
+# What vLLM builds itself, besides what it has from other projects.
+OWN = {"_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so", "_rust_tool_parser.abi3.so"}
+OWN |= {"cumem_allocator.abi3.so", "fs_io_C.abi3.so", "spinloop.abi3.so", "vllm-rs"}
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.33.0"], scope="module")
+@pytest.mark.parametrize("cpu", ["aarch64", "x86_64"])
+def test_everything_in_upstreams_wheels_belongs_to_somebody(source, cpu):
+    """The sdist, vLLM's own libraries, and the paths that build.toml names are all of it."""
+    version = source.version.public
+    try:
+        path = fetch("vllm", version, locked_wheels()[cpu], offline=True)
+    except SourceError as error:  # nothing else: a file with another hash is a failure
+        pytest.skip(f"{error.what}: --source triton-kernels=vllm=={version} of a build fetches it")
+    with WheelFile(path) as wheel:
+        members = {name for name in wheel.members if ".dist-info/" not in name}
+    others = [name for each in known_externals() for name in members_of(each, members)]
+    assert len(others) == len(set(others))
+    own = {name for name in members if source.exists(name)}
+    assert members - own - set(others) <= {f"vllm/{name}" for name in OWN}
+    assert not own & set(others)
+
+
 def test_a_change_of_the_pin_is_noticed(source):
     edited = source.read("cmake/external_projects/qutlass.cmake").replace("830d2c4", "930d2c4")
     edited = edited.replace("e74319e", "f74319e")
@@ -175,7 +277,8 @@ def test_a_wheel_stands_in_for_cutlass(source, tmp_path):
         if each.known.option == "cutlass"
     )
     given = {"cutlass": "flashinfer-python==0.6.8.post1"}
-    got = gather((cutlass,), source.version, given=given, dest=tmp_path / "sources")
+    device = {"cpu": "aarch64", "target": targets()["gb10"]}
+    got = gather((cutlass,), source.version, given=given, dest=tmp_path / "sources", **device)
     folder = Path(got.environment["VLLM_CUTLASS_SRC_DIR"])
     text = (folder / "include/cutlass/version.h").read_text()
     for part, number in (("MAJOR", 4), ("MINOR", 4), ("PATCH", 2)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support.building import HERE, SMALL, SMALL_VLLM, VLLM_VERSION, python_with,
 from support.needed import need, need_headers
 from support.wheels import OTHER_CPU
 
-SRC = ["--src", SMALL_VLLM]
+SRC = ["--src", SMALL_VLLM, "--cpu", HERE]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,14 @@ def refused(build, tmp_path):
     return run
 
 
+PYTHON = ["--python", sys.executable]
+ACROSS = (
+    f"--python {sys.executable}: its torch is for x86_64, the wheel for aarch64"
+    if HERE == "x86_64"
+    else f"patchkit repack vllm==X.Y.Z --cpu {OTHER_CPU}"
+)
 REFUSED = [
-    (["--cpu", OTHER_CPU], 2, f"vLLM for {OTHER_CPU} cannot be built on {HERE}"),
-    (["--cpu", OTHER_CPU], 2, f"patchkit repack vllm==X.Y.Z --cpu {OTHER_CPU}"),
+    (["--cpu", OTHER_CPU, *PYTHON], 2, ACROSS),
     (
         [*SRC, "--without", "x"],
         2,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from patchkit.errors import UsageError
-from patchkit.target import Arch, Load, best_load, load, parse_arch, targets
+from patchkit.target import Arch, Load, best_load, listed, load, parse_arch, targets
 
 SM80, SM120F, SM121A = (
     "arch=compute_80,code=sm_80",
@@ -27,6 +27,7 @@ GB10, H100, THOR, B300 = (12, 1), (9, 0), (11, 0), (10, 3)
         ("9.0", Arch(9, 0, "", False), "90"),
         (" 8.0+PTX\n", Arch(8, 0, "", True), "80"),
         ("10.3a+PTX", Arch(10, 3, "a", True), "103a"),
+        ("8.9-virtual", Arch(8, 9, "", False, virtual=True), "89"),
     ],
 )
 def test_parse_arch(text, expected, name):
@@ -34,9 +35,28 @@ def test_parse_arch(text, expected, name):
     assert parse_arch(text).gencode == name
 
 
+def test_what_nvcc_makes_is_listed():
+    archs = ("12.1a", "8.9+PTX", "8.0-virtual", "10.3f")
+    codes = [code for arch in archs for code in parse_arch(arch).codes]
+    assert codes == ["sm_121a", "sm_89", "compute_89", "compute_80", "sm_103f"]
+    assert listed(codes) == archs
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "12", "121a", "sm_121", "12.1b", "12.1A", "12.1af", "12.10", "12.1+ptx", "12.1;9.0"],
+    [
+        "",
+        "12",
+        "121a",
+        "sm_121",
+        "12.1b",
+        "12.1A",
+        "12.1af",
+        "12.10",
+        "12.1+ptx",
+        "12.1;9.0",
+        "8.9+PTX-virtual",
+    ],
 )
 def test_parse_arch_refuses(text):
     with pytest.raises(UsageError, match="is not an arch"):
@@ -58,6 +78,10 @@ def test_parse_arch_refuses(text):
         ("12.0a+PTX", GB10, Load.NONE),
         ("8.0+PTX", GB10, Load.JIT),
         ("9.0+PTX", GB10, Load.JIT),
+        ("9.0-virtual", GB10, Load.JIT),
+        ("9.0-virtual", H100, Load.JIT),
+        ("12.0f-virtual", GB10, Load.JIT),
+        ("12.0f-virtual", B300, Load.NONE),
         ("10.0+PTX", GB10, Load.JIT),
         ("8.0", GB10, Load.NONE),
         ("9.0a", GB10, Load.NONE),

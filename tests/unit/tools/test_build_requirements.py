@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import HostError
-from patchkit.wheel.vllm.requirements import read_requirements
+from patchkit.wheel.build.requirements import read_requirements
 from tools.build_requirements import FOLDER, lock
 
 RELEASE = """\

@@ -13,6 +13,9 @@ from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import SupportLevel, load_support
 from tools.catalogue import catalogue, folder, matrix
 from tools.markdown import table
+from tools.source_page import RECORDED
+from tools.source_page import page as source_page
+from tools.tables import SOURCES, read_rows
 
 RECIPE = load_recipe()
 DOCS = Path(__file__).parents[3] / "docs"
@@ -26,6 +29,13 @@ PAGES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_recipe_says(name):
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name], "run tools/regenerate.py"
+
+
+def test_the_table_of_sources_is_made_of_the_golden_one():
+    text = (DOCS / "build-vllm.md").read_text(encoding="utf-8")
+    shown = [RECORDED, str(RECIPE.newest)]
+    assert text == source_page(text, read_rows(SOURCES), shown), "run tools/regenerate.py"
+    assert "| 0.25.1 | `_vllm_fa3_C`, left out by a fix | 192 | 0 | 0 | 192 | 192 |" in text
 
 
 def test_there_is_no_page_without_a_fix():

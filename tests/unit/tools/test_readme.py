@@ -16,12 +16,13 @@ from patchkit.source.releases import load_facts
 from patchkit.wheel.vllm.needs import recorded_needs
 from support import hosts
 from tools import readme
+from tools.steps import BARE
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run a block's steps of patchkit; what serve-args printed, by machine."""
-    for name, node in (*readme.MACHINES.values(), (readme.BARE, 0), (readme.BARE, 1)):
+    for name, node in (*readme.MACHINES.values(), (BARE, 0), (BARE, 1)):
         hosts.build(tmp_path, name, node=node)
     monkeypatch.chdir(tmp_path)
 

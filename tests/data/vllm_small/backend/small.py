@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import warnings
 import zipfile
 from pathlib import Path
@@ -40,7 +41,9 @@ def compile_step(target):
 def packed(folder, library):
     version = os.environ["VLLM_VERSION_OVERRIDE"]
     home = f"vllm-{version}.dist-info"
-    name = f"vllm-{version}-cp38-abi3-linux_{os.uname().machine}.whl"
+    # As setuptools: the platform of this machine, or of _PYTHON_HOST_PLATFORM.
+    platform = sysconfig.get_platform().replace("-", "_")
+    name = f"vllm-{version}-cp38-abi3-{platform}.whl"
     with zipfile.ZipFile(folder / name, "w") as bundle:
         bundle.writestr("vllm/__init__.py", Path("vllm/__init__.py").read_text())
         bundle.writestr("vllm/_version.py", f"__version__ = '{version}'\n")

@@ -1,4 +1,4 @@
-"""What probe makes of machines: Sparks and a Thor written from documented facts."""
+"""Probe machines: Sparks and a Thor written from documented facts."""
 
 from __future__ import annotations
 

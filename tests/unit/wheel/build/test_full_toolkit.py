@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ def halves(tmp_path):
         cuda = tmp_path / "locked"
         files = {"bin/nvcc": "", "nvvm/bin/cicc": "", "lib/libcudart.so.13": "compiler's"}
         files |= {"include/cuda.h": CUDA_H, "include/cuda_runtime.h": "compiler's"}
-        site = tmp_path / "env/lib/python3.12/site-packages/nvidia/cu13"
+        site = tmp_path / "env/nvidia/cu13"
         beside = {f"lib/lib{name}.so.13": "torch's" for name in LIBRARIES}
         beside |= {f"include/{name}": "torch's" for name in HEADERS}
         for root, some in ((cuda, files), (site, beside)):
@@ -77,6 +78,8 @@ def test_code_that_calls_the_driver_links(halves, tmp_path):
     command = [str(toolchain.cxx), "-x", "c", "-shared", "-fPIC", str(source), "-o", str(out)]
     subprocess.run([*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], check=True)
     assert "libcuda.so.1" in read_library(out).needed
+    # As NVIDIA's own stub library: nobody takes it for a driver.
+    assert ctypes.CDLL(str(stubs / "libcuda.so")).cuInit(0) == 34
     source.write_text("int cuThing(); int f(){return cuThing();}")
     unknown = subprocess.run(
         [*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], capture_output=True, text=True

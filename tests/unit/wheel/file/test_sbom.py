@@ -188,6 +188,7 @@ BUILT_FACTS = {
     "externals": {
         "cutlass": "flashinfer-python==0.6.8.post1, sha256:12; holds 4.4.2",
         "flashmla": f"https://github.com/vllm-project/FlashMLA@{'a6' * 20}",
+        "flash-attn": "vllm==0.19.1, sha256:34; as upstream compiled it: _vllm_fa2_C (compute_80)",
     },
     "license": {
         "vllm": "Apache-2.0",
@@ -226,6 +227,15 @@ def test_what_a_build_adds():
             ],
         },
         {
+            "bom-ref": "patchkit:flash-attn",
+            "type": "library",
+            "name": "flash-attn",
+            "properties": [
+                {"name": "patchkit:role", "value": "taken from upstream's wheel"},
+                {"name": "patchkit:source", "value": BUILT_FACTS["externals"]["flash-attn"]},
+            ],
+        },
+        {
             "bom-ref": TORCH,
             "type": "library",
             "name": "torch",
@@ -243,7 +253,7 @@ def test_what_a_build_adds():
             "properties": [{"name": "patchkit:role", "value": "compiled against"}],
         },
     ]
-    refs = ["patchkit:cutlass", FLASHMLA, TORCH, CUDA]
+    refs = ["patchkit:cutlass", FLASHMLA, "patchkit:flash-attn", TORCH, CUDA]
     assert built["dependencies"] == [
         {"ref": VLLM, "dependsOn": refs},
         *({"ref": ref} for ref in refs),

@@ -55,6 +55,24 @@ def test_a_machine_that_has_all_of_it_passes(tmp_path):
     assert line.startswith("Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1")
 
 
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("12.2.0", "apt install g++-13-aarch64-linux-gnu (Debian 13, Ubuntu 24.04)"),
+        ("12.2.0", "then CXX=aarch64-linux-gnu-g++-13"),
+        (None, "no C++ compiler for aarch64: apt install g++-13-aarch64-linux-gnu"),
+    ],
+)
+def test_another_cpu_takes_the_compiler_for_it(tmp_path, version, says):
+    cxx = gcc(tmp_path, version) if version else None
+    needed = replace(EASY, gcc="13", standard=20)
+    with pytest.raises(HostError) as caught:
+        check_gates(
+            needed, release="0.32.0", python=HERE, cxx=cxx, cuda="13.0.88", across="aarch64"
+        )
+    assert says in caught.value.what
+
+
 def test_all_that_is_missing_is_said_at_once(bare, tmp_path):
     needed = replace(HARD, gcc="13", python=">=3.99,<4")
     program(bare / "cargo", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 import shutil
 import tarfile
 import zipfile
@@ -16,8 +17,10 @@ from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.recipes.vllm.build import Wanted, known_externals
 from patchkit.recipes.vllm.external import External
 from patchkit.source.git import submodules
+from patchkit.target import targets
 from patchkit.wheel.vllm.inputs import gather, parse_given
 from patchkit.wheel.vllm.stand_in import stand_ins
+from support.wheels import OTHER_CPU
 
 VERSION = Version("0.25.1")
 KNOWN = {each.option: each for each in known_externals()}
@@ -93,7 +96,8 @@ def take(tmp_path):
 
     def gathered(*wanted, given=(), **how):
         dest = tmp_path / "sources"
-        return gather(wanted, VERSION, given=parse_given(given), dest=dest, **how)
+        device = {"cpu": platform.machine(), "target": targets()["gb10"], **how}
+        return gather(wanted, VERSION, given=parse_given(given), dest=dest, **device)
 
     return gathered
 
@@ -208,6 +212,16 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
     assert (inner / "__init__.py").is_file()
 
 
+def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, qutlass, tmp_path):
+    """DeepGEMM's _C; a build for the CPU at hand takes the same folder."""
+    deepgemm = replace(qutlass, known=KNOWN["deepgemm"])
+    given = [f"deepgemm={write(tmp_path / 'd', dict.fromkeys(deepgemm.known.files, ''))}"]
+    with pytest.raises(UsageError, match=f"deepgemm cannot be compiled for {OTHER_CPU}") as caught:
+        take(deepgemm, given=given, cpu=OTHER_CPU)
+    assert "--source deepgemm=vllm==0.25.1; or --without deepgemm" in caught.value.hint
+    assert take(deepgemm, given=given).sources[0].option == "deepgemm"
+
+
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
@@ -217,6 +231,7 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
         ("qutlass=/nowhere", UsageError, "there is no such folder or archive"),
         ("qutlass=git+https://example.org/q@main", UsageError, "not a full commit id"),
         ("qutlass=flashinfer-python==1.0", UsageError, "not known to hold qutlass"),
+        ("qutlass=vllm==0.25.0", UsageError, "this build is of vLLM 0.25.1"),
         ("qutlass={empty}", SourceError, "qutlass/csrc/bindings.cpp is missing in it"),
     ],
 )

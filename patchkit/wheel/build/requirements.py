@@ -6,19 +6,21 @@ that goes into the environment, so that pip has nothing to resolve.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
+from patchkit.digests import digest, sha256_of
 from patchkit.errors import BuildError, PatchkitError, SourceError, StorageError
 from patchkit.process import ask, run, stream
 
@@ -40,19 +42,32 @@ class Pinned:
     marker: str
     hashes: tuple[str, ...]
 
+    @property
+    def line(self) -> str:
+        """Return the package as a line of pip's format, for a Python that the marker allows."""
+        hashes = " ".join(f"--hash=sha256:{each}" for each in self.hashes)
+        return f"{self.name}=={self.version} {hashes}"
+
+    def fits(self, patterns: Iterable[str]) -> bool:
+        """Return whether one of the patterns, such as ``nvidia-*``, fits the name."""
+        return any(fnmatchcase(self.name, each) for each in patterns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """A virtual environment, the file it was made of, and the versions in it by name."""
+    """A virtual environment, and the versions in it by name.
+
+    ``digest`` is that of the file it was made of, the same on every machine.
+    """
 
     python: Path
-    requirements: Path
     digest: str
     packages: dict[str, str]
 
     @property
-    def bin(self) -> Path:
-        return self.python.parent
+    def site(self) -> Path:
+        """Return the folder that packages are installed into."""
+        return next((self.python.parents[1] / "lib").glob("python*/site-packages"))
 
 
 def read_requirements(path: Path) -> tuple[Pinned, ...]:
@@ -95,60 +110,70 @@ def environment(
     folder: Path,
     *,
     python: Path | None = None,
+    leaving: Collection[str] = (),
     offline: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> Environment:
     """Return the environment that a file describes, below ``folder``; made if it is not there yet.
 
-    pip downloads from the index that it is configured for, and nothing when ``offline``. Raises
-    BuildError, SourceError, HostError, StorageError; what a failure leaves is not taken for one.
+    Packages whose names fit a pattern of ``leaving``, such as ``nvidia-*``, stay out. pip downloads
+    from the index that it is configured for, and nothing when ``offline``. Raises BuildError,
+    SourceError, HostError, StorageError; what a failure leaves is not taken for one.
     """
     base = python or Path(sys.executable)
-    wanted, digest = _for_python(requirements, base), _digest(requirements, base)
-    home = folder / f"environment-{digest[:12]}"
+    wanted = [each for each in for_python(requirements, base) if not each.fits(leaving)]
+    home = folder / f"environment-{_identity(requirements, base, wanted)[:12]}"
     made = Environment(
         python=home / "bin" / "python",
-        requirements=requirements,
-        digest=digest,
+        digest=sha256_of(requirements),
         packages={each.name: each.version for each in wanted},
     )
-    if _finished(home, digest):
-        return made
-    _create(home, base)
-    _install(made.python, requirements, len(wanted), offline, progress)
-    # Last: an environment without it was cut short, and is made anew.
-    (home / _STAMP).write_text(digest, encoding="utf-8")
+
+    def fill(scratch: Path) -> None:
+        _create(scratch, base)
+        install(made.python, requirements, wanted, offline=offline, progress=progress)
+
+    made_once(home, made.python, fill)
     return made
 
 
-def _for_python(requirements: Path, python: Path) -> tuple[Pinned, ...]:
-    """Return the packages for an interpreter. Raises SourceError for one without a hash."""
+def made_once(home: Path, part: Path, fill: Callable[[Path], object]) -> None:
+    """Let ``fill`` make a folder unless it is there, whole; its name tells what is in it.
+
+    ``part`` is something of it that a folder which was cleared out by hand no longer has.
+    """
+    if (home / _STAMP).exists() and part.exists():
+        return
+    shutil.rmtree(home, ignore_errors=True)
+    fill(home)
+    # Last: a folder without it was cut short, and is made anew.
+    (home / _STAMP).touch()
+
+
+def for_python(requirements: Path, python: Path, machine: str = "") -> list[Pinned]:
+    """Return the packages for an interpreter, on another ``machine`` if one is named.
+
+    Raises SourceError for one without a hash.
+    """
     version = ask(python, "import platform; answer = platform.python_version()")
     short = ".".join(version.split(".")[:2])
     facts = {"python_version": short, "python_full_version": version}
+    facts |= {"platform_machine": machine} if machine else {}
     found = read_requirements(requirements)
     for each in found:
         if not each.hashes:
             raise SourceError(f"{requirements}: {each.name} has no --hash=sha256:…")
-    return tuple(r for r in found if not r.marker or Marker(r.marker).evaluate(facts))
+    return [r for r in found if not r.marker or Marker(r.marker).evaluate(facts)]
 
 
-def _digest(requirements: Path, python: Path) -> str:
-    """Digest the file and the interpreter, whose modules the environment shares."""
+def _identity(requirements: Path, python: Path, wanted: Iterable[Pinned]) -> str:
+    """Digest the packages and the interpreter, whose modules the environment shares."""
     said = ask(python, "import sys; answer = [sys.version, sys.base_prefix]")
-    return hashlib.sha256(requirements.read_bytes() + " ".join(said).encode()).hexdigest()
-
-
-def _finished(home: Path, digest: str) -> bool:
-    try:
-        stamp = (home / _STAMP).read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return stamp == digest and (home / "bin" / "python").exists()
+    names = [each.name for each in wanted]
+    return digest(" ".join([sha256_of(requirements), *said, *names]))
 
 
 def _create(home: Path, python: Path) -> None:
-    shutil.rmtree(home, ignore_errors=True)
     run(
         *(python, "-m", "venv", home),
         why="Debian and Ubuntu keep the module for it in a package of its own, or the disk is full",
@@ -157,22 +182,34 @@ def _create(home: Path, python: Path) -> None:
     )
 
 
-def _install(
-    python: Path, requirements: Path, total: int, offline: bool, progress: Progress
+def install(
+    python: Path,
+    requirements: Path,
+    wanted: Sequence[Pinned],
+    *options: str,
+    offline: bool,
+    progress: Progress,
 ) -> None:
-    command = [
-        # -I: no PYTHONPATH and no user's packages, which pip would take for installed.
-        str(python), "-I", "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input",
-        "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off",
-        *(["--no-index"] if offline else []), "-r", str(requirements),
-    ]  # fmt: skip
-    collected = itertools.count(1)
+    """Let pip install packages of a file, by hash; ``options`` say where, such as ``--target``.
+
+    Raises BuildError, StorageError.
+    """
+    collected, total = itertools.count(1), len(wanted)
 
     def note(line: str) -> None:
         if line.startswith("Collecting "):
             progress(min(next(collected), total), total)
 
-    done = stream(*command, line=note, env=_settings())
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.writelines(f"{each.line}\n" for each in wanted)
+        file.flush()
+        command = [
+            # -I: no PYTHONPATH and no user's packages, which pip would take for installed.
+            str(python), "-I", "-m", "pip", "install", "--require-hashes", "--no-deps",
+            "--no-input", "--only-binary=:all:", "--disable-pip-version-check",
+            "--progress-bar=off", *(["--no-index"] if offline else []), *options, "-r", file.name,
+        ]  # fmt: skip
+        done = stream(*command, line=note, env=_settings())
     if done.trouble:
         raise _not_installed(done.output.splitlines(), requirements, offline)
     progress(total, total)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import BuildError, HostError, SourceError, StorageError
+from patchkit.wheel.build.requirements import Pinned, environment, read_requirements
 from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
 from patchkit.wheel.vllm.needs import requirements_of
-from patchkit.wheel.vllm.requirements import Pinned, environment, read_requirements
 from support.wheels import write_wheel
 
 DIGEST = "0" * 64

@@ -1,0 +1,1 @@
+"""Give a build on one CPU what it takes to compile for another."""

@@ -1,0 +1,208 @@
+"""Take other projects' parts of vLLM from upstream's own wheel of the same release.
+
+That wheel holds them as they are installed: Python, headers, and libraries that upstream compiled.
+``recipes/vllm/build.toml`` says which of its paths belong to which project.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from patchkit.digests import sha256_of
+from patchkit.durable.failure import translated
+from patchkit.errors import ProofError, SourceError, UsageError
+from patchkit.quoting import quoted
+from patchkit.recipes.vllm.build import KnownSource, by_option, known_externals
+from patchkit.source.fetch import Progress, cache_dir, fetch
+from patchkit.source.lock import LockEntry
+from patchkit.target import Target
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.repack.upstream import locked_wheels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamParts:
+    """Members of upstream's wheel that are of another project, and what they are."""
+
+    wheel: Path
+    members: tuple[str, ...]
+    identity: str
+
+    def unpack(self, dest: Path) -> None:
+        """Write the members below ``dest``, at the paths that they are installed to.
+
+        Raises StorageError.
+        """
+        with WheelFile(self.wheel) as opened, translated("the source is not complete", dest):
+            for path in self.members:
+                place = dest / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("wb") as sink:
+                    sink.writelines(opened.unpacked(path))
+
+
+def is_upstream(spec: str) -> bool:
+    """Check whether ``PROJECT==VERSION`` names vLLM's own wheel."""
+    project, equals, _ = spec.partition("==")
+    return bool(equals) and canonicalize_name(project.strip()) == "vllm"
+
+
+def check_release(option: str, spec: str, version: Version) -> None:
+    """Raise UsageError unless ``vllm==VERSION`` names the release that is built."""
+    if spec.partition("==")[2].strip() != version.public:
+        raise UsageError(
+            f"--source {option}={spec}: this build is of vLLM {version.public}",
+            why="parts of another release are made for other Python, and perhaps another torch",
+            hint=quoted("--source", f"{option}=vllm=={version.public}"),
+        )
+
+
+def upstream_wheel(version: Version, cpu: str) -> LockEntry:
+    """Return the locked wheel of a release for a CPU. Raises SourceError if there is none."""
+    entry = locked_wheels().get(cpu, {}).get(version.public)
+    if entry is None:
+        raise SourceError(
+            f"upstream's wheel of vLLM {version.public} for {cpu} is not locked",
+            why="that is no release, or one that this patchkit does not know",
+            hint="name a folder, an archive or git+URL@COMMIT with --source",
+        )
+    return entry
+
+
+def foretold(given: Mapping[str, str], version: Version, cpu: str) -> str:
+    """Say which sources come from upstream's wheel and how much that downloads; "" for none."""
+    options = sorted(option for option, spec in given.items() if is_upstream(spec))
+    if not options:
+        return ""
+    entry = upstream_wheel(version, cpu)
+    there = (cache_dir() / "sdists" / entry.filename).is_file()
+    size = "in the cache" if there else f"{entry.size / 1e6:,.0f} MB to download"
+    return f"{', '.join(options)}: from {entry.filename}, {size}"
+
+
+def upstream_parts(
+    option: str,
+    spec: str,
+    version: Version,
+    cpu: str,
+    target: Target,
+    *,
+    offline: bool,
+    progress: Progress | None,
+) -> UpstreamParts:
+    """Fetch upstream's wheel and find in it what ``--source OPTION=vllm==VERSION`` names.
+
+    Raises what ``check_release``, ``upstream_wheel``, ``parts_of`` and a fetch raise.
+    """
+    check_release(option, spec, version)
+    entry = upstream_wheel(version, cpu)
+    lock = {entry.version: entry}
+    path = fetch("vllm", entry.version, lock, offline=offline, progress=progress)
+    with WheelFile(path) as wheel:
+        return parts_of(wheel, by_option([option])[0], target)
+
+
+def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> UpstreamParts:
+    """Return what a wheel of vLLM holds of a source; libraries for other devices stay out.
+
+    Raises UsageError if there is nothing for the device, ProofError for libraries that do not load
+    on it or are linked with another CUDA.
+    """
+    option, version = known.option, wheel.name.version
+    named = f"--source {option}=vllm=={version}"
+    members = members_of(known, wheel.members)
+    if not members:
+        raise UsageError(
+            f"{named}: {wheel.path.name} holds nothing of {option}",
+            why="upstream builds it into no library or file of its own",
+            hint=f"it holds parts of {', '.join(_held(wheel.members)) or 'no other project'}",
+        )
+    binaries = {binary.name: binary for binary in inspect_wheel(wheel, only=members)}
+    found = judge(wheel, tuple(binaries.values()), target, version)
+    judged = [library for library in found if library.name in binaries]
+    used = [library for library in judged if library.use is not Use.OTHER]
+    idle = binaries.keys() - {library.name for library in used}
+    if idle and not used:
+        raise UsageError(
+            f"{named}: its libraries are for other devices than {target.title}",
+            why=f"{', '.join(sorted(idle))} alone",
+            hint=f"leave it out: {quoted('--without', option)}",
+        )
+    served = [binaries[library.name] for library in used]
+    _require_serving(option, served, used, target)
+    return UpstreamParts(
+        wheel=wheel.path,
+        members=tuple(member for member in members if member not in idle),
+        identity=f"vllm=={version}, sha256:{wheel.sha256}; {_compiled(served)}",
+    )
+
+
+def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths of a wheel that belong to a source, in their order."""
+    return tuple(path for path in paths if any(fnmatchcase(path, part) for part in known.installed))
+
+
+def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
+    """Prove that a wheel has every file of the folder, with the same bytes; say so.
+
+    Raises ProofError.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        member = path.relative_to(folder).as_posix()
+        digest = hashlib.sha256()
+        for chunk in wheel.unpacked(member) if member in wheel.members else ():
+            digest.update(chunk)
+        if digest.hexdigest() != sha256_of(path):
+            raise ProofError(
+                f"{member} of {option} is not in the wheel as upstream's wheel has it",
+                why="it was not installed, or another source installs a file of that name",
+                hint="run again with --fresh",
+            )
+    return f"{option}: {len(files)} files are those of upstream's wheel"
+
+
+def _held(paths: Iterable[str]) -> list[str]:
+    every = tuple(paths)
+    return sorted(each.option for each in known_externals() if members_of(each, every))
+
+
+def _require_serving(
+    option: str, binaries: list[Binary], judged: list[Judged], target: Target
+) -> None:
+    hint = f"build it from its source: {quoted('--source', f'{option}=FOLDER')}"
+    for library in judged:
+        if library.missed:
+            raise ProofError(
+                f"{library.name} of upstream's wheel has no code that {target.title} loads",
+                why="upstream compiled it for other devices",
+                hint=hint,
+            )
+    if binaries and (found := cuda_major(binaries)) != target.cuda.partition(".")[0]:
+        raise ProofError(
+            f"{binaries[0].name} of upstream's wheel is linked with CUDA {found}",
+            why=f"upstream compiled that release with it; this build is for CUDA {target.cuda}",
+            hint=hint,
+        )
+
+
+def _compiled(binaries: list[Binary]) -> str:
+    """Return in a phrase what comes compiled: libraries with the names of their device code."""
+    if not binaries:
+        return "as upstream's wheel has it installed"
+    names: dict[str, None] = {}
+    for binary in binaries:
+        codes = dict.fromkeys(code.name for code in binary.codes)
+        # One of a name for each Python: _C.cpython-312-aarch64-linux-gnu.so.
+        stem = PurePosixPath(binary.name).name.partition(".")[0]
+        names[f"{stem} ({', '.join(codes)})" if codes else stem] = None
+    return f"as upstream compiled it: {', '.join(names)}"
