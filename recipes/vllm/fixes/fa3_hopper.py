@@ -42,7 +42,7 @@ def prove(case: kit.Case) -> str:
             ),
         ],
     )
-    if patched != [name for name in stock if name != _EXTENSION] or patched == stock:
+    if patched != [name for name in stock if name != _EXTENSION]:
         raise kit.ProofError(f"{_PATH}: builds {', '.join(patched)}, before {', '.join(stock)}")
     if decided[0] != decided[1] or decided[2] != decided[3] or decided[1]["version"] != 2:
         raise kit.ProofError(

@@ -114,7 +114,9 @@ def test_half_an_sdist(refused, tmp_path):
     assert f"{half}" in said
     assert "fetch the archive again" in said
     # The whole one is taken, and then it is the next thing that is missing.
-    assert "no CUDA toolkit" in refused("--src", whole, "--cuda", "/nonexistent", rc=2)
+    assert "no CUDA toolkit" in refused(
+        "--src", whole, "--cpu", HERE, "--cuda", "/nonexistent", rc=2
+    )
 
 
 # The Python, and the machine
@@ -164,7 +166,7 @@ def test_all_that_is_missing_is_said_at_once(refused, sources, tmp_path):
     cmake.write_text(cmake.read_text() + "execute_process(COMMAND patch --batch)\n")
     python = python_with(tmp_path / "venv", without=["torch", "cmake"])
     (tmp_path / "empty").mkdir()
-    arguments = ["--src", root, "--python", python]
+    arguments = ["--src", root, "--cpu", HERE, "--python", python]
     said = refused(*arguments, rc=9, env={"PATH": str(tmp_path / "empty")})
     assert f"this machine cannot build vLLM {VLLM_VERSION}:" in said
     for each in (
