@@ -75,10 +75,11 @@ def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
 def _c_compiler(cxx: Path) -> Path:
     """Return GCC's C compiler beside its C++ compiler. Raises HostError if there is none."""
     found = cxx.with_name(cxx.name.replace("g++", "gcc"))
+    triple, _, version = found.name.partition("-gcc")
     if not found.exists():
         raise HostError(
             f"{found} is not there beside {cxx.name}",
             why="the compilers of C and C++ come in packages of their own",
-            hint=quoted("apt", "install", found.name),
+            hint=quoted("apt", "install", f"gcc{version}-{triple}"),
         )
     return found

@@ -3,51 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from patchkit.elf import read_library
 from patchkit.errors import HostError
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES, full_toolkit
-from patchkit.wheel.build.toolchain import Toolchain
 from support.needed import need
-
-CUDA_H = """\
-#define cuMemAlloc cuMemAlloc_v2
-CUresult CUDAAPI cuMemAlloc(CUdeviceptr *dptr, size_t bytesize);
-CUresult CUDAAPI cuInit(unsigned int Flags);
-typedef struct CUctx_st *CUcontext; /* cuThing is a word */
-"""
-
-
-@pytest.fixture
-def halves(tmp_path):
-    """A locked compiler, and an environment with torch's libraries, ``without`` some of it."""
-
-    def make(without=(), locked=True):
-        cuda = tmp_path / "locked"
-        files = {"bin/nvcc": "", "nvvm/bin/cicc": "", "lib/libcudart.so.13": "compiler's"}
-        files |= {"include/cuda.h": CUDA_H, "include/cuda_runtime.h": "compiler's"}
-        site = tmp_path / "env/nvidia/cu13"
-        beside = {f"lib/lib{name}.so.13": "torch's" for name in LIBRARIES}
-        beside |= {f"include/{name}": "torch's" for name in HEADERS}
-        for root, some in ((cuda, files), (site, beside)):
-            for path, text in some.items():
-                if path not in without:
-                    (root / path).parent.mkdir(parents=True, exist_ok=True)
-                    (root / path).write_text(text)
-        toolchain = Toolchain(
-            machine=platform.machine(), nvcc=cuda / "bin/nvcc", cuda="13.0.88",
-            cxx=Path(shutil.which("g++") or "/none"), compiler="g++", include=cuda / "include",
-            lib=cuda / "lib", locked=locked,
-        )  # fmt: skip
-        return toolchain, tmp_path / "env", tmp_path / "work/cuda"
-
-    return make
 
 
 def test_both_halves_are_there_and_the_compilers_half_counts(halves):

@@ -22,6 +22,7 @@ from support.needed import need
 HERE = platform.machine()
 THERE = next(machine for machine in MACHINES if machine != HERE)
 GENCODE = "-gencode=arch=compute_121,code=sm_121"
+CROSS_COMPILER = shutil.which(f"{THERE}-linux-gnu-g++")  # before PATH is a bare one
 TOOLS = ("make", "bash", "python3", "g++", "sed")
 
 
@@ -198,6 +199,25 @@ def test_a_compiler_of_the_users(bare, toolkit, monkeypatch, tmp_path):
     ) as absent:
         find_toolchain(HERE, toolkit=toolkit("13.0.88"))
     assert absent.value.hint == "apt install g++"
+
+
+@pytest.mark.parametrize(
+    ("named", "taken"),
+    [
+        ("g++", f"{THERE}-linux-gnu-g++"),  # as most people's is: for this CPU
+        ("mine-99", "mine-99"),
+        ("no-such", f"{THERE}-linux-gnu-g++"),
+        ("", f"{THERE}-linux-gnu-g++"),
+    ],
+)
+def test_a_compiler_of_the_users_for_another_cpu(bare, monkeypatch, named, taken):
+    if not CROSS_COMPILER:
+        pytest.skip(f"no C++ compiler for {THERE}")
+    monkeypatch.setenv("CXX", named)
+    assert module.find_cxx(THERE) is None
+    for name in (f"{THERE}-linux-gnu-g++", "mine-99"):
+        (bare / name).symlink_to(CROSS_COMPILER)
+    assert module.find_cxx(THERE) == bare / taken
 
 
 @pytest.mark.parametrize("machine", ["ppc64", "arm64", ""])
