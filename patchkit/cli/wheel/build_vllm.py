@@ -29,6 +29,7 @@ from patchkit.cli.wheel.build_options import (
 )
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
+from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import by_option, with_targets
@@ -125,19 +126,8 @@ def command(
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
     require_build()
     began = time.monotonic()
-    fixes = {fix.id for fix in load_recipe().fixes}
-    # --without takes ids of fixes and names of extensions: what is no fix is an extension.
-    left_out = frozenset(
-        extension.option for extension in by_option(sorted(selection.skip - fixes))
-    )
-    request = replace(selection, skip=selection.skip & fixes).request()
-    machine = _machine(request.target, cpu)
-    if python and machine != platform.machine():
-        raise UsageError(
-            f"--python {python}: its torch is for {platform.machine()}, the wheel for {machine}",
-            why="a build for another CPU links with the torch of that one",
-            hint=f"leave --python out, or build for this machine: --cpu {platform.machine()}",
-        )
+    request, left_out = _asked(selection)
+    machine = _machine(request.target, cpu, python)
     parts, sources = frozenset(filter(None, extensions.split(","))), parse_given(given)
 
     idle: dict[str, str] = {}
@@ -183,8 +173,19 @@ def command(
         _show(order, built, placed)
 
 
-def _machine(device: Target, cpu: str | None) -> str:
-    """Return the CPU to build for. Raises UsageError for one that this machine cannot build for."""
+def _asked(selection: Selection) -> tuple[Request, frozenset[str]]:
+    """Return the request, and the extensions left out: --without takes both's names."""
+    fixes = {fix.id for fix in load_recipe().fixes}
+    extensions = by_option(sorted(selection.skip - fixes))
+    request = replace(selection, skip=selection.skip & fixes).request()
+    return request, frozenset(extension.option for extension in extensions)
+
+
+def _machine(device: Target, cpu: str | None, python: Path | None) -> str:
+    """Return the CPU to build for.
+
+    Raises UsageError for one that this machine, or the interpreter named, cannot build for.
+    """
     here = platform.machine()
     # On x86-64 there are wheels and compilers for either; on Arm nobody made x86-64's.
     within = (here,) if here == "aarch64" else MACHINES
@@ -196,6 +197,12 @@ def _machine(device: Target, cpu: str | None) -> str:
             f"{quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--cpu', cpu)}",
         )
     chosen = cpu or (device.cpu if device.cpu in within else here)
+    if python and chosen != here:
+        raise UsageError(
+            f"--python {python}: its torch is for {here}, the wheel for {chosen}",
+            why="a build for another CPU links with the torch of that one",
+            hint=f"leave --python out, or build for this machine: --cpu {here}",
+        )
     if chosen != device.cpu:
         tell(f"for {chosen}: a wheel for tests; {device.title} has {device.cpu}")
     return chosen

@@ -8,6 +8,7 @@ from pathlib import Path
 from patchkit.digests import digest, sha256_of
 from patchkit.elf import read_dynamic
 from patchkit.errors import BuildError
+from patchkit.process import ask
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import across
 from patchkit.wheel.build.requirements import Pinned, for_python, install, made_once
@@ -37,7 +38,7 @@ def target_site(
     """
     locked = for_python(requirements, python, machine)
     wanted = [each for each in locked if each.fits(across().target)]
-    home = folder / f"site-{machine}-{_identity(requirements, wanted)[:12]}"
+    home = folder / f"site-{machine}-{_identity(requirements, wanted, python)[:12]}"
     site = home / "packages"
 
     def fill(scratch: Path) -> None:
@@ -54,8 +55,10 @@ def target_site(
     return site
 
 
-def _identity(requirements: Path, wanted: list[Pinned]) -> str:
-    return digest(" ".join([sha256_of(requirements), *(each.name for each in wanted)]))
+def _identity(requirements: Path, wanted: list[Pinned], python: Path) -> str:
+    """Digest the packages, and the version of Python, whose wheels pip chooses."""
+    version = ask(python, "import sys; answer = '%d.%d' % sys.version_info[:2]")
+    return digest(" ".join([sha256_of(requirements), version, *(each.name for each in wanted)]))
 
 
 def _require_machine(site: Path, machine: str) -> None:

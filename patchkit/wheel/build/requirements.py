@@ -21,6 +21,8 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
 from patchkit.digests import digest, sha256_of
+from patchkit.durable.failure import translated
+from patchkit.durable.lock import locked
 from patchkit.errors import BuildError, PatchkitError, SourceError, StorageError
 from patchkit.process import ask, run, stream
 
@@ -140,14 +142,21 @@ def environment(
 def made_once(home: Path, part: Path, fill: Callable[[Path], object]) -> None:
     """Let ``fill`` make a folder unless it is there, whole; its name tells what is in it.
 
-    ``part`` is something of it that a folder which was cleared out by hand no longer has.
+    ``part`` is something of it that a folder which was cleared out by hand no longer has. Raises
+    BusyError while another process makes it, StorageError.
     """
-    if (home / _STAMP).exists() and part.exists():
-        return
-    shutil.rmtree(home, ignore_errors=True)
-    fill(home)
-    # Last: a folder without it was cut short, and is made anew.
-    (home / _STAMP).touch()
+    with translated("it is not complete, and is made anew by the next build", home):
+        home.mkdir(parents=True, exist_ok=True)
+        with locked(home):
+            if (home / _STAMP).exists() and part.exists():
+                return
+            for entry in home.iterdir():
+                shutil.rmtree(
+                    entry
+                ) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            fill(home)
+            # Last: a folder without it was cut short, and is made anew.
+            (home / _STAMP).touch()
 
 
 def for_python(requirements: Path, python: Path, machine: str = "") -> list[Pinned]:

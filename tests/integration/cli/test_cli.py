@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
-import tarfile
-from pathlib import Path
 
 import pytest
 
-from patchkit import __version__
 from patchkit.durable.lock import locked
-from patchkit.patching.recipe import load_recipes
 
 RELEASE = "0.19.1"
 EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;)")
-WITH_A_SOURCE = ["apply", "status", "diff", "revert", "export", "archs", "tune"]
-WITHOUT = [
-    *("fixes", "explain", "fetch", "build", "repack", "wheelhouse", "verify", "inspect"),
-    "completion",
-]
-VERBS = [*WITH_A_SOURCE, *WITHOUT]
-WITH_NCCL = ["apply", "status", "diff", "revert", "export"]
 
 
 @pytest.fixture
@@ -38,157 +26,6 @@ def root(tree):
 
 def fixes(done):
     return {fix["id"]: fix["state"] for fix in json.loads(done.stdout)["fixes"]}
-
-
-# Without a tree
-
-
-def test_version_and_help(cli):
-    assert cli("--version").stdout.split()[-1] == __version__
-    assert all(f"\n  {verb} " in cli("--help").stdout for verb in VERBS)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_of_every_verb(cli, verb):
-    shown = cli(verb, "--help").stdout
-    assert shown.startswith(f"Usage: patchkit {verb} ")
-    assert ("--vllm-src" in shown) == (verb in WITH_A_SOURCE)
-    assert ("--nccl-src" in shown) == (verb in WITH_NCCL)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("build", "nccl"),
-        ("fetch", "nccl==2.30.7"),
-        ("apply", "--dry-run", "--nccl-src", f"git+https://127.0.0.1:9/nccl@{'a' * 40}"),
-        ("fetch", "vllm==0.24.0"),
-        ("repack", "vllm==0.24.0"),
-        ("build", "vllm", "--version", "0.25.1"),
-    ],
-)
-def test_no_network_has_one_code(cli, tmp_path, arguments):
-    """Port 9 of this machine, where nobody listens, is every proxy and the index."""
-    nobody = "http://127.0.0.1:9"
-    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY", "ALL_PROXY"), nobody)
-    cache = {"PATCHKIT_CACHE_DIR": str(tmp_path), "PIP_INDEX_URL": f"{nobody}/simple"}
-    said = cli(*arguments, rc=7, env={**proxies, **cache, "no_proxy": ""}, cwd=tmp_path).stderr
-    assert "there is no network" in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "rc", "says"),
-    [
-        (["status", "--vllm-src", "nowhere"], 2, ["nowhere: no such file or directory", "vllm=="]),
-        (["status", "--vllm-src", "."], 3, ["not a source tree of vLLM", "setup.py is missing"]),
-        (["apply", "--vllm-src", "vllm==0.11.0"], 3, ["0.11.0 is not supported", "cu130", "SM121"]),
-        (["apply", "--vllm-src", "vllm==99.0"], 3, ["99.0", "0.33.0"]),
-        (["apply", "--vllm-src", "vllm==abc"], 2, ["'abc' is not a version"]),
-        (["apply", "--vllm-src", ".", "--arch", "12.1"], 2, ["'12.1'", "instructions", "12.1a"]),
-        (["apply", "--vllm-src", ".", "--target", "h100"], 2, ["'h100'", "gb10, thor"]),
-        (["apply", "--vllm-src", ".", "--dest", "x"], 2, [". is a folder", "--dest"]),
-        (["explain", "arch_list"], 2, ["'arch_list'", "did you mean arch_lists?"]),
-        (["explain", "sm_121"], 2, ["fixes and claims", "take one: ", "nccl_lacks_sm_121"]),
-        (["fixes", "--version", "0.11.0"], 3, ["0.11.0 is not supported"]),
-        (["fetch", "torch==2.9.0"], 2, ["'torch==2.9.0' names no release"]),
-        (["apply"], 2, ["no source is named", "--vllm-src or --nccl-src"]),
-    ],
-)
-def test_refusals_that_need_no_tree(cli, arguments, rc, says):
-    said = cli(*arguments, rc=rc).stderr
-    assert not [words for words in says if words not in said], said
-
-
-def test_errors_are_json_if_json_is_asked_for(cli):
-    done = cli("apply", "--vllm-src", "vllm==0.11.0", "--json", rc=3)
-    error = json.loads(done.stdout)["error"]
-    assert (error["what"], error["exit_code"]) == ("vllm 0.11.0 is not supported", 3)
-    assert error["why"]
-    assert error["next"].startswith("use one of 0.11.1 to ")
-    assert done.stderr == ""
-
-
-def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
-    listed = json.loads(cli("fixes", "--json").stdout)
-    assert [(fix["project"], fix["id"]) for fix in listed] == [
-        (each.project, fix.id) for each in load_recipes() for fix in each.fixes
-    ]
-    needed = json.loads(cli("fixes", "--version", "0.33.0", "--json").stdout)
-    assert {fix["id"] for fix in needed if fix["needs"]} == {
-        *("arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"),
-        *("fa3_hopper", "int8_azp", "ptx_only"),
-        *("fp8_linear_torch", "fp8_block_triton", "fp8_moe_triton"),
-        *("nvfp4_linear_marlin", "nvfp4_moe_marlin", "marlin_atomic_add", "moe_configs"),
-    }
-    for fix in recipe.fixes[::7]:  # a start of the CLI each
-        shown = json.loads(cli("explain", fix.id, "--json").stdout)
-        assert (shown["id"], shown["symptom"]) == (fix.id, fix.symptom)
-
-
-def test_a_need_says_what_it_is_limited_to(cli):
-    shown = cli("explain", "nvfp4_moe_marlin").stdout
-    assert [
-        len(re.findall(rf">=0\.12,<0\.23 +\w+ +{kind} ", shown)) for kind in ("source", "installed")
-    ] == [1, 1]
-    assert "recommended >=0.19,<0.20 (installed)" in cli("fixes").stdout
-    assert re.search(r">=0\.23 +recommended +--arch native ", cli("explain", "marlin_sass").stdout)
-
-
-def test_explain_tells_how_the_advice_of_guides_stands(cli):
-    listed = json.loads(cli("explain", "--json").stdout)
-    fixes = [fix.id for each in load_recipes() for fix in each.fixes]
-    assert [fix["id"] for fix in listed["fixes"]] == fixes
-    shown = cli("explain").stdout
-    assert all(each["id"] in shown for each in (*listed["fixes"], *listed["claims"]))
-    for claim in listed["claims"][::8]:
-        assert json.loads(cli("explain", claim["id"], "--json").stdout) == claim
-
-    said = " ".join(cli("explain", "marlin-atomic-add-required").stdout.split())
-    assert said.startswith("marlin_atomic_add_required false")
-    assert "Instead Unset it." in said
-    assert "reported 12 of 12 outputs differ with atomic adds sglang#39455" in said
-    # By what a user reads in a log or a guide, too.
-    assert cli("explain", "message truncated").stdout.startswith("message_truncated  false")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_disk_that_is_full_is_no_bug_of_patchkit(environment):
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "patchkit", "fixes", "--json"]
-        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE)
-    assert b"internal error" not in done.stderr
-    assert b"No space left on device" in done.stderr
-    assert done.returncode == 7
-
-
-def test_an_archive_that_leads_out_is_refused(cli, tmp_path):
-    archive = tmp_path / "vllm-0.19.1.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        for name in ("vllm-0.19.1/setup.py", "vllm-0.19.1/../../evil"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            tar.addfile(member, io.BytesIO(b"x"))
-
-    said = cli("apply", "--vllm-src", archive, "--dest", tmp_path / "a/b/c", rc=3).stderr
-
-    assert "evil" in said
-    assert [path.name for path in tmp_path.iterdir()] == [archive.name]
-
-
-def test_a_wrong_archive_in_the_cache_is_not_used(cli, tmp_path):
-    cached = tmp_path / "sdists" / f"vllm-{RELEASE}.tar.gz"
-    cached.parent.mkdir()
-    cached.write_bytes(b"something else")
-    source = ["--vllm-src", f"vllm=={RELEASE}", "--dest", tmp_path / "tree"]
-
-    done = cli("apply", *source, "--offline", rc=8, env={"PATCHKIT_CACHE_DIR": str(tmp_path)})
-
-    assert str(cached) in done.stderr
-    assert "sha256" in done.stderr
-    assert not (tmp_path / "tree").exists()
-
-
-# With a release
 
 
 @pytest.mark.releases

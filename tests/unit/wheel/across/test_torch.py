@@ -138,6 +138,15 @@ def test_a_newer_target_replaces_an_older_one(python, target):
     assert len(list(site(python).glob("torch*"))) == 2
 
 
+def test_what_another_build_may_be_asking_is_not_written_again(python, target):
+    before = {path: path.stat().st_ino for path in site(python).glob("torch*/*.py")}
+    install_torch_stand_in(site(python), target)
+    assert {path: path.stat().st_ino for path in before} == before
+    (site(python) / "torch/version.py").write_text("raise SystemExit('of an older patchkit')")
+    install_torch_stand_in(site(python), target)
+    assert ask(python, ASK, "torch.version.cuda") == {"torch.version.cuda": "13.0"}
+
+
 def test_it_never_takes_the_place_of_a_real_torch(target, tmp_path):
     (tmp_path / "torch").mkdir()
     with pytest.raises(BuildError, match="is a real torch"):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.errors import BuildError, HostError, SourceError, StorageError
-from patchkit.wheel.build.requirements import Pinned, environment, read_requirements
+from patchkit.errors import BuildError, BusyError, HostError, SourceError, StorageError
+from patchkit.wheel.build.requirements import Pinned, environment, made_once, read_requirements
 from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
 from patchkit.wheel.vllm.needs import requirements_of
 from support.wheels import write_wheel
@@ -65,6 +65,23 @@ def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
     (made.python.parents[1] / "patchkit-environment").unlink()
     whole = environment(requirements, tmp_path / "e", offline=True)
     assert installed_torch(whole.python).cuda == "13.0"
+
+
+def test_two_builds_do_not_make_the_same_folder(tmp_path):
+    """What an ended one left goes first; whoever comes meanwhile is told."""
+    home, part = tmp_path / "made", tmp_path / "made/part"
+    (home / "half").mkdir(parents=True)
+    (home / "half-link").symlink_to(tmp_path)
+
+    def fill(folder):
+        assert list(folder.iterdir()) == []
+        with pytest.raises(BusyError):
+            made_once(home, part, fill)
+        part.touch()
+
+    made_once(home, part, fill)
+    assert sorted(path.name for path in home.iterdir()) == ["part", "patchkit-environment"]
+    made_once(home, part, lambda _folder: pytest.fail("it was there"))
 
 
 def test_other_bytes_are_refused(torch, tmp_path):

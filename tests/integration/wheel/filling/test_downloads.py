@@ -1,0 +1,186 @@
+"""What a fill downloads by a real uv's lock: sizes first, never twice, and on after an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from patchkit.errors import HashMismatchError
+from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.filling.download import download
+from patchkit.wheel.filling.resolve import LockedWheel
+from patchkit.wheel.wheelhouse.contents import add
+from support.filling import ALL, FACTS, LOCK, OURS, THIS, TORCH, contents, installed, locked
+from support.wheels import CPU, HERE, OTHER_CPU, write_wheel
+
+
+def alone_with(index):
+    return {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "/nonexistent",
+        "PIP_INDEX_URL": index.url,
+    }
+
+
+def test_an_index_with_a_password(world, index, house, cli):
+    """It is given to uv and to the downloads, is in no list of processes, and in no message."""
+    world()
+    wrong = alone_with(SimpleNamespace(url=index.url.replace("s3cret", "wr0ng")))
+    refused = cli("wheelhouse", "fill", env=wrong, rc=7).stderr
+    assert "the package index denies access" in refused
+    said = cli("wheelhouse", "fill", env=alone_with(index))
+    assert locked(house) == ALL
+    assert b"pip\0compile" in index.arguments
+    assert b"s3cret" not in index.arguments
+    assert "s3cret" not in said.stdout + said.stderr
+    assert "wr0ng" not in refused
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_while_it_downloads(number, world, offered, index, house, cli, environment, tmp_path):
+    """The next run goes on: no byte of a wheel that is there is asked for once more."""
+    world()
+    large = {**TORCH, "large.bin": os.urandom(1_200_000)}
+    torch = offered("torch", "2.11.0", HERE, requires=["nvidia-nccl-cu13==2.28.9"], files=large)
+    before = contents(house)
+    index.stopped = torch.name
+    process = subprocess.Popen(
+        [sys.executable, "-m", "patchkit", "wheelhouse", "fill"],
+        cwd=tmp_path,
+        env={**environment, **alone_with(index)},
+    )
+    assert index.reached.wait(60)
+    part = house / ".filling" / f".{torch.name}.partial"
+    while len(list((house / ".filling").glob("*.whl"))) < 2 or part.stat().st_size < 500_000:
+        time.sleep(0.01)
+    kept = part.stat().st_size
+    process.send_signal(number)
+    assert process.wait(30) == (143 if number == signal.SIGTERM else -number)
+
+    assert contents(house) == before
+    (left,) = json.loads(cli("verify", "--json", rc=7).stdout)["findings"]
+    assert (left["filename"], left["what"][:27]) == (".filling", "left by an interrupted fill")
+    index.stopped, first = "", [*index.asked]
+    index.asked.clear()
+    cli("wheelhouse", "fill", env=alone_with(index))
+    assert {name.partition("-")[0] for name, _begin in first} == {"leaf", "torch", "typing_thing"}
+    assert [name for name, _begin in index.asked] == [torch.name]
+    assert index.asked[0][1] >= kept
+    assert locked(house) == ["leaf==1.0", f"nvidia-nccl-cu13=={OURS}", *ALL[4:]]
+    assert "all as listed" in cli("verify").stdout
+    assert not (house / ".filling").exists()
+
+    index.asked.clear()
+    cli("wheelhouse", "fill", env=alone_with(index))
+    assert index.asked == []
+
+
+def test_sizes_come_first(world, index, house, cli, small_disk, offered, tmp_path):
+    """With them it is known before a download that it does not fit."""
+    world()
+    offered("leaf", "1.0", files={"large.bin": os.urandom(3_900_000)})
+    total = sum(
+        next((tmp_path / "offered").glob(name)).stat().st_size
+        for name in ("torch-*", "leaf-*", "typing_thing-2*", "only_there-*", "for_new-*")
+    )
+    disk = small_disk("size=2m") / "house"
+    shutil.copytree(house, disk)
+    before = contents(disk)
+    said = cli("wheelhouse", "fill", "--dir", disk, env=alone_with(index), rc=7).stderr
+    assert f"to download: 5, {total / 1e6:,.0f} MB; free: 2 MB" in said
+    assert f"house: the disk has no room for {total / 1e6:,.0f} MB of dependencies" in said
+    assert index.asked == []
+    assert contents(disk) == before
+    assert not (disk / ".filling").exists()
+
+    said = cli("wheelhouse", "fill", env=alone_with(index)).stderr
+    assert f"to download: 5, {total / 1e6:,.0f} MB; free: " in said
+    assert len(index.asked) == 5
+
+
+def test_what_was_fetched_for_a_build_is_not_downloaded(world, index, house, cli, tmp_path):
+    """What is there under the name of a wheel, and is another file, is downloaded."""
+    world()
+    cache = tmp_path / "cache/sdists"
+    cache.mkdir(parents=True)
+    leaf, torch = "leaf-1.0-py3-none-any.whl", f"torch-2.11.0-{HERE}.whl"
+    shutil.copy(tmp_path / "offered" / torch, cache)
+    (cache / leaf).write_bytes(b"another")
+    env = {**alone_with(index), "PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
+    assert "to download: 4," in cli("wheelhouse", "fill", env=env).stderr
+    asked = {name for name, _begin in index.asked}
+    assert leaf in asked
+    assert torch not in asked
+    assert (house / torch).samefile(cache / torch)
+    assert (cache / leaf).read_bytes() == b"another"
+    assert "all as listed" in cli("verify").stdout
+
+
+def test_what_an_earlier_run_downloaded_is_taken(world, fill, house, tmp_path):
+    world()
+    leaf, half = "leaf-1.0-py3-none-any.whl", "typing_thing-2.0-py3-none-any.whl"
+    (house / ".filling").mkdir()
+    (house / ".filling" / leaf).write_bytes((tmp_path / "offered" / leaf).read_bytes())
+    (house / ".filling" / half).write_bytes((tmp_path / "offered" / half).read_bytes()[:50])
+    number = (house / ".filling" / leaf).stat().st_ino
+    fill()
+    assert (house / leaf).stat().st_ino == number
+    assert (house / half).read_bytes() == (tmp_path / "offered" / half).read_bytes()
+
+
+def test_a_full_disk(small_disk, built, offered, cli, fill, tmp_path):
+    disk = small_disk("size=300k") / "house"
+    add(disk, write_wheel(tmp_path / "made", "1.0", project="vllm", requires=["large"]), FACTS)
+    offered("large", "1.0", files={"large.bin": os.urandom(400_000)})
+    before = contents(disk)
+    assert "No space left on device" in fill("--dir", disk, rc=7).stderr
+    assert contents(disk) == before
+    assert "all as listed" in cli("verify", disk).stdout
+
+
+def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
+    wheel = offered("six", "1.0")
+    locked = LockedWheel(name=wheel_name(wheel.name), sha256="0" * 64, url=wheel.as_uri(), size=0)
+    (tmp_path / "new").mkdir()
+    with pytest.raises(HashMismatchError, match=r"six-1\.0-py3-none-any\.whl is not the file"):
+        download([locked], tmp_path / "new", lambda _done, _all: None)
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_an_index_that_does_not_answer(world, cli, house):
+    world()
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    before = contents(house)
+    alone = {**nowhere, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+    said = cli("wheelhouse", "fill", rc=7, env=alone).stderr
+    assert "the package index cannot be reached" in said
+    assert contents(house) == before
+
+
+def test_from_the_package_index(built, cli, house, tmp_path, environment, node):
+    """A stand-in for vLLM with real dependencies, some of them with compiled code."""
+    tag = f"py3-none-manylinux_2_17_{CPU}"
+    requires = ["markupsafe", "pyyaml", "packaging", f"tqdm; platform_machine == '{CPU}'"]
+    requires += [f"gone-from-here; platform_machine == '{OTHER_CPU}'"]
+    built("0.25.1", project="vllm", tag=tag, requires=requires)
+    built(OURS, tag=tag)
+    command = [sys.executable, "-m", "patchkit", "wheelhouse", "fill"]
+    command += ["--python-version", THIS, "--glibc", "2.31"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    if done.returncode == 7 and "cannot be reached" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[0])
+    assert done.returncode == 0, done.stderr
+    names = [line.partition("==")[0] for line in locked(house)]
+    assert names == ["markupsafe", "nvidia-nccl-cu13", "packaging", "pyyaml", "tqdm", "vllm"]
+    assert "all as listed" in cli("verify").stdout
+    node("install", "--no-index", *LOCK)
+    assert installed(node) == locked(house)
+    assert "No broken requirements found" in node("check")

@@ -1,0 +1,253 @@
+"""Wheelhouses filled by a real uv, from folders."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from patchkit.wheel.filling.fill import numbered_like_cuda
+from patchkit.wheel.filling.node_platform import node_platform
+from patchkit.wheel.filling.resolve import resolve
+from patchkit.wheel.filling.uv import WheelSources
+from patchkit.wheel.wheelhouse.contents import entries
+from support.filling import ALL, LOCK, OURS, THIS, TORCH, contents, installed, locked
+from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
+
+
+def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
+    world(ELSEWHERE, OTHER_CPU)
+    done = fill()  # the Python of DGX OS, whichever runs this
+    said, told = done.stdout, done.stderr.splitlines()
+
+    assert locked(house) == ALL
+    # Before each thing that may take long, in a pipe as well.
+    assert [line.partition(" ")[0] for line in told] == ["resolving", "dependencies:", "to"]
+    assert told[1:] == ["dependencies: 5; resolving what torch==2.11.0 requires", "to download: 5"]
+    assert f"5 dependencies there and locked, 0 MB, for CPython 3.12 on {OTHER_CPU} with" in said
+    assert "torch 2.11.0: CUDA 13, as it has torch/lib/libtorch_cuda.so" in said
+    assert {path.name for path in house.iterdir()} == {*contents(house)}
+    assert len(contents(house)) == 3 + len(ALL)
+    kinds = {entry.name.project: entry.kind for entry in entries(house)}
+    assert [kinds[name] for name in ("vllm", "nvidia-nccl-cu13", "torch", "leaf")] == [
+        *("built", "built", "dependency", "dependency")
+    ]
+    assert "2 wheels and 5 dependencies, all as listed" in cli("verify", house).stdout
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=house, check=True)
+
+    before = contents(house)
+    assert json.loads(fill("--json").stdout)["new"] == []
+    assert contents(house) == before
+
+    fill("--python-version", "3.11")
+    assert [each for each in locked(house) if each.startswith("for-")] == ["for-old==1.0"]
+    assert not list(house.glob("for_new*"))
+
+
+def test_only_a_lock(world, fill, house, cli):
+    world()
+    fill("--lock-only")
+    assert locked(house) == ALL
+    assert len(contents(house)) == 3 + 2
+    header = (house / "requirements.txt").read_text().splitlines()[:2]
+    assert header[0].endswith(f"for CPython 3.12 on {CPU} with glibc 2.39:")
+    assert "--no-index" not in header[1]
+    assert "all as listed" in cli("verify").stdout
+    listed = json.loads(cli("wheelhouse", "list", "--json").stdout)["wheels"]
+    assert {wheel["kind"] for wheel in listed} == {"built", "locked"}
+
+    assert "--no-index" in fill().stdout
+    assert len(contents(house)) == 3 + len(ALL)
+    dropped = cli("wheelhouse", "prune", "--dependencies").stdout
+    assert "torch-2.11.0" in dropped
+    assert locked(house) == [f"nvidia-nccl-cu13=={OURS}", "vllm==0.25.1"]
+    assert len(contents(house)) == 3 + 2
+
+
+def test_every_node_installs_the_same(world, fill, house, node):
+    world()
+    fill("--python-version", THIS)
+    node("install", "--no-index", *LOCK)
+    assert installed(node) == locked(house)
+    assert "No broken requirements found" in node("check")
+
+
+def test_what_the_nodes_have_is_kept_and_not_downloaded(world, fill, house, node, cli, tmp_path):
+    """What one of two nodes lacks is downloaded; a version that does not do is, too."""
+    world()
+    has = "# of a node\ntorch==2.11.0+cu130\nTyping_Thing==1.0\nonly-there==0.1\nfor-new==1.0\n"
+    (tmp_path / "one.txt").write_text(f"{has}leaf==1.0\n")
+    (tmp_path / "other.txt").write_text(has)
+    listings = ["--node-has", "one.txt", "--node-has", "other.txt"]
+    said = fill("--python-version", THIS, "--with", "leaf", *listings)
+
+    assert "to download: " in said.stderr
+    assert "not downloaded, as the nodes have them: " in said.stdout
+    kinds = {entry.name.pinned: str(entry.kind) for entry in entries(house)}
+    old_or_new = "for-new==1.0" if "for-new==1.0" in kinds else "for-old==1.0"
+    assert kinds == {
+        "leaf==1.0": "dependency",
+        "only-there==1.0": "dependency",
+        "torch==2.11.0": "installed",
+        "typing-thing==1.0": "installed",
+        old_or_new: "installed" if "new" in old_or_new else "dependency",
+        f"nvidia-nccl-cu13=={OURS}": "built",
+        "vllm==0.25.1": "built",
+    }
+    assert not list(house.glob("torch*"))
+    lines = (house / "requirements.txt").read_text().splitlines()
+    assert lines[2].startswith("# Not in DIR, as the nodes have them: ")
+    assert "torch==2.11.0, typing-thing==1.0." in lines[2]
+    assert "all as listed" in cli("verify").stdout
+
+    refused = node("install", "--no-index", *LOCK, rc=1)
+    assert "No matching distribution found for " in refused
+    here = tmp_path / "here"
+    requires = ["nvidia-nccl-cu13==2.28.9"]
+    wheels = [write_wheel(here, "1.0", project=name) for name in ("typing-thing", "for-new")]
+    wheels.append(write_wheel(here, "2.11.0+cu130", project="torch", requires=requires))
+    node("install", "--no-index", "--no-deps", *wheels)
+    node("install", "--no-index", *LOCK)
+    assert {"torch==2.11.0+cu130", "vllm==0.25.1", "typing-thing==1.0"} <= {*installed(node)}
+    assert "No broken requirements found" in node("check")
+
+
+def test_a_listing_that_names_no_versions(world, fill, tmp_path):
+    world()
+    (tmp_path / "node.txt").write_text("a==1\ntorch @ file:///torch.whl\n")
+    said = fill("--node-has", "node.txt", rc=2).stderr
+    assert "node.txt:2: is 'torch @ file:///torch.whl', not PROJECT==VERSION" in said
+    assert "next: on a node: pip list --format=freeze > FILE" in said
+
+
+def test_what_the_user_wants_as_well(world, offered, fill, house):
+    world()
+    offered("ray", "2.0")
+    offered("ray", "3.0")
+    fill("--with", "ray<3")
+    assert "ray==2.0" in locked(house)
+
+
+def test_what_is_numbered_like_cuda_is_of_the_one_cuda(offered, tmp_path):
+    """Else a new cuda-bindings leads to a cuda-python that is too old to say what it needs."""
+    for version in ("13.4.4", "13.5.0"):
+        offered("cuda-bindings", version)
+    offered("cuda-python", "13.4.4", requires=["cuda-bindings==13.4.4"])
+    offered("cuda-python", "12.6.2")
+    wheel = offered("vllm", "0.33.0", requires=["cuda-bindings>=13", "cuda-python"])
+    node = node_platform(CPU, "3.12", "2.39")
+    sources = WheelSources(offline=True, folders=(tmp_path / "offered",))
+
+    def chosen(*majors):
+        locked = resolve([wheel], [], node, sources, numbered_like_cuda(majors))
+        return [each.name.pinned for each in locked]
+
+    assert chosen() == ["cuda-bindings==13.5.0", "cuda-python==12.6.2"]
+    assert chosen(13) == ["cuda-bindings==13.4.4", "cuda-python==13.4.4"]
+
+
+@pytest.mark.parametrize("seen", ["requirements", "file"])
+def test_a_torch_for_cpus_alone(seen, built, offered, fill, house):
+    built("0.19.1", project="vllm", requires=["torch==2.10.0"])
+    requires = ["nvidia-x; platform_machine == 'vax'"] if seen == "requirements" else ["nvidia-x"]
+    offered("torch", "2.10.0", HERE, requires=requires, files={"torch/lib/libtorch.so": b""})
+    offered("nvidia-x", "1.0")
+    before = contents(house)
+
+    said = fill(rc=5).stderr
+
+    assert f"torch 2.10.0 for {CPU} is one for CPUs alone" in said
+    assert (
+        "none of NVIDIA's" if seen == "requirements" else "no torch/lib/libtorch_cuda.so"
+    ) in said
+    assert contents(house) == before
+
+
+@pytest.mark.parametrize(
+    ("requires", "says"),
+    [
+        ("gone>=1", "gone was not found"),
+        ("only-source", "only-source==1.0 has no usable wheels"),
+        ("other-cpu", "no wheels with a matching platform tag"),
+        ("a, b<2", "all versions of a depend on b>=2"),
+    ],
+)
+def test_what_cannot_be_had(requires, says, built, offered, fill, house, tmp_path):
+    built("0.25.1", project="vllm", requires=requires.split(", "))
+    offered("other-cpu", "1.0", ELSEWHERE)
+    offered("a", "1.0", requires=["b>=2"])
+    offered("b", "1.0")
+    offered("b", "2.0")
+    (tmp_path / "offered/only_source-1.0.tar.gz").write_bytes(b"")
+    before = contents(house)
+
+    said = fill(rc=3).stderr
+
+    assert f"there is no set of wheels for CPython 3.12 on {CPU} with glibc 2.39 that fits" in said
+    assert says in said
+    assert contents(house) == before
+    assert not (house / ".filling").exists()
+
+
+def test_the_conflict_is_told_in_full(built, offered, fill):
+    built("0.25.1", project="vllm", requires=["torch==2.11.0"])
+    built("2.29.7+gb10.a1b2c3")
+    offered("torch", "2.11.0", HERE, requires=["nvidia-nccl-cu13==2.28.9"], files=TORCH)
+    offered("nvidia-nccl-cu13", "2.28.9", HERE)
+    said = fill(rc=3).stderr
+    assert "all versions of torch depend on nvidia-nccl-cu13==2.28.9" in said
+    assert "2.29.7+gb10.a1b2c3" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--python-version", "2.7"], "--python-version takes a version such as 3.12, not '2.7'"),
+        (["--glibc", "3.0"], "--glibc takes a version such as 2.39, not '3.0'"),
+        (["--dir", "empty"], "empty holds no wheel that patchkit built"),
+    ],
+)
+def test_refusals(arguments, says, world, fill, tmp_path):
+    world()
+    (tmp_path / "empty").mkdir()
+    assert says in fill(*arguments, rc=2).stderr
+
+
+def test_two_cpus_need_two_wheelhouses(built, fill):
+    built(OURS)
+    built(OURS, tag=ELSEWHERE)
+    assert "wheels for aarch64 and x86_64" in fill(rc=2).stderr
+
+
+def test_the_file_that_an_installer_takes(built, offered, fill, house, node):
+    """pip, asked on this machine, takes the same of several files that fit."""
+    short = THIS.replace(".", "")
+    built("0.25.1", project="vllm", requires=["choice"])
+    for tag in (
+        *("py3-none-any", f"cp38-abi3-manylinux_2_17_{CPU}", f"cp{short}-cp{short}-linux_{CPU}"),
+        *(f"cp{short}-cp{short}-manylinux_2_{minor}_{CPU}" for minor in (17, 28, 40)),
+        *(f"cp{short}-cp{short}-manylinux2014_{OTHER_CPU}", "cp39-cp39-manylinux2014_x86_64"),
+    ):
+        offered("choice", "1.0", tag)
+    fill("--python-version", THIS, "--glibc", "2.36", "--lock-only")
+    (chosen,) = (entry for entry in entries(house) if entry.name.project == "choice")
+    assert chosen.name.tag == f"cp{short}-cp{short}-manylinux_2_28_{CPU}"
+
+
+def test_a_build_takes_the_place_of_stock(built, offered, fill, house, cli):
+    built("0.25.1", project="vllm", requires=["torch==2.11.0"])
+    offered("torch", "2.11.0", HERE, requires=["nvidia-nccl-cu13==2.28.9"], files=TORCH)
+    offered("nvidia-nccl-cu13", "2.28.9", HERE)
+    fill()
+    assert "nvidia-nccl-cu13==2.28.9" in locked(house)
+    built(OURS)
+    assert f"nvidia-nccl-cu13=={OURS}" in locked(house)
+    assert "2 wheels and 1 dependency, all as listed" in cli("verify").stdout
+
+
+def test_a_wheel_that_was_changed_since(world, fill, house):
+    world()
+    wheel = next(house.glob("vllm*"))
+    wheel.write_bytes(wheel.read_bytes() + b"0")
+    assert f"{wheel.name} is not the wheel that was built" in fill(rc=8).stderr

@@ -1,0 +1,29 @@
+"""What tests of a fill share: the wheels that there are, and what a wheelhouse holds then."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+OURS = "2.28.9+gb10.abc123"
+FACTS = {"target": "gb10"}
+TORCH = {"torch/lib/libtorch_cuda.so": b"", "torch/__init__.py": b""}
+THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
+ALL = ["for-new==1.0", "leaf==1.0", f"nvidia-nccl-cu13=={OURS}", "only-there==1.0"]
+ALL += ["torch==2.11.0", "typing-thing==2.0", "vllm==0.25.1"]
+LOCK = ["--find-links", "wheelhouse", "--require-hashes", "-r", "wheelhouse/requirements.txt"]
+
+
+def contents(house):
+    return {path.name: path.read_bytes() for path in house.iterdir() if path.is_file()}
+
+
+def locked(house):
+    lines = (house / "requirements.txt").read_text().splitlines()
+    return [line.partition(" ")[0] for line in lines if not line.startswith("#")]
+
+
+def installed(node):
+    return sorted(
+        f"{e['name']}=={e['version']}".lower() for e in json.loads(node("list", "--format=json"))
+    )
