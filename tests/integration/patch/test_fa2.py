@@ -1,4 +1,4 @@
-"""FlashAttention 2's machine code for 8.x: a release's own CMake files, really configured."""
+"""What FlashAttention 2 is compiled to: a release's own CMake files, really configured."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 
 import pytest
 
+from patchkit.patching.plan import make_plan
+from patchkit.patching.workspace import open_workspace
 from patchkit.process import run
 from patchkit.proof.cmake import cmake_program
 from support.needed import need
 from support.selection import RELEASES, WHOLE
-from tools.seen import unproved
 
 # What flash-attention's CMakeLists.txt does with the macros, of which it has a copy.
 FLASH_ATTENTION = """\
@@ -30,23 +31,23 @@ foreach(SOURCE ${SOURCES})
   message(STATUS "${SOURCE} has ${OPTIONS}")
 endforeach()
 """
-SASS, PTX = (
-    f"$<$<COMPILE_LANGUAGE:CUDA>:-gencode;arch=compute_80,code={code}_80>"
-    for code in ("sm", "compute")
-)
+PTX = "$<$<COMPILE_LANGUAGE:CUDA>:-gencode;arch=compute_80,code=compute_80>"
+
+
+def flag(arch):
+    return f"$<$<COMPILE_LANGUAGE:CUDA>:-gencode;arch=compute_{arch},code=sm_{arch}>"
 
 
 @pytest.mark.releases
 @pytest.mark.parametrize("version", RELEASES if WHOLE else (RELEASES[0], RELEASES[-1]))
-def test_fa2_is_ptx_unless_a_device_of_8_x_is_built_for(version, release, tmp_path):
+def test_what_fa2_is_compiled_to(version, release, recipe, ask, tmp_path):
     need("make")
-    plan = unproved(release(version), "native")
     flash = tmp_path / "flash-attention"
+    workspace = open_workspace(release(version))
     for path, text in {
         "CMakeLists.txt": VLLM,
-        "vllm_flash_attn.cmake": plan.patched.read("cmake/external_projects/vllm_flash_attn.cmake"),
         "flash-attention/CMakeLists.txt": FLASH_ATTENTION,
-        "flash-attention/utils.cmake": plan.stock.read("cmake/utils.cmake"),
+        "flash-attention/utils.cmake": workspace.tree.read("cmake/utils.cmake"),
         **dict.fromkeys(
             (f"flash-attention/csrc/{name}" for name in ("a.cu", "b.cu", "api.cpp")), ""
         ),
@@ -54,13 +55,21 @@ def test_fa2_is_ptx_unless_a_device_of_8_x_is_built_for(version, release, tmp_pa
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
 
-    def options(archs):
+    def options(archs, *also):
+        plan = make_plan(workspace.tree, recipe, ask(also=also))
+        cmake = plan.patched.read("cmake/external_projects/vllm_flash_attn.cmake")
+        (tmp_path / "vllm_flash_attn.cmake").write_text(cmake)
         done = run(
             *(cmake_program(), "-G", "Unix Makefiles", "-S", tmp_path, "-B", tmp_path / "build"),
             *(f"-DFETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN={flash}", f"-DCUDA_ARCHS={archs}"),
         )
         return dict(re.findall(r"-- (?:\S*/)?(\w+\.\w+) has (.*)", done.output))
 
+    # PTX, unless a device of 8.x is built for, or machine code of its own is asked for.
     assert options("12.1a") == {"api.cpp": "", "a.cu": PTX, "b.cu": PTX}
-    both = f"{SASS};{PTX}"
+    both = f"{flag(80)};{PTX}"
     assert options("8.6;12.1a") == {"api.cpp": "", "a.cu": both, "b.cu": both}
+    own = flag("121a")
+    assert options("12.1a", "fa2_sass") == {"api.cpp": "", "a.cu": own, "b.cu": own}
+    both = f"{flag(86)};{own}"
+    assert options("8.6;12.1a", "fa2_sass") == {"api.cpp": "", "a.cu": both, "b.cu": both}
