@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchkit.durable.failure import is_full
 from patchkit.elf import parse_sections
 from patchkit.errors import BuildError, SourceError
 from patchkit.process import attempt, stream
@@ -35,7 +36,6 @@ _KEPT = (
     "CCACHE_DISABLE",
     "VIRTUAL_ENV",
 )
-_LITTLE, _FEW = 16 << 20, 64  # bytes and files: a tool that fails clears away what it had written
 _PLANNED = "planned"  # a file that is there once the sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] ")
@@ -171,9 +171,7 @@ def _failed(lines: list[str], log: Path, code: int) -> BuildError:
     telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
     out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
     # Not every tool says that the disk is full.
-    disk = os.statvfs(log)
-    full = disk.f_bavail * disk.f_frsize < _LITTLE or (disk.f_files > 0 and disk.f_favail < _FEW)
-    why = f"the disk of {log.parent} is full" if full else ""
+    why = f"the disk of {log.parent} is full" if is_full(log) else ""
     if out_of_memory:
         why = "the system ran out of memory, and ended a compiler"
     return BuildError(

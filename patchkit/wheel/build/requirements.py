@@ -21,9 +21,9 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
 from patchkit.digests import digest, sha256_of
-from patchkit.durable.failure import translated
+from patchkit.durable.failure import is_full, translated
 from patchkit.durable.lock import locked
-from patchkit.errors import BuildError, PatchkitError, SourceError, StorageError
+from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
 from patchkit.process import ask, run, stream
 
 Progress = Callable[[int, int], None]
@@ -183,12 +183,20 @@ def _identity(requirements: Path, python: Path, wanted: Iterable[Pinned]) -> str
 
 
 def _create(home: Path, python: Path) -> None:
-    run(
-        *(python, "-m", "venv", home),
-        why="Debian and Ubuntu keep the module for it in a package of its own, or the disk is full",
-        hint="apt install python3-venv; or free some space",
-        timeout=None,
-    )
+    try:
+        run(
+            *(python, "-m", "venv", home),
+            why="Debian and Ubuntu keep the module for it in a package of its own",
+            hint="apt install python3-venv",
+            timeout=None,
+        )
+    except HostError as error:
+        if is_full(home):
+            raise StorageError(
+                f"the disk of {home} is full",
+                hint="free some: an environment with torch takes 6 GB; then run it again",
+            ) from error
+        raise
 
 
 def install(

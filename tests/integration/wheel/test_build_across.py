@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 import subprocess
+import time
+from functools import partial
+from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -17,7 +23,15 @@ from patchkit.elf import read_dynamic
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.build.repro import first_member
 from patchkit.wheel.wheelhouse.file_checks import check_files
-from support.building import HERE, SMALL_VLLM, TORCH, VLLM_VERSION, wheels
+from support.building import (
+    HERE,
+    SMALL_VLLM,
+    TORCH,
+    VLLM_VERSION,
+    a_disk_that_fills_up,
+    gone_on_with,
+    wheels,
+)
 from support.needed import need, need_headers
 from support.wheels import write_wheel
 
@@ -97,16 +111,30 @@ def lock(library, tmp_path, environment):
 
 
 @pytest.fixture
-def across(build, toolchain, tmp_path):
-    """Build for a device whose fixes need no files of a real release, by default for Arm."""
+def arguments(tmp_path):
+    """Arguments of a build whose device has no fix that needs files of a real release."""
+
+    def make(lock, *more, house="house"):
+        what = ["--src", SMALL_VLLM, "--target", "h200", "--extensions", "small_C"]
+        return [*what, "--cpu", "aarch64", "--requirements", lock, *more, "--dir", tmp_path / house]
+
+    return make
+
+
+@pytest.fixture
+def offline(toolchain, tmp_path):
+    """The variables with which pip finds nothing but the wheels of the lock."""
     need_headers()
     toolchain("aarch64")
-    offline = {"PIP_FIND_LINKS": str(tmp_path / "links"), "PIP_NO_INDEX": "1"}
+    return {"PIP_FIND_LINKS": str(tmp_path / "links"), "PIP_NO_INDEX": "1"}
+
+
+@pytest.fixture
+def across(build, arguments, offline):
+    """Build for Arm."""
 
     def run(lock, *more, house="house", env=None, **how):
-        what = ["--src", SMALL_VLLM, "--target", "h200", "--extensions", "small_C"]
-        options = ["--cpu", "aarch64", "--requirements", lock, "--dir", tmp_path / house, *more]
-        return build(*what, *options, env={**offline, **(env or {})}, **how)
+        return build(*arguments(lock, *more, house=house), env={**offline, **(env or {})}, **how)
 
     return run
 
@@ -122,8 +150,9 @@ def test_a_wheel_for_another_cpu(across, lock, tmp_path):
     assert facts["environment"]["requirements"].removeprefix("sha256:") == (
         hashlib.sha256(locked.read_bytes()).hexdigest()
     )
-    subprocess.run(["unzip", "-q", wheel, "-d", tmp_path / "unpacked"], check=True)
-    assert read_dynamic(tmp_path / "unpacked/vllm/small_C.abi3.so").machine == "aarch64"
+    with ZipFile(wheel) as file:
+        library = Path(file.extract("vllm/small_C.abi3.so", tmp_path / "unpacked"))
+    assert read_dynamic(library).machine == "aarch64"
     assert check_files(tmp_path / "house") == ()
 
     # By another user's settings, in another folder, with other jobs: the same bytes.
@@ -170,3 +199,33 @@ def test_no_compiler_for_the_cpu(across, lock, tmp_path):
     said = across(lock(), env={"PATH": str(programs)}, rc=9).stderr
     assert "no C++ compiler for aarch64: apt install g++-aarch64-linux-gnu" in said
     assert wheels(tmp_path / "house") == []
+
+
+def test_a_disk_that_fills_up(across, build, arguments, offline, lock, small_disk, tmp_path):
+    """While the environment is made, the target's files are unpacked, and something is compiled."""
+    locked = lock()
+    across(locked, work=tmp_path / "whole")
+    files = len(list((tmp_path / "whole").rglob("*")))
+    disk = small_disk("size=16g,nr_inodes=10,mode=755")
+    given = arguments(locked, house="other")
+    with_pip = partial(build, env=offline)
+    a_disk_that_fills_up(with_pip, given, disk, rooms=(10, files // 2, files - 3))
+    assert first_member(*wheels(tmp_path / "house"), *wheels(tmp_path / "other")) == ""
+
+
+def test_killed_while_the_targets_files_are_unpacked(run, arguments, offline, lock, tmp_path):
+    locked, work = lock(), tmp_path / "work"
+
+    def start():
+        return run(work, *arguments(locked), env=offline)
+
+    process = start()
+    while not list(work.glob("site-aarch64-*/*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not list(work.glob("site-aarch64-*/patchkit-environment"))
+    gone_on_with(start)
+    assert check_files(tmp_path / "house") == ()
+    assert len(wheels(tmp_path / "house")) == 1
