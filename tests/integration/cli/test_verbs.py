@@ -98,7 +98,7 @@ def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
     needed = json.loads(cli("fixes", "--version", "0.33.0", "--json").stdout)
     assert {fix["id"] for fix in needed if fix["needs"]} == {
         *("arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"),
-        *("fa3_hopper", "int8_azp", "ptx_only"),
+        *("fa2_sass", "fa3_hopper", "int8_azp", "ptx_only"),
         *("fp8_linear_torch", "fp8_block_triton", "fp8_moe_triton"),
         *("nvfp4_linear_marlin", "nvfp4_moe_marlin", "marlin_atomic_add", "moe_configs"),
     }
