@@ -38,7 +38,10 @@ def compare(build: Path, ending: str, folder: Path) -> str:
     ``build`` has compile_commands.json, whose flags hold for both. Raises ProofError.
     """
     entries = json.loads((build / "compile_commands.json").read_text())
-    (entry,) = [each for each in entries if each["file"].endswith(ending)]
+    # A source may go into two libraries: either command will do.
+    entry = next((each for each in entries if each["file"].endswith(ending)), None)
+    if entry is None:
+        raise ProofError(f"{build} compiles no {ending}")
     flags = list(_flags(shlex.split(entry["command"])))
     toolkits = {
         "across": locked_toolkit("x86_64", arm64.CPU, offline=False, progress=None),

@@ -2,6 +2,7 @@
 
     python3 inside.py libraries PATH …    a line of JSON for torch, then one for each library
     python3 inside.py modules NAME …      a line of JSON for each module
+    python3 inside.py run SCRIPT …        what a script of vLLM's says, where there is no GPU
 
 Lines are printed one by one: what ends the process is then known to come from the next.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,9 +81,22 @@ def modules(names: list[str]) -> None:
             tell(module=name, file=module.__file__, version=getattr(module, "__version__", ""))
 
 
+def run(command: list[str]) -> None:
+    """Run a script of vLLM's on its platform for CPUs, as `vllm bench` does without a GPU.
+
+    Its other subcommands find no device then, and stop before they say even a version.
+    """
+    from vllm import platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    platforms.current_platform = CpuPlatform()
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+
+
 def tell(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
 if __name__ == "__main__":
-    {"libraries": libraries, "modules": modules}[sys.argv[1]](sys.argv[2:])
+    {"libraries": libraries, "modules": modules, "run": run}[sys.argv[1]](sys.argv[2:])

@@ -171,8 +171,7 @@ def version(place: Installation) -> str:
     """Run `vllm --version`."""
     script = place.root.seen_inside(place.root.packages / "bin" / "vllm")
     # Its first line names the Python of the machine that installed it.
-    # Without a GPU it cannot tell its device, and says no version either.
-    said = place.python(script, "--version", VLLM_TARGET_DEVICE="cpu").strip().splitlines()[-1]
+    said = place.python(INSIDE, "run", script, "--version").strip().splitlines()[-1]
     with WheelFile(place.wheels["vllm"]) as opened:
         wanted = opened.facts["wheel"]
     require(said == wanted, f"vllm --version says {said}, not {wanted}")
