@@ -1,4 +1,4 @@
-"""What of README's blocks runs on a machine that is no Spark, and what stands for the rest."""
+"""Say what of README's blocks runs on a machine that is no Spark, and what stands for the rest."""
 
 from __future__ import annotations
 

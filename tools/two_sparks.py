@@ -1,4 +1,4 @@
-"""What of docs/two-sparks-from-a-workstation.md runs on one machine, and what stands for the rest.
+"""Say what of docs/two-sparks-from-a-workstation.md runs on one machine, and what stands for more.
 
 The workstation's commands run as they are, but for the builds, which are reduced: the smallest
 extensions of vLLM and one kernel family of NCCL. On the nodes pip takes the two wheels by hash, as

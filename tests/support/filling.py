@@ -1,4 +1,4 @@
-"""What tests of a fill share: the wheels that there are, and what a wheelhouse holds then."""
+"""Share among tests of a fill the wheels that there are, and the reading of a wheelhouse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of an index share: the wheels that it is of, and how its pages are read."""
+"""Share among tests of an index the wheels that it is of, and the reading of its pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is proved of an installation: each step says what held, or raises ProofError."""
+"""Prove an installation: each step says what held, or raises ProofError."""
 
 from __future__ import annotations
 
