@@ -1,4 +1,4 @@
-"""Say what of docs/two-sparks-from-a-workstation.md runs on one machine, and what stands for more.
+"""Say which blocks of docs/two-sparks-from-a-workstation.md run on one machine, and which reduced.
 
 The workstation's commands run as they are, but for the builds, which are reduced: the smallest
 extensions of vLLM and one kernel family of NCCL. On the nodes pip takes the two wheels by hash, as
