@@ -1,4 +1,4 @@
-"""The wheels of a wheelhouse, with what they need, installed into a root file system from outside.
+"""Install the wheels of a wheelhouse, with what they need, into a root file system from outside.
 
 pip runs on this machine and is told of the other one: it would take half an hour under qemu, which
 `pip check` inside does not. Nothing that it installs is run meanwhile.

@@ -1,4 +1,4 @@
-"""What FlashAttention 2 is compiled to: a release's own CMake files, really configured."""
+"""Ask what FlashAttention 2 is compiled to: a release's own CMake files, really configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workflow that builds wheels: what it is asked for, what it runs, and with what rights."""
+"""Read the workflow that builds wheels: what it is asked for, runs, and with what rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fill downloads by a real uv's lock: sizes first, never twice, and on after an end."""
+"""Download by a real uv's lock: sizes first, never twice, and on after an end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an index over a wheelhouse consists of, and what happens where it cannot be written."""
+"""Write an index over a wheelhouse: what it consists of, and where it cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes have, read from what pip lists there."""
+"""Read what nodes have from what pip lists there."""
 
 from __future__ import annotations
 
