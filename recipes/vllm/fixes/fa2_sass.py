@@ -58,7 +58,7 @@ FIX = kit.Fix(
             "compiled",
         ),
         kit.Evidence(
-            "vllm_flash_attn.cmake of seven releases, with a project in flash-attention's place",
+            "every release's vllm_flash_attn.cmake, with a project in flash-attention's place",
             "configured with CMake",
             "measured",
         ),

@@ -105,7 +105,7 @@ FIX = kit.Fix(
     evidence=(
         kit.Evidence("evaluated flags, every release", "patchkit archs", "measured"),
         kit.Evidence(
-            "vllm_flash_attn.cmake of seven releases, with a project in flash-attention's place",
+            "every release's vllm_flash_attn.cmake, with a project in flash-attention's place",
             "configured with CMake",
             "measured",
         ),
