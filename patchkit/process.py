@@ -1,8 +1,9 @@
 """Run programs by their words, never by a shell; what goes wrong is one of our errors.
 
 ``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer,
-``stream`` for one that takes long and tells how far it is, ``ask`` for a question to another
-Python. Their output is read as UTF-8, with U+FFFD for what is not.
+``stream`` for one that takes long and tells how far it is, ``dialogue`` for one that answers by
+lines as long as somebody listens, ``ask`` for a question to another Python. Their output is read
+as UTF-8, with U+FFFD for what is not.
 
 Those of proofs (``proof/child_process.py``) and the one that measures for `patchkit tune`
 (``runtime/tune/process.py``), which is asked many times, are started where they are used.
@@ -10,19 +11,24 @@ Those of proofs (``proof/child_process.py``) and the one that measures for `patc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
+if TYPE_CHECKING:
+    import subprocess
+
+_dialogues: set[subprocess.Popen[bytes]] = set()
 _TAIL, _SHOWN = 400, 8  # lines of a program's output that are kept, and that an error shows
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
 _MARK = "patchkit:"  # before an answer: a sitecustomize may also print
@@ -185,6 +191,60 @@ def stream(
             process.terminate()  # an interrupt must not wait for the end of a build
             raise
     return _completed(command, process.returncode, "".join(tail), "")
+
+
+def dialogue(*words: str | Path, given: bytes) -> Generator[str, None, Completed]:
+    """Yield the lines that a program answers to what it is given; return how it ended.
+
+    Its standard input stays open behind ``given``: when it ends, the program can tell that nobody
+    listens any more. That is so when the generator is closed, and when this process is killed.
+    """
+    import subprocess
+    import tempfile
+
+    command = tuple(map(str, words))
+    with tempfile.TemporaryFile() as errors:  # a pipe that nobody empties would block the program
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            )
+        except (OSError, ValueError) as error:
+            return _not_started(command, None, error)
+        _dialogues.add(process)
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # it says why on standard error
+                process.stdin.write(given)
+                process.stdin.flush()
+            for line in process.stdout:
+                yield _text(line)
+        finally:
+            _dialogues.discard(process)
+            _hang_up(process)
+        errors.seek(0)
+        return _completed(command, process.wait(), "", _text(errors.read()))
+
+
+def end_dialogues() -> None:
+    """End the programs of all dialogues, in whichever thread they are: an interrupt came."""
+    for each in list(_dialogues):
+        each.terminate()
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Close both pipes of a program and wait for its end, for three seconds."""
+    import subprocess
+
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(OSError):
+            pipe.close()
+    try:
+        process.wait(3)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def ask(

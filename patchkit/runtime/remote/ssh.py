@@ -1,0 +1,83 @@
+"""Name the words of an ssh command: the user's own configuration, no question, a dead link ends."""
+
+from __future__ import annotations
+
+from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.process import Completed
+from patchkit.quoting import quoted
+
+HERE = "localhost"
+"""The destination that means this machine, without ssh."""
+
+BATCH = (
+    *("-o", "BatchMode=yes"),  # no question in the middle
+    *("-o", "ConnectTimeout=10"),  # seconds
+    # Seconds and tries: a cut cable is found out after 15 s, not after TCP's quarter of an hour.
+    *("-o", "ServerAliveInterval=5"),
+    *("-o", "ServerAliveCountMax=3"),
+)
+_DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
+# What ssh says, why that is, and what to do; {node} is the destination, quoted.
+_CAUSES = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key is another one than the one that is known: reinstalled, or another machine",
+        "ask its owner; then `ssh-keygen -R {node}`, and once by hand: `ssh {node}`",
+    ),
+    (
+        "Host key verification failed",
+        "its host key is not in known_hosts, and a key is never accepted unseen",
+        "compare its key once by hand: `ssh {node}`",
+    ),
+    (
+        "Permission denied",
+        "ssh has to log in without a password",
+        "`ssh-copy-id {node}`, then `ssh {node} true` asks for nothing",
+    ),
+    ("Could not resolve hostname", "no such name here", "correct it, or add it to ~/.ssh/config"),
+    ("Connection refused", "no sshd listens there", "`sudo systemctl start ssh` on that machine"),
+    ("timed out", "no answer: switched off, another network, or a firewall", "`ping {node}`"),
+    ("No route to host", "switched off, or another network", "`ping {node}`"),
+)
+
+
+def ssh_words(destination: str, *options: str) -> tuple[str, ...]:
+    """Return the words up to the remote command. Raises UsageError for what is no destination."""
+    check_destination(destination)
+    return ("ssh", "-T", *BATCH, *options, "--", destination)
+
+
+def check_destination(destination: str) -> None:
+    """Raise UsageError for what ssh would not take for a host."""
+    # A dash begins an option, and -oProxyCommand=… runs a program.
+    bad = not destination or destination.startswith("-") or not destination.isprintable()
+    if bad or " " in destination:
+        raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
+
+
+def ssh_error(done: Completed, destination: str) -> PatchkitError:
+    """Return what went wrong between here and the node, with what to do about it."""
+    if not done.started:
+        return HostError(
+            f"{done.command[0]} {done.trouble}", hint="sudo apt install openssh-client"
+        )
+    words = (done.errors.strip() or done.trouble).split("\n")
+    node = quoted(destination)
+    if done.status == 127:
+        return HostError(
+            f"{destination}: {words[-1]}",
+            why="patchkit needs Python 3.11 or later there",
+            hint=f"ssh {node} sudo apt install python3",
+        )
+    if done.status != _DID_NOT_CONNECT:
+        return HostError(
+            f"{destination}: {done.trouble}", hint=f"look there: ssh {node} python3 --version"
+        )
+    for text, why, hint in _CAUSES:
+        if text in done.errors:
+            return HostError(f"{destination}: {words[-1]}", why=why, hint=hint.format(node=node))
+    return HostError(
+        f"{destination}: {words[-1]}",
+        why="ssh did not connect, or the link was cut",
+        hint=f"ssh {node} true",
+    )

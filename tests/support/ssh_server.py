@@ -1,0 +1,82 @@
+"""A real sshd on loopback, and an ssh that knows it: its key, its port, and a key that it takes.
+
+``ssh`` of PATH is the system's, with a configuration of its own, as a user's ~/.ssh/config would
+be; a program under test finds it by PATH alone.
+"""
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
+
+
+def obstacle() -> str:
+    """Return why there can be no sshd here, "" if there can."""
+    missing = [name for name in ("ssh", "ssh-keygen") if not shutil.which(name)]
+    if missing or not SSHD:
+        return f"{(missing or ['sshd'])[0]} is not installed (openssh-client, openssh-server)"
+    return ""
+
+
+@contextlib.contextmanager
+def ssh_server(folder: Path, *names: str):
+    """Start sshd; yield the PATH in which ssh reaches it by these names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("host", "user"):
+        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
+    (folder / "authorized").write_text((folder / "user.pub").read_text())
+    port = free_port()
+    server_file = folder / "sshd_config"
+    server_file.write_text(
+        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nPidFile none\n"
+        f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
+        "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+    )
+    key = (folder / "host.pub").read_text().split()[:2]
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {' '.join(key)}\n")
+    (folder / "config").write_text(
+        f"Host {' '.join(names)}\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n"
+        f" IdentityFile {folder}/user\n IdentitiesOnly yes\n"
+        f" UserKnownHostsFile {folder}/known\n StrictHostKeyChecking yes\n"
+    )
+    binaries = folder / "bin"
+    binaries.mkdir()
+    program = binaries / "ssh"
+    program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+    program.chmod(0o755)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where it gives rights up
+    log = folder / "sshd.log"
+    server = subprocess.Popen([SSHD, "-D", "-f", str(server_file), "-E", str(log)])
+    try:
+        wait_for(port, server, log)
+        yield f"{binaries}:{os.environ['PATH']}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def wait_for(port, server, log):
+    for _ in range(100):
+        assert server.poll() is None, log.read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def call(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.stderr}"
