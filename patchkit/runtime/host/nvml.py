@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 from patchkit.runtime.host.machine_root import ToolUnavailable
 
@@ -44,6 +45,33 @@ def ask() -> str:
         count = ctypes.c_uint()
         _need(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
         return "".join(f"{_row(library, number)}\n" for number in range(count.value))
+    finally:
+        _call(library, "nvmlShutdown")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """The temperature of the first GPU in degrees Celsius and its power in watts; None: unknown."""
+
+    celsius: int | None
+    watts: float | None
+
+
+def gpu_state() -> GpuState:
+    """Return how warm the first GPU is. Raises ToolUnavailable."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise ToolUnavailable(str(error)) from None
+    _need(library, "nvmlInit_v2")
+    try:
+        gpu, degrees, milliwatts = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+        _need(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(0), ctypes.byref(gpu))
+        # 0 is NVML_TEMPERATURE_GPU, the only sensor there is.
+        sensor = (gpu, ctypes.c_uint(0), ctypes.byref(degrees))
+        hot = _call(library, "nvmlDeviceGetTemperature", *sensor)
+        power = _call(library, "nvmlDeviceGetPowerUsage", gpu, ctypes.byref(milliwatts))
+        return GpuState(None if hot else degrees.value, None if power else milliwatts.value / 1000)
     finally:
         _call(library, "nvmlShutdown")
 

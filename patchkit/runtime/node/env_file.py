@@ -57,28 +57,33 @@ def read_env_file(path: Path, *, accept_edited: bool = False) -> EnvFile:
     is missing or malformed, HashMismatchError if it was edited, unless that is accepted.
     """
     text = read_text(path, hint="copy it from the head, or write it with `patchkit env`")
+    return env_file(text, str(path), accept_edited=accept_edited)
+
+
+def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
+    """Return what a text in an env file says; raises as ``read_env_file`` does."""
     facts = head_facts(text)
     needed = _FACTS if facts.get("role") == "single" else (*_FACTS, "head")
     if missing := [name for name in needed if not facts.get(name)]:
         raise SourceError(
-            f"{path}: is not an env file of patchkit",
+            f"{where}: is not an env file of patchkit",
             why=f"its first line does not say {', '.join(missing)}",
             hint="write one on the head: patchkit env --role head -o head.env",
         )
     edited = not untouched(text)
     if edited and not accept_edited:
         raise HashMismatchError(
-            f"{path}: was edited after patchkit wrote it: the digest in its first line is not that "
+            f"{where}: was edited after patchkit wrote it: the digest in its first line is not that "
             "of the text",
             why="a line was added, changed or removed, by a person, a program or on the way here",
             hint="write it anew where it comes from; or read it "
-            f"({quoted('patchkit', 'env', 'check', path)}), then add --accept-edited",
+            f"({quoted('patchkit', 'env', 'check', Path(where))}), then add --accept-edited",
         )
-    check_facts(facts, str(path))
+    check_facts(facts, where)
     return EnvFile(
-        where=str(path),
+        where=where,
         facts=facts,
-        variables=parse(Format(facts.get("format", Format.ENV)), text, str(path)),
+        variables=parse(Format(facts.get("format", Format.ENV)), text, where),
         lines=lines_of(text),
         edited=edited,
     )

@@ -1,0 +1,307 @@
+"""Tie the ranks of one model together: what the units of a cluster run, by systemd, on each node.
+
+    group.py ready      after the head's server: end once a token has come back
+    group.py worker N   on the head: start rank N on its node, watch it, stop it
+    group.py hold ID    on a worker: its end of the same, run by `worker` over ssh
+
+This file is copied to the nodes and runs there alone, with the standard library; `group.json`
+beside it says what it ties together. vLLM itself does not tell one rank of another's end: a worker
+whose head is gone waits for ever, and a head learns of a lost worker by the next request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NoReturn
+
+HEARTBEAT = 2.0  # seconds between two signs of life of the head
+SILENCE = 15.0  # seconds without one after which a rank is stopped, or given up
+_AGAIN = 5.0  # seconds between two tries to reach a worker
+_UNREACHED = 255  # ssh's own exit status
+NEVER_STARTED = 75  # exit status of a watch whose rank never ran: nothing is to be restarted
+_FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
+
+
+def main() -> None:
+    """Do what the first argument names."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _stopped)
+    settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
+    verb, *rest = sys.argv[1:]
+    if verb == "ready":
+        ready(settings)
+    elif verb == "worker":
+        watch(settings, int(rest[0]))
+    elif verb == "hold":
+        hold(settings, rest[0])
+    else:
+        leave(2, f"{verb}: no such part")
+
+
+class Stopped(BaseException):
+    """The arrival of a signal that asks for the end."""
+
+
+def _stopped(_number: int, _frame: object) -> NoReturn:
+    raise Stopped
+
+
+def say(text: str) -> None:
+    """Write a line to the journal, or to the other end."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def leave(code: int, text: str) -> NoReturn:
+    """Say why, and end."""
+    say(text)
+    sys.exit(code)
+
+
+# The head's server
+
+
+def ready(settings: dict[str, Any]) -> None:
+    """Wait until the server has answered a token; end with 1 if it is gone before."""
+    began = time.monotonic()
+    main_process = int(os.environ.get("MAINPID", "0"))
+    url, key = settings["url"], os.environ.get("VLLM_API_KEY", "")
+
+    def ask(path: str, body: dict[str, Any] | None = None, seconds: float = 10) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{url}{path}", data)  # noqa: S310 - http, of group.json
+        request.add_header("Content-Type", "application/json")
+        if key:
+            request.add_header("Authorization", f"Bearer {key}")
+        # Not through a proxy of the environment: the server is this machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=seconds) as answer:
+            return json.loads(answer.read() or b"null")
+
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            ask("/health")
+            break
+        _check_alive(main_process)
+        time.sleep(0.5)
+    loaded = time.monotonic()
+    say(f"loaded after {loaded - began:.1f} s; asking for a token")
+    while True:
+        try:
+            model = ask("/v1/models")["data"][0]["id"]
+            _one_token(ask, model)
+            break
+        except urllib.error.HTTPError as error:
+            # 401 and 403 are not about the model, and will be the same the next time.
+            if error.code in (401, 403):
+                leave(1, f"the server refuses its own machine: {error}; is VLLM_API_KEY in the env?")
+            say(f"no token yet: {error}")
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            say(f"no token yet: {error}")
+        _check_alive(main_process)
+        time.sleep(2)
+    first = time.monotonic() - loaded
+    say(json.dumps({"answered": model, "load_s": round(loaded - began, 1), "token_s": round(first, 1)}))
+
+
+def _one_token(ask: Any, model: str) -> None:
+    """Ask for one token; of a model that does not generate, for one embedding or score."""
+    bodies = {
+        "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1},
+        "/v1/embeddings": {"input": "1"},
+        "/pooling": {"input": "1"},
+    }
+    for path, body in bodies.items():
+        try:
+            ask(path, {"model": model, **body}, _FIRST_TOKEN)
+        except urllib.error.HTTPError as error:
+            if error.code not in (400, 404, 405, 501) or path == "/pooling":
+                raise
+        else:
+            return
+
+
+def _check_alive(process: int) -> None:
+    # Else this would go on asking after the server's death, and hold the unit in its start.
+    if process:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            leave(1, "the server ended before it had answered")
+
+
+# The head's end of a worker
+
+
+def watch(settings: dict[str, Any], rank: int) -> None:
+    """Start a rank on its node, say so to systemd, and end when it ends; stop it if asked to."""
+    worker = settings["workers"][str(rank)]
+    link = None
+    try:
+        link = _connected(worker, settings)
+        _notify("READY=1")
+        say(f"{worker['node']}: rank {rank} is started")
+        _beat(link, worker)
+    except Stopped:
+        if link:
+            _end(link, worker)
+
+
+def _connected(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Popen[str]:
+    """Return the link to a worker whose rank was started; wait while it cannot be reached."""
+    deadline = time.monotonic() + settings["reach_seconds"]
+    told = ""
+    while True:
+        link = subprocess.Popen(  # noqa: S603
+            [*worker["ssh"], f"exec python3 -I .config/patchkit/{settings['name']}/group.py "
+             f"hold {settings['id']}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a signal to this process must not end it before it has stopped
+        )
+        assert link.stdout
+        words = ""
+        for line in link.stdout:
+            words = line.strip() or words
+            if words == "started":
+                return link
+        status = link.wait()
+        what = f"{worker['node']}: {words or 'no answer'}"
+        if status != _UNREACHED or time.monotonic() > deadline:
+            leave(NEVER_STARTED, what)
+        if what != told:
+            say(f"waiting for {what}")
+            told = what
+        time.sleep(_AGAIN)
+
+
+def _beat(link: subprocess.Popen[str], worker: dict[str, Any]) -> None:
+    """Send signs of life until the link or the rank ends, and end with 1."""
+    assert link.stdin
+    assert link.stdout
+    heard = time.monotonic()
+    while True:
+        with contextlib.suppress(BrokenPipeError):
+            link.stdin.write("\n")
+            link.stdin.flush()
+        readable, _, _ = select.select([link.stdout], [], [], HEARTBEAT)
+        if readable:
+            line = link.stdout.readline()
+            if not line:
+                leave(1, f"{worker['node']}: the link is lost")
+            heard = time.monotonic()
+            if line.strip():
+                leave(1, f"{worker['node']}: {line.strip()}")
+        elif time.monotonic() - heard > SILENCE:
+            link.kill()
+            leave(1, f"{worker['node']}: no sign of life for {SILENCE:.0f} s")
+
+
+def _end(link: subprocess.Popen[str], worker: dict[str, Any]) -> None:
+    assert link.stdin
+    with contextlib.suppress(BrokenPipeError):
+        link.stdin.write("stop\n")
+        link.stdin.close()
+    # A rank that does not end by itself is killed there after TimeoutStopSec.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        link.wait(60)
+    if link.returncode == 0:
+        say(f"{worker['node']}: stopped")
+    else:
+        link.kill()
+        say(f"{worker['node']}: did not say that it stopped; it stops by itself within "
+            f"{SILENCE:.0f} s of silence")
+
+
+def _notify(state: str) -> None:
+    if place := os.environ.get("NOTIFY_SOCKET", ""):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+            bell.connect("\0" + place[1:] if place.startswith("@") else place)
+            bell.sendall(state.encode())
+
+
+# A worker's end
+
+
+def hold(settings: dict[str, Any], group: str) -> None:
+    """Start this node's rank; stop it when the head asks, is gone or is silent."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    if settings["id"] != group:
+        leave(3, "its files are of another start: run `patchkit cluster up` again")
+    unit = settings["unit"]
+    done = _systemctl("restart", unit)
+    if done.returncode:
+        leave(1, f"{unit} does not start: {done.stderr.strip()}")
+    process = int(_shown(unit, "MainPID") or 0)
+    try:
+        rank = os.pidfd_open(process)
+    except (OSError, ValueError):
+        leave(1, f"{unit} ended at once: {_ending(unit)}")
+    say("started")
+    why = _held(rank)
+    _systemctl("stop", unit)
+    if why == "rank":
+        leave(1, f"the rank ended: {_ending(unit)}")
+    sys.exit(0 if why == "asked" else 1)
+
+
+def _held(rank: int) -> str:
+    """Return why to end: the ``rank`` ended, the head ``asked``, or it is ``gone``."""
+    heard = beat = time.monotonic()
+    try:
+        while True:
+            readable, _, _ = select.select([0, rank], [], [], HEARTBEAT)
+            now = time.monotonic()
+            if rank in readable:
+                return "rank"
+            if 0 in readable:
+                said = os.read(0, 4096)
+                if not said:
+                    return "gone"
+                if b"stop" in said:
+                    return "asked"
+                heard = now
+            elif now - heard > SILENCE:
+                return "gone"
+            if now - beat >= HEARTBEAT:
+                say("")  # the head counts on it
+                beat = now
+    except (Stopped, BrokenPipeError):
+        return "gone"
+
+
+def _ending(unit: str) -> str:
+    """Return how a unit ended, in systemd's words."""
+    return f"{_shown(unit, 'Result')}, status {_shown(unit, 'ExecMainStatus')}"
+
+
+def _shown(unit: str, what: str) -> str:
+    return _systemctl("show", f"--property={what}", "--value", unit).stdout.strip()
+
+
+def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603
+        ["systemctl", "--user", *words],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

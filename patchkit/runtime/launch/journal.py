@@ -1,0 +1,97 @@
+"""Read what the ranks of a cluster wrote, from the journals of its nodes. The first part runs there."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.process import dialogue
+
+_FATAL = re.compile(
+    r"\b(?:[A-Z]\w*(?:Error|Exception)\b(?:: |$)|CUDA error|NCCL WARN|out of memory|Killed"
+    r"|error: |fatal: |terminate called|Segmentation fault|ended before it had answered)"
+)
+# An error that tells of another one, which is what a person looks for.
+_FOLLOWS = re.compile(
+    r"Engine core init(?:ialization)? failed|See root cause above|EngineDeadError|WorkerProc init"
+    r"|cancelled|Traceback"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalLine:
+    """A line of a unit; ``time`` is in microseconds since 1970, by the node's own clock."""
+
+    time: int
+    unit: str
+    text: str
+
+
+def entries(
+    units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False,
+    invocation: str = "",
+) -> Iterator[dict[str, Any]]:
+    """Yield the journal of units of this user, oldest first: on the node.
+
+    ``lines`` is how many of the newest, 0 for all; ``since`` as journalctl takes it.
+    """
+    words = ["journalctl", "--output=json", "--quiet", "--no-pager", f"_UID={os.getuid()}"]
+    if invocation:
+        words += [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"USER_INVOCATION_ID={invocation}"]
+    else:
+        named = [word for unit in units for word in _of(unit)]
+        words = [*words[:-1], *named[1:]]
+    options = [f"--since={since}"] if since else []
+    options += [f"--lines={lines}"] if lines else []
+    options += ["--follow"] if follow else []
+    for line in dialogue(*words, *options, given=b""):
+        try:
+            entry = json.loads(line)
+            unit = entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"]
+            yield {"time": int(entry["__REALTIME_TIMESTAMP"]), "unit": unit,
+                   "text": _text(entry.get("MESSAGE"))}
+        except (ValueError, KeyError, TypeError):
+            continue  # not an entry of a unit
+
+
+def _of(unit: str) -> list[str]:
+    """Return what selects a unit's own lines, and systemd's about it."""
+    mine = f"_UID={os.getuid()}"
+    return ["+", f"_SYSTEMD_USER_UNIT={unit}", mine, "+", f"USER_UNIT={unit}", mine]
+
+
+def _text(message: object) -> str:
+    # journald gives what is no UTF-8 as a list of bytes, and of a line that is too long nothing.
+    if isinstance(message, list):
+        return bytes(each & 255 for each in message if isinstance(each, int)).decode(errors="replace")
+    return message if isinstance(message, str) else ""
+
+
+def merged(
+    journals: Iterable[tuple[str, Iterable[JournalLine]]]
+) -> Iterator[tuple[str, JournalLine]]:
+    """Yield the lines of several nodes by time, each with its node."""
+
+    def of(node: str, lines: Iterable[JournalLine]) -> Iterator[tuple[int, str, JournalLine]]:
+        for each in lines:
+            yield each.time, node, each
+
+    ordered = heapq.merge(*(of(*each) for each in journals), key=lambda each: each[:2])
+    return ((node, line) for _time, node, line in ordered)
+
+
+def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, JournalLine] | None:
+    """Return the first line that says what went wrong, and its node; None if none does."""
+    second = None
+    for node, line in lines:
+        if not _FATAL.search(line.text):
+            continue
+        if not _FOLLOWS.search(line.text):
+            return node, line
+        second = second or (node, line)
+    return second

@@ -1,0 +1,108 @@
+"""Put the files of a cluster's node in their places, and take them away. Runs on the node."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
+from patchkit.durable.lock import locked
+from patchkit.errors import BusyError, UsageError
+from patchkit.reading import read_text
+
+_UNIT = re.compile(r"patchkit-[a-z0-9-]+@?\.service")
+_FILE = re.compile(r"[a-z][a-z0-9_.-]*")
+_LARGEST = 1 << 20  # bytes of a file that `up` wrote
+_LONG = 3600.0  # seconds
+
+
+def config_folder(name: str) -> Path:
+    """Return the folder of a cluster's files."""
+    return Path.home() / ".config" / "patchkit" / name
+
+
+def unit_folder() -> Path:
+    """Return where a user's units lie."""
+    return Path.home() / ".config" / "systemd" / "user"
+
+
+def place(file: str, folder: Path) -> Path:
+    """Return where a file belongs. Raises UsageError for a name that is not one of ours."""
+    if _UNIT.fullmatch(file):
+        return unit_folder() / file
+    if _FILE.fullmatch(file):
+        return folder / file
+    raise UsageError(f"{file!r} is no file of a cluster")
+
+
+def placed(folder: Path) -> dict[str, str]:
+    """Return the files that are there, by name; the units are those that ``units`` lists."""
+    found = {}
+    for path in _present(folder):
+        found[path.name] = read_text(path, limit=_LARGEST, follow=False)
+    return found
+
+
+def _present(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (path for path in sorted(folder.iterdir()) if _FILE.fullmatch(path.name))
+    name = folder.name
+    for unit in (f"patchkit-{name}.service", f"patchkit-{name}-worker@.service",
+                 f"patchkit-{name}-ray.service"):
+        if (path := unit_folder() / unit).is_file():
+            yield path
+
+
+def put(name: str, files: Mapping[str, str]) -> list[str]:
+    """Write a node's files, each whole or not at all; return the names of those that changed.
+
+    What an earlier `up` left and this one does not have is removed. The file that names the start,
+    ``group.json``, is written last: a rank whose files are of two starts is not started.
+    Raises StorageError if the disk is full. Who calls it holds the cluster: ``hold_alone``.
+    """
+    folder = config_folder(name)
+    changed = []
+    with translated("some files are of this start, some of the one before it"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unit_folder().mkdir(parents=True, exist_ok=True)
+        for path in list(_present(folder)):
+            if path.name not in files:
+                path.unlink()
+                changed.append(path.name)
+        for file in sorted(files, key=lambda each: each == "group.json"):
+            path = place(file, folder)
+            if path.is_file() and path.read_text(encoding="utf-8") == files[file]:
+                continue
+            # Variables may be private: others than the user have no business in this folder.
+            with replacing(path, private=True) as part:
+                part.write(files[file].encode())
+            changed.append(file)
+    return changed
+
+
+def remove(name: str) -> list[str]:
+    """Take all files of a cluster away; return their names."""
+    return put(name, {})
+
+
+def hold_alone(name: str) -> Iterator[bool]:
+    """Yield once while nobody else may change a cluster: as long as the asker listens.
+
+    Called on the head, for all nodes. Raises BusyError.
+    """
+    folder = config_folder(name)
+    with translated():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        with locked(folder, patience=2):
+            yield True
+            while True:  # the end of the asker's words ends this process, and the lock with it
+                time.sleep(_LONG)
+    except BusyError:
+        raise BusyError(
+            f"another patchkit is changing the cluster {name!r}",
+            hint="wait until it is done: patchkit cluster status",
+        ) from None

@@ -1,0 +1,266 @@
+"""Plan a cluster: from its file, its nodes' facts and a model to the files of each node. Pure.
+
+The same decisions as `patchkit env` and `patchkit serve-args` make on each node by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from patchkit.errors import HostError, UsageError
+from patchkit.quoting import quoted
+from patchkit.runtime.env.agreement import agree
+from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
+from patchkit.runtime.env.file_text import file_text
+from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.launch.cluster_file import ClusterFile
+from patchkit.runtime.launch.node_facts import NodeFacts
+from patchkit.runtime.launch.start_time import start_seconds
+from patchkit.runtime.launch.units import GroupUnits, RankUnit
+from patchkit.runtime.models.names import folder_name
+from patchkit.runtime.node.decision import Node, NodeOptions, decide
+from patchkit.runtime.node.env_file import EnvFile, env_file
+from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
+from patchkit.runtime.rules.presets import find as find_preset
+from patchkit.runtime.rules.rule import RuleChoice
+from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variables import vllm_values, vllm_variables
+from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
+from patchkit.runtime.serve.listen import listen_address, models_url
+from patchkit.runtime.serve.memory import memory_pool
+from patchkit.runtime.serve.request import ServeRequest
+
+_SERVED = "--served-model-name"
+_RAY_PORT = 6379
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model as it is asked for, ``name``, and as vLLM gets it, ``source``: that or a folder."""
+
+    name: str
+    source: str
+    preset: Preset | None
+
+    @property
+    def folder(self) -> str:
+        """Return the folder on every node, "" for a model that vLLM itself downloads."""
+        return self.source if self.source.startswith(("/", "~/")) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRank:
+    """A node's part: its facts, what it is, its environment, and its command."""
+
+    ssh: str
+    facts: NodeFacts
+    env: ClusterEnv
+    text: str
+    command: ServeCommand | None
+
+    @property
+    def address(self) -> str:
+        return self.env.node.attachment.address
+
+
+def served_model(cluster: ClusterFile, model: str) -> ServedModel:
+    """Return what a model's name stands for. Raises UsageError for a slip of a preset's name."""
+    chosen = cluster.serve.preset
+    preset = named_preset(chosen) if chosen not in ("", "none") else None
+    if not chosen:
+        preset = find_preset(model)
+    name = preset.id if preset and model.lower() == preset.name.lower() else model
+    if commit := cluster.models.get(name):
+        folder = PurePosixPath(cluster.model_folder, folder_name(name, commit))
+        return ServedModel(name=name, source=str(folder), preset=preset)
+    if not preset and "/" not in model and (meant := presets_meant(model)):
+        raise UsageError(
+            f"no model is known as {model}", hint=f"did you mean {' or '.join(meant)}?"
+        )
+    return ServedModel(name=name, source=name, preset=preset)
+
+
+def planned_ranks(
+    cluster: ClusterFile, facts: Sequence[NodeFacts], model: ServedModel
+) -> list[PlannedRank]:
+    """Return each node's part, the head's first.
+
+    Raises HostError for a node without vLLM or with another one than its head, and all that
+    ``decide``, ``cluster_env``, ``agree`` and ``serve_args`` raise, with the node's name before it.
+    """
+    ranks: list[PlannedRank] = []
+    head: EnvFile | None = None
+    for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
+        try:
+            _check_vllm(node.ssh, its, cluster)
+            planned = _planned(cluster, number, its, model, head)
+        except (HostError, UsageError) as error:
+            raise type(error)(f"{node.ssh}: {error.what}", why=error.why, hint=error.hint) from None
+        if number == 0:
+            head = env_file(planned.text, f"{node.ssh}'s env file")
+        ranks.append(planned)
+    return ranks
+
+
+def _check_vllm(ssh: str, facts: NodeFacts, cluster: ClusterFile) -> None:
+    software = facts.host.software
+    if not facts.venv or software is None or not software.vllm:
+        what = f"there is no vLLM in {cluster.venv}" if facts.venv else f"{cluster.venv} is not there"
+        raise HostError(what, hint="install it on every node: patchkit cluster install")
+
+
+def _planned(
+    cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, head: EnvFile | None
+) -> PlannedRank:
+    serve, several = cluster.serve, len(cluster.node) > 1
+    host = _of_tables(facts.host)
+    variable_rules, flag_rules = load_variable_rules(), load_flag_rules()
+    chosen = _divided(cluster, {each.id for each in variable_rules.rules})
+    if unknown := sorted(_all(chosen[1]) - {each.id for each in flag_rules.rules}):
+        raise UsageError(
+            f"with or without {unknown[0]!r}: no rule has this name",
+            hint="`patchkit env explain` and `patchkit serve-args --explain` list them",
+        )
+    role = "single" if not several else "worker" if number else "head"
+    options = NodeOptions(
+        role=role,
+        # A worker takes over what its head's file says.
+        nodes=len(cluster.node) if number == 0 else 0,
+        head=cluster.head.address if several and number == 0 else "",
+        topology=serve.topology if several and number == 0 else "auto",
+        executor=serve.executor if number == 0 else "auto",
+        target=serve.target,
+        model=model.preset.id if model.preset else "",
+        choice=chosen[0],
+        extra=dict(serve.set),
+    )
+    node = decide(options, host, head)
+    env = cluster_env(
+        node, host, variable_rules, vllm_variables(node.vllm), vllm_values(node.vllm)
+    )
+    if head:
+        env = agree(env, head, variable_rules.of_host, dict(serve.set))
+    text = file_text(env, Format.ENV, hostname=host.system.hostname, target=serve.target)
+    command = None
+    if role != "worker" or node.executor.name != "ray":
+        command = _command(cluster, number, facts, host, node, model, chosen[1])
+    return PlannedRank(
+        ssh=cluster.node[number].ssh, facts=facts, env=env, text=text, command=command
+    )
+
+
+def _of_tables(host: Host) -> Host:
+    """Return facts without the folder of the installed vLLM, which is another machine's."""
+    if host.software is None:
+        return host
+    return replace(host, software=replace(host.software, vllm_home=""))
+
+
+def _command(
+    cluster: ClusterFile,
+    number: int,
+    facts: NodeFacts,
+    host: Host,
+    node: Node,
+    model: ServedModel,
+    choice: RuleChoice,
+) -> ServeCommand:
+    rules, serve = load_flag_rules(), cluster.serve
+    size = facts.models.get(model.folder)
+    request = ServeRequest(
+        model=absolute(model.source, facts),
+        node=node,
+        memory=memory_pool(host, node, rules.memory),
+        rank=number if len(cluster.node) > 1 else None,
+        host=serve.host or listen_address(serve.listen, node, host),
+        port=serve.port,
+        folder_gib=size / _GIB if size else None,
+        choice=choice,
+    )
+    return serve_args(request, rules, release_flags(node.vllm, None))
+
+
+def absolute(path: str, facts: NodeFacts) -> str:
+    """Return a path of a node with its user's home in it."""
+    return f"{facts.home}/{path[2:]}" if path.startswith("~/") else path
+
+
+def _divided(cluster: ClusterFile, variables: set[str]) -> tuple[RuleChoice, RuleChoice]:
+    """Return the rules that are chosen about variables, and those about flags."""
+    wanted, unwanted = frozenset(cluster.serve.wanted), frozenset(cluster.serve.unwanted)
+    return (
+        RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables),
+        RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables),
+    )
+
+
+def _all(choice: RuleChoice) -> frozenset[str]:
+    return choice.wanted | choice.unwanted
+
+
+def group_units(
+    cluster: ClusterFile,
+    ranks: Sequence[PlannedRank],
+    model: ServedModel,
+    links: Sequence[Sequence[str]],
+) -> GroupUnits:
+    """Return the units of all ranks; ``links`` are the words of ssh from the head to each worker."""
+    first = ranks[0].command
+    assert first is not None
+    url = models_url(first.request).removesuffix("/v1/models")
+    return GroupUnits(
+        name=cluster.name,
+        model=model.name,
+        url=url,
+        ranks=tuple(_rank_unit(cluster, each, ranks[0], model) for each in ranks),
+        links=tuple(map(tuple, links)),
+    )
+
+
+def _rank_unit(
+    cluster: ClusterFile, rank: PlannedRank, head: PlannedRank, model: ServedModel
+) -> RankUnit:
+    node, programs = rank.env.node, f"{absolute(cluster.venv, rank.facts)}/bin"
+    ray: tuple[str, ...] = ()
+    if node.executor.name == "ray" and node.role != "single":
+        start = (f"{programs}/ray", "start", "--block", f"--node-ip-address={rank.address}")
+        own = f"--port={_RAY_PORT}"
+        ray = (*start, "--head", own) if node.role == "head" else ()
+        joined = (*start, f"--address={node.head}:{_RAY_PORT}")
+    if rank.command is None:
+        words = joined
+    else:
+        program, verb, source, *flags = rank.command.words
+        named = () if source == model.name else (_SERVED, model.name)
+        words = (f"{programs}/{program}", verb, source, *flags, *named, *cluster.serve.args)
+    weights = head.command.request.weights if head.command else None
+    return RankUnit(
+        node=rank.ssh,
+        words=words,
+        env=rank.text,
+        bin=programs,
+        seconds=start_seconds(weights.gib if weights else None, len(cluster.node)),
+        ray=ray,
+        extra={} if rank.facts.local_caches else _caches(rank.facts),
+    )
+
+
+def _caches(facts: NodeFacts) -> dict[str, str]:
+    """Return variables that keep compiled code on a disk of the node, since its home is not."""
+    place = f"/var/tmp/patchkit-{facts.user}"  # noqa: S108 - a folder of that user's, kept at boot
+    return {
+        "VLLM_CACHE_ROOT": f"{place}/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{place}/inductor",
+        "TRITON_CACHE_DIR": f"{place}/triton",
+        "FLASHINFER_WORKSPACE_BASE": f"{place}/flashinfer",
+    }
+
+
+def what_to_open(units: GroupUnits) -> str:
+    """Return how the server is asked, as a command."""
+    return quoted("curl", f"{units.url}/v1/models")

@@ -1,0 +1,117 @@
+"""Say how a cluster's units are on a node, and what they left behind. Runs on the node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.runtime.host.host import Memory
+from patchkit.runtime.host.machine_root import Reader, ToolUnavailable
+from patchkit.runtime.host.nvml import gpu_state
+from patchkit.runtime.host.probe import LIVE
+from patchkit.runtime.host.system import memory
+from patchkit.runtime.launch.node_facts import user_systemctl
+
+MARK = "PATCHKIT_CLUSTER"
+"""The variable that every process of a group has: so what is left of one can be found."""
+
+_SHOWN = (
+    *("Id", "ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts"),
+    *("StateChangeTimestamp", "InvocationID", "Description"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitState:
+    """A unit as systemd shows it; ``since`` is its last change, in systemd's words."""
+
+    unit: str
+    active: str
+    sub: str
+    result: str
+    status: str
+    restarts: int
+    since: str
+    invocation: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """A node's units, the processes that its group has, and its memory in KiB; None: unknown."""
+
+    units: tuple[UnitState, ...]
+    processes: tuple[int, ...]
+    memory: Memory | None
+    celsius: int | None = None
+    watts: float | None = None
+
+    def unit(self, name: str) -> UnitState | None:
+        """Return the state of a unit; None for one that was not asked for."""
+        return next((each for each in self.units if each.unit == name), None)
+
+
+def state(name: str, units: Sequence[str]) -> dict[str, Any]:
+    """Return the state of this node as JSON takes it."""
+    celsius = watts = None
+    try:
+        gpu = gpu_state()
+        celsius, watts = gpu.celsius, gpu.watts
+    except ToolUnavailable:
+        pass  # a node without NVML has no figures
+    found = NodeState(
+        units=tuple(unit_states(units)),
+        processes=tuple(processes(name)),
+        memory=memory(Reader(LIVE, None)),
+        celsius=celsius,
+        watts=watts,
+    )
+    return asdict(found)
+
+
+def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
+    """Yield the states of units, those that are not there as well. Raises HostError."""
+    done = user_systemctl("show", f"--property={','.join(_SHOWN)}", "--", *units)
+    if done.trouble:
+        raise done.error(hint="systemctl --user status")
+    for block in done.output.strip().split("\n\n"):
+        shown = dict(line.partition("=")[::2] for line in block.splitlines())
+        yield UnitState(
+            unit=shown.get("Id", ""),
+            active=shown.get("ActiveState", ""),
+            sub=shown.get("SubState", ""),
+            result=shown.get("Result", ""),
+            status=shown.get("ExecMainStatus", ""),
+            restarts=int(shown.get("NRestarts") or 0),
+            since=shown.get("StateChangeTimestamp", ""),
+            invocation=shown.get("InvocationID", ""),
+            description=shown.get("Description", ""),
+        )
+
+
+def processes(name: str) -> Iterator[int]:
+    """Yield the processes of a cluster's group, orphans that left its control group included."""
+    mark = f"{MARK}={name}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid == os.getuid():
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name)
+        except OSError:
+            continue  # it ended, or is not ours
+
+
+def follow(name: str, units: Sequence[str], every: float = 0.5) -> Iterator[dict[str, Any]]:
+    """Yield the state of the units at once and whenever it changes, as long as somebody listens."""
+    import time
+
+    last: list[UnitState] = []
+    while True:
+        now = list(unit_states(units))
+        if now != last:
+            yield {"units": [asdict(each) for each in now]}
+            last = now
+        time.sleep(every)
