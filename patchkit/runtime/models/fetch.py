@@ -1,0 +1,170 @@
+"""Fetch a commit of a model into its folder: `hf download` of what vLLM loads, and no more."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from patchkit.durable.failure import translated
+from patchkit.durable.lock import locked
+from patchkit.errors import HashMismatchError, HostError, StorageError
+from patchkit.finding import Level
+from patchkit.process import Completed
+from patchkit.runtime.models import cache
+from patchkit.runtime.models.check import check_model
+from patchkit.runtime.models.expected import ModelRecord, forget, unfinished, write_record
+from patchkit.runtime.models.listing import Listing, listed
+from patchkit.runtime.models.names import ModelFolder, models_folder
+from patchkit.runtime.models.output import output
+from patchkit.runtime.models.report import FetchPlan
+
+_SPARE = 1.05  # of what is to be written: a full disk stops more than a download
+
+
+def fetch_model(
+    models: str, python: str, repo: str, revision: str, cached: bool = False, dry_run: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield ``{"plan": FetchPlan}``, progress in bytes, then the full check of the folder.
+
+    ``python`` is the one that has vLLM. With ``cached`` there is no network: what the user's cache
+    of the Hub holds is taken. A dry run ends with the plan.
+    """
+    root, hub = models_folder(models), cache.hub_cache(os.environ)
+    listing = (
+        cache.cached_listing(hub, repo, revision) if cached else listed(python, repo, revision)
+    )
+    made = listing.chosen(repo)
+    folder = root / ModelFolder(repo=repo, commit=made.commit).name
+    held = cache.snapshot(hub, repo, made.commit)
+    plan = _planned(listing, made, folder, held, hub)
+    yield {"plan": asdict(plan)}
+    _require_room(plan)
+    if dry_run:
+        return
+    with translated(at=folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        write_record(folder, made)
+        _drop_cut_off(folder, made)
+        yield from cache.take(held, made, folder)
+        if not cached and _present(folder, made) < len(made.files):
+            yield from _download(python, made, folder)
+        yield from _checked(folder)
+
+
+def _planned(
+    listing: Listing, made: ModelRecord, folder: Path, held: dict[str, Path], hub: Path
+) -> FetchPlan:
+    found = sum(made.files[name].size for name in cache.missing(held, made, folder))
+    linked = found if cache.same_disk(hub, folder) else 0
+    place = folder
+    while not place.exists():
+        place = place.parent
+    return FetchPlan(
+        repo=made.repo,
+        commit=made.commit,
+        folder=str(folder),
+        files=len(made.files),
+        size=made.size,
+        of=listing.size,
+        held=_bytes(folder, made),
+        linked=linked,
+        copied=found - linked,
+        free=shutil.disk_usage(place).free,
+    )
+
+
+def _require_room(plan: FetchPlan) -> None:
+    needed = int((plan.left + plan.copied) * _SPARE)
+    if needed > plan.free:
+        raise StorageError(
+            f"{plan.folder}: needs {needed / 1e9:,.1f} GB, and {plan.free / 1e9:,.1f} GB are free",
+            why=f"{plan.repo} has {plan.size / 1e9:,.1f} GB that are loaded",
+            hint="make room, as `patchkit model list` and `patchkit model remove` help to; "
+            "or name another disk: --models DIR",
+        )
+
+
+def _drop_cut_off(folder: Path, made: ModelRecord) -> None:
+    """Remove files of another size: hf would take them for what it has fetched."""
+    for name, file in made.files.items():
+        place = folder / name
+        if place.is_symlink() or (place.is_file() and place.stat().st_size != file.size):
+            forget(folder, name)
+
+
+def _download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:
+    program = Path(python).expanduser().with_name("hf")
+    words = (str(program), "download", made.repo, *made.files)
+    quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+    running = output(
+        *words,
+        *("--revision", made.commit, "--local-dir", str(folder)),
+        env={"HF_XET_HIGH_PERFORMANCE": "1", **os.environ, **quiet},
+    )
+    reported = -1
+    while True:
+        try:
+            next(running)
+        except StopIteration as end:
+            done: Completed = end.value
+            break
+        if (size := _bytes(folder, made)) != reported:
+            reported = size
+            yield {"done": size, "total": made.size}
+    if done.trouble:
+        raise _failure(done, made, program)
+
+
+def _failure(done: Completed, made: ModelRecord, program: Path) -> HostError | StorageError:
+    if not done.started:
+        return HostError(
+            f"{program} {done.trouble}",
+            why="huggingface_hub brings it from 0.34 on, and vLLM brings huggingface_hub",
+            hint="name the Python of vLLM with --python, for example venv/bin/python",
+        )
+    words = [line.strip() for line in done.output.split("\n")]
+    told = [line for line in words if line and "%|" not in line and "it/s" not in line]
+    said = told[-1] if told else done.trouble
+    return StorageError(
+        f"{made.repo}: hf download ended with exit code {done.status}: {said}",
+        why="no network there, or no room",
+        hint="run the same command again: it goes on where it was",
+    )
+
+
+def _checked(folder: Path) -> Iterator[dict[str, Any]]:
+    """Check all hashes; drop what is wrong, since hf would keep it."""
+    for each in check_model(str(folder), full=True):
+        if "result" in each:
+            for found in each["result"]["findings"]:
+                if found["level"] == Level.ERROR and found["kind"] == HashMismatchError.__name__:
+                    forget(folder, found["where"])
+        yield each
+
+
+def _bytes(folder: Path, made: ModelRecord) -> int:
+    """Return how much of the model is there, unfinished parts included."""
+    whole = sum(
+        file.size for name, file in made.files.items() if _is_there(folder, name, file.size)
+    )
+    return min(whole + sum(map(_size, unfinished(folder))), made.size)
+
+
+def _present(folder: Path, made: ModelRecord) -> int:
+    return sum(_is_there(folder, name, file.size) for name, file in made.files.items())
+
+
+def _is_there(folder: Path, name: str, size: int) -> bool:
+    return _size(folder / name) == size
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

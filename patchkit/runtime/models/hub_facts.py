@@ -1,0 +1,37 @@
+"""Answer with the commit and the files of a repository, as ``process.ask`` has it.
+
+It is run by the Python that has vLLM, hence huggingface_hub: REPO REVISION, "" for the newest. The
+user's own token is found by huggingface_hub itself: HF_TOKEN, or what `hf auth login` stored.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def facts(hub: Any, repo: str, revision: str) -> dict[str, Any]:
+    """Return commit, files with sizes and digests, and the shards that indexes name."""
+    info = hub.HfApi().model_info(repo, revision=revision or None, files_metadata=True, timeout=30)
+    files: dict[str, list[Any]] = {}
+    for each in info.siblings or ():
+        # Of a large file the sha256, of another git's sha1: what hf writes down as its ETag.
+        files[each.rfilename] = [each.size, each.lfs.sha256 if each.lfs else each.blob_id]
+    indexes = {}
+    for name in files:
+        if name.endswith(".index.json") and "/" not in name:
+            with tempfile.TemporaryDirectory() as folder:
+                found = hub.hf_hub_download(repo, name, revision=info.sha, cache_dir=folder)
+                indexes[name] = Path(found).read_text(encoding="utf-8")
+    return {"commit": info.sha, "files": files, "indexes": indexes}
+
+
+if __name__ == "__main__":
+    try:
+        answer = facts(importlib.import_module("huggingface_hub"), *sys.argv[1:])
+    except Exception as error:  # noqa: BLE001 - it is the answer, and the other side knows what to do
+        kinds = [each.__name__ for each in type(error).__mro__]
+        answer = {"kinds": kinds, "says": str(error) or kinds[0]}

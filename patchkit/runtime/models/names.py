@@ -1,0 +1,94 @@
+"""Name a model: its repository, its revision, and the folder in which a commit of it lies."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from patchkit.durable.names import plain
+from patchkit.errors import UsageError
+from patchkit.records import RecordError, Utf8, matching
+
+# As the Hub has them: no -- and no .. in a name, which makes folder names unambiguous.
+_PART = r"(?!\.)(?!-)[A-Za-z0-9._-]{1,96}(?<![.-])"
+_REPO = re.compile(rf"(?:{_PART}/)?{_PART}")
+_REVISION = re.compile(r"(?![-/.])[A-Za-z0-9._/-]{1,200}")
+_FOLDER = re.compile(rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9a-f]{{12}})")
+_SHORT = 12  # digits of a commit in the name of a folder
+_HINT = "name it as the Hub does: openai/gpt-oss-120b, or openai/gpt-oss-120b@main"
+_PATTERNS = frozenset("*?[]")
+
+
+def _require_file_name(path: str) -> None:
+    # `hf download` takes names for patterns, and each name is shown, copied and joined to a folder.
+    if not plain(path) or not path.isprintable() or "\\" in path or _PATTERNS & set(path):
+        raise RecordError(f"is {path!r}, which is no plain name of a file")
+    if path.startswith(("-", ".cache/")):
+        raise RecordError(f"is {path!r}, which is not taken for a file of a model")
+
+
+FileName = Annotated[Utf8, _require_file_name]
+"""A file of a model, as the Hub, an index or a record names it: it leads nowhere else."""
+
+Commit = Annotated[str, matching("[0-9a-f]{40}", "a commit, 40 hex digits")]
+Digest = Annotated[str, matching("[0-9a-f]{40}|[0-9a-f]{64}", "a sha256, or git's sha1")]
+
+
+def is_repo(text: str) -> bool:
+    """Return whether a text is the name of a repository: ``org/name``, or an old one's ``name``."""
+    return _REPO.fullmatch(text) is not None and "--" not in text and ".." not in text
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a text is the name of a file that leads nowhere out of its folder."""
+    try:
+        _require_file_name(text)
+    except RecordError:
+        return False
+    return True
+
+
+def split_revision(spec: str) -> tuple[str, str]:
+    """Return repository and revision of ``REPO[@REV]``, "" for none. Raises UsageError."""
+    repo, _, revision = spec.partition("@")
+    if not is_repo(repo):
+        raise UsageError(f"{spec!r} names no model", hint=_HINT)
+    if "@" in spec and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise UsageError(f"{revision!r} is no branch, tag or commit", hint=_HINT)
+    return repo, revision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A commit of a model by the name of its folder; ``commit`` are the first 12 digits."""
+
+    repo: str
+    commit: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.repo.replace('/', '--')}@{self.commit[:_SHORT]}"
+
+
+def folder_of(name: str) -> ModelFolder | None:
+    """Return what a folder's name says; None if it is no name of a model's folder."""
+    match = _FOLDER.fullmatch(name)
+    if not match:
+        return None
+    repo = f"{match['org']}/{match['name']}" if match["org"] else match["name"]
+    return ModelFolder(repo=repo, commit=match["commit"]) if is_repo(repo) else None
+
+
+def models_folder(text: str) -> Path:
+    """Return the folder of all models, on the machine that asks. Raises UsageError."""
+    try:
+        folder = Path(text).expanduser()
+    except RuntimeError:  # ~somebody who is not known there
+        folder = Path(text)
+    if not folder.is_absolute() or not text.isprintable():
+        raise UsageError(
+            f"{text!r} is no folder for models", hint="name one from / or ~, as in ~/models"
+        )
+    return folder

@@ -1,0 +1,172 @@
+"""A Hub in small: a real HTTP server that answers what huggingface_hub asks of the real one.
+
+``model_info`` with sizes and digests, the tree of a commit, and files with the headers from which
+hf takes their ETag, with ranges for what goes on where it was. ``Hub.asked`` lists the requests;
+``Hub.cut`` breaks the connection after so many bytes of a file, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import json
+import struct
+import threading
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = 200  # bytes from which a file has a sha256, as LFS files do
+
+
+def safetensors(seed: int, size: int = 4096) -> bytes:
+    """Return a whole safetensors file, its tensor filled with a byte."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes([seed]) * size
+
+
+def index(*shards: str) -> bytes:
+    return json.dumps(
+        {"metadata": {}, "weight_map": {f"w{n}": s for n, s in enumerate(shards)}}
+    ).encode()
+
+
+def digest(data: bytes) -> str:
+    if len(data) >= LARGE:
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+SHARDS = tuple(f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
+MODEL = {
+    "config.json": b'{"model_type": "small"}',
+    "tokenizer.json": b"{}" * 300,
+    "model.safetensors.index.json": index(*SHARDS),
+    SHARDS[0]: safetensors(1),
+    SHARDS[1]: safetensors(2, 9000),
+    "original/consolidated.00.pth": b"o" * 5000,
+    "metal/model.bin": b"m" * 5000,
+    "README.md": b"a model",
+    "pytorch_model.bin": b"p" * 3000,
+}
+CHOSEN = sorted(["config.json", "tokenizer.json", "model.safetensors.index.json", *SHARDS])
+
+
+class HubServer(http.server.ThreadingHTTPServer):
+    """Repositories by name, each with its files; ``private`` ones are for a token's bearer."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HubAnswers)
+        self.repos: dict[str, dict[str, bytes]] = {"org/small": dict(MODEL)}
+        self.token = ""  # what a request has to bear
+        self.asked: list[str] = []
+        self.cut = 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class HubAnswers(http.server.BaseHTTPRequestHandler):
+    """Answer one request."""
+
+    server: HubServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format, *arguments):
+        self.server.asked.append(
+            f"{self.command} {self.path} {self.headers.get('Range', '')}".strip()
+        )
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        words = [unquote(each) for each in urlsplit(self.path).path.strip("/").split("/")]
+        api = words[:2] == ["api", "models"]
+        repo = "/".join(words[2:4] if api else words[:2])
+        rest = words[4:] if api else words[2:]
+        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            self.refuse(401, "GatedRepo", "Access to this model is restricted")
+        elif repo not in self.server.repos:
+            self.refuse(404, "RepoNotFound", "Repository not found")
+        elif len(rest) > 1 and rest[1] not in ("main", COMMIT):
+            self.refuse(404, "RevisionNotFound", f"Invalid rev id: {rest[1]}")
+        elif not api:
+            self.file(self.server.repos[repo], "/".join(rest[2:]))
+        elif rest[:1] == ["tree"]:
+            self.send(json.dumps([self.entry(*each) for each in self.server.repos[repo].items()]))
+        else:
+            self.info(repo)
+
+    def entry(self, name, data):
+        large = len(data) >= LARGE
+        lfs = {"oid": digest(data), "size": len(data), "pointerSize": 130}
+        return {
+            **{"type": "file", "path": name, "size": len(data), "oid": "f" * 40},
+            **({"lfs": lfs} if large else {"oid": digest(data)}),
+        }
+
+    def info(self, repo):
+        siblings = []
+        for name, data in self.server.repos[repo].items():
+            lfs = {"sha256": digest(data), "size": len(data), "pointerSize": 130}
+            oid = "f" * 40 if len(data) >= LARGE else digest(data)
+            each = {"rfilename": name, "size": len(data), "blobId": oid}
+            siblings.append({**each, "lfs": lfs} if len(data) >= LARGE else each)
+        self.send(json.dumps({"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings}))
+
+    def file(self, files, name):
+        if name not in files:
+            self.refuse(404, "EntryNotFound", "Entry not found")
+            return
+        data = files[name]
+        begin, _, end = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        part = data[int(begin) : int(end) + 1 if end else None]
+        self.send_response(206 if "Range" in self.headers else 200)
+        large = len(data) >= LARGE
+        self.send_header("ETag", f'"{"f" * 40 if large else digest(data)}"')
+        if large:
+            self.send_header("X-Linked-ETag", f'"{digest(data)}"')
+            self.send_header("X-Linked-Size", str(len(data)))
+        if "Range" in self.headers:
+            last = int(begin) + len(part) - 1
+            self.send_header("Content-Range", f"bytes {begin}-{last}/{len(data)}")
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        if self.command == "GET":
+            if 0 < self.server.cut < len(part):
+                part, self.server.cut = part[: self.server.cut], 0
+                self.close_connection = True
+            self.wfile.write(part)
+
+    def send(self, text):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(text.encode())
+
+    def refuse(self, status, code, message):
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Error-Message", message)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@contextlib.contextmanager
+def hub_server():
+    """Start a Hub on loopback."""
+    server = HubServer()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
