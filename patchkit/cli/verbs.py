@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-WINGS = {"patch": "Sources", "wheel": "Wheels", "runtime": "This machine"}  # folder → help's title
+WINGS = {
+    "patch": "Sources",
+    "wheel": "Wheels",
+    "runtime": "This machine",
+    "cluster": "Several machines",
+}  # folder → help's title
 # The lines of help stand here and not in the modules, so that help imports none of them.
 VERBS = {
     "patch": {
@@ -31,7 +36,14 @@ VERBS = {
         "serve-args": "Print the `vllm serve` flags that go with the env.",
         "completion": "Print shell completion for bash, zsh or fish.",
     },
+    "cluster": {
+        "cluster": "Serve a model on several machines: start, watch, stop, switch.",
+        "up": "Serve a model on this machine, by systemd.",
+    },
 }
 # What a node runs without any library but click; of inspect only --loaded.
-CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}
+CLICK_ALONE = {
+    *("probe", "net", "env", "serve-args", "completion", "inspect"),
+    *VERBS["cluster"],
+}
 WING_OF = {verb: wing for wing, verbs in VERBS.items() for verb in verbs}

@@ -23,8 +23,12 @@ class Written(StrEnum):
     REPLACED = "replaced"
 
 
-def write(path: Path, text: str, *, force: bool, private: bool) -> Written:
+def write(
+    path: Path, text: str, *, force: bool, private: bool, by: str = "patchkit env"
+) -> Written:
     """Write a file, all or nothing; ``private`` takes the rights of others away.
+
+    ``by`` is the verb that writes it, for the difference that an error shows.
 
     A file that is there keeps its mode. Raises UsageError, with the difference, for one that
     patchkit did not write or that was edited since, unless ``force``; for a link and anything else
@@ -39,7 +43,7 @@ def write(path: Path, text: str, *, force: bool, private: bool) -> Written:
         if status and old == text.encode() and not _too_open(status, private=private):
             return Written.UNCHANGED
         if status and not force:
-            _check(path, old.decode(errors="replace"), text)
+            _check(path, old.decode(errors="replace"), text, by)
         with replacing(path, private=private) as file:
             file.write(text.encode())
     return Written.REPLACED if status else Written.CREATED
@@ -68,25 +72,25 @@ def _too_open(status: os.stat_result, *, private: bool) -> bool:
     return private and bool(stat.S_IMODE(status.st_mode) & ~_PRIVATE)
 
 
-def _check(path: Path, old: str, new: str) -> None:
+def _check(path: Path, old: str, new: str, by: str) -> None:
     """Raise UsageError if somebody's work would be lost."""
     if old == new or untouched(old):
         return
     raise UsageError(
-        f"{path}: is there already, with another content\n{_difference(path, old, new)}",
+        f"{path}: is there already, with another content\n{_difference(path, old, new, by)}",
         why="patchkit did not write it, or it was edited since",
         hint="--force replaces it; or name another file",
     )
 
 
-def _difference(path: Path, old: str, new: str) -> str:
+def _difference(path: Path, old: str, new: str, by: str) -> str:
     import difflib  # 5 ms, and seldom needed
 
     lines = difflib.unified_diff(
         [masked(line) for line in old.splitlines()],
         [masked(line) for line in new.splitlines()],
         fromfile=str(path),
-        tofile="patchkit env",
+        tofile=by,
         lineterm="",
     )
     return "\n".join(lines)

@@ -105,19 +105,25 @@ def ready(settings: dict[str, Any]) -> None:
         except urllib.error.HTTPError as error:
             # 401 and 403 are not about the model, and will be the same the next time.
             if error.code in (401, 403):
-                leave(1, f"the server refuses its own machine: {error}; is VLLM_API_KEY in the env?")
+                leave(
+                    1, f"the server refuses its own machine: {error}; is VLLM_API_KEY in the env?"
+                )
             say(f"no token yet: {error}")
         except (OSError, ValueError, LookupError, TypeError) as error:
             say(f"no token yet: {error}")
         _check_alive(main_process)
         time.sleep(2)
     first = time.monotonic() - loaded
-    say(json.dumps({"answered": model, "load_s": round(loaded - began, 1), "token_s": round(first, 1)}))
+    say(
+        json.dumps(
+            {"answered": model, "load_s": round(loaded - began, 1), "token_s": round(first, 1)}
+        )
+    )
 
 
 def _one_token(ask: Any, model: str) -> None:
     """Ask for one token; of a model that does not generate, for one embedding or score."""
-    bodies = {
+    bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1},
         "/v1/embeddings": {"input": "1"},
@@ -163,16 +169,17 @@ def _connected(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.P
     """Return the link to a worker whose rank was started; wait while it cannot be reached."""
     deadline = time.monotonic() + settings["reach_seconds"]
     told = ""
+    script = f".config/patchkit/{settings['name']}/group.py"  # from the home, where ssh begins
+    command = f"exec python3 -I {script} hold {settings['id']}"
     while True:
-        link = subprocess.Popen(  # noqa: S603
-            [*worker["ssh"], f"exec python3 -I .config/patchkit/{settings['name']}/group.py "
-             f"hold {settings['id']}"],
+        link = subprocess.Popen(
+            [*worker["ssh"], command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # a signal to this process must not end it before it has stopped
+            start_new_session=True,  # a signal to this process is not one to ssh
         )
         assert link.stdout
         words = ""
@@ -224,8 +231,10 @@ def _end(link: subprocess.Popen[str], worker: dict[str, Any]) -> None:
         say(f"{worker['node']}: stopped")
     else:
         link.kill()
-        say(f"{worker['node']}: did not say that it stopped; it stops by itself within "
-            f"{SILENCE:.0f} s of silence")
+        say(
+            f"{worker['node']}: did not say that it stopped; it stops by itself within "
+            f"{SILENCE:.0f} s of silence"
+        )
 
 
 def _notify(state: str) -> None:
@@ -295,7 +304,7 @@ def _shown(unit: str, what: str) -> str:
 
 
 def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         ["systemctl", "--user", *words],  # noqa: S607
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Read what the ranks of a cluster wrote, from the journals of its nodes. The first part runs there."""
+"""Read what the ranks of a cluster wrote from the journals of its nodes; ``entries`` runs there."""
 
 from __future__ import annotations
 
@@ -33,47 +33,45 @@ class JournalLine:
 
 
 def entries(
-    units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False,
-    invocation: str = "",
+    units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Yield the journal of units of this user, oldest first: on the node.
 
-    ``lines`` is how many of the newest, 0 for all; ``since`` as journalctl takes it.
+    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all.
     """
-    words = ["journalctl", "--output=json", "--quiet", "--no-pager", f"_UID={os.getuid()}"]
-    if invocation:
-        words += [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"USER_INVOCATION_ID={invocation}"]
-    else:
-        named = [word for unit in units for word in _of(unit)]
-        words = [*words[:-1], *named[1:]]
-    options = [f"--since={since}"] if since else []
-    options += [f"--lines={lines}"] if lines else []
-    options += ["--follow"] if follow else []
-    for line in dialogue(*words, *options, given=b""):
+    words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
+    words += [f"--since={since}"] if since else []
+    words += [f"--lines={lines}"] if lines else []
+    words += ["--follow"] if follow else []
+    for number, unit in enumerate(units):
+        words += ["+"] * (number > 0) + _of(unit)
+    for line in dialogue(*words, given=b""):
         try:
             entry = json.loads(line)
             unit = entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"]
-            yield {"time": int(entry["__REALTIME_TIMESTAMP"]), "unit": unit,
-                   "text": _text(entry.get("MESSAGE"))}
+            time = int(entry["__REALTIME_TIMESTAMP"])
         except (ValueError, KeyError, TypeError):
             continue  # not an entry of a unit
+        yield {"time": time, "unit": str(unit), "text": _text(entry.get("MESSAGE"))}
 
 
 def _of(unit: str) -> list[str]:
-    """Return what selects a unit's own lines, and systemd's about it."""
+    """Return what selects a unit's own lines, or systemd's about it."""
     mine = f"_UID={os.getuid()}"
-    return ["+", f"_SYSTEMD_USER_UNIT={unit}", mine, "+", f"USER_UNIT={unit}", mine]
+    return [f"_SYSTEMD_USER_UNIT={unit}", mine, "+", f"USER_UNIT={unit}", mine]
 
 
 def _text(message: object) -> str:
     # journald gives what is no UTF-8 as a list of bytes, and of a line that is too long nothing.
     if isinstance(message, list):
-        return bytes(each & 255 for each in message if isinstance(each, int)).decode(errors="replace")
+        return bytes(each & 255 for each in message if isinstance(each, int)).decode(
+            errors="replace"
+        )
     return message if isinstance(message, str) else ""
 
 
 def merged(
-    journals: Iterable[tuple[str, Iterable[JournalLine]]]
+    journals: Iterable[tuple[str, Iterable[JournalLine]]],
 ) -> Iterator[tuple[str, JournalLine]]:
     """Yield the lines of several nodes by time, each with its node."""
 

@@ -57,7 +57,8 @@ def link_words(destination: str, address: str) -> tuple[str, ...]:
     """
     check_destination(destination)
     here = dict(
-        line.partition(" ")[::2] for line in attempt("ssh", "-G", "--", destination).output.split("\n")
+        line.partition(" ")[::2]
+        for line in attempt("ssh", "-G", "--", destination).output.split("\n")
     )
     name, port = here.get("hostname", destination), here.get("port", _STANDARD_PORT)
     over_cable: tuple[str, ...] = ()

@@ -50,8 +50,11 @@ def _present(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
         yield from (path for path in sorted(folder.iterdir()) if _FILE.fullmatch(path.name))
     name = folder.name
-    for unit in (f"patchkit-{name}.service", f"patchkit-{name}-worker@.service",
-                 f"patchkit-{name}-ray.service"):
+    for unit in (
+        f"patchkit-{name}.service",
+        f"patchkit-{name}-worker@.service",
+        f"patchkit-{name}-ray.service",
+    ):
         if (path := unit_folder() / unit).is_file():
             yield path
 

@@ -5,24 +5,25 @@ The same decisions as `patchkit env` and `patchkit serve-args` make on each node
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from patchkit.errors import HostError, UsageError
-from patchkit.quoting import quoted
 from patchkit.runtime.env.agreement import agree
 from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
 from patchkit.runtime.env.file_text import file_text
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch.cluster_file import ClusterFile
 from patchkit.runtime.launch.node_facts import NodeFacts
 from patchkit.runtime.launch.start_time import start_seconds
 from patchkit.runtime.launch.units import GroupUnits, RankUnit
-from patchkit.runtime.models.names import folder_name
+from patchkit.runtime.models.names import ModelFolder
 from patchkit.runtime.node.decision import Node, NodeOptions, decide
 from patchkit.runtime.node.env_file import EnvFile, env_file
+from patchkit.runtime.node.topology import attach
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
@@ -76,7 +77,7 @@ def served_model(cluster: ClusterFile, model: str) -> ServedModel:
         preset = find_preset(model)
     name = preset.id if preset and model.lower() == preset.name.lower() else model
     if commit := cluster.models.get(name):
-        folder = PurePosixPath(cluster.model_folder, folder_name(name, commit))
+        folder = PurePosixPath(cluster.model_folder, ModelFolder(repo=name, commit=commit).name)
         return ServedModel(name=name, source=str(folder), preset=preset)
     if not preset and "/" not in model and (meant := presets_meant(model)):
         raise UsageError(
@@ -97,7 +98,7 @@ def planned_ranks(
     head: EnvFile | None = None
     for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
         try:
-            _check_vllm(node.ssh, its, cluster)
+            _check_vllm(its, cluster)
             planned = _planned(cluster, number, its, model, head)
         except (HostError, UsageError) as error:
             raise type(error)(f"{node.ssh}: {error.what}", why=error.why, hint=error.hint) from None
@@ -107,10 +108,31 @@ def planned_ranks(
     return ranks
 
 
-def _check_vllm(ssh: str, facts: NodeFacts, cluster: ClusterFile) -> None:
+def node_addresses(
+    cluster: ClusterFile, facts: Sequence[NodeFacts], choices: Mapping[str, str]
+) -> list[str]:
+    """Return each node's IPv4 address in the cluster, the head's first, vLLM there or not.
+
+    ``choices`` are keys of ``[serve]``. Raises HostError for a node that has none.
+    """
+    nodes, topology = len(cluster.node), choices.get("topology") or "auto"
+    found: list[str] = []
+    for number, its in enumerate(facts if nodes > 1 else ()):
+        target = choices.get("target") or target_of(its.host)
+        head = found[0] if number else cluster.head.address
+        role = "worker" if number else "head"
+        attached = attach(
+            its.host, role=role, topology=topology, nodes=nodes, head=head, target=target
+        )
+        found.append(attached.address)
+    return found or [""]
+
+
+def _check_vllm(facts: NodeFacts, cluster: ClusterFile) -> None:
     software = facts.host.software
     if not facts.venv or software is None or not software.vllm:
-        what = f"there is no vLLM in {cluster.venv}" if facts.venv else f"{cluster.venv} is not there"
+        place = cluster.venv
+        what = f"there is no vLLM in {place}" if facts.venv else f"{place} is not there"
         raise HostError(what, hint="install it on every node: patchkit cluster install")
 
 
@@ -140,9 +162,7 @@ def _planned(
         extra=dict(serve.set),
     )
     node = decide(options, host, head)
-    env = cluster_env(
-        node, host, variable_rules, vllm_variables(node.vllm), vllm_values(node.vllm)
-    )
+    env = cluster_env(node, host, variable_rules, vllm_variables(node.vllm), vllm_values(node.vllm))
     if head:
         env = agree(env, head, variable_rules.of_host, dict(serve.set))
     text = file_text(env, Format.ENV, hostname=host.system.hostname, target=serve.target)
@@ -209,7 +229,7 @@ def group_units(
     model: ServedModel,
     links: Sequence[Sequence[str]],
 ) -> GroupUnits:
-    """Return the units of all ranks; ``links`` are the words of ssh from the head to each worker."""
+    """Return the units of all ranks; ``links`` are the words of ssh to each worker."""
     first = ranks[0].command
     assert first is not None
     url = models_url(first.request).removesuffix("/v1/models")
@@ -259,8 +279,3 @@ def _caches(facts: NodeFacts) -> dict[str, str]:
         "TRITON_CACHE_DIR": f"{place}/triton",
         "FLASHINFER_WORKSPACE_BASE": f"{place}/flashinfer",
     }
-
-
-def what_to_open(units: GroupUnits) -> str:
-    """Return how the server is asked, as a command."""
-    return quoted("curl", f"{units.url}/v1/models")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,17 +98,15 @@ def processes(name: str) -> Iterator[int]:
     mark = f"{MARK}={name}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if folder.stat().st_uid == os.getuid():
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    yield int(folder.name)
+            own = folder.stat().st_uid == os.getuid()
+            if own and mark in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
         except OSError:
             continue  # it ended, or is not ours
 
 
-def follow(name: str, units: Sequence[str], every: float = 0.5) -> Iterator[dict[str, Any]]:
+def follow(units: Sequence[str], every: float = 0.5) -> Iterator[dict[str, Any]]:
     """Yield the state of the units at once and whenever it changes, as long as somebody listens."""
-    import time
-
     last: list[UnitState] = []
     while True:
         now = list(unit_states(units))

@@ -130,7 +130,10 @@ class GroupUnits:
                 ("ExecStart", unit_line(own.words)),
                 ("ExecStartPost", f"{_PYTHON} {self._script} ready"),
                 *(
-                    ("ExecStopPost", f"-/usr/bin/systemctl --user stop {' '.join(reversed(before))}")
+                    (
+                        "ExecStopPost",
+                        f"-/usr/bin/systemctl --user stop {' '.join(reversed(before))}",
+                    )
                     for _ in before[:1]
                 ),
                 ("Restart", "always"),
@@ -202,7 +205,9 @@ def unit_text(text: str) -> str:
 def unit_word(word: str) -> str:
     """Return a word of a unit's command line or assignment, quoted as systemd.syntax(7) says."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    kept = "".join(c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode()) for c in escaped)
+    kept = "".join(
+        c if c.isprintable() else "".join(f"\\x{b:02x}" for b in c.encode()) for c in escaped
+    )
     return f'"{kept}"' if not word or set(word) & set(" \t\"'\\;") or kept != escaped else kept
 
 
@@ -222,4 +227,6 @@ def _text(sections: Mapping[str, list[tuple[str, str]]]) -> str:
         "\n".join([f"[{name}]", *(f"{key}={value}" for key, value in pairs)])
         for name, pairs in sections.items()
     ]
-    return "# Written by patchkit cluster up; replaced by the next one.\n" + "\n\n".join(parts) + "\n"
+    return (
+        "# Written by patchkit cluster up; replaced by the next one.\n" + "\n\n".join(parts) + "\n"
+    )

@@ -73,8 +73,8 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
     edited = not untouched(text)
     if edited and not accept_edited:
         raise HashMismatchError(
-            f"{where}: was edited after patchkit wrote it: the digest in its first line is not that "
-            "of the text",
+            f"{where}: was edited after patchkit wrote it: the digest in its first line is not "
+            "that of the text",
             why="a line was added, changed or removed, by a person, a program or on the way here",
             hint="write it anew where it comes from; or read it "
             f"({quoted('patchkit', 'env', 'check', Path(where))}), then add --accept-edited",

@@ -1,0 +1,1 @@
+"""Verbs for several machines: launch, watch, stop, and the models on them."""

@@ -1,0 +1,140 @@
+"""Look at the machines of a cluster and write its file: `patchkit cluster init`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from patchkit.cli.next_step import next_step, program
+from patchkit.cli.out import as_json, data, echo, print_json, say, style
+from patchkit.cli.runtime.net_view import fields, mark, reasons
+from patchkit.errors import HostError
+from patchkit.finding import Finding, Level, worst
+from patchkit.runtime.envfile.write import write
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.cluster_file import (
+    FILE,
+    ClusterFile,
+    ClusterNode,
+    new_cluster_text,
+)
+from patchkit.runtime.launch.node_facts import NodeFacts
+from patchkit.runtime.launch.plan import node_addresses
+from patchkit.runtime.launch.survey import survey
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
+@click.option(
+    "--file", type=click.Path(path_type=Path), default=FILE, show_default=True, metavar="FILE"
+)
+@click.option("--topology", type=click.Choice(["auto", "roce", "socket", "ring", "hetero"]))
+@click.option("--head-ip", "address", default="", metavar="A", help="The head's IPv4 address.")
+@click.option("--target", default="", metavar="NAME", help="Instead of the probed GPU.")
+@click.option("--dry-run", is_flag=True, help="Print the file, and write nothing.")
+@click.option("--force", is_flag=True, help="Replace a file that says something else.")
+@as_json
+def init(
+    nodes: Sequence[str],
+    *,
+    file: Path,
+    topology: str | None,
+    address: str,
+    target: str,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Look at each machine by ssh, and write cluster.toml; the first is the head.
+
+    \b
+      patchkit cluster init spark-1 spark-2
+      patchkit cluster init localhost spark-2
+
+    HOST is as for ssh; localhost is this machine, without it. Nothing has to be installed there
+    but Python 3.11 and systemd. Cables, versions and limits are checked.
+    """
+    choices = {"topology": topology or "", "target": target}
+    choices = {name: value for name, value in choices.items() if value}
+    members = tuple(
+        ClusterNode(ssh=each, address=address if not n else "") for n, each in enumerate(nodes)
+    )
+    cluster = Cluster(ClusterFile(node=members))
+    facts = cluster.facts()
+    found = list(survey(nodes, facts))
+    members, linked = _linked(cluster, facts, choices)
+    found += linked
+    text = new_cluster_text(members, choices)
+    outcome = "not written"
+    if not dry_run:
+        outcome = str(write(file, text, force=force, private=False, by="patchkit cluster init"))
+    if as_json:
+        print_json(
+            {
+                "file": str(file),
+                "outcome": outcome,
+                "text": text,
+                "findings": list(map(fields, found)),
+            }
+        )
+    else:
+        _show(nodes, facts, found)
+        if dry_run:
+            data(text)
+        else:
+            say(style("✓", fg="green") + f" {file} {outcome}")
+            verb = "up MODEL" if all(each.host.versions["vllm"] for each in facts) else "install"
+            echo([next_step(*program(), "cluster", *verb.split())])
+    if code := worst(found):
+        raise click.exceptions.Exit(code)
+
+
+def _linked(
+    cluster: Cluster, facts: Sequence[NodeFacts], choices: dict[str, str]
+) -> tuple[tuple[ClusterNode, ...], list[Finding]]:
+    """Return the nodes with the names by which the head reaches them, and what is in the way.
+
+    A name that leads to a worker from here may lead nowhere from the head: then the address on the
+    cable is taken.
+    """
+    nodes = cluster.file.node
+    try:
+        addresses = node_addresses(cluster.file, facts, choices)
+    except HostError as error:
+        return nodes, [_finding(error)]
+    kept, found = [nodes[0]], []
+    for worker, where in zip(nodes[1:], addresses[1:], strict=True):
+        user = f"{worker.ssh.partition('@')[0]}@" if "@" in worker.ssh else ""
+        failed: list[HostError] = []
+        for candidate in (worker, replace(worker, peer=f"{user}{where}")):
+            try:
+                Cluster(replace(cluster.file, node=(nodes[0], candidate))).links([where])
+            except HostError as error:
+                failed.append(error)
+            else:
+                kept.append(candidate)
+                break
+        else:
+            kept.append(worker)
+            found.append(_finding(failed[0]))
+    return tuple(kept), found
+
+
+def _finding(error: HostError) -> Finding:
+    return Finding(kind=HostError, about="link", what=error.what, why=error.why, hint=error.hint)
+
+
+def _show(nodes: Sequence[str], facts: Sequence[NodeFacts], found: Sequence[Finding]) -> None:
+    for name, its in zip(nodes, facts, strict=True):
+        host = its.host
+        gpu = host.gpus[0].name if host.gpus else "no GPU"
+        memory = f"{host.memory.total / 2**20:.0f} GiB" if host.memory else "? GiB"
+        vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
+        cables = f"{len(host.cabled)} QSFP cage{'s' * (len(host.cabled) != 1)} cabled"
+        say(style(name, bold=True) + f"  {gpu}, {memory}, {cables}, {vllm}")
+    for each in found:
+        if each.level is not Level.OK:
+            echo([mark(each) + f" {each.where}: {each.about}: {each.what}", *reasons(each)])

@@ -1,0 +1,44 @@
+"""Share options between the verbs of `patchkit cluster`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.cluster_file import FILE, ClusterFile, ClusterNode, read_cluster_file
+from patchkit.runtime.remote.ssh import HERE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def cluster_option(function: F) -> F:
+    """Add ``--file`` and ``--here``, and hand over the cluster that they name."""
+
+    @click.option(
+        "--file",
+        type=click.Path(path_type=Path),
+        default=FILE,
+        show_default=True,
+        help="The cluster.",
+    )
+    @click.option("--here", is_flag=True, help="This machine alone, as `patchkit up` has it.")
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
+        return function(*arguments, cluster=alone() if here else named(file), **options)
+
+    return cast("F", wrapped)
+
+
+def named(file: Path) -> Cluster:
+    """Return the cluster of a file."""
+    return Cluster(read_cluster_file(file))
+
+
+def alone(**choices: Any) -> Cluster:
+    """Return this machine as a cluster of one."""
+    return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), **choices))

@@ -1,0 +1,189 @@
+"""Show and stop what a cluster serves: `patchkit cluster status`, `logs` and `down`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import click
+
+from patchkit.cli.cluster.cluster_options import cluster_option
+from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, shown, style, table
+from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.runtime.launch import start, stop
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.journal import JournalLine, first_error
+from patchkit.runtime.launch.unit_state import NodeState, UnitState
+
+_HEADS = ("node", "rank", "state", "since", "restarts", "memory", "GPU")
+_STATES = {
+    "active": ("answers", "green"),
+    "activating": ("loading", "yellow"),
+    "failed": ("failed", "red"),
+    "inactive": ("stopped", None),
+    "deactivating": ("stopping", "yellow"),
+}
+
+
+@click.command()
+@cluster_option
+@as_json
+def status(*, cluster: Cluster, as_json: bool) -> None:
+    """Show the state of every node: what systemd says, memory, temperature, the last error.
+
+    The exit code is 0 while the model answers, 9 if it does not or a node is silent.
+    """
+    states = cluster.states()
+    unit = states[0].unit(cluster.file.unit) if isinstance(states[0], NodeState) else None
+    well = unit is not None and unit.active == "active" and not any(map(_silent, states))
+    error = None
+    if unit and (unit.active == "failed" or unit.restarts):
+        error = first_error(start.journals(cluster, lines=400))
+    if as_json:
+        print_json(
+            {
+                "answers": well,
+                "serves": unit.description if unit else None,
+                "nodes": [_fields(*each) for each in zip(cluster.nodes, states, strict=True)],
+                "error": {"node": error[0], "text": error[1].text} if error else None,
+            }
+        )
+    else:
+        if unit:
+            say(style(unit.description, bold=True))
+        rows = [_row(cluster, number, state) for number, state in enumerate(states)]
+        echo(table(rows, heads=_HEADS))
+        if error:
+            say(style("last error", fg="red") + f" {error[0]}: {error[1].text.strip()}")
+    if not well:
+        raise click.exceptions.Exit(HostError.exit_code)
+
+
+def _silent(state: NodeState | PatchkitError) -> bool:
+    return isinstance(state, PatchkitError)
+
+
+def _fields(node: object, state: NodeState | PatchkitError) -> dict[str, object]:
+    destination = getattr(node, "destination", "")
+    if isinstance(state, PatchkitError):
+        return {"node": destination, "error": state.what}
+    return {"node": destination, **asdict(state)}
+
+
+def _row(cluster: Cluster, number: int, state: NodeState | PatchkitError) -> tuple[str, ...]:
+    name = cluster.nodes[number].destination
+    if isinstance(state, PatchkitError):
+        return name, str(number), style("silent", fg="red"), state.what.removeprefix(f"{name}: ")
+    unit = state.unit(cluster.file.unit)
+    assert unit is not None
+    word, colour = _word(unit, number)
+    heat = [f"{state.celsius} °C"] if state.celsius is not None else []
+    heat += [f"{state.watts:.0f} W"] if state.watts is not None else []
+    memory = state.memory
+    free = (
+        f"{memory.available / 2**20:.0f} of {memory.total / 2**20:.0f} GiB free" if memory else "?"
+    )
+    return (
+        style(name, bold=True),
+        str(number),
+        style(word, fg=colour) if colour else word,
+        unit.since.partition(" ")[2] if unit.active != "inactive" else "",
+        str(unit.restarts) if number == 0 else "",
+        free,
+        " ".join(heat),
+    )
+
+
+def _word(unit: UnitState, number: int) -> tuple[str, str | None]:
+    word, colour = _STATES.get(unit.active, (unit.active, None))
+    if number and unit.active == "active":
+        return "runs", colour  # that it answers the head alone knows
+    return ("waits to restart", "yellow") if unit.sub == "auto-restart" else (word, colour)
+
+
+@click.command()
+@cluster_option
+@click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
+@click.option("--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat.")
+@click.option("--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'.")
+@click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
+@as_json
+def logs(
+    *,
+    cluster: Cluster,
+    follow: bool,
+    nodes: tuple[str, ...],
+    since: str,
+    lines: int,
+    as_json: bool,
+) -> None:
+    """Show what all ranks wrote, merged by time.
+
+    Each node's journal keeps it; --json prints a line of JSON for each.
+    """
+    known = [each.destination for each in cluster.nodes]
+    if strange := [each for each in nodes if each not in known]:
+        raise UsageError(f"--node {strange[0]}: no such node", hint=f"one of {', '.join(known)}")
+    width = max(map(len, known))
+    found = start.journals(
+        cluster, since=since, lines=0 if since else lines, nodes=nodes, follow=follow
+    )
+    for node, line in found:
+        if as_json:
+            print_json({"node": node, **asdict(line)})
+        else:
+            say(_line(node.ljust(width), line))
+
+
+def _line(node: str, line: JournalLine) -> LaidOut:
+    clock = time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
+    return LaidOut(style(f"{clock} {node} ", dim=True) + shown(line.text))
+
+
+@click.command()
+@cluster_option
+@click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
+@as_json
+def down(*, cluster: Cluster, dry_run: bool, as_json: bool) -> None:
+    """Stop the model on every node, and check: no unit, no process, the memory back.
+
+    It does not come back after a reboot until the next `up`. A node that did not answer is named.
+    """
+    if dry_run:
+        echo(_would_stop(cluster))
+        return
+    with cluster.alone():
+        results = stop.stopped(cluster)
+    if as_json:
+        nodes = zip(cluster.nodes, results, strict=True)
+        print_json({"nodes": [_down_fields(node.destination, each) for node, each in nodes]})
+    else:
+        for node, result in zip(cluster.nodes, results, strict=True):
+            echo(_down_lines(node.destination, result))
+    stop.check_stopped(cluster, results)
+
+
+def _would_stop(cluster: Cluster) -> Iterator[str]:
+    for node in cluster.nodes:
+        units = cluster.units if node == cluster.head else [cluster.file.unit]
+        yield f"{node.destination}: systemctl --user disable --now {' '.join(units)}"
+
+
+def _down_fields(node: str, result: stop.StoppedNode | PatchkitError) -> dict[str, object]:
+    if isinstance(result, PatchkitError):
+        return {"node": node, "error": result.what}
+    return {"node": node, "problem": result.problem, **asdict(result)}
+
+
+def _down_lines(node: str, result: stop.StoppedNode | PatchkitError) -> Iterator[str]:
+    if isinstance(result, PatchkitError):
+        yield style("✗", fg="red") + f" {result.what}"
+        return
+    after = result.state.memory
+    memory = ""
+    if after and result.before is not None:
+        memory = f", memory {result.before / 2**20:.1f} → {after.available / 2**20:.1f} GiB free"
+    bad = result.problem
+    mark = style("✗", fg="red") if bad else style("✓", fg="green")
+    yield mark + f" {node}: {bad or 'stopped, no process left'}{memory}"

@@ -1,0 +1,160 @@
+"""Start a model on a cluster, or another one: `patchkit cluster up`, `patchkit cluster switch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import click
+
+from patchkit.cli import complete
+from patchkit.cli.cluster.cluster_options import cluster_option
+from patchkit.cli.next_step import next_step, program
+from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style
+from patchkit.durable.signals import Interrupted
+from patchkit.runtime.launch import up as launch
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.start import Answered
+from patchkit.runtime.launch.unit_state import UnitState
+from patchkit.runtime.launch.up import GroupPlan
+
+MODEL = click.argument("model", shell_complete=complete.models)
+DRY = click.option("--dry-run", is_flag=True, help="Show what would be written, node by node.")
+NO_WAIT = click.option("--no-wait", is_flag=True, help="Return as soon as it is started.")
+
+
+@click.command()
+@MODEL
+@cluster_option
+@DRY
+@NO_WAIT
+@as_json
+def up(model: str, *, cluster: Cluster, dry_run: bool, no_wait: bool, as_json: bool) -> None:
+    """Start a model, and return when it has answered.
+
+    Writes env files and units on each node, as `patchkit env` and `patchkit serve-args` would say
+    there, and starts the head. What runs with the same files is left alone. Ctrl-C only detaches.
+    """
+    bring_up(cluster, model, dry_run=dry_run, wait=not no_wait, as_json=as_json)
+
+
+@click.command()
+@MODEL
+@cluster_option
+@DRY
+@as_json
+def switch(model: str, *, cluster: Cluster, dry_run: bool, as_json: bool) -> None:
+    """Serve another model; if it does not answer, the former one again.
+
+    The former one is stopped and its memory awaited first. vLLM's sleep mode is not used.
+    """
+    if dry_run:
+        tell_plan(cluster, launch.make_plan(cluster, model), as_json=as_json)
+        return
+    tell = _progress(cluster, quiet=as_json)
+    done = _attached(cluster, lambda: launch.switch(cluster, model, tell), model)
+    _tell_answered(cluster, done, as_json=as_json, url="")
+
+
+def bring_up(
+    cluster: Cluster, model: str, *, dry_run: bool, wait: bool, as_json: bool, here: bool = False
+) -> None:
+    """Do what `up` does, on one machine or several."""
+    if dry_run:
+        tell_plan(cluster, launch.make_plan(cluster, model), as_json=as_json)
+        return
+    begun = launch.bring_up(cluster, model)
+    url = begun.plan.units.url
+    if not as_json:
+        what = "runs with these files already" if begun.running else "is started"
+        say(style("✓", fg="green") + f" {begun.plan.model.name} {what} on {_names(cluster)}")
+    if not wait:
+        if as_json:
+            print_json({"model": begun.plan.model.name, "url": url, "answered": None})
+        return
+    tell = _progress(cluster, quiet=as_json)
+    done = _attached(cluster, lambda: launch.wait_for(cluster, begun, tell), model, here=here)
+    _tell_answered(cluster, done, as_json=as_json, url=url)
+
+
+def _names(cluster: Cluster) -> str:
+    return ", ".join(each.destination for each in cluster.nodes)
+
+
+def _attached(
+    cluster: Cluster, wait: Callable[[], Answered], model: str, *, here: bool = False
+) -> Answered:
+    """Wait; an interrupt leaves the start to the head's systemd, and says how to come back."""
+    try:
+        return wait()
+    except Interrupted:
+        say("", err=True)
+        say(f"{model} goes on starting on {cluster.head.destination}", err=True)
+        again = ["cluster", "status", *(["--here"] if here else [])]
+        say(next_step(*program(), *again), err=True)
+        raise
+
+
+def _progress(cluster: Cluster, *, quiet: bool) -> Callable[[UnitState, float], None]:
+    """Return what tells how a start goes: a line for each change of the unit."""
+    told: list[str] = []
+    words = {
+        "start-pre": "starting the workers",
+        "start": "starting",
+        "start-post": "loading the model",
+        "stop-post": "stopping the workers",
+        "auto-restart": "waiting before the next start",
+        "running": "answers",
+    }
+
+    def tell(unit: UnitState, seconds: float) -> None:
+        line = words.get(unit.sub, unit.sub)
+        if not quiet and line not in told[-1:]:
+            told.append(line)
+            say(
+                style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True), err=True
+            )
+
+    return tell
+
+
+def _tell_answered(cluster: Cluster, done: Answered, *, as_json: bool, url: str) -> None:
+    fields = {"model": done.model, "load_s": done.load_s, "token_s": done.token_s}
+    if as_json:
+        print_json({**fields, "url": url, "answered": True})
+        return
+    times = f"loaded in {done.load_s:.0f} s, first token after {done.token_s:.1f} s"
+    say(style("✓", fg="green") + f" {done.model} answers: {times}")
+    if url:
+        where = "" if cluster.head.here else f"on {cluster.head.destination}"
+        echo([next_step("curl", f"{url}/v1/models", where=where)])
+
+
+def tell_plan(cluster: Cluster, plan: GroupPlan, *, as_json: bool) -> None:
+    """Print what a start would write and run, node by node."""
+    if as_json:
+        nodes = zip(cluster.nodes, plan.files, plan.changed, strict=True)
+        print_json(
+            {
+                "model": plan.model.name,
+                "url": plan.units.url,
+                "nodes": [
+                    {"node": node.destination, "changed": changed, "files": files}
+                    for node, files, changed in nodes
+                ],
+            }
+        )
+        return
+    for number, node in enumerate(cluster.nodes):
+        echo(_node_lines(node.destination, plan, number))
+    if plan.same:
+        say("nothing to write: every node has these files")
+
+
+def _node_lines(node: str, plan: GroupPlan, number: int) -> Iterator[Shown]:
+    yield style(f"{node}", bold=True) + f" rank {number}"
+    for name in plan.changed[number]:
+        text = plan.files[number].get(name)
+        yield shown(f"  {'removes' if text is None else 'writes'} {name}")
+    yield LaidOut(shown("  runs    ") + shown(" ".join(plan.units.ranks[number].words)))
+    for note in plan.ranks[number].env.notes:
+        yield style("  note", fg="yellow") + f" {note}"

@@ -1,0 +1,127 @@
+"""Start a group and wait until it has answered, or say why it did not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.errors import HostError
+from patchkit.process import Completed
+from patchkit.records import record
+from patchkit.runtime.launch import journal, unit_state
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.journal import JournalLine
+from patchkit.runtime.launch.node_facts import user_systemctl
+from patchkit.runtime.launch.unit_state import UnitState
+from patchkit.runtime.remote.node import Remote
+
+_LOADING = ("activating", "deactivating", "reloading")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What a start came to: seconds until the server was up, and until it gave its first token."""
+
+    model: str
+    load_s: float
+    token_s: float
+
+
+def begin(unit: str, restart: bool) -> dict[str, Any]:
+    """Start a group's head and enable it for the next boot: on the head; does not wait for it.
+
+    Returns the time there, for its journal. Raises HostError.
+    """
+    now = f"@{time.time():.6f}"
+    # What failed before does not count towards the limit of a start that a person asks for.
+    user_systemctl("reset-failed", unit)
+    _need(user_systemctl("enable", "--quiet", unit))
+    _need(user_systemctl("restart" if restart else "start", "--no-block", unit))
+    return {"since": now}
+
+
+def _need(done: Completed) -> None:
+    if done.trouble:
+        raise done.error(hint="systemctl --user status")
+
+
+def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None]) -> Answered:
+    """Wait until the head's unit is active. Raises HostError with the first error of all ranks.
+
+    ``tell`` gets the unit's state, and the seconds since the start, twice a second.
+    """
+    unit, began = cluster.file.unit, time.monotonic()
+    for said in cluster.head.stream(unit_state.follow, units=[unit]):
+        (now,) = record(tuple[UnitState, ...], said["units"])
+        tell(now, time.monotonic() - began)
+        if now.active == "active":
+            return answered(cluster, since)
+        if now.active not in _LOADING or now.sub == "auto-restart":
+            raise failed(cluster, since, now)
+    raise HostError(f"{cluster.head.destination}: the answer was cut short")
+
+
+def answered(cluster: Cluster, since: str = "") -> Answered:
+    """Return what the gate of the head wrote when the server had answered."""
+    lines = lines_of(cluster.head, [cluster.file.unit], since=since)
+    found = Answered(model="", load_s=0, token_s=0)
+    for line in lines:
+        if line.text.startswith('{"answered"'):
+            said = json.loads(line.text)
+            found = Answered(
+                model=str(said["answered"]), load_s=said["load_s"], token_s=said["token_s"]
+            )
+    return found
+
+
+def failed(cluster: Cluster, since: str, unit: UnitState) -> HostError:
+    """Return the error of a start that failed: the first line of all ranks that says why."""
+    first = journal.first_error(journals(cluster, since=since))
+    how = f"{unit.result or unit.active}, status {unit.status or '?'}"
+    logs = "patchkit cluster logs"
+    if first is None:
+        return HostError(f"the model did not start: {how}", hint=logs)
+    node, line = first
+    again = " It is started again, at most four times an hour: `patchkit cluster down` ends that."
+    return HostError(
+        f"{node}: {line.text.strip()}",
+        why=f"the first error of all ranks; {how}." + again * (unit.sub == "auto-restart"),
+        hint=logs,
+    )
+
+
+def journals(
+    cluster: Cluster,
+    *,
+    since: str = "",
+    lines: int = 0,
+    nodes: Sequence[str] = (),
+    follow: bool = False,
+) -> Iterator[tuple[str, JournalLine]]:
+    """Yield the lines of all ranks by time, each with its node."""
+    asked = [
+        (
+            node.destination,
+            lines_of(node, _units(cluster, node), since=since, lines=lines, follow=follow),
+        )
+        for node in cluster.nodes
+        if not nodes or node.destination in nodes
+    ]
+    return journal.merged(asked)
+
+
+def lines_of(
+    node: Remote, units: Sequence[str], *, since: str = "", lines: int = 0, follow: bool = False
+) -> Iterator[JournalLine]:
+    """Yield the lines of a node's units."""
+    for said in node.stream(
+        journal.entries, units=list(units), since=since, lines=lines, follow=follow
+    ):
+        yield record(JournalLine, said)
+
+
+def _units(cluster: Cluster, node: Remote) -> list[str]:
+    return cluster.units if node == cluster.head else [cluster.file.unit]

@@ -1,0 +1,127 @@
+"""Check what nodes need to serve one model together, before anything is written. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from patchkit.errors import HostError
+from patchkit.finding import Finding, Level
+from patchkit.quoting import quoted
+from patchkit.runtime.host.target import target_of
+from patchkit.runtime.launch.node_facts import NodeFacts
+from patchkit.runtime.net.cages import cabled
+from patchkit.runtime.net.pair import pair_checks
+
+_LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
+
+
+def survey(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Yield what is wrong, node by node, then between the head and each worker."""
+    for name, its in zip(names, facts, strict=True):
+        yield from node_findings(name, its)
+    head = facts[0]
+    for name, its in zip(names[1:], facts[1:], strict=True):
+        yield from _between(names[0], head, name, its)
+
+
+def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
+    """Yield what a node lacks."""
+
+    def wrong(about: str, what: str, why: str, hint: str, level: Level = Level.ERROR) -> Finding:
+        return Finding(
+            kind=HostError, where=name, about=about, what=what, why=why, hint=hint, level=level
+        )
+
+    if facts.systemd == 0 or "systemctl" not in facts.has:
+        yield wrong("systemd", "no systemd answers", "it keeps the ranks", "use DGX OS")
+    if not facts.linger:
+        yield wrong(
+            "linger",
+            f"units of {facts.user} end when the last login does",
+            "a server must outlive the ssh session, and come back after a reboot",
+            f"{_on(name)}loginctl enable-linger",
+        )
+    if facts.memlock is not None and any(each.active for each in facts.host.rdma):
+        yield wrong(
+            "memlock",
+            f"user units may lock {facts.memlock >> 20} MiB of memory",
+            "RoCE registers gigabytes, and fails with `Cannot allocate memory`; a user cannot "
+            "raise this limit",
+            f"{_on(name)}{memlock_cure()}",
+        )
+    if not facts.persistent_journal:
+        yield wrong(
+            "journal",
+            "the journal is lost at a reboot",
+            "it says why a rank ended",
+            f"{_on(name)}sudo mkdir -p /var/log/journal",
+            Level.WARNING,
+        )
+    if "rsync" not in facts.has:
+        yield wrong(
+            "rsync",
+            "rsync is missing",
+            "wheels and models are copied by it",
+            f"{_on(name)}sudo apt install rsync",
+        )
+    if not facts.local_caches:
+        yield wrong(
+            "home",
+            f"the home is on {facts.home_disk}",
+            "compiled code goes to /var/tmp instead",
+            "",
+            Level.NOTE,
+        )
+
+
+def memlock_cure() -> str:
+    """Return the command that writes the drop-in; root has to run it, then reboot."""
+    folder = _LIMIT.rpartition("/")[0]
+    words = f"mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {_LIMIT}"
+    return f"{quoted('sudo', 'sh', '-c', words)}; sudo reboot"
+
+
+def _on(name: str) -> str:
+    return "" if name == "localhost" else f"{quoted('ssh', '-t', name)} "
+
+
+def _between(first: str, head: NodeFacts, name: str, its: NodeFacts) -> Iterator[Finding]:
+    pair = f"{first}, {name}"
+    for each in pair_checks(head.host, cabled(head.host), its.host) if cabled(head.host) else ():
+        if each.level is not Level.OK:
+            yield Finding(
+                kind=each.kind,
+                level=each.level,
+                where=pair,
+                about=each.about,
+                what=f"{each.where}: {each.what}",
+                why=each.why,
+                hint=each.hint,
+            )
+    kinds = target_of(head.host), target_of(its.host)
+    if kinds[0] != kinds[1]:
+        yield Finding(
+            kind=HostError,
+            level=Level.WARNING,
+            where=pair,
+            about="devices",
+            what=f"{kinds[0]} and {kinds[1]} differ",
+            why="tensor parallelism over two kinds of GPU has no proof upstream: a pipeline is "
+            "taken, and nobody has shown it to work",
+        )
+
+
+def alike(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Yield packages whose versions are not the same on all nodes."""
+    first = facts[0].host.versions
+    for name, its in zip(names[1:], facts[1:], strict=True):
+        for package, version in its.host.versions.items():
+            if version != first[package]:
+                yield Finding(
+                    kind=HostError,
+                    where=f"{names[0]}, {name}",
+                    about=package,
+                    what=f"{first[package] or 'none'} and {version or 'none'}",
+                    why="the ranks of one model must run the same",
+                    hint="patchkit cluster install",
+                )

@@ -1,0 +1,153 @@
+"""Bring a cluster to a model: plan, compare with what is there, write, start, wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from patchkit.errors import HostError, PatchkitError
+from patchkit.quoting import quoted
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.plan import (
+    PlannedRank,
+    ServedModel,
+    group_units,
+    planned_ranks,
+    served_model,
+)
+from patchkit.runtime.launch.start import Answered, answered, begin, waited
+from patchkit.runtime.launch.stop import check_stopped, stopped
+from patchkit.runtime.launch.unit_state import NodeState, UnitState
+from patchkit.runtime.launch.units import GroupUnits
+
+Tell = Callable[[UnitState, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """What a start would write and run; ``changed`` are the files that differ, by node."""
+
+    model: ServedModel
+    ranks: tuple[PlannedRank, ...]
+    units: GroupUnits
+    files: tuple[dict[str, str], ...]
+    changed: tuple[tuple[str, ...], ...]
+
+    @property
+    def same(self) -> bool:
+        """Return whether every node has exactly these files."""
+        return not any(self.changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A start on its way: ``since`` is its time for the head's journal, "" if it was running."""
+
+    plan: GroupPlan
+    since: str
+    running: bool = False
+
+
+def make_plan(cluster: Cluster, model: str) -> GroupPlan:
+    """Return the plan for a model. Raises HostError for a node that is not ready for it."""
+    served = served_model(cluster.file, model)
+    facts = cluster.facts([served.folder] if served.folder else [])
+    if served.folder:
+        _check_there(cluster, served, [each.models[served.folder] for each in facts])
+    ranks = planned_ranks(cluster.file, facts, served)
+    links = cluster.links([each.address for each in ranks[1:]])
+    units = group_units(cluster.file, ranks, served, [each.words for each in links])
+    files = units.files()
+    return GroupPlan(
+        model=served,
+        ranks=tuple(ranks),
+        units=units,
+        files=tuple(files),
+        changed=tuple(
+            tuple(
+                sorted(name for name in {*new, *its.files} if new.get(name) != its.files.get(name))
+            )
+            for new, its in zip(files, facts, strict=True)
+        ),
+    )
+
+
+def _check_there(cluster: Cluster, model: ServedModel, sizes: list[int | None]) -> None:
+    """Raise HostError if a node lacks the model: before anything is started."""
+    nodes = [each.ssh for each in cluster.file.node]
+    if lacking := [node for node, size in zip(nodes, sizes, strict=True) if not size]:
+        first = "get" if len(lacking) == len(nodes) else "sync"
+        raise HostError(
+            f"{model.name} is not on {', '.join(lacking)}: no weights in {model.folder}",
+            hint=quoted("patchkit", "model", first, model.name),
+        )
+
+
+def bring_up(cluster: Cluster, model: str) -> Begun:
+    """Write what differs and start; what runs with the same files is left alone.
+
+    Raises BusyError while another patchkit changes the cluster; an error of a node before anything
+    was written; HostError if what ran before does not stop.
+    """
+    with cluster.alone():
+        plan = make_plan(cluster, model)
+        state = cluster.states()[0]
+        if isinstance(state, PatchkitError):
+            raise state
+        runs = _runs(state, cluster.file.unit)
+        if plan.same and runs:
+            return Begun(plan=plan, since="", running=True)
+        if not plan.same:
+            if runs or any_left(cluster):
+                check_stopped(cluster, stopped(cluster, disable=False))
+            cluster.put(plan.files)
+        since = cluster.head.call(begin, unit=cluster.file.unit, restart=not plan.same)["since"]
+        return Begun(plan=plan, since=str(since))
+
+
+def any_left(cluster: Cluster) -> bool:
+    """Return whether a node has processes of the group, or did not answer."""
+    return any(isinstance(each, PatchkitError) or each.processes for each in cluster.states())
+
+
+def _runs(state: NodeState, unit: str) -> bool:
+    found = state.unit(unit)
+    return found is not None and found.active in ("active", "activating")
+
+
+def wait_for(cluster: Cluster, begun: Begun, tell: Tell) -> Answered:
+    """Return once the model has answered. Raises HostError with the first error of all ranks."""
+    return waited(cluster, begun.since, tell)
+
+
+def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:
+    """Serve another model; if it does not answer, the former one is started again.
+
+    Raises HostError in that case, with why, and what is served now.
+    """
+    former = _former(cluster)
+    begun = bring_up(cluster, model)
+    try:
+        return wait_for(cluster, begun, tell)
+    except HostError as error:
+        if begun.running or former is None:
+            raise
+        with cluster.alone():
+            check_stopped(cluster, stopped(cluster, disable=False))
+            cluster.put(former)
+            since = cluster.head.call(begin, unit=cluster.file.unit, restart=True)["since"]
+        back = waited(cluster, str(since), tell)
+        raise HostError(
+            error.what,
+            why=f"{error.why}\n  back:  {back.model} is served again",
+            hint=error.hint,
+        ) from None
+
+
+def _former(cluster: Cluster) -> list[dict[str, str]] | None:
+    """Return the files of all nodes as they are, if all are of one start."""
+    files = [each.files for each in cluster.facts()]
+    return files if all("group.json" in each for each in files) else None
+
+
+__all__ = ["Answered", "Begun", "GroupPlan", "answered", "bring_up", "switch", "wait_for"]
