@@ -64,11 +64,16 @@ def build(root: Path, extra: list[str]) -> None:
     unpack(root, [*PACKAGES, *extra], "--variant=minbase")
 
 
-def unpack(root: Path, packages: Iterable[str], *options: str, cpu: str = "") -> None:
+def unpack(
+    root: Path, packages: Iterable[str], *options: str, cpu: str = "", release: str = ""
+) -> None:
     """Unpack packages into a folder, of another CPU if Debian's name of one is given.
+
+    ``release`` is the distribution's, by default one whose Python is new enough for patchkit.
 
     Raises CalledProcessError after mmdebstrap said why.
     """
+    release = release or suite()
     acquire = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, check=True)
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "options").write_bytes(acquire.stdout)  # proxies, for one
@@ -76,11 +81,11 @@ def unpack(root: Path, packages: Iterable[str], *options: str, cpu: str = "") ->
         if cpu:
             named.append(f"--architectures={cpu}")
         mirrors = []
-        for number, text in enumerate(_sources()):
+        for number, text in enumerate(_sources(release)):
             mirrors.append(f"{scratch}/{number}")
             Path(mirrors[-1]).write_text(for_cpu(text) if cpu else text)
         command = ["mmdebstrap", "--mode=root", "--quiet", *named, *options]
-        subprocess.run([*command, suite(), str(root), *mirrors], check=True)
+        subprocess.run([*command, release, str(root), *mirrors], check=True)
 
 
 def for_cpu(sources: str) -> str:
@@ -96,11 +101,15 @@ def suite() -> str:
     return TOO_OLD.get(name, name)
 
 
-def _sources() -> list[str]:
-    """Return the distribution's own sources of apt here; nobody else's."""
+def _sources(release: str = "") -> list[str]:
+    """Return the distribution's own sources of apt here, of this release of it; nobody else's."""
     own = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     files = [Path("/etc/apt") / name for name in SOURCES]
-    texts = [re.sub(rf"\b{own}\b", suite(), file.read_text()) for file in files if file.is_file()]
+    texts = [
+        re.sub(rf"\b{own}\b", release or suite(), file.read_text())
+        for file in files
+        if file.is_file()
+    ]
     return [text for text in texts if own and re.search(r"^(deb|Types:) ", text, re.MULTILINE)]
 
 

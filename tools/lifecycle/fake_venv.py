@@ -1,0 +1,96 @@
+"""A virtual environment on a node in which vLLM seems to be installed: the program is the fake.
+
+The package holds what patchkit reads of a release, from the release's own source archive, but
+nothing that could be imported: which variables and flags it takes, and with which values.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.fetch import fetch
+from patchkit.source.lock import read_lock
+from tools.emulation.nodes import NodeError
+from tools.lifecycle.fake_vllm import VERSION
+from tools.lifecycle.nodes import HOME, SystemdNode
+
+VENV = f"{HOME}/venv"
+SETTINGS = "fake.env"  # beside the program
+INSTALLED = {"vllm": VERSION, "torch": "2.11.0"}
+PROGRAM = Path(__file__).with_name("fake_vllm.py")
+# What says which variables and flags there are, and which values they take.
+READ = (
+    *("envs.py", "config/*.py", "engine/*.py", "entrypoints/cli/*.py", "entrypoints/openai/*.py"),
+    *("model_executor/model_loader/__init__.py", "v1/attention/backends/registry.py"),
+    *("reasoning/__init__.py", "tool_parsers/__init__.py", "transformers_utils/config.py"),
+)
+
+
+def install(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
+    """Make the environment there. Raises NodeError. ``settings`` are as for `change`."""
+    _insist(node, "python3", "-m", "venv", "--without-pip", venv)
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = _insist(node, f"{venv}/bin/python", "-c", where).strip()
+    _insist(node, "tar", "--extract", "--directory", site, input=site_packages())
+    write(node, f"{venv}/bin/vllm", f"#!{venv}/bin/python\n{PROGRAM.read_text()}")
+    _insist(node, "chmod", "+x", f"{venv}/bin/vllm")
+    change(node, venv, **settings)
+
+
+def change(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
+    """Set what the next start does, ``LOAD=0.5, FAIL="CUDA error"``; all others as by default."""
+    text = "".join(f"FAKE_{name}={value}\n" for name, value in settings.items())
+    write(node, f"{venv}/bin/{SETTINGS}", text)
+
+
+def write(node: SystemdNode, path: str, text: str) -> None:
+    """Write a file there as the user. Raises NodeError."""
+    script = 'mkdir -p "${0%/*}" && cat > "$0"'
+    _insist(node, "sh", "-c", script, path, input=text.encode() or b"\n")
+
+
+@cache
+def site_packages() -> bytes:
+    """Return what is installed, as a tar archive; the release comes from the package index, once.
+
+    Raises PatchkitError if it cannot be had.
+    """
+    recipe = load_recipe()
+    archive = fetch(recipe.project, VERSION, read_lock(recipe.home / "lock.toml"))
+    files = {"vllm/__init__.py": f'__version__ = "{VERSION}"\n'.encode(), "torch/__init__.py": b""}
+    with tarfile.open(archive) as source:
+        for member in source:
+            path = PurePosixPath(member.name).relative_to(f"vllm-{VERSION}")
+            if any(path.match(f"vllm/{each}") for each in READ):
+                content = source.extractfile(member)
+                assert content is not None
+                files[str(path)] = content.read()
+    for name, version in INSTALLED.items():
+        about = f"{name}-{version}.dist-info"
+        metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n"
+        record = "".join(f"{path},,\n" for path in files if path.startswith(f"{name}/"))
+        files |= {f"{about}/METADATA": metadata.encode(), f"{about}/INSTALLER": b"pip\n"}
+        files[f"{about}/RECORD"] = record.encode()
+    return _packed(files)
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as packing:
+        for path, data in files.items():
+            info = tarfile.TarInfo(path)
+            info.size, info.mode = len(data), 0o644
+            packing.addfile(info, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def _insist(node: SystemdNode, *words: str, input: bytes = b"") -> str:
+    done = node.user(*words, input=input)
+    if done.trouble:
+        raise NodeError(f"{node.name}: {done.trouble}")
+    return done.output

@@ -1,0 +1,345 @@
+"""A `vllm` that computes nothing, and starts, hangs, dies and lies as the real one was measured to.
+
+`vllm serve MODEL …` has one main process and one worker process per rank, as with vLLM's own
+``--nnodes``. Ranks wait for each other at ``--master-addr``. Afterwards nobody watches anybody:
+
+- a worker process whose head is gone waits on for ever, and so does the main process of its rank;
+- a head whose worker is gone answers 500 to the next request, and exits 2 s later;
+- a headless rank whose worker process dies exits 2 s later, with status 0;
+- a peer that says nothing, as behind a pulled cable, is waited for.
+
+It needs the standard library alone. Variables of the environment decide more, and before them those
+in `fake.env` beside the program, which is read at every start: FAKE_LOAD (seconds), FAKE_MB (memory
+of a worker process), FAKE_LIE (seconds that /health says 200 before anything is answered),
+FAKE_PATIENCE (seconds to wait for a silent peer), FAKE_FAIL (an error while loading, of rank
+FAKE_FAIL_RANK).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NoReturn
+
+VERSION = "0.25.1"
+WORKER = "VLLM::Worker_TP"
+DYING_SECONDS = 2.0
+DEFAULTS = {"LOAD": "2", "MB": "50", "LIE": "0", "PATIENCE": "300", "FAIL": "", "FAIL_RANK": "0"}
+
+
+def setting(name: str) -> str:
+    """Return a setting: of the file beside the program, of the environment, or its default."""
+    file = Path(__file__).with_name("fake.env")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    known = dict(line.split("=", 1) for line in lines if "=" in line)
+    return known.get(f"FAKE_{name}") or os.environ.get(f"FAKE_{name}") or DEFAULTS[name]
+
+
+def options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the flags that matter here; all others are let pass."""
+    parser = argparse.ArgumentParser(prog="vllm", allow_abbrev=False)
+    parser.add_argument("command", choices=["serve"])
+    parser.add_argument("model")
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--master-addr", default="127.0.0.1")
+    parser.add_argument("--master-port", type=int, default=29501)
+    parser.add_argument("--headless", action="store_true")
+    parser.add_argument("--host", default="")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--api-key", default=os.environ.get("VLLM_API_KEY"))
+    parser.add_argument("--served-model-name", nargs="+", default=[])
+    known, _ = parser.parse_known_args(arguments)
+    return known
+
+
+def log(text: str, *, level: str = "INFO", where: str = "core.py:93") -> None:
+    stamp = time.strftime("%m-%d %H:%M:%S")
+    print(f"(EngineCore_DP0 pid={os.getpid()}) {level} {stamp} [{where}] {text}", flush=True)
+
+
+def fail(error: str) -> NoReturn:
+    """Print an error as vLLM's engine does, and end."""
+    log("EngineCore failed to start.", level="ERROR", where="core.py:1006")
+    source = 'File "/site-packages/vllm/v1/engine/core.py", line 997, in run_engine_core'
+    frames = (source, "  engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)")
+    for line in ("Traceback (most recent call last):", *(f"  {each}" for each in frames), error):
+        log(line, level="ERROR", where="core.py:1006")
+    sys.stdout.flush()
+    os._exit(1)
+
+
+class FakeRank:
+    """The main process of a rank; ``peers`` are the lines to the worker processes that it asks."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.peers: list[socket.socket] = []
+        self.turn = threading.Lock()  # one request at a time
+        self.dead = threading.Event()
+
+    @property
+    def head(self) -> bool:
+        return not self.given.node_rank
+
+    def load(self) -> None:
+        """Meet the other ranks, start the worker process, and load; ends the process on errors."""
+        given = self.given
+        log(f"Initializing a V1 LLM engine (v{VERSION}) with config: model={given.model!r}")
+        if given.model.startswith("/") and not Path(given.model).is_dir():
+            fail(f"OSError: Can't load the configuration of '{given.model}'.")
+        own, line = socket.socketpair()
+        if self.head:
+            self.peers = [own, *self._gathered()]
+        else:
+            line = self._joined()
+        name = f"{WORKER}{given.node_rank}"
+        words = [sys.executable, __file__, name, str(line.fileno()), str(given.node_rank)]
+        self.worker = subprocess.Popen(words, pass_fds=[line.fileno()], stdin=subprocess.DEVNULL)
+        line.close()
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+        threading.Thread(target=self._watch, daemon=True).start()
+        for peer in self.peers:  # the ranks load together: here it is noticed if one is lost
+            if self._line(peer) != b"ready\n":
+                fail("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+        if self.head:
+            log("init engine (profile, create kv cache, warmup model) took 1.00 seconds")
+
+    def step(self) -> bool:
+        """Let all worker processes do one step. False if one is gone, as of which all is over."""
+        with self.turn:
+            try:
+                for peer in self.peers:
+                    peer.settimeout(float(setting("PATIENCE")))
+                    peer.sendall(b"step\n")
+                if all(self._line(peer) == b"done\n" for peer in self.peers):
+                    return True
+            except OSError as error:
+                log(f"RPC call to execute_model failed: {error}", level="ERROR")
+        log("EngineDeadError: EngineCore encountered an issue.", level="ERROR")
+        self.die(1)
+        return False
+
+    def die(self, status: int) -> None:
+        """End in a moment, with the worker process."""
+        if not self.dead.is_set():
+            self.dead.set()
+            threading.Timer(DYING_SECONDS, self._end, [status]).start()
+
+    def _gathered(self) -> list[socket.socket]:
+        given = self.given
+        found: dict[str, socket.socket] = {}
+        if given.nnodes == 1:
+            return []
+        try:
+            store = socket.create_server((given.master_addr, given.master_port))
+        except OSError as error:
+            fail(f"torch.distributed.DistNetworkError: {error}. port: {given.master_port}")
+        while len(found) < given.nnodes - 1:
+            log(f"waiting for {given.nnodes - 1 - len(found)} more ranks", where="parallel.py:1")
+            peer, _ = store.accept()
+            rank, _, model = self._line(peer).decode().strip().partition(" ")
+            if model != given.model:
+                fail(f"RuntimeError: rank {rank} has another model: {model}")
+            found[rank] = peer
+        for peer in found.values():
+            peer.sendall(b"go\n")
+        return list(found.values())
+
+    def _joined(self) -> socket.socket:
+        given = self.given
+        while True:
+            try:
+                store = socket.create_connection((given.master_addr, given.master_port), 5)
+                store.settimeout(None)
+                store.sendall(f"{given.node_rank} {given.model}\n".encode())
+                if self._line(store) == b"go\n":
+                    return store
+            except OSError as error:
+                log(f"client socket has failed to connect: {error}", level="WARNING")
+            time.sleep(0.5)
+
+    def _watch(self) -> None:
+        status = self.worker.wait()
+        if self.given.headless and status != 1:
+            log("Worker proc died unexpectedly, shutting down executor.", level="ERROR")
+            self.die(0)
+        elif not self.dead.is_set():
+            log("Worker proc died unexpectedly, shutting down executor.", level="ERROR")
+            self.die(1) if status != 1 else os._exit(1)
+
+    def _stop(self, *_signal: object) -> None:
+        log("Shutting down", where="launcher.py:1")
+        self._end(0)
+
+    def _end(self, status: int) -> None:
+        self.dead.set()
+        self.worker.kill()
+        os._exit(status)
+
+    @staticmethod
+    def _line(peer: socket.socket) -> bytes:
+        """Read to the end of a line, or of the connection."""
+        text = b""
+        while not text.endswith(b"\n") and (more := peer.recv(1)):
+            text += more
+        return text
+
+
+class FakeApi(BaseHTTPRequestHandler):
+    """What vLLM's OpenAI server answers, as far as launchers ask."""
+
+    rank: FakeRank
+    honest_from = 0.0  # on the monotonic clock
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def names(self) -> list[str]:
+        return self.rank.given.served_model_name or [self.rank.given.model]
+
+    def do_GET(self) -> None:
+        answers = {
+            "/health": None,
+            "/version": {"version": VERSION},
+            "/v1/models": {
+                "object": "list",
+                "data": [{"id": n, "object": "model"} for n in self.names],
+            },
+        }
+        if self._allowed():
+            known = self.path in answers
+            dead = self.path == "/health" and self.rank.dead.is_set()
+            self._send(503 if dead else 200 if known else 404, answers.get(self.path))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if not self._allowed():
+            return
+        if self.path not in ("/v1/completions", "/v1/chat/completions"):
+            self._send(404, {"error": {"message": "Not Found"}})
+        elif body.get("model", self.names[0]) not in self.names:
+            self._send(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
+        else:
+            time.sleep(max(0.0, self.honest_from - time.monotonic()))
+            if self.rank.step():
+                self._answer(body, chat=self.path == "/v1/chat/completions")
+            else:
+                self._send(500, {"error": {"message": "EngineCore encountered an issue."}})
+
+    def _answer(self, body: dict[str, Any], *, chat: bool) -> None:
+        count = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
+        words = [f"word{number} " for number in range(count)]
+        what = {"id": "cmpl-1", "created": int(time.time()), "model": self.names[0]}
+        kind = "chat.completion" if chat else "text_completion"
+        if body.get("stream"):
+            chunk = f"{kind}.chunk" if chat else kind
+            events = (
+                {**what, "object": chunk, "choices": [_choice(w, "delta", chat)]} for w in words
+            )
+            self._stream(events)
+        else:
+            usage = {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": count + 2}
+            choice = {**_choice("".join(words), "message", chat), "finish_reason": "length"}
+            self._send(200, {**what, "object": kind, "choices": [choice], "usage": usage})
+
+    def _stream(self, events: Iterator[dict[str, Any]]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for each in events:
+            self.wfile.write(f"data: {json.dumps(each)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def _allowed(self) -> bool:
+        key = self.rank.given.api_key
+        open_to_all = not key or not self.path.startswith("/v1")
+        if open_to_all or self.headers.get("Authorization") == f"Bearer {key}":
+            return True
+        self._send(401, {"error": "Unauthorized"})
+        return False
+
+    def _send(self, status: int, answer: object) -> None:
+        data = b"" if answer is None else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *values: Any) -> None:
+        """Print it as uvicorn does, to standard output."""
+        print(
+            f"(APIServer pid={os.getpid()}) INFO: {self.address_string()} - {format % values}",
+            flush=True,
+        )
+
+
+def _choice(text: str, place: str, chat: bool) -> dict[str, Any]:
+    said = {place: {"role": "assistant", "content": text}} if chat else {"text": text}
+    return {"index": 0, **said, "finish_reason": None}
+
+
+def serve(rank: FakeRank) -> None:
+    """Answer requests until the end."""
+    FakeApi.rank = rank
+    FakeApi.honest_from = time.monotonic() + float(setting("LIE"))
+    ThreadingHTTPServer.daemon_threads = True
+    try:
+        server = ThreadingHTTPServer((rank.given.host, rank.given.port), FakeApi)
+    except OSError as error:
+        log(f"{error}: {rank.given.host}:{rank.given.port}", level="ERROR", where="launcher.py:2")
+        rank.worker.kill()
+        os._exit(1)
+    log("Application startup complete.", where="launcher.py:3")
+    server.serve_forever()
+
+
+def work(number: int, rank: str) -> None:
+    """Load, then do steps; if nobody asks any more, wait for ever, with the memory."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    held = b"\1" * (int(setting("MB")) << 20)
+    log(f"Starting to load model, {len(held) >> 20} MiB", where="gpu_model_runner.py:2602")
+    time.sleep(float(setting("LOAD")))
+    if setting("FAIL") and setting("FAIL_RANK") == rank:
+        fail(setting("FAIL"))
+    line = socket.socket(fileno=number)
+    answer = b"ready\n"
+    try:
+        while answer:
+            line.sendall(answer)
+            answer = b"done\n" * line.recv(100).count(b"\n")
+    except OSError as error:
+        log(f"connection lost, which nobody looks at: {error}", level="WARNING")
+    while True:
+        signal.pause()
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--version"]:
+        print(VERSION)
+    elif arguments and arguments[0].startswith(WORKER):
+        work(int(arguments[1]), arguments[2])
+    else:
+        rank = FakeRank(options(arguments))
+        rank.load()
+        if rank.head:
+            serve(rank)
+        while True:
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
