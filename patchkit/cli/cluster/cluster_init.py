@@ -21,9 +21,9 @@ from patchkit.runtime.launch.cluster_file import (
     ClusterNode,
     new_cluster_text,
 )
-from patchkit.runtime.launch.node_facts import NodeFacts
 from patchkit.runtime.launch.plan import node_addresses
 from patchkit.runtime.launch.survey import survey
+from patchkit.runtime.on_node.node_facts import NodeFacts
 
 
 @click.command()

@@ -13,8 +13,9 @@ from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, shown, sty
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.launch import start, stop
 from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.journal import JournalLine, first_error
-from patchkit.runtime.launch.unit_state import NodeState, UnitState
+from patchkit.runtime.launch.journal import first_error
+from patchkit.runtime.on_node.journal import JournalLine
+from patchkit.runtime.on_node.unit_state import NodeState, UnitState
 
 _HEADS = ("node", "rank", "state", "since", "restarts", "memory", "GPU")
 _STATES = {

@@ -14,8 +14,8 @@ from patchkit.durable.signals import Interrupted
 from patchkit.runtime.launch import up as launch
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.start import Answered
-from patchkit.runtime.launch.unit_state import UnitState
 from patchkit.runtime.launch.up import GroupPlan
+from patchkit.runtime.on_node.unit_state import UnitState
 
 MODEL = click.argument("model", shell_complete=complete.models)
 DRY = click.option("--dry-run", is_flag=True, help="Show what would be written, node by node.")

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.records import record
-from patchkit.runtime.launch import links as on_head
-from patchkit.runtime.launch import node_facts, node_files, unit_state
 from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.runtime.launch.links import PeerLink
-from patchkit.runtime.launch.node_facts import NodeFacts
-from patchkit.runtime.launch.unit_state import NodeState
+from patchkit.runtime.on_node import control, node_facts, node_files, unit_state
+from patchkit.runtime.on_node import links as on_head
+from patchkit.runtime.on_node.links import PeerLink
+from patchkit.runtime.on_node.node_facts import NodeFacts
+from patchkit.runtime.on_node.unit_state import NodeState
 from patchkit.runtime.remote.everywhere import all_of, everywhere
 from patchkit.runtime.remote.failure import sent_error
 from patchkit.runtime.remote.node import Remote
@@ -99,7 +99,7 @@ class Cluster:
         def write(pair: tuple[Remote, dict[str, str]]) -> None:
             node, its = pair
             node.call(node_files.put, name=self.file.name, files=its)
-            node.call(reload)
+            node.call(control.reload)
 
         all_of(everywhere(pairs[1:], write))
         write(pairs[0])
@@ -113,10 +113,3 @@ class Cluster:
             yield
         finally:
             hold.close()  # type: ignore[attr-defined]  # a generator's
-
-
-def reload() -> None:
-    """Let systemd read the user's units again: on a node. Raises HostError."""
-    done = node_facts.user_systemctl("daemon-reload")
-    if done.trouble:
-        raise done.error(hint="systemctl --user status")

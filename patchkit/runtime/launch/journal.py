@@ -1,16 +1,14 @@
-"""Read what the ranks of a cluster wrote from the journals of its nodes; ``entries`` runs there."""
+"""Put the journals of several nodes together, and find the line that says what went wrong."""
 
 from __future__ import annotations
 
 import heapq
-import json
-import os
+import queue
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import threading
+from collections.abc import Iterable, Iterator
 
-from patchkit.process import dialogue
+from patchkit.runtime.on_node.journal import JournalLine
 
 _FATAL = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception)\b(?:: |$)|CUDA error|NCCL WARN|out of memory|Killed"
@@ -21,53 +19,6 @@ _FOLLOWS = re.compile(
     r"Engine core init(?:ialization)? failed|See root cause above|EngineDeadError|WorkerProc init"
     r"|cancelled|Traceback"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalLine:
-    """A line of a unit; ``time`` is in microseconds since 1970, by the node's own clock."""
-
-    time: int
-    unit: str
-    text: str
-
-
-def entries(
-    units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False
-) -> Iterator[dict[str, Any]]:
-    """Yield the journal of units of this user, oldest first: on the node.
-
-    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all.
-    """
-    words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
-    words += [f"--since={since}"] if since else []
-    words += [f"--lines={lines}"] if lines else []
-    words += ["--follow"] if follow else []
-    for number, unit in enumerate(units):
-        words += ["+"] * (number > 0) + _of(unit)
-    for line in dialogue(*words, given=b""):
-        try:
-            entry = json.loads(line)
-            unit = entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"]
-            time = int(entry["__REALTIME_TIMESTAMP"])
-        except (ValueError, KeyError, TypeError):
-            continue  # not an entry of a unit
-        yield {"time": time, "unit": str(unit), "text": _text(entry.get("MESSAGE"))}
-
-
-def _of(unit: str) -> list[str]:
-    """Return what selects a unit's own lines, or systemd's about it."""
-    mine = f"_UID={os.getuid()}"
-    return [f"_SYSTEMD_USER_UNIT={unit}", mine, "+", f"USER_UNIT={unit}", mine]
-
-
-def _text(message: object) -> str:
-    # journald gives what is no UTF-8 as a list of bytes, and of a line that is too long nothing.
-    if isinstance(message, list):
-        return bytes(each & 255 for each in message if isinstance(each, int)).decode(
-            errors="replace"
-        )
-    return message if isinstance(message, str) else ""
 
 
 def merged(
@@ -93,3 +44,26 @@ def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, JournalL
             return node, line
         second = second or (node, line)
     return second
+
+
+def as_they_come(
+    journals: Iterable[tuple[str, Iterable[JournalLine]]],
+) -> Iterator[tuple[str, JournalLine]]:
+    """Yield the lines of several nodes when they arrive, without an end."""
+    arrived: queue.SimpleQueue[tuple[str, JournalLine] | None] = queue.SimpleQueue()
+
+    def pump(node: str, lines: Iterable[JournalLine]) -> None:
+        for each in lines:
+            arrived.put((node, each))
+        arrived.put(None)
+
+    open_ends = 0
+    for each in journals:
+        threading.Thread(target=pump, args=each, daemon=True).start()
+        open_ends += 1
+    while open_ends:
+        found = arrived.get()
+        if found is None:
+            open_ends -= 1
+        else:
+            yield found

@@ -5,11 +5,12 @@ The same decisions as `patchkit env` and `patchkit serve-args` make on each node
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from patchkit.errors import HostError, UsageError
+from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.env.agreement import agree
 from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
 from patchkit.runtime.env.file_text import file_text
@@ -17,13 +18,13 @@ from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch.cluster_file import ClusterFile
-from patchkit.runtime.launch.node_facts import NodeFacts
 from patchkit.runtime.launch.start_time import start_seconds
 from patchkit.runtime.launch.units import GroupUnits, RankUnit
 from patchkit.runtime.models.names import ModelFolder
 from patchkit.runtime.node.decision import Node, NodeOptions, decide
 from patchkit.runtime.node.env_file import EnvFile, env_file
 from patchkit.runtime.node.topology import attach
+from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
@@ -97,15 +98,22 @@ def planned_ranks(
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
     for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
-        try:
+        with named(node.ssh):
             _check_vllm(its, cluster)
             planned = _planned(cluster, number, its, model, head)
-        except (HostError, UsageError) as error:
-            raise type(error)(f"{node.ssh}: {error.what}", why=error.why, hint=error.hint) from None
         if number == 0:
             head = env_file(planned.text, f"{node.ssh}'s env file")
         ranks.append(planned)
     return ranks
+
+
+@contextmanager
+def named(node: str) -> Iterator[None]:
+    """Put a node's name before the text of what is raised."""
+    try:
+        yield
+    except PatchkitError as error:
+        raise type(error)(f"{node}: {error.what}", why=error.why, hint=error.hint) from None
 
 
 def node_addresses(
@@ -121,9 +129,10 @@ def node_addresses(
         target = choices.get("target") or target_of(its.host)
         head = found[0] if number else cluster.head.address
         role = "worker" if number else "head"
-        attached = attach(
-            its.host, role=role, topology=topology, nodes=nodes, head=head, target=target
-        )
+        with named(cluster.node[number].ssh):
+            attached = attach(
+                its.host, role=role, topology=topology, nodes=nodes, head=head, target=target
+            )
         found.append(attached.address)
     return found or [""]
 

@@ -6,16 +6,15 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from patchkit.errors import HostError
-from patchkit.process import Completed
 from patchkit.records import record
-from patchkit.runtime.launch import journal, unit_state
+from patchkit.runtime.launch import journal
 from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.journal import JournalLine
-from patchkit.runtime.launch.node_facts import user_systemctl
-from patchkit.runtime.launch.unit_state import UnitState
+from patchkit.runtime.on_node import journal as of_node
+from patchkit.runtime.on_node import unit_state
+from patchkit.runtime.on_node.journal import JournalLine
+from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.remote.node import Remote
 
 _LOADING = ("activating", "deactivating", "reloading")
@@ -28,24 +27,6 @@ class Answered:
     model: str
     load_s: float
     token_s: float
-
-
-def begin(unit: str, restart: bool) -> dict[str, Any]:
-    """Start a group's head and enable it for the next boot: on the head; does not wait for it.
-
-    Returns the time there, for its journal. Raises HostError.
-    """
-    now = f"@{time.time():.6f}"
-    # What failed before does not count towards the limit of a start that a person asks for.
-    user_systemctl("reset-failed", unit)
-    _need(user_systemctl("enable", "--quiet", unit))
-    _need(user_systemctl("restart" if restart else "start", "--no-block", unit))
-    return {"since": now}
-
-
-def _need(done: Completed) -> None:
-    if done.trouble:
-        raise done.error(hint="systemctl --user status")
 
 
 def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None]) -> Answered:
@@ -110,7 +91,7 @@ def journals(
         for node in cluster.nodes
         if not nodes or node.destination in nodes
     ]
-    return journal.merged(asked)
+    return journal.as_they_come(asked) if follow else journal.merged(asked)
 
 
 def lines_of(
@@ -118,7 +99,7 @@ def lines_of(
 ) -> Iterator[JournalLine]:
     """Yield the lines of a node's units."""
     for said in node.stream(
-        journal.entries, units=list(units), since=since, lines=lines, follow=follow
+        of_node.entries, units=list(units), since=since, lines=lines, follow=follow
     ):
         yield record(JournalLine, said)
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.records import record
-from patchkit.runtime.launch import unit_state
 from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.node_facts import user_systemctl
-from patchkit.runtime.launch.unit_state import NodeState
+from patchkit.runtime.on_node.control import end
+from patchkit.runtime.on_node.unit_state import NodeState
 from patchkit.runtime.remote.everywhere import everywhere
 from patchkit.runtime.remote.node import Remote
-
-_PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
-_SETTLES = 10.0  # seconds for the driver to give memory back after the last process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,31 +32,6 @@ class StoppedNode:
         if self.state.processes:
             return f"processes are left: {', '.join(map(str, self.state.processes))}"
         return ""
-
-
-def end(name: str, units: list[str], disable: bool) -> dict[str, Any]:
-    """Stop a node's units, wait until the group has no process and its memory is back: there."""
-    before = unit_state.state(name, units)
-    if disable:
-        user_systemctl("disable", "--quiet", units[0])
-    done = user_systemctl("stop", *units, timeout=_PATIENCE)
-    # A unit that was never there is stopped.
-    if done.trouble and "not loaded" not in done.errors:
-        raise done.error(hint="systemctl --user status")
-    user_systemctl("reset-failed", *units)
-    deadline = time.monotonic() + _SETTLES
-    after = unit_state.state(name, units)
-    while time.monotonic() < deadline:
-        time.sleep(0.5)
-        last, after = after, unit_state.state(name, units)
-        if not after["processes"] and _available(after) <= _available(last):
-            break
-    return {"state": after, "before": _available(before) or None}
-
-
-def _available(state: dict[str, Any]) -> int:
-    memory = state["memory"]
-    return memory["available"] if memory else 0
 
 
 def stopped(

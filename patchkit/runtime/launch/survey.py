@@ -8,9 +8,9 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host.target import target_of
-from patchkit.runtime.launch.node_facts import NodeFacts
 from patchkit.runtime.net.cages import cabled
 from patchkit.runtime.net.pair import pair_checks
+from patchkit.runtime.on_node.node_facts import NodeFacts
 
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchkit.runtime.launch.unit_state import MARK
+from patchkit.runtime.on_node import group_script
+from patchkit.runtime.on_node.unit_state import MARK
 
-SCRIPT = Path(__file__).with_name("group_script.py")
+SCRIPT = Path(group_script.__file__)
 REACH_SECONDS = 600
 """How long a head waits for a worker's sshd: two Sparks that are switched on together do not boot
 at the same speed, and a start that fails counts towards the limit."""

@@ -15,10 +15,11 @@ from patchkit.runtime.launch.plan import (
     planned_ranks,
     served_model,
 )
-from patchkit.runtime.launch.start import Answered, answered, begin, waited
+from patchkit.runtime.launch.start import Answered, answered, waited
 from patchkit.runtime.launch.stop import check_stopped, stopped
-from patchkit.runtime.launch.unit_state import NodeState, UnitState
 from patchkit.runtime.launch.units import GroupUnits
+from patchkit.runtime.on_node.control import begin
+from patchkit.runtime.on_node.unit_state import NodeState, UnitState
 
 Tell = Callable[[UnitState, float], None]
 

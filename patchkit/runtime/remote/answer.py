@@ -39,11 +39,16 @@ def answer(request: list[Any], mark: str) -> None:
         send("value", value)
     except PatchkitError as error:
         send("error", error_fields(error))
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - nobody reads the old one
     except OSError as error:
         what = f"{error.filename or 'a file'}: {error.strerror or error}"
         hint = "check permissions and free space there"
         send("error", error_fields(HostError(what, hint=hint)))
-    except (Interrupted, BrokenPipeError):
+    except Exception as error:  # noqa: BLE001 - a traceback there would reach nobody
+        what = f"{function}: {type(error).__name__}: {error}"
+        send("error", error_fields(HostError(what, hint="report it, with what was asked")))
+    except Interrupted:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - nobody reads the old one
 
 

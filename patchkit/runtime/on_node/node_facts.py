@@ -13,7 +13,7 @@ from typing import Any
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import LIVE, probe
-from patchkit.runtime.launch.node_files import config_folder, placed
+from patchkit.runtime.on_node.node_files import config_folder, placed
 
 _UNLIMITED = 2**64 - 1
 _NETWORK_DISKS = {"nfs", "nfs4", "cifs", "fuse.sshfs", "9p", "ceph", "lustre"}

@@ -1,0 +1,63 @@
+"""Start and stop this node's units, and wait until what they held is free again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from patchkit.process import Completed
+from patchkit.runtime.on_node import unit_state
+from patchkit.runtime.on_node.node_facts import user_systemctl
+
+_PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
+_SETTLES = 10.0  # seconds for the driver to give memory back after the last process
+
+
+def reload() -> None:
+    """Let systemd read the user's units again. Raises HostError."""
+    done = user_systemctl("daemon-reload")
+    if done.trouble:
+        raise done.error(hint="systemctl --user status")
+
+
+def begin(unit: str, restart: bool) -> dict[str, Any]:
+    """Start a group's head and enable it for the next boot: on the head; does not wait for it.
+
+    Returns the time there, for its journal. Raises HostError.
+    """
+    now = f"@{time.time():.6f}"
+    # What failed before does not count towards the limit of a start that a person asks for.
+    user_systemctl("reset-failed", unit)
+    _need(user_systemctl("enable", "--quiet", unit))
+    _need(user_systemctl("restart" if restart else "start", "--no-block", unit))
+    return {"since": now}
+
+
+def _need(done: Completed) -> None:
+    if done.trouble:
+        raise done.error(hint="systemctl --user status")
+
+
+def end(name: str, units: list[str], disable: bool) -> dict[str, Any]:
+    """Stop a node's units, wait until the group has no process and its memory is back: there."""
+    before = unit_state.state(name, units)
+    if disable:
+        user_systemctl("disable", "--quiet", units[0])
+    done = user_systemctl("stop", *units, timeout=_PATIENCE)
+    # A unit that was never there is stopped.
+    if done.trouble and "not loaded" not in done.errors:
+        raise done.error(hint="systemctl --user status")
+    user_systemctl("reset-failed", *units)
+    deadline = time.monotonic() + _SETTLES
+    after = unit_state.state(name, units)
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        last, after = after, unit_state.state(name, units)
+        if not after["processes"] and _available(after) <= _available(last):
+            break
+    return {"state": after, "before": _available(before) or None}
+
+
+def _available(state: dict[str, Any]) -> int:
+    memory = state["memory"]
+    return memory["available"] if memory else 0
