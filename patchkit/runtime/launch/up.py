@@ -15,6 +15,7 @@ from patchkit.runtime.launch.plan import (
     planned_ranks,
     served_model,
 )
+from patchkit.runtime.launch.ports import check_ports
 from patchkit.runtime.launch.start import Answered, answered, waited
 from patchkit.runtime.launch.stop import check_stopped, stopped
 from patchkit.runtime.launch.units import GroupUnits
@@ -101,6 +102,9 @@ def bring_up(cluster: Cluster, model: str) -> Begun:
         if not plan.same:
             if runs or any_left(cluster):
                 check_stopped(cluster, stopped(cluster, disable=False))
+            if len(plan.ranks) > 1:
+                executor = plan.ranks[0].env.node.executor.name
+                check_ports(cluster, [each.address for each in plan.ranks], executor)
             cluster.put(plan.files)
         since = cluster.head.call(begin, unit=cluster.file.unit, restart=not plan.same)["since"]
         return Begun(plan=plan, since=str(since))

@@ -11,7 +11,7 @@ from patchkit.errors import HostError
 from patchkit.process import dialogue
 from patchkit.runtime.remote.bootstrap import COMMAND, MARK, first_bytes
 from patchkit.runtime.remote.failure import sent_error
-from patchkit.runtime.remote.ssh import HERE, check_destination, ssh_error, ssh_words
+from patchkit.runtime.remote.ssh import HERE, check_destination, sharing, ssh_error, ssh_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class Remote:
         self, function: Callable[..., Any], arguments: dict[str, Any]
     ) -> Iterator[tuple[str, Any]]:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
-        talk = dialogue(*ssh_words(self.destination), COMMAND, given=given)
+        options = sharing(self.destination)
+        talk = dialogue(*ssh_words(self.destination, *options), COMMAND, given=given)
         while True:
             try:
                 line = next(talk)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import stat
+from functools import cache
+from pathlib import Path
+
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.process import Completed
+from patchkit.process import Completed, attempt
 from patchkit.quoting import quoted
 
 HERE = "localhost"
@@ -45,6 +52,27 @@ def ssh_words(destination: str, *options: str) -> tuple[str, ...]:
     """Return the words up to the remote command. Raises UsageError for what is no destination."""
     check_destination(destination)
     return ("ssh", "-T", *BATCH, *options, "--", destination)
+
+
+@cache
+def sharing(destination: str) -> tuple[str, ...]:
+    """Return options that let calls of this user share one connection for a few seconds.
+
+    None where the user's own configuration says how to share, or where there is no private place.
+    """
+    own = attempt("ssh", "-G", "--", destination).output
+    if re.search("^controlpath (?!none$)", own, re.MULTILINE):
+        return ()
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/patchkit-{os.getuid()}")  # noqa: S108
+    place = folder / "patchkit-ssh"
+    with contextlib.suppress(OSError):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = place.lstat()
+        # In /tmp somebody else may have made it, or a link.
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o77:
+            path = f"ControlPath={place}/%C"
+            return ("-o", "ControlMaster=auto", "-o", path, "-o", "ControlPersist=15")
+    return ()
 
 
 def check_destination(destination: str) -> None:

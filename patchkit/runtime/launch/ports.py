@@ -1,0 +1,85 @@
+"""List the ports that nodes of a cluster need from each other, and try them before a start."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from patchkit.errors import HostError
+from patchkit.quoting import quoted
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.on_node import ports as on_node
+from patchkit.runtime.remote.everywhere import all_of, everywhere
+from patchkit.runtime.remote.node import Remote
+
+ANY = 0
+"""Stands for a port that the system chooses: torch and NCCL take such ones, on every node."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortNeed:
+    """A TCP port that has to be open on a node, and for what; ``head`` alone, or every node."""
+
+    port: int
+    what: str
+    head: bool = False
+
+
+def needs(executor: str) -> tuple[PortNeed, ...]:
+    """Return what has to be open on the cable, by what starts the ranks."""
+    ray = PortNeed(6379, "Ray's head", head=True)
+    master = PortNeed(29501, "the rendezvous of the ranks, --master-port", head=True)
+    own = PortNeed(ANY, "torch, gloo and NCCL, at ports that the system chooses")
+    return (ray if executor == "ray" else master, own)
+
+
+def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> None:
+    """Try every port between the head and each worker, both ways.
+
+    Raises HostError for one that is taken, or that a firewall closes.
+    """
+    nodes, wanted = cluster.nodes, needs(executor)
+    with contextlib.ExitStack() as stack:
+        opened: list[list[int]] = []
+        for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
+            ports = [each.port for each in wanted if number == 0 or not each.head]
+            listener = node.stream(on_node.listening, address=address, ports=ports)
+            stack.callback(listener.close)  # type: ignore[attr-defined]  # a generator's
+            said = next(listener)
+            if said["taken"]:
+                raise _taken(node.destination, address, int(said["taken"][0]))
+            opened.append(list(map(int, said["open"])))
+        ways = [(0, n) for n in range(1, len(nodes))] + [(n, 0) for n in range(1, len(nodes))]
+
+        def tried(way: tuple[int, int]) -> None:
+            here, there = way
+            found = nodes[here].call(on_node.blocked, address=addresses[there], ports=opened[there])
+            if found:
+                raise _blocked(nodes[here], nodes[there], addresses, way, int(found[0]))
+
+        all_of(everywhere(ways, tried))
+
+
+def _taken(node: str, address: str, port: int) -> HostError:
+    return HostError(
+        f"{node}: port {port} at {address} is taken",
+        why="another server, or a rank that was started by hand",
+        hint=f"see who has it: {_on(node)}ss -ltnp sport = :{port}",
+    )
+
+
+def _blocked(
+    here: Remote, there: Remote, addresses: Sequence[str], way: tuple[int, int], port: int
+) -> HostError:
+    source = addresses[way[0]]
+    return HostError(
+        f"{here.destination} does not reach {there.destination} at {addresses[way[1]]}:{port}",
+        why="a firewall, or a cable that is out; the ranks connect there at many ports",
+        hint=f"`patchkit net verify`; or {_on(there.destination)}"
+        + quoted("sudo", "ufw", "allow", "from", source),
+    )
+
+
+def _on(node: str) -> str:
+    return "" if node == "localhost" else f"{quoted('ssh', '-t', node)} "
