@@ -105,7 +105,10 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
         large = len(data) >= LARGE
         lfs = {"oid": digest(data), "size": len(data), "pointerSize": 130}
         return {
-            **{"type": "file", "path": name, "size": len(data), "oid": "f" * 40},
+            "type": "file",
+            "path": name,
+            "size": len(data),
+            "oid": "f" * 40,
             **({"lfs": lfs} if large else {"oid": digest(data)}),
         }
 

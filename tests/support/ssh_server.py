@@ -34,7 +34,8 @@ def ssh_server(folder: Path, *names: str):
     port = free_port()
     server_file = folder / "sshd_config"
     server_file.write_text(
-        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nPidFile none\n"
+        f"ListenAddress 127.0.0.1\nListenAddress 127.0.0.2\nPort {port}\n"
+        f"HostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
     )

@@ -23,6 +23,7 @@ BATCH = (
     *("-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=3"),
 )
+_LONGEST = 48  # characters of a folder, so that ssh's names in it fit a socket's address of 108
 _DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
 # What ssh says, why that is, and what to do; {node} is the destination, quoted.
 _CAUSES = (
@@ -69,7 +70,8 @@ def sharing(destination: str) -> tuple[str, ...]:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = place.lstat()
         # In /tmp somebody else may have made it, or a link.
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o77:
+        own = found.st_uid == os.getuid() and not found.st_mode & 0o77
+        if stat.S_ISDIR(found.st_mode) and own and len(str(place)) < _LONGEST:
             path = f"ControlPath={place}/%C"
             return ("-o", "ControlMaster=auto", "-o", path, "-o", "ControlPersist=15")
     return ()

@@ -1,0 +1,62 @@
+"""Record the units that `patchkit cluster up` writes, in tests/data/units.
+
+    python -m tools.golden_units           writes them anew (tools/regenerate.py does so, too)
+
+Look at the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from patchkit.runtime.launch.units import GroupUnits
+from support.clusters import cluster, node_facts, units_of
+
+DATA = Path(__file__).parents[1] / "tests" / "data" / "units"
+LARGE = "openai/gpt-oss-120b"
+# Case → number of nodes, choices of cluster.toml, model.
+CASES = {
+    "single": (1, {}, "openai/gpt-oss-20b"),
+    "pair": (2, {"listen": "cable", "args": ("--max-model-len", "32768")}, LARGE),
+    "pair-ray": (2, {"executor": "ray"}, LARGE),
+}
+
+
+def units(case: str, folder: Path) -> GroupUnits:
+    """Return the units of a case; ``folder`` takes the machines."""
+    count, choices, model = CASES[case]
+    names = [f"spark-{number + 1}" for number in range(count)]
+    facts = [node_facts(folder, node=number) for number in range(count)]
+    return units_of(cluster(*names, **choices), facts, model)
+
+
+def text(made: GroupUnits) -> str:
+    """Return all files of all nodes but the script and the env file, which have tests of their own.
+
+    The id of the start is left out: it changes with both.
+    """
+    parts = []
+    for number, files in enumerate(made.files()):
+        for name, content in files.items():
+            if name not in ("group.py", "node.env"):
+                lines = [line for line in content.splitlines() if '"id": ' not in line]
+                parts.append("\n".join([f"=== rank {number}: {name}", *lines, ""]))
+    return "\n".join(parts)
+
+
+def golden() -> dict[Path, str]:
+    """Return the text of every file."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {DATA / f"{case}.txt": text(units(case, Path(folder))) for case in CASES}
+
+
+def main() -> None:
+    """Write the file of every case."""
+    DATA.mkdir(exist_ok=True)
+    for path, content in golden().items():
+        path.write_text(content, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
