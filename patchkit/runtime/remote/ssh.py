@@ -70,8 +70,8 @@ def sharing(destination: str) -> tuple[str, ...]:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = place.lstat()
         # In /tmp somebody else may have made it, or a link.
-        own = found.st_uid == os.getuid() and not found.st_mode & 0o77
-        if stat.S_ISDIR(found.st_mode) and own and len(str(place)) < _LONGEST:
+        private = found.st_uid == os.getuid() and not found.st_mode & 0o77
+        if stat.S_ISDIR(found.st_mode) and private and len(str(place)) < _LONGEST:
             path = f"ControlPath={place}/%C"
             return ("-o", "ControlMaster=auto", "-o", path, "-o", "ControlPersist=15")
     return ()
