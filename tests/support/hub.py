@@ -105,8 +105,11 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
         large = len(data) >= LARGE
         lfs = {"oid": digest(data), "size": len(data), "pointerSize": 130}
         return {
-            **{"type": "file", "path": name, "size": len(data), "oid": "f" * 40},
-            **({"lfs": lfs} if large else {"oid": digest(data)}),
+            "type": "file",
+            "path": name,
+            "size": len(data),
+            "oid": "f" * 40 if large else digest(data),
+            **({"lfs": lfs} if large else {}),
         }
 
     def info(self, repo):
