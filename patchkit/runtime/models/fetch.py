@@ -16,7 +16,7 @@ from patchkit.finding import Level
 from patchkit.process import Completed
 from patchkit.runtime.models import cache
 from patchkit.runtime.models.check import check_model
-from patchkit.runtime.models.expected import ModelRecord, forget, unfinished, write_record
+from patchkit.runtime.models.expected import CACHE, ModelRecord, forget, unfinished, write_record
 from patchkit.runtime.models.listing import Listing, listed
 from patchkit.runtime.models.names import ModelFolder, models_folder
 from patchkit.runtime.models.output import output
@@ -53,7 +53,19 @@ def fetch_model(
         yield from cache.take(held, made, folder)
         if not cached and _present(folder, made) < len(made.files):
             yield from _download(python, made, folder)
-        yield from _checked(folder)
+        yield from check_anew(str(folder))
+
+
+def check_anew(folder: str) -> Iterator[dict[str, Any]]:
+    """Check all hashes, as ``check_model`` does, and remove the files that have another one.
+
+    hf and rsync would keep them: size and time are right.
+    """
+    for each in check_model(folder, full=True):
+        for found in each.get("result", {}).get("findings", ()):
+            if found["level"] == Level.ERROR and found["kind"] == HashMismatchError.__name__:
+                forget(Path(folder), found["where"])
+        yield each
 
 
 def _planned(
@@ -100,11 +112,13 @@ def _drop_cut_off(folder: Path, made: ModelRecord) -> None:
 def _download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:
     program = Path(python).expanduser().with_name("hf")
     words = (str(program), "download", made.repo, *made.files)
+    # Not the user's cache: what is right in it was taken, and hf would take the rest unseen.
+    own = {"HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub")}
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
     running = output(
         *words,
         *("--revision", made.commit, "--local-dir", str(folder)),
-        env={"HF_XET_HIGH_PERFORMANCE": "1", **os.environ, **quiet},
+        env={"HF_XET_HIGH_PERFORMANCE": "1", **os.environ, **quiet, **own},
     )
     reported = -1
     while True:
@@ -135,16 +149,6 @@ def _failure(done: Completed, made: ModelRecord, program: Path) -> HostError | S
         why="no network there, or no room",
         hint="run the same command again: it goes on where it was",
     )
-
-
-def _checked(folder: Path) -> Iterator[dict[str, Any]]:
-    """Check all hashes; drop what is wrong, since hf would keep it."""
-    for each in check_model(str(folder), full=True):
-        if "result" in each:
-            for found in each["result"]["findings"]:
-                if found["level"] == Level.ERROR and found["kind"] == HashMismatchError.__name__:
-                    forget(folder, found["where"])
-        yield each
 
 
 def _bytes(folder: Path, made: ModelRecord) -> int:

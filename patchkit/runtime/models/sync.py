@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.quoting import quoted
-from patchkit.runtime.models.check import check_model
+from patchkit.runtime.models.fetch import check_anew
 from patchkit.runtime.models.held import held_models
 from patchkit.runtime.models.report import (
     HeldModel,
@@ -84,18 +84,24 @@ def source_of(
     return found[0]
 
 
+def room_for(model: HeldModel, node: ModelNode, *, dry_run: bool = False) -> ModelRoom:
+    """Return where a model goes on a node, and make its folder; raises what ``make_room`` does."""
+    name = model.folder.rpartition("/")[2]
+    answer = Remote(node.ssh).call(
+        make_room, models=node.models, name=name, size=model.size, dry_run=dry_run
+    )
+    return read_answer(ModelRoom, answer)
+
+
 def sync_model(
     source: ModelNode, model: HeldModel, node: ModelNode, report: Callable[[str], Progress]
 ) -> SyncedModel:
     """Copy a model to a node and hash it there."""
-    name = model.folder.rpartition("/")[2]
-    there = Remote(node.ssh)
-    answer = there.call(make_room, models=node.models, name=name, size=model.size)
-    room = read_answer(ModelRoom, answer)
+    room = room_for(model, node)
     sending = Remote(source.ssh).stream(
         send_model, folder=model.folder, destination=node.peer, target=room.folder
     )
     sent = read_answer(SentModel, followed(sending, report(f"{node.ssh}: copying")))
-    checking = there.stream(check_model, folder=room.folder, full=True)
+    checking = Remote(node.ssh).stream(check_anew, folder=room.folder)
     check = read_answer(ModelCheck, followed(checking, report(f"{node.ssh}: checking")))
     return SyncedModel(node=node, sent=sent, check=check)
