@@ -13,12 +13,11 @@ from typing import Any
 
 from patchkit.durable.failure import translated
 from patchkit.errors import HostError, SourceError, StorageError, UsageError
-from patchkit.process import Completed
+from patchkit.process import Completed, output
 from patchkit.quoting import quoted
 from patchkit.runtime.models.check import is_complete
 from patchkit.runtime.models.expected import read_record
 from patchkit.runtime.models.names import folder_of, models_folder
-from patchkit.runtime.models.output import output
 from patchkit.runtime.models.report import ModelRoom, SentModel
 from patchkit.runtime.remote.ssh import ssh_words
 

@@ -95,6 +95,9 @@ def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, each_p
     model(*get, rc=(0, 7))
     model(*get)
     assert [line for line in hub.asked if "bytes=" in line]
+    # As a killed one leaves it since huggingface_hub 1.18, which never goes on with it.
+    part = folder / f".cache/huggingface/download/AbC=.{'e' * 64}.0123abcd.incomplete"
+    part.write_bytes(b"lost")
     os.truncate(folder / SHARDS[0], 100)
     model(*get)
     data = bytearray(files[SHARDS[1]])
@@ -107,6 +110,7 @@ def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, each_p
     assert f"model get org/small@{COMMIT}" in said
     model(*get)
     assert all((folder / name).read_bytes() == files[name] for name in CHOSEN)
+    assert not part.exists()
 
 
 @pytest.mark.parametrize(
