@@ -1,9 +1,9 @@
 """Run programs by their words, never by a shell; what goes wrong is one of our errors.
 
 ``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer,
-``stream`` for one that takes long and tells how far it is, ``dialogue`` for one that answers by
-lines as long as somebody listens, ``ask`` for a question to another Python. Their output is read
-as UTF-8, with U+FFFD for what is not.
+``stream`` for one that takes long and tells how far it is, ``output`` for one that a generator
+follows, ``dialogue`` for one that answers by lines as long as somebody listens, ``ask`` for a
+question to another Python. Their output is read as UTF-8, with U+FFFD for what is not.
 
 Those of proofs (``proof/child_process.py``) and the one that measures for `patchkit tune`
 (``runtime/tune/process.py``), which is asked many times, are started where they are used.
@@ -193,6 +193,51 @@ def stream(
     return _completed(command, process.returncode, "".join(tail), "")
 
 
+def output(
+    *words: str | Path, env: Mapping[str, str], period: float = 0.5
+) -> Generator[str, None, Completed]:
+    """Yield each line that a program writes, "" while it is silent; return how it ended.
+
+    A carriage return ends a line as well: that is how progress is drawn. If the generator is
+    closed, the program is ended first. The result's output are the last 400 lines.
+    """
+    import select
+    import subprocess
+
+    command = tuple(map(str, words))
+    try:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+        )
+    except (OSError, ValueError) as error:
+        return _not_started(command, env, error)
+    tail: deque[str] = deque(maxlen=_TAIL)
+    with process:
+        assert process.stdout is not None
+        rest = b""
+        try:
+            while True:
+                if not select.select([process.stdout], [], [], period)[0]:
+                    yield ""
+                    continue
+                if not (read := process.stdout.read(1 << 16)):
+                    break
+                *whole, rest = (rest + read).replace(b"\r", b"\n").split(b"\n")
+                for each in map(_text, filter(None, whole)):
+                    tail.append(f"{each}\n")
+                    yield each
+            tail.append(_text(rest))
+        except BaseException:
+            _end(process)
+            raise
+    return _completed(command, process.returncode, "".join(tail), "")
+
+
 def dialogue(*words: str | Path, given: bytes) -> Generator[str, None, Completed]:
     """Yield the lines that a program answers to what it is given; return how it ended.
 
@@ -245,6 +290,17 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a program to end, and kill it if it has not after three seconds."""
+    import subprocess
+
+    process.terminate()
+    try:
+        process.wait(3)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def ask(

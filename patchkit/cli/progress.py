@@ -35,10 +35,8 @@ def progress(
             def update(done: int, total: int) -> None:
                 nonlocal identifier
                 if not bars:
-                    from patchkit.cli.bars import bars_of
-
-                    bars.append(stack.enter_context(bars_of(counted)))
-                if bars[0].disable:
+                    bars.append(stack.enter_context(_bars_of(counted)))
+                if bars[0] is None or bars[0].disable:
                     in_lines(done, total)
                     return
                 # At the first step: a task without any draws no bar.
@@ -49,6 +47,15 @@ def progress(
             return update
 
         yield report
+
+
+def _bars_of(counted: str) -> contextlib.AbstractContextManager[Any]:
+    """Return the bars of rich; without rich, which a node need not have, None."""
+    try:
+        from patchkit.cli.bars import bars_of
+    except ModuleNotFoundError:
+        return contextlib.nullcontext()
+    return bars_of(counted)
 
 
 def _in_lines(task: str, counted: str, clock: Callable[[], float]) -> Update:

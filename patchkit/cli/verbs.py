@@ -39,6 +39,7 @@ VERBS = {
     "cluster": {
         "cluster": "Serve a model on several machines: start, watch, stop, switch.",
         "up": "Serve a model on this machine, by systemd.",
+        "model": "Fetch a model once, copy it to the other nodes, check it.",
     },
 }
 # What a node runs without any library but click; of inspect only --loaded.

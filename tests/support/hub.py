@@ -108,8 +108,8 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
             "type": "file",
             "path": name,
             "size": len(data),
-            "oid": "f" * 40,
-            **({"lfs": lfs} if large else {"oid": digest(data)}),
+            "oid": "f" * 40 if large else digest(data),
+            **({"lfs": lfs} if large else {}),
         }
 
     def info(self, repo):

@@ -79,9 +79,10 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
         wrong = _wrong(".cache/patchkit/model.json", str(error), "nobody knows what has to be here")
         yield _result(place, None, (), [wrong], full=full)
         return
-    found = [*_structure(held), *_sizes(held), *_commits(held)]
+    cut_off = list(_sizes(held))
+    found = [*_structure(held), *cut_off, *_commits(held)]
     if full:
-        found += yield from _hashes(held)
+        found += yield from _hashes(held, {each.where for each in cut_off})
     elif not held.record and not held.downloaded:
         found.append(_unknown("no hash of any file was written down"))
     yield _result(place, held, held.sizes, found, full=full)
@@ -138,23 +139,20 @@ def _structure(held: _Held) -> Iterator[Finding]:
 
 
 def _sizes(held: _Held) -> Iterator[Finding]:
-    wanted: int | None
     for name, size in sorted(held.sizes.items()):
         known = held.record.files.get(name) if held.record else None
-        if known:
-            wanted, says = known.size, "the Hub says"
-        elif name.endswith(".safetensors"):
-            wanted, says = safetensors_size(held.folder / name), "its header says"
-        else:
-            continue
-        if wanted is None:
+        own = safetensors_size(held.folder / name) if name.endswith(".safetensors") else size
+        if known and size != known.size:
+            yield _wrong(name, f"has {size:,} bytes, not {known.size:,}", "it was cut off")
+        elif not known and own is None:
             yield _wrong(name, "is no safetensors file", "a pointer of git-lfs, or cut off")
-        elif size != wanted:
-            yield _wrong(name, f"has {size:,} bytes; {says} {wanted:,}", "it was cut off")
+        elif not known and own != size:
+            yield _wrong(name, f"has {size:,} bytes, not {own:,}", "it was cut off")
 
 
 def _commits(held: _Held) -> Iterator[Finding]:
     """Yield what hf wrote down otherwise than the record or the folder's name say."""
+    recorded = held.record.files if held.record else {}
     for name, written in held.downloaded.items():
         if name in held.sizes and not written.commit.startswith(held.commit):
             yield _wrong(
@@ -162,13 +160,13 @@ def _commits(held: _Held) -> Iterator[Finding]:
                 f"is of commit {written.commit[:12]}, not {held.commit[:12]}",
                 "two commits were fetched into one folder",
             )
-        elif held.record and name in held.record.files and written.digest:
-            if written.digest != held.digest(name):
-                yield _wrong(name, "hf fetched another file than the record names", "")
+        elif name in recorded and written.digest not in ("", recorded[name].digest):
+            yield _wrong(name, "hf fetched another file than the record names", "")
 
 
-def _hashes(held: _Held) -> Generator[dict[str, Any], None, list[Finding]]:
-    wanted = {name: held.digest(name) for name in held.sizes}
+def _hashes(held: _Held, wrong: set[str]) -> Generator[dict[str, Any], None, list[Finding]]:
+    """Hash the files that are not known to be wrong."""
+    wanted = {name: held.digest(name) for name in held.sizes if name not in wrong}
     unknown = [name for name, digest in wanted.items() if not digest]
     paths = {held.folder / name: digest for name, digest in wanted.items() if digest}
     total = sum(held.sizes[name] for name, digest in wanted.items() if digest)

@@ -8,6 +8,7 @@ since 0.23, and 2.4 does.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ CACHE = ".cache"
 _DOWNLOADS = f"{CACHE}/huggingface/download"
 _RECORD = f"{CACHE}/patchkit/model.json"
 _SUFFIX = ".metadata"
+_LOST = re.compile(r"\.[0-9a-f]{40,64}\.[0-9a-f]{8}\.incomplete$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,19 @@ def note_download(folder: Path, name: str, made: Downloaded, time: float) -> Non
 
 
 def unfinished(folder: Path) -> list[Path]:
-    """Return the parts that an interrupted download left."""
+    """Return the parts of files that a download has begun, or that an interrupted one left."""
     return sorted((folder / _DOWNLOADS).rglob("*.incomplete"))
+
+
+def drop_lost_parts(folder: Path, *, all_parts: bool) -> None:
+    """Remove the parts that no download goes on with, or all of them once the files are whole.
+
+    Newer releases of hf begin a file anew, under another name each time.
+    """
+    for part in unfinished(folder):
+        if all_parts or _LOST.search(part.name):
+            with translated(at=part):
+                part.unlink(missing_ok=True)
 
 
 def _digest(text: str) -> str:

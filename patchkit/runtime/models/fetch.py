@@ -13,13 +13,19 @@ from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.errors import HashMismatchError, HostError, StorageError
 from patchkit.finding import Level
-from patchkit.process import Completed
+from patchkit.process import Completed, output
 from patchkit.runtime.models import cache
 from patchkit.runtime.models.check import check_model
-from patchkit.runtime.models.expected import ModelRecord, forget, unfinished, write_record
+from patchkit.runtime.models.expected import (
+    CACHE,
+    ModelRecord,
+    drop_lost_parts,
+    forget,
+    unfinished,
+    write_record,
+)
 from patchkit.runtime.models.listing import Listing, listed
 from patchkit.runtime.models.names import ModelFolder, models_folder
-from patchkit.runtime.models.output import output
 from patchkit.runtime.models.report import FetchPlan
 
 _SPARE = 1.05  # of what is to be written: a full disk stops more than a download
@@ -50,10 +56,24 @@ def fetch_model(
     with locked(folder):
         write_record(folder, made)
         _drop_cut_off(folder, made)
+        drop_lost_parts(folder, all_parts=False)
         yield from cache.take(held, made, folder)
-        if not cached and _present(folder, made) < len(made.files):
+        if not cached and _present(folder, made) < made.size:
             yield from _download(python, made, folder)
-        yield from _checked(folder)
+        drop_lost_parts(folder, all_parts=True)
+        yield from check_anew(str(folder))
+
+
+def check_anew(folder: str) -> Iterator[dict[str, Any]]:
+    """Check all hashes, as ``check_model`` does, and remove the files that have another one.
+
+    hf and rsync would keep them: size and time are right.
+    """
+    for each in check_model(folder, full=True):
+        for found in each.get("result", {}).get("findings", ()):
+            if found["level"] == Level.ERROR and found["kind"] == HashMismatchError.__name__:
+                forget(Path(folder), found["where"])
+        yield each
 
 
 def _planned(
@@ -71,10 +91,11 @@ def _planned(
         files=len(made.files),
         size=made.size,
         of=listing.size,
-        held=_bytes(folder, made),
+        held=_present(folder, made),
         linked=linked,
         copied=found - linked,
-        free=shutil.disk_usage(place).free,
+        # Parts of an interrupted download are gone on with, or removed.
+        free=shutil.disk_usage(place).free + sum(map(_size, unfinished(folder))),
     )
 
 
@@ -100,11 +121,13 @@ def _drop_cut_off(folder: Path, made: ModelRecord) -> None:
 def _download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:
     program = Path(python).expanduser().with_name("hf")
     words = (str(program), "download", made.repo, *made.files)
+    # Not the user's cache: what is right in it was taken, and hf would take the rest unseen.
+    own = {"HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub")}
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
     running = output(
         *words,
         *("--revision", made.commit, "--local-dir", str(folder)),
-        env={"HF_XET_HIGH_PERFORMANCE": "1", **os.environ, **quiet},
+        env={"HF_XET_HIGH_PERFORMANCE": "1", **os.environ, **quiet, **own},
     )
     reported = -1
     while True:
@@ -133,34 +156,18 @@ def _failure(done: Completed, made: ModelRecord, program: Path) -> HostError | S
     return StorageError(
         f"{made.repo}: hf download ended with exit code {done.status}: {said}",
         why="no network there, or no room",
-        hint="run the same command again: it goes on where it was",
+        hint="run the same command again: the files that are whole are kept",
     )
-
-
-def _checked(folder: Path) -> Iterator[dict[str, Any]]:
-    """Check all hashes; drop what is wrong, since hf would keep it."""
-    for each in check_model(str(folder), full=True):
-        if "result" in each:
-            for found in each["result"]["findings"]:
-                if found["level"] == Level.ERROR and found["kind"] == HashMismatchError.__name__:
-                    forget(folder, found["where"])
-        yield each
 
 
 def _bytes(folder: Path, made: ModelRecord) -> int:
     """Return how much of the model is there, unfinished parts included."""
-    whole = sum(
-        file.size for name, file in made.files.items() if _is_there(folder, name, file.size)
-    )
-    return min(whole + sum(map(_size, unfinished(folder))), made.size)
+    return min(_present(folder, made) + sum(map(_size, unfinished(folder))), made.size)
 
 
 def _present(folder: Path, made: ModelRecord) -> int:
-    return sum(_is_there(folder, name, file.size) for name, file in made.files.items())
-
-
-def _is_there(folder: Path, name: str, size: int) -> bool:
-    return _size(folder / name) == size
+    """Return the bytes of the files that are whole."""
+    return sum(file.size for name, file in made.files.items() if _size(folder / name) == file.size)
 
 
 def _size(path: Path) -> int:

@@ -25,24 +25,6 @@ def held_models(models: str) -> list[dict[str, Any]]:
     return [asdict(each) for each in _held(models_folder(models))]
 
 
-def find_model(models: str, repo: str, commit: str = "") -> dict[str, Any]:
-    """Return the one model of a repository, and of a commit, given or begun. Raises UsageError."""
-    found = [
-        each
-        for each in _held(models_folder(models))
-        if each.repo == repo and each.commit.startswith(commit)
-    ]
-    if len(found) != 1:
-        several = ", ".join(f"{each.repo}@{each.commit[:12]}" for each in found)
-        raise UsageError(
-            f"{repo}: {len(found)} commits of it lie in {models}: {several}"
-            if several
-            else f"{repo}{commit and '@'}{commit}: it does not lie in {models}",
-            hint="name one: REPO@COMMIT" if several else "`patchkit model list` names the models",
-        )
-    return asdict(found[0])
-
-
 def remove_model(models: str, folder: str) -> int:
     """Remove a model's folder, return its bytes. Raises UsageError for what is none of ours."""
     root, place = models_folder(models), Path(folder)

@@ -18,15 +18,14 @@ _REVISION = re.compile(r"(?![-/.])[A-Za-z0-9._/-]{1,200}")
 _FOLDER = re.compile(rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9a-f]{{12}})")
 _SHORT = 12  # digits of a commit in the name of a folder
 _HINT = "name it as the Hub does: openai/gpt-oss-120b, or openai/gpt-oss-120b@main"
-_PATTERNS = frozenset("*?[]")
+_PATTERNS = frozenset("*?[]\\")
 
 
 def _require_file_name(path: str) -> None:
     # `hf download` takes names for patterns, and each name is shown, copied and joined to a folder.
-    if not plain(path) or not path.isprintable() or "\\" in path or _PATTERNS & set(path):
+    odd = not path.isprintable() or _PATTERNS & set(path) or path.startswith(("-", ".cache/"))
+    if odd or not plain(path):
         raise RecordError(f"is {path!r}, which is no plain name of a file")
-    if path.startswith(("-", ".cache/")):
-        raise RecordError(f"is {path!r}, which is not taken for a file of a model")
 
 
 FileName = Annotated[Utf8, _require_file_name]

@@ -89,6 +89,29 @@ class HeldModel:
     ours: bool  # it has patchkit's record
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRoom:
+    """Where a model goes on a node: what is there of it, and what is free, in bytes."""
+
+    folder: str
+    held: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentModel:
+    """What was copied: the model's bytes, those that went over the link, and how long it took."""
+
+    size: int
+    sent: int
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Return GB a second over the link."""
+        return self.sent / 1e9 / max(self.seconds, 1e-3)
+
+
 def finding_fields(found: Finding) -> SentFinding:
     return SentFinding(
         level=found.level,
@@ -112,7 +135,9 @@ def read_answer(kind: type[T], value: object) -> T:
 
 
 def followed(
-    answers: Iterator[Any], progress: Callable[[int, int], None], plan: Callable[[Any], None]
+    answers: Iterator[Any],
+    progress: Callable[[int, int], None],
+    plan: Callable[[Any], None] | None = None,
 ) -> Any:
     """Return the ``result`` of a node's answers; hand over its progress, and its plan."""
     result = None
@@ -121,7 +146,7 @@ def followed(
             continue
         if isinstance(each.get("done"), int) and isinstance(each.get("total"), int):
             progress(each["done"], each["total"])
-        elif "plan" in each:
+        elif plan and "plan" in each:
             plan(each["plan"])
         elif "result" in each:
             result = each["result"]

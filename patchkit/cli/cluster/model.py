@@ -1,0 +1,328 @@
+"""Fetch, copy, check, list and remove models: `patchkit model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from patchkit.cli.cluster.model_options import ModelNodes, node_options
+from patchkit.cli.cluster.model_view import (
+    check_findings,
+    check_lines,
+    gigabytes,
+    held_row,
+    outcome_fields,
+    outcome_lines,
+    plan_lines,
+    silent_lines,
+)
+from patchkit.cli.next_step import next_step, program
+from patchkit.cli.out import as_json, confirm, echo, print_json, say, table
+from patchkit.cli.progress import progress
+from patchkit.errors import PatchkitError, SourceError, UsageError
+from patchkit.finding import worst
+from patchkit.quoting import quoted
+from patchkit.runtime.models.check import check_model
+from patchkit.runtime.models.fetch import fetch_model
+from patchkit.runtime.models.held import remove_model
+from patchkit.runtime.models.names import split_revision
+from patchkit.runtime.models.pins import pin
+from patchkit.runtime.models.report import FetchPlan, HeldModel, ModelCheck, followed, read_answer
+from patchkit.runtime.models.sync import (
+    ModelNode,
+    SyncedModel,
+    models_of,
+    room_for,
+    source_of,
+    sync_model,
+)
+from patchkit.runtime.models.transfer import send_words
+from patchkit.runtime.remote.everywhere import everywhere
+from patchkit.runtime.remote.node import Remote
+
+_model = click.argument("spec", metavar="REPO[@COMMIT]")
+_dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+
+@click.group()
+def command() -> None:
+    """Fetch a model once, copy it to the other nodes, and know that it is whole.
+
+    One folder holds one commit: MODELS/ORG--NAME@COMMIT. `get` fetches with the `hf` of vLLM's own
+    environment, `sync` copies with rsync, and `check` needs no network.
+    """
+
+
+@command.command("get")
+@click.argument("spec", metavar="REPO[@REVISION]")
+@click.option("--cached", is_flag=True, help="Take it from the cache of the Hub; no network.")
+@_dry_run
+@node_options
+@as_json
+def get(spec: str, *, cached: bool, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
+    """Fetch what vLLM loads of a model, to the first node.
+
+    Says the size first, goes on where it was, and hashes every file at the end. What the user's
+    cache of the Hub has is linked. Who is logged in there is known to `hf`, or by HF_TOKEN there.
+    """
+    repo, revision = split_revision(spec)
+    if not revision and place.cluster:
+        revision = place.cluster.models.get(repo, "")
+    head, plans = place.head, []
+
+    def planned(value: Any) -> None:
+        plans.append(read_answer(FetchPlan, value))
+        if not as_json:
+            echo(plan_lines(plans[0], head.ssh))
+
+    answers = Remote(head.ssh).stream(
+        fetch_model,
+        models=head.models,
+        python=place.python,
+        repo=repo,
+        revision=revision,
+        cached=cached,
+        dry_run=dry_run,
+    )
+    with progress() as report:
+        result = followed(answers, report(repo), planned)
+    plan = plans[0]
+    fields = {"plan": {**asdict(plan), "left": plan.left}, "dry_run": dry_run}
+    if dry_run:
+        print_json(fields) if as_json else say("nothing was changed")
+        return
+    check = read_answer(ModelCheck, result)
+    if check.complete and place.file:
+        pin(place.file, repo, plan.commit)
+    if as_json:
+        print_json({**fields, "check": check.fields()})
+    else:
+        _show_fetched(place, plan, check)
+    if code := worst(check_findings(check)):
+        raise SystemExit(code)
+
+
+def _show_fetched(place: ModelNodes, plan: FetchPlan, check: ModelCheck) -> None:
+    echo(check_lines(check, place.head.ssh))
+    if not check.complete:
+        say(next_step(*program(), "model", "get", f"{plan.repo}@{plan.commit}"))
+        return
+    if place.file:
+        say(f"{place.file} pins {plan.repo} to {plan.commit}")
+    if len(place.nodes) > 1:
+        say(next_step(*program(), "model", "sync", plan.repo))
+
+
+@command.command("sync")
+@click.argument("specs", metavar="[REPO[@COMMIT]]...", nargs=-1)
+@_dry_run
+@node_options
+@as_json
+def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
+    """Copy models from the first node that has them whole to the others, and check them there.
+
+    Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
+    side; run it again after an interrupt. Every file is hashed on the node that got it.
+    """
+    if len(place.nodes) < 2:
+        raise UsageError(
+            "there is one node, and nothing to copy to",
+            hint="name nodes: --node spark-1 --node spark-2=192.168.100.12",
+        )
+    if not specs and not (specs := tuple(place.cluster.models if place.cluster else ())):
+        raise UsageError("no model is named, and none is pinned", hint="name one: org/name")
+    held = models_of(place.nodes)
+    results: list[tuple[ModelNode, SyncedModel | PatchkitError]] = []
+    for spec in specs:
+        source, model = source_of(place.nodes, held, *place.wanted(spec))
+        others = [node for node in place.nodes if node is not source]
+        if dry_run:
+            _show_copies(source, model, others, as_json=as_json)
+            continue
+        with progress() as report:
+            results += zip(others, everywhere(others, _copier(source, model, report)), strict=True)
+    if not dry_run:
+        _show(results, as_json=as_json)
+
+
+def _copier(
+    source: ModelNode, model: HeldModel, report: Callable[[str], Callable[[int, int], None]]
+) -> Callable[[ModelNode], SyncedModel]:
+    return lambda node: sync_model(source, model, node, report)
+
+
+def _show_copies(
+    source: ModelNode, model: HeldModel, others: Sequence[ModelNode], *, as_json: bool
+) -> None:
+    copies = []
+    for node in others:
+        room = room_for(model, node, dry_run=True)
+        copies.append(
+            {
+                "from": source.ssh,
+                "to": node.ssh,
+                "model": f"{model.repo}@{model.commit}",
+                "size": model.size,
+                "held": room.held,
+                "free": room.free,
+                "command": quoted(*send_words(model.folder, node.peer, room.folder)),
+            }
+        )
+    if as_json:
+        print_json({"dry_run": True, "copies": copies})
+        return
+    for each in copies:
+        say(f"{each['model']}: {gigabytes(model.size)}, {each['from']} to {each['to']}")
+        say(f"  {each['command']}")
+    say("nothing was changed")
+
+
+def _show(
+    results: Sequence[tuple[ModelNode, SyncedModel | ModelCheck | PatchkitError]], *, as_json: bool
+) -> None:
+    """Print what came of it on each node; SystemExit with the code of the worst."""
+    fields, codes = [], [0]
+    for node, each in results:
+        if isinstance(each, PatchkitError):
+            codes.append(each.exit_code)
+            error = {"what": each.what, "why": each.why, "next": each.hint}
+            fields.append({"node": node.ssh, "error": error})
+            shown = silent_lines(node.ssh, each)
+        else:
+            check = each if isinstance(each, ModelCheck) else each.check
+            codes.append(worst(check_findings(check)))
+            fields.append({"node": node.ssh, **outcome_fields(each)})
+            shown = outcome_lines(each, node.ssh)
+        if not as_json:
+            echo(shown)
+    if as_json:
+        print_json({"nodes": fields})
+    if code := max(codes):
+        raise SystemExit(code)
+
+
+@command.command("check")
+@_model
+@click.option("--quick", is_flag=True, help="Sizes, shards and links only; no hashes.")
+@node_options
+@as_json
+def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
+    """Check on every node that a model is complete and right; needs no network.
+
+    Hashes are compared with those that `hf` wrote down when it fetched the files.
+    """
+    repo, commit = place.wanted(spec)
+    found = {node.ssh: model.folder for node, model in _folders(place, repo, commit)}
+    with progress() as report:
+
+        def look(node: ModelNode) -> ModelCheck:
+            if node.ssh not in found:
+                again = quoted("patchkit", "model", "sync", spec)
+                raise SourceError(f"{node.ssh}: {spec} is not there", hint=again)
+            answers = Remote(node.ssh).stream(check_model, folder=found[node.ssh], full=not quick)
+            return read_answer(ModelCheck, followed(answers, report(f"{node.ssh}: hashing")))
+
+        results = everywhere(place.nodes, look)
+    _show(list(zip(place.nodes, results, strict=True)), as_json=as_json)
+
+
+@command.command("list")
+@node_options
+@as_json
+def list_models(*, place: ModelNodes, as_json: bool) -> None:
+    """List the models of every node, and whether they are complete."""
+    held = models_of(place.nodes)
+    if as_json:
+        print_json(
+            {
+                "nodes": [
+                    {"node": node.ssh, "error": each.what}
+                    if isinstance(each, PatchkitError)
+                    else {"node": node.ssh, "models": [asdict(model) for model in each]}
+                    for node, each in zip(place.nodes, held, strict=True)
+                ]
+            }
+        )
+    else:
+        rows = []
+        for node, each in zip(place.nodes, held, strict=True):
+            if isinstance(each, PatchkitError):
+                echo(silent_lines(node.ssh, each))
+                continue
+            rows += [held_row(node.ssh, model) for model in each]
+            if not each:
+                say(f"{node.ssh}: no models in {node.models}")
+        if rows:
+            echo(table(rows, heads=("node", "model", "commit", "size", "state", "")))
+    if code := max(each.exit_code if isinstance(each, PatchkitError) else 0 for each in held):
+        raise SystemExit(code)
+
+
+@command.command("remove")
+@_model
+@click.option("--yes", is_flag=True, help="Ask nothing.")
+@_dry_run
+@node_options
+@as_json
+def remove(spec: str, *, yes: bool, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
+    """Remove a model from every node that has it."""
+    found = _folders(place, *split_revision(spec))
+    if not as_json:
+        for node, model in found:
+            say(f"{node.ssh}:{model.folder}: {gigabytes(model.size)}")
+    if dry_run:
+        _show_removed(found, as_json=as_json, dry_run=True)
+        return
+    if not yes and not confirm("Remove them?"):
+        raise SystemExit(1)
+    folders = {node.ssh: model.folder for node, model in found}
+    results = everywhere(
+        [node for node, _model in found],
+        lambda node: Remote(node.ssh).call(
+            remove_model, models=node.models, folder=folders[node.ssh]
+        ),
+    )
+    for each in results:
+        if isinstance(each, PatchkitError):
+            raise each
+    _show_removed(found, as_json=as_json, dry_run=False)
+
+
+def _show_removed(
+    found: Sequence[tuple[ModelNode, HeldModel]], *, as_json: bool, dry_run: bool
+) -> None:
+    if as_json:
+        removed = [{"node": node.ssh, **asdict(model)} for node, model in found]
+        print_json({"dry_run": dry_run, "removed": removed})
+    else:
+        say("nothing was changed" if dry_run else "removed")
+
+
+def _folders(place: ModelNodes, repo: str, commit: str) -> list[tuple[ModelNode, HeldModel]]:
+    """Return the one folder of a model on each node that has it.
+
+    Raises the error of a node that does not answer, SourceError if no node has the model,
+    UsageError if several commits of it are there.
+    """
+    found = []
+    for node, models in zip(place.nodes, models_of(place.nodes), strict=True):
+        if isinstance(models, PatchkitError):
+            raise models
+        found += [
+            (node, each) for each in models if each.repo == repo and each.commit.startswith(commit)
+        ]
+    commits = sorted({model.commit[:12] for _node, model in found})
+    named = f"{repo}{commit and '@'}{commit}"
+    if not found:
+        raise SourceError(
+            f"{named}: lies on no node", hint=quoted("patchkit", "model", "get", named)
+        )
+    if len(commits) > 1:
+        raise UsageError(
+            f"{named}: several commits of it are there: {', '.join(commits)}",
+            hint=quoted("patchkit", "model", "list") + " shows them; name one: REPO@COMMIT",
+        )
+    return found

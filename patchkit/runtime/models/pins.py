@@ -1,0 +1,81 @@
+"""Pin a model's commit in ``cluster.toml``: one line is written, all others stay as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
+from patchkit.errors import UsageError
+from patchkit.reading import read_text
+
+_TABLE = "models"
+_HEADER = re.compile(r"\s*\[\s*(?:models|\"models\"|'models')\s*\]\s*(?:#.*)?")
+_ANY_HEADER = re.compile(r"\s*\[")
+
+
+def pin(path: Path, repo: str, commit: str) -> bool:
+    """Write the commit of a model into the file; return whether that changed it.
+
+    Raises UsageError if the file is no TOML, or is one that only a person can edit.
+    """
+    text = read_text(path)
+    changed = pinned(text, repo, commit, str(path))
+    if changed == text:
+        return False
+    with translated(at=path), replacing(path) as file:
+        file.write(changed.encode())
+    return True
+
+
+def pinned(text: str, repo: str, commit: str, name: str = "cluster.toml") -> str:
+    """Return the text of a cluster file in which ``[models]`` pins a commit."""
+    try:
+        before = tomllib.loads(text)
+        held = before.get(_TABLE, {})
+        if isinstance(held, dict) and held.get(repo) == commit:
+            return text
+        changed = _edited(text, repo, commit)
+        # The edit is by lines: only this says that it has done what it should, and nothing else.
+        if tomllib.loads(changed) == {**before, _TABLE: {**held, repo: commit}}:
+            return changed
+    except (tomllib.TOMLDecodeError, TypeError):
+        pass
+    raise UsageError(
+        f"{name}: the commit of {repo} cannot be written into it",
+        why="it is not TOML, or its table [models] is written in another way",
+        hint=f"write below [{_TABLE}] by hand: {_line(repo, commit)}",
+    )
+
+
+def _edited(text: str, repo: str, commit: str) -> str:
+    lines = text.splitlines(keepends=True)
+    end = "\r\n" if "\r\n" in text else "\n"
+    start = next((n for n, line in enumerate(lines) if _HEADER.fullmatch(line.rstrip())), None)
+    if start is None:
+        gap = end if text.strip() else ""
+        last = "" if not text or text.endswith("\n") else end
+        return f"{text}{last}{gap}[{_TABLE}]{end}{_line(repo, commit)}{end}"
+    if not lines[-1].endswith("\n"):
+        lines[-1] += end
+    stop = next(
+        (n for n in range(start + 1, len(lines)) if _ANY_HEADER.match(lines[n])), len(lines)
+    )
+    key = re.compile(
+        rf"(\s*(?:\"{re.escape(repo)}\"|'{re.escape(repo)}')\s*=\s*)([\"'])[^\"']*\2(.*)", re.DOTALL
+    )
+    for number in range(start + 1, stop):
+        if match := key.fullmatch(lines[number]):
+            lines[number] = f"{match[1]}{json.dumps(commit)}{match[3]}"
+            return "".join(lines)
+    # Behind the last entry, before what leads over to the next table.
+    while stop > start + 1 and (not lines[stop - 1].strip() or lines[stop - 1].lstrip()[0] == "#"):
+        stop -= 1
+    return "".join([*lines[:stop], f"{_line(repo, commit)}{end}", *lines[stop:]])
+
+
+def _line(repo: str, commit: str) -> str:
+    return f"{json.dumps(repo)} = {json.dumps(commit)}"

@@ -1,0 +1,310 @@
+"""`patchkit model` with a real huggingface_hub, rsync and sshd; the Hub is a small real server."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+
+import pytest
+
+from patchkit.errors import HostError, SourceError
+from patchkit.runtime.models.names import ModelFolder
+from patchkit.runtime.models.sync import ModelNode, models_of, source_of, sync_model
+from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest, hub_server, safetensors
+from support.needed import need
+from support.ssh_server import obstacle, ssh_server
+
+# That of transformers 4, with which the first releases came, and the newest.
+RELEASES = ["0.36.2", "2.4.0"]
+SIZE = sum(len(MODEL[name]) for name in CHOSEN)
+FOLDER = ModelFolder(repo="org/small", commit=COMMIT).name
+
+
+def installed(folder, release):
+    """Return the Python of an environment with a real huggingface_hub, or skip."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin/python"
+    words = [python, "-m", "pip", "install", "-q", f"huggingface_hub=={release}"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"pip cannot install huggingface_hub {release}: {done.stderr.strip()[-300:]}")
+    return python
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def each_python(request, tmp_path_factory):
+    return installed(tmp_path_factory.mktemp("venv"), request.param)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    return installed(tmp_path_factory.mktemp("venv"), RELEASES[-1])
+
+
+@pytest.fixture
+def hub():
+    with hub_server() as server:
+        yield server
+
+
+@pytest.fixture
+def model(cli, hub, tmp_path):
+    """`patchkit model VERB …` with the Hub and a home of the test's own."""
+    home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.address}
+    home |= dict.fromkeys(("http_proxy", "HTTP_PROXY", "HF_TOKEN", "HF_HUB_CACHE"), "")
+    models = ("--models", tmp_path / "models")
+
+    def run(verb, *arguments, env=None, **options):
+        return cli("model", verb, *arguments, *models, env={**home, **(env or {})}, **options)
+
+    return run
+
+
+def asked(hub, name):
+    return [line for line in hub.asked if line.startswith("GET /org/") and name in line]
+
+
+def test_get_fetches_what_is_loaded_and_nothing_twice(model, hub, each_python, tmp_path):
+    get = ("get", "org/small@main", "--python", each_python, "--json")
+    plan = json.loads(model(*get, "--dry-run").stdout)["plan"]
+    assert (plan["files"], plan["size"], plan["left"]) == (5, SIZE, SIZE)
+    assert plan["of"] == sum(map(len, MODEL.values()))
+    assert not (tmp_path / "models").exists()
+    done = json.loads(model(*get).stdout)
+    assert done["check"]["complete"]
+    assert done["check"]["full"]
+    folder = tmp_path / "models" / FOLDER
+    names = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert names == {name: MODEL[name] for name in CHOSEN}
+    hub.asked.clear()
+    again = json.loads(model(*get).stdout)
+    assert (again["plan"]["held"], again["plan"]["left"]) == (SIZE, 0)
+    assert not asked(hub, "safetensors ")
+    assert json.loads(model("list", "--json").stdout)["nodes"][0]["models"][0]["complete"]
+
+
+def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, each_python, tmp_path):
+    """A connection that breaks, a file that was cut off, and one with another byte."""
+    folder = tmp_path / "models" / FOLDER
+    get = ("get", "org/small", "--python", each_python)
+    # hf writes 10 MiB at once.
+    hub.repos["org/small"] = files = {**MODEL, SHARDS[1]: safetensors(2, 25 << 20)}
+    hub.cut = 21 << 20
+    model(*get, rc=(0, 7))
+    model(*get)
+    assert [line for line in hub.asked if "bytes=" in line]
+    # As a killed one leaves it since huggingface_hub 1.18, which never goes on with it.
+    part = folder / f".cache/huggingface/download/AbC=.{'e' * 64}.0123abcd.incomplete"
+    part.write_bytes(b"lost")
+    os.truncate(folder / SHARDS[0], 100)
+    model(*get)
+    data = bytearray(files[SHARDS[1]])
+    data[-1] ^= 1
+    kept = (folder / SHARDS[1]).stat()
+    (folder / SHARDS[1]).write_bytes(data)
+    os.utime(folder / SHARDS[1], ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    said = model(*get, rc=8).stdout
+    assert f"{SHARDS[1]}: has the hash" in said
+    assert f"model get org/small@{COMMIT}" in said
+    model(*get)
+    assert all((folder / name).read_bytes() == files[name] for name in CHOSEN)
+    assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "rc", "says"),
+    [
+        ("org/none", 3, "there is no such repository, or it is private"),
+        ("org/small@v9", 3, "no such branch, tag or commit"),
+        ("org/hostile", 3, "'../../x.json', which is no plain name"),
+        ("org/gguf", 3, "it holds .gguf"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_said(model, hub, python, spec, rc, says):
+    hub.repos["org/hostile"] = {"model.safetensors": safetensors(1), "../../x.json": b"{}"}
+    hub.repos["org/gguf"] = {"config.json": b"{}", "model.gguf": b"1" * 300}
+    assert says in model("get", spec, "--python", python, rc=rc).stderr
+
+
+def test_a_token_is_used_and_never_shown(model, hub, python, tmp_path):
+    hub.token = "hf_" + "s" * 34
+    said = model("get", "org/small", "--python", python, rc=3).stderr
+    assert (
+        f"next: agree at https://huggingface.co/org/small, then log in there: `{python.parent}/hf"
+        in said
+    )
+    done = model("get", "org/small", "--python", python, "--json", env={"HF_TOKEN": hub.token})
+    assert hub.token not in done.stdout + done.stderr
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(hub.token.encode() in data for data in written)
+
+
+def test_without_what_it_needs(model, hub, python, tmp_path):
+    """No huggingface_hub, no Hub, no room."""
+    said = model("get", "org/small", "--python", sys.executable, rc=9).stderr
+    assert "has no huggingface_hub, which vLLM brings" in said
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    said = model("get", "org/small", "--python", python, rc=7, env=nobody).stderr
+    assert "no network there, or the Hub does not answer" in said
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
+    disk = small_disk("size=10k")
+    env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(disk)}
+    said = cli(
+        "model", "get", "org/small", "--python", python, "--models", disk, rc=7, env=env
+    ).stderr
+    assert "GB are free" in said
+    assert not list(disk.iterdir())
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """A cache of the Hub as 2.4 makes it: links to blobs that are links into the shared store."""
+    cache = tmp_path / "hf/hub"
+    home = cache / "models--org--small"
+    snapshot = home / "snapshots" / COMMIT
+    for place in (snapshot, home / "blobs", home / "refs", cache / "blobs"):
+        place.mkdir(parents=True)
+    (home / "refs/main").write_text(COMMIT)
+    for name in CHOSEN:
+        key = digest(MODEL[name])
+        (cache / "blobs" / f"x{key}").write_bytes(MODEL[name])
+        (home / "blobs" / key).symlink_to(f"../../blobs/x{key}")
+        (snapshot / name).symlink_to(f"../../blobs/{key}")
+    return cache
+
+
+def test_a_cache_of_the_hub_is_taken_without_network(model, hub, cached, tmp_path):
+    done = json.loads(model("get", "org/small", "--cached", "--json").stdout)
+    assert done["check"]["complete"]
+    assert (done["plan"]["linked"], done["plan"]["left"]) == (SIZE, 0)
+    assert hub.asked == []
+    folder = tmp_path / "models" / FOLDER
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
+    assert (folder / SHARDS[0]).stat().st_nlink == 2
+    assert "holds no v9 of it" in model("get", "org/small@v9", "--cached", rc=3).stderr
+
+
+def test_what_a_cache_has_is_not_fetched(model, hub, cached, each_python):
+    """One file of it is damaged, one link leads nowhere: those are fetched."""
+    blobs = cached / "blobs"
+    (blobs / f"x{digest(MODEL[SHARDS[0]])}").write_bytes(b"y" * len(MODEL[SHARDS[0]]))
+    (blobs / f"x{digest(MODEL['tokenizer.json'])}").unlink()
+    model("get", "org/small", "--python", each_python)
+    assert [bool(asked(hub, name)) for name in (SHARDS[0], SHARDS[1])] == [True, False]
+    assert asked(hub, "tokenizer.json")
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch, model, cached):
+    """Two nodes: this machine, and one that ssh reaches; the first one has the model."""
+    need("rsync")
+    if reason := obstacle():
+        pytest.skip(reason)
+    model("get", "org/small", "--cached")
+    with ssh_server(tmp_path / "ssh", "spark-2", "cable-2") as path:
+        monkeypatch.setenv("PATH", path)
+        yield (
+            ModelNode(ssh="localhost", peer="spark-1", models=str(tmp_path / "models")),
+            ModelNode(ssh="spark-2", peer="cable-2", models=str(tmp_path / "a b'$(c)")),
+        )
+
+
+def silent(_task):
+    return lambda _done, _total: None
+
+
+def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
+    source, model = source_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
+    assert source is nodes[0]
+    first = sync_model(source, model, nodes[1], silent)
+    there = tmp_path / "a b'$(c)" / FOLDER
+    assert first.check.complete
+    assert first.check.full
+    assert first.check.folder == str(there)
+    assert first.sent.sent >= SIZE
+    assert {path.name for path in there.iterdir()} == {*CHOSEN, ".cache"}
+    assert sync_model(source, model, nodes[1], silent).sent.sent == 0
+    # As an interrupt leaves it: a part under the file's own name.
+    os.truncate(there / SHARDS[1], 4000)
+    assert not models_of(nodes)[1][0].complete
+    assert sync_model(source, model, nodes[1], silent).check.complete
+    # The same size and time, other bytes: rsync alone would keep them.
+    place = there / SHARDS[1]
+    kept, data = place.stat(), bytearray(place.read_bytes())
+    data[-1] ^= 1
+    place.write_bytes(data)
+    os.utime(place, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    assert not sync_model(source, model, nodes[1], silent).check.complete
+    assert sync_model(source, model, nodes[1], silent).check.complete
+
+
+def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_path):
+    source, model = source_of(nodes, models_of(nodes), "org/small", "")
+    unknown = ModelNode(ssh="spark-2", peer="no-such-host", models=nodes[1].models)
+    with pytest.raises(HostError, match="no-such-host") as refused:
+        sync_model(source, model, unknown, silent)
+    assert refused.value.hint == "try it on the head: `ssh no-such-host true`"
+    (tmp_path / "models" / FOLDER / SHARDS[0]).unlink()
+    with pytest.raises(SourceError, match="is not complete"):
+        sync_model(source, model, nodes[1], silent)
+    with pytest.raises(SourceError, match="no node has the whole model"):
+        source_of(nodes, models_of(nodes), "org/small", "")
+
+
+CLUSTER = """\
+# ours
+model_folder = "{models}"
+
+[[node]]
+ssh = "spark-1"  # the head
+
+[[node]]
+ssh = "spark-2"
+peer = "cable-2"
+"""
+
+
+def test_the_verbs_over_a_cluster_file(cli, hub, python, tmp_path):
+    """Two names of one machine: each sees the same folder."""
+    need("rsync")
+    if reason := obstacle():
+        pytest.skip(reason)
+    models = tmp_path / "models"
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.format(models=models))
+    with ssh_server(tmp_path / "ssh", "spark-1", "spark-2", "cable-2") as path:
+        env = {"PATH": path}
+        shown = cli("model", "list", env=env).stdout
+        assert shown.count(f"no models in {models}") == 2
+        # HF_ENDPOINT does not come along with ssh: the head is this machine here.
+        here = {**env, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf")}
+        shown = cli(
+            "model", "get", "org/small", "--node", "localhost", "--python", python, env=here
+        ).stdout
+        assert f"cluster.toml pins org/small to {COMMIT}" in shown
+        assert (
+            file.read_text()
+            == CLUSTER.format(models=models) + f'\n[models]\n"org/small" = "{COMMIT}"\n'
+        )
+        said = cli("model", "sync", "--dry-run", "--json", env=env).stdout
+        (copy,) = json.loads(said)["copies"]
+        assert (copy["from"], copy["to"], copy["held"] > SIZE) == ("spark-1", "spark-2", True)
+        assert f"cable-2:{models}/{FOLDER}/" in copy["command"]
+        checks = json.loads(cli("model", "check", "org/small", "--json", env=env).stdout)["nodes"]
+        assert [(each["node"], each["complete"]) for each in checks] == [
+            ("spark-1", True),
+            ("spark-2", True),
+        ]
+        (models / FOLDER / SHARDS[0]).unlink()
+        said = cli("model", "check", "org/small", "--quick", env=env, rc=3).stdout
+        assert said.count(f"{SHARDS[0]}: is missing") == 2
+        cli("model", "remove", "org/small", "--dry-run", env=env)
+        assert (models / FOLDER).exists()
+        cli("model", "remove", "org/small", "--yes", "--node", "spark-1", env=env)
+        assert not list(models.iterdir())
+        shutil.rmtree(models)
