@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from patchkit.errors import HostError
-from patchkit.quoting import quoted
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.on_node import ports as on_node
 from patchkit.runtime.remote.everywhere import all_of, everywhere
 from patchkit.runtime.remote.node import Remote
+from patchkit.runtime.remote.ssh import there
 
 ANY = 0
 """Stands for a port that the system chooses: torch and NCCL take such ones, on every node."""
@@ -53,10 +53,10 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
         ways = [(0, n) for n in range(1, len(nodes))] + [(n, 0) for n in range(1, len(nodes))]
 
         def tried(way: tuple[int, int]) -> None:
-            here, there = way
-            found = nodes[here].call(on_node.blocked, address=addresses[there], ports=opened[there])
+            here, other = way
+            found = nodes[here].call(on_node.blocked, address=addresses[other], ports=opened[other])
             if found:
-                raise _blocked(nodes[here], nodes[there], addresses, way, int(found[0]))
+                raise _blocked(nodes[here], nodes[other], addresses, way, int(found[0]))
 
         all_of(everywhere(ways, tried))
 
@@ -65,21 +65,16 @@ def _taken(node: str, address: str, port: int) -> HostError:
     return HostError(
         f"{node}: port {port} at {address} is taken",
         why="another server, or a rank that was started by hand",
-        hint=f"see who has it: {_on(node)}ss -ltnp sport = :{port}",
+        hint=there(node, "ss", "-ltnp", "sport", "=", f":{port}"),
     )
 
 
 def _blocked(
-    here: Remote, there: Remote, addresses: Sequence[str], way: tuple[int, int], port: int
+    here: Remote, target: Remote, addresses: Sequence[str], way: tuple[int, int], port: int
 ) -> HostError:
     source = addresses[way[0]]
     return HostError(
-        f"{here.destination} does not reach {there.destination} at {addresses[way[1]]}:{port}",
+        f"{here.destination} does not reach {target.destination} at {addresses[way[1]]}:{port}",
         why="a firewall, or a cable that is out; the ranks connect there at many ports",
-        hint=f"`patchkit net verify`; or {_on(there.destination)}"
-        + quoted("sudo", "ufw", "allow", "from", source),
+        hint=there(target.destination, "sudo", "ufw", "allow", "from", source),
     )
-
-
-def _on(node: str) -> str:
-    return "" if node == "localhost" else f"{quoted('ssh', '-t', node)} "

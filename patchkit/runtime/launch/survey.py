@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.quoting import quoted
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.net.cages import cabled
 from patchkit.runtime.net.pair import pair_checks
 from patchkit.runtime.on_node.node_facts import NodeFacts
+from patchkit.runtime.remote.ssh import there
 
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 
@@ -39,7 +39,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
             "linger",
             f"units of {facts.user} end when the last login does",
             "a server must outlive the ssh session, and come back after a reboot",
-            f"{_on(name)}loginctl enable-linger",
+            there(name, "loginctl", "enable-linger"),
         )
     if facts.memlock is not None and any(each.active for each in facts.host.rdma):
         yield wrong(
@@ -47,14 +47,14 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
             f"user units may lock {facts.memlock >> 20} MiB of memory",
             "RoCE registers gigabytes, and fails with `Cannot allocate memory`; a user cannot "
             "raise this limit",
-            f"{_on(name)}{memlock_cure()}",
+            there(name, *memlock_cure()) + ", then reboot it",
         )
     if not facts.persistent_journal:
         yield wrong(
             "journal",
             "the journal is lost at a reboot",
             "it says why a rank ended",
-            f"{_on(name)}sudo mkdir -p /var/log/journal",
+            there(name, "sudo", "mkdir", "-p", "/var/log/journal"),
             Level.WARNING,
         )
     if "rsync" not in facts.has:
@@ -62,7 +62,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
             "rsync",
             "rsync is missing",
             "wheels and models are copied by it",
-            f"{_on(name)}sudo apt install rsync",
+            there(name, "sudo", "apt", "install", "rsync"),
         )
     if not facts.local_caches:
         yield wrong(
@@ -74,15 +74,11 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def memlock_cure() -> str:
-    """Return the command that writes the drop-in; root has to run it, then reboot."""
+def memlock_cure() -> tuple[str, ...]:
+    """Return the command that writes the drop-in, as words; root has to run it, then reboot."""
     folder = _LIMIT.rpartition("/")[0]
     words = f"mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {_LIMIT}"
-    return f"{quoted('sudo', 'sh', '-c', words)}; sudo reboot"
-
-
-def _on(name: str) -> str:
-    return "" if name == "localhost" else f"{quoted('ssh', '-t', name)} "
+    return ("sudo", "sh", "-c", words)
 
 
 def _between(first: str, head: NodeFacts, name: str, its: NodeFacts) -> Iterator[Finding]:

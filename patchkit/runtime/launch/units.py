@@ -188,7 +188,7 @@ class GroupUnits:
     def _described(self, rank: int) -> str:
         count = len(self.ranks)
         part = f", rank {rank} of {count}" if count > 1 else ""
-        return unit_text(f"vLLM {self.model}{part} (patchkit cluster {self.name})")
+        return unit_text(f"vLLM {self.model}{part} (cluster {self.name})")
 
     @property
     def _script(self) -> str:

@@ -128,4 +128,5 @@ def _refusal(answer: dict[str, object], python: Path, repo: str, revision: str) 
     for name, kind, why, hint in _REFUSALS:
         if isinstance(kinds, list) and name in kinds:
             return kind(f"{named}: {says}", why=why, hint=hint.format(repo=repo, hf=hf))
-    return HostError(f"{named}: {says}", hint=f"try by hand: `{hf} download {repo} config.json`")
+    by_hand = quoted(python.with_name("hf"), "download", repo, "config.json")
+    return HostError(f"{named}: {says}", hint=f"try by hand: {by_hand}")

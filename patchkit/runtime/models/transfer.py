@@ -119,11 +119,10 @@ def _failure(done: Completed, destination: str) -> HostError | StorageError:
     what = f"rsync to {destination} ended with exit code {done.status}: {said}"
     again = "run the same command again: it goes on where it was"
     if done.status == 255 or "unexplained error (code 255)" in done.output:
-        ssh = quoted("ssh", destination, "true")
         return HostError(
             what,
             why="the head logs in to the other nodes, over the cable",
-            hint=f"try it on the head: `{ssh}`",
+            hint="try it on the head: " + quoted("ssh", destination, "true"),
         )
     if "command not found" in done.output or done.status == 127:
         return HostError(what, why="rsync is not installed there", hint=_INSTALL)

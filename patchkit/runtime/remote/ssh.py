@@ -85,6 +85,11 @@ def check_destination(destination: str) -> None:
         raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
 
 
+def there(node: str, *words: str) -> str:
+    """Return a command line that runs these words on a node, to paste here."""
+    return quoted(*words) if node == HERE else quoted("ssh", "-t", node, quoted(*words))
+
+
 def ssh_error(done: Completed, destination: str) -> PatchkitError:
     """Return what went wrong between here and the node, with what to do about it."""
     if not done.started:
