@@ -113,24 +113,29 @@ def read_cluster_file(path: Path = FILE) -> ClusterFile:
     return read_toml(ClusterFile, path, error=UsageError)
 
 
+def _toml(text: str) -> str:
+    """Return a text as TOML has it: JSON's form, but without halves of surrogate pairs."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:
     """Return the text of a new file; ``choices`` are keys of ``[serve]`` that are not default."""
     lines = [
         "# The machines of a cluster, by rank: the head first. Yours to edit; every key is in",
         "# docs/cluster.md. `patchkit cluster up MODEL` reads it anew each time.",
         "",
-        f"venv = {json.dumps(VENV)}  # made by `patchkit cluster install`",
-        f"model_folder = {json.dumps(MODELS)}  # on each node",
+        f"venv = {_toml(VENV)}  # made by `patchkit cluster install`",
+        f"model_folder = {_toml(MODELS)}  # on each node",
         "",
         "[serve]",
         'listen = "local"  # who may ask: local, cable or lan',
         "port = 8000",
-        *(f"{key} = {json.dumps(value)}" for key, value in choices.items()),
+        *(f"{key} = {_toml(value)}" for key, value in choices.items()),
     ]
     for each in nodes:
-        lines += ["", "[[node]]", f"ssh = {json.dumps(each.ssh)}"]
+        lines += ["", "[[node]]", f"ssh = {_toml(each.ssh)}"]
         if each.peer:
-            lines.append(f"peer = {json.dumps(each.peer)}  # from the head")
+            lines.append(f"peer = {_toml(each.peer)}  # from the head")
         if each.address:
-            lines.append(f"address = {json.dumps(each.address)}")
+            lines.append(f"address = {_toml(each.address)}")
     return "\n".join([*lines, "", "[models]", ""])

@@ -1,0 +1,44 @@
+"""What nodes lack, before anything is written."""
+
+from dataclasses import replace
+
+import pytest
+
+from patchkit.finding import Level
+from patchkit.runtime.launch.survey import alike, survey
+from support.clusters import node_facts
+
+LACKS = {
+    "linger": ({"linger": False}, Level.ERROR, "ssh -t spark-1 'loginctl enable-linger'"),
+    "memlock": ({"memlock": 8 << 20}, Level.ERROR, "LimitMEMLOCK=infinity"),
+    "journal": ({"persistent_journal": False}, Level.WARNING, "mkdir -p /var/log/journal"),
+    "rsync": ({"has": ("ssh", "systemctl")}, Level.ERROR, "sudo apt install rsync"),
+    "systemd": ({"systemd": 0}, Level.ERROR, "use DGX OS"),
+    "home": ({"home_disk": "nfs4"}, Level.NOTE, ""),
+}
+
+
+@pytest.mark.parametrize("about", LACKS)
+def test_what_a_node_lacks(about, tmp_path):
+    changes, level, hint = LACKS[about]
+    (found,) = survey(["spark-1"], [node_facts(tmp_path, **changes)])
+    assert (found.about, found.level, found.where) == (about, level, "spark-1")
+    assert hint in found.hint
+
+
+def test_a_pair_that_fits(tmp_path):
+    facts = [node_facts(tmp_path, node=number) for number in (0, 1)]
+    assert [each for each in survey(["a", "b"], facts) if each.level is Level.ERROR] == []
+
+
+def test_a_cable_whose_ends_are_in_different_networks(tmp_path):
+    facts = [node_facts(tmp_path), node_facts(tmp_path, "cable_port1", node=1)]
+    changed = replace(facts[1].host, netdevs=facts[0].host.netdevs)
+    found = list(survey(["a", "b"], [facts[0], replace(facts[1], host=changed)]))
+    assert {each.where for each in found if each.level is Level.ERROR} == {"a, b"}
+
+
+def test_versions_that_differ(tmp_path):
+    facts = [node_facts(tmp_path), node_facts(tmp_path, node=1, vllm="0.24.0")]
+    (found,) = alike(["a", "b"], facts)
+    assert (found.about, found.what) == ("vllm", "0.25.1 and 0.24.0")
