@@ -17,7 +17,7 @@ from patchkit.runtime.launch.journal import first_error
 from patchkit.runtime.on_node.journal import JournalLine
 from patchkit.runtime.on_node.unit_state import NodeState, UnitState
 
-_HEADS = ("node", "rank", "state", "since", "restarts", "memory", "GPU")
+_HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _STATES = {
     "active": ("answers", "green"),
     "activating": ("loading", "yellow"),
@@ -39,7 +39,7 @@ def status(*, cluster: Cluster, as_json: bool) -> None:
     unit = states[0].unit(cluster.file.unit) if isinstance(states[0], NodeState) else None
     well = unit is not None and unit.active == "active" and not any(map(_silent, states))
     error = None
-    if unit and (unit.active == "failed" or unit.restarts):
+    if unit and (unit.active == "failed" or unit.sub == "auto-restart"):
         error = first_error(start.journals(cluster, lines=400))
     if as_json:
         print_json(
@@ -90,7 +90,7 @@ def _row(cluster: Cluster, number: int, state: NodeState | PatchkitError) -> tup
         str(number),
         style(word, fg=colour) if colour else word,
         unit.since.partition(" ")[2] if unit.active != "inactive" else "",
-        str(unit.restarts) if number == 0 else "",
+        f"{state.starts} in 1 h" if number == 0 else "",
         free,
         " ".join(heat),
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from patchkit.process import attempt
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import Reader, ToolUnavailable
 from patchkit.runtime.host.nvml import gpu_state
@@ -19,6 +20,7 @@ from patchkit.runtime.on_node.node_facts import user_systemctl
 MARK = "PATCHKIT_CLUSTER"
 """The variable that every process of a group has: so what is left of one can be found."""
 
+_STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"  # SD_MESSAGE_UNIT_STARTING of sd-messages.h
 _SHOWN = (
     *("Id", "ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts"),
     *("StateChangeTimestamp", "InvocationID", "Description"),
@@ -42,10 +44,14 @@ class UnitState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """A node's units, the processes that its group has, and its memory in KiB; None: unknown."""
+    """A node's units, the processes that its group has, and its memory in KiB; None: unknown.
+
+    ``starts`` is how often its first unit was started in the last hour, of four at most.
+    """
 
     units: tuple[UnitState, ...]
     processes: tuple[int, ...]
+    starts: int
     memory: Memory | None
     celsius: int | None = None
     watts: float | None = None
@@ -66,6 +72,7 @@ def state(name: str, units: Sequence[str]) -> dict[str, Any]:
     found = NodeState(
         units=tuple(unit_states(units)),
         processes=tuple(processes(name)),
+        starts=_starts(units[0]),
         memory=memory(Reader(LIVE, None)),
         celsius=celsius,
         watts=watts,
@@ -91,6 +98,13 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
             invocation=shown.get("InvocationID", ""),
             description=shown.get("Description", ""),
         )
+
+
+def _starts(unit: str) -> int:
+    """Count the starts of an hour: NRestarts leaves out those that a lost worker brings about."""
+    mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}", f"_UID={os.getuid()}")
+    options = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
+    return len(attempt("journalctl", *options, *mine).output.splitlines())
 
 
 def processes(name: str) -> Iterator[int]:
