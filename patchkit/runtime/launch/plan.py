@@ -38,7 +38,6 @@ from patchkit.runtime.serve.request import ServeRequest
 
 _SERVED = "--served-model-name"
 _RAY_PORT = 6379
-_ENGINE_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 _GIB = 2**30
 
 
@@ -270,9 +269,6 @@ def _rank_unit(
         words = (f"{programs}/{program}", verb, source, *flags, *named, *cluster.serve.args)
     weights = head.command.request.weights if head.command else None
     seconds = start_seconds(weights.gib if weights else None, len(cluster.node))
-    extra = {} if rank.facts.local_caches else _caches(rank.facts)
-    if _ENGINE_TIMEOUT in vllm_variables(node.vllm) and _ENGINE_TIMEOUT not in cluster.serve.set:
-        extra[_ENGINE_TIMEOUT] = str(seconds)  # vLLM's own patience, 600 s by default
     return RankUnit(
         node=rank.ssh,
         words=words,
@@ -280,7 +276,7 @@ def _rank_unit(
         bin=programs,
         seconds=seconds,
         ray=ray,
-        extra=extra,
+        extra={} if rank.facts.local_caches else _caches(rank.facts),
     )
 
 

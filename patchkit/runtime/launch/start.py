@@ -35,13 +35,16 @@ def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None
     ``tell`` gets the unit's state, and the seconds since the start, twice a second.
     """
     unit, began = cluster.file.unit, time.monotonic()
+    first = ""
     for said in cluster.head.stream(unit_state.follow, units=[unit]):
         (now,) = record(tuple[UnitState, ...], said["units"])
         tell(now, time.monotonic() - began)
         if now.active == "active":
             return answered(cluster, since)
-        if now.active not in _LOADING or now.sub == "auto-restart":
-            raise failed(cluster, since, now)
+        first = first or now.invocation
+        again = now.sub == "auto-restart" or now.invocation not in ("", first)
+        if again or now.active not in _LOADING:
+            raise failed(cluster, since, now, again=again)
     raise HostError(f"{cluster.head.destination}: the answer was cut short")
 
 
@@ -58,18 +61,18 @@ def answered(cluster: Cluster, since: str = "") -> Answered:
     return found
 
 
-def failed(cluster: Cluster, since: str, unit: UnitState) -> HostError:
+def failed(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> HostError:
     """Return the error of a start that failed: the first line of all ranks that says why."""
     first = journal.first_error(journals(cluster, since=since))
-    how = f"{unit.result or unit.active}, status {unit.status or '?'}"
+    how = f"systemd says {unit.result}, status {unit.status}" if not again else "its first start"
     logs = "patchkit cluster logs"
     if first is None:
         return HostError(f"the model did not start: {how}", hint=logs)
     node, line = first
-    again = " It is started again, at most four times an hour: `patchkit cluster down` ends that."
+    more = "; it is started again, four times an hour at most: `patchkit cluster down` ends that"
     return HostError(
         f"{node}: {line.text.strip()}",
-        why=f"the first error of all ranks; {how}." + again * (unit.sub == "auto-restart"),
+        why=f"the first error of all ranks; {how}" + more * again,
         hint=logs,
     )
 

@@ -79,9 +79,12 @@ def _check_there(cluster: Cluster, model: ServedModel, sizes: list[int | None]) 
     nodes = [each.ssh for each in cluster.file.node]
     if lacking := [node for node, size in zip(nodes, sizes, strict=True) if not size]:
         first = "get" if len(lacking) == len(nodes) else "sync"
+        by_path = model.name == model.folder
         raise HostError(
             f"{model.name} is not on {', '.join(lacking)}: no weights in {model.folder}",
-            hint=quoted("patchkit", "model", first, model.name),
+            hint="copy it there, to the same path on every node"
+            if by_path
+            else quoted("patchkit", "model", first, model.name),
         )
 
 

@@ -39,14 +39,15 @@ def main() -> None:
         signal.signal(number, _stopped)
     settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
     verb, *rest = sys.argv[1:]
-    if verb == "ready":
-        ready(settings)
-    elif verb == "worker":
-        watch(settings, int(rest[0]))
-    elif verb == "hold":
-        hold(settings, rest[0])
-    else:
-        leave(2, f"{verb}: no such part")
+    try:
+        if verb == "ready":
+            ready(settings)
+        elif verb == "worker":
+            watch(settings, int(rest[0]))
+        elif verb == "hold":
+            hold(settings, rest[0])
+    except Stopped:  # what asked for it says why
+        sys.exit(1)
 
 
 class Stopped(BaseException):

@@ -78,9 +78,7 @@ def test_compiled_code_stays_on_the_node(facts, tmp_path):
     home = node_facts(tmp_path, home_disk="nfs4")
     units = units_of(cluster("spark-1"), [home], "openai/gpt-oss-20b")
     assert units.ranks[0].extra["TRITON_CACHE_DIR"] == "/var/tmp/patchkit-spark/triton"
-    assert units_of(cluster("spark-1"), facts[:1], "openai/gpt-oss-20b").ranks[0].extra == {
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(units.ranks[0].seconds)
-    }
+    assert units_of(cluster("spark-1"), facts[:1], "openai/gpt-oss-20b").ranks[0].extra == {}
 
 
 @pytest.mark.parametrize(
