@@ -19,7 +19,7 @@ from tools.emulation.nodes import NodeError
 from tools.lifecycle.fake_vllm import VERSION
 from tools.lifecycle.nodes import HOME, SystemdNode
 
-VENV = f"{HOME}/venv"
+VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it
 SETTINGS = "fake.env"  # beside the program
 INSTALLED = {"vllm": VERSION, "torch": "2.11.0"}
 PROGRAM = Path(__file__).with_name("fake_vllm.py")
