@@ -47,6 +47,8 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="nox -s lifecycle --")
     parser.add_argument("work", type=Path)
     parser.add_argument("--write", action="store_true")
+    # Real vLLM compiles while it runs: g++,python3-dev.
+    parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
     parser.add_argument("scenario", nargs="*")
     given = parser.parse_args(words)
     if unknown := sorted(set(given.scenario) - set(SCENARIOS)):
@@ -57,7 +59,7 @@ def main(words: Sequence[str]) -> int:
         CONSOLE.print(f"left out, since patchkit has no `cluster` here: {', '.join(left_out)}\n")
         names = [name for name in names if name in ALONE]
     work = given.work.resolve()
-    lab = LifecycleLab(work, rootfs.ready(work))
+    lab = LifecycleLab(work, rootfs.ready(work, [*filter(None, given.packages.split(","))]))
     CONSOLE.print(page.HEAD, end="", markup=False)
     results = [_shown(_result(lab, name)) for name in names]
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())

@@ -22,7 +22,8 @@ def line(row: Sequence[str]) -> str:
 
 def written(text: str, rows: Iterable[Sequence[str]], order: Sequence[str]) -> str:
     """Return a page with these rows in its table, in this order; rows of others stay."""
-    known = {found[0]: found for found in ROW.findall(text)} | {row[0]: row for row in rows}
+    kept = {found[0]: tuple(c.replace(r"\|", "|") for c in found) for found in ROW.findall(text)}
+    known = kept | {row[0]: row for row in rows}
     places = [f"`{name}`" for name in order]
     return replaced(
         text, NAME, MAKER, table(HEADER, [known[p] for p in places if p in known]).strip()
