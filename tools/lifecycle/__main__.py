@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     # Real vLLM compiles while it runs: g++,python3-dev.
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
     parser.add_argument("scenario", nargs="*")
-    given = parser.parse_args(words)
+    given = parser.parse_intermixed_args(words)
     if unknown := sorted(set(given.scenario) - set(SCENARIOS)):
         parser.error(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     names = given.scenario or list(SCENARIOS)
