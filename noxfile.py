@@ -250,6 +250,18 @@ def emulation(session: nox.Session) -> None:
 
 
 @nox.session
+def lifecycle(session: nox.Session) -> None:
+    """Two and three nodes with a real systemd, stand-ins for vLLM, and something that breaks.
+
+    Needs root, mmdebstrap and systemd-nspawn: `nox -s lifecycle -- [--write] [SCENARIO ...]`.
+    """
+    _install(session, "test")
+    if obstacle := _tool(session, "lifecycle.rootfs", silent=True):
+        session.skip(obstacle)
+    _tool(session, "lifecycle", str(session.cache_dir.resolve() / "lifecycle"), *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """apply, status and revert beside git apply and the import of libcst, in one run.
 

@@ -15,12 +15,13 @@ from pathlib import Path, PurePosixPath
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
+from support.wheels import write_wheel
 from tools.emulation.nodes import NodeError
 from tools.lifecycle.fake_vllm import VERSION
 from tools.lifecycle.nodes import HOME, SystemdNode
 
-VENV = f"{HOME}/venv"
-SETTINGS = "fake.env"  # beside the program
+VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it
+SETTINGS = "fake.env"  # in the environment's bin
 INSTALLED = {"vllm": VERSION, "torch": "2.11.0"}
 PROGRAM = Path(__file__).with_name("fake_vllm.py")
 # What says which variables and flags there are, and which values they take.
@@ -54,9 +55,34 @@ def write(node: SystemdNode, path: str, text: str) -> None:
     _insist(node, "sh", "-c", script, path, input=text.encode() or b"\n")
 
 
+def wheels(folder: Path) -> list[Path]:
+    """Write wheels of what `install` puts there by hand, for pip; return their paths."""
+    made = []
+    for name, version in INSTALLED.items():
+        files = {path: data for path, data in _files().items() if path.startswith(f"{name}/")}
+        if name == "vllm":
+            entry = f"[console_scripts]\nvllm = vllm.{PROGRAM.stem}:main\n"
+            files[f"vllm/{PROGRAM.name}"] = PROGRAM.read_bytes()
+            files[f"vllm-{version}.dist-info/entry_points.txt"] = entry.encode()
+        made.append(write_wheel(folder, version, project=name, tag="py3-none-any", files=files))
+    return made
+
+
 @cache
 def site_packages() -> bytes:
-    """Return what is installed, as a tar archive; the release comes from the package index, once.
+    """Return what is installed, as a tar archive."""
+    files = dict(_files())
+    for name, version in INSTALLED.items():
+        about = f"{name}-{version}.dist-info"
+        record = "".join(f"{path},,\n" for path in files if path.startswith(f"{name}/"))
+        files |= {f"{about}/METADATA": _metadata(name, version), f"{about}/INSTALLER": b"pip\n"}
+        files[f"{about}/RECORD"] = record.encode()
+    return _packed(files)
+
+
+@cache
+def _files() -> Mapping[str, bytes]:
+    """Return the packages; the release comes from the package index, once.
 
     Raises PatchkitError if it cannot be had.
     """
@@ -70,13 +96,11 @@ def site_packages() -> bytes:
                 content = source.extractfile(member)
                 assert content is not None
                 files[str(path)] = content.read()
-    for name, version in INSTALLED.items():
-        about = f"{name}-{version}.dist-info"
-        metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n"
-        record = "".join(f"{path},,\n" for path in files if path.startswith(f"{name}/"))
-        files |= {f"{about}/METADATA": metadata.encode(), f"{about}/INSTALLER": b"pip\n"}
-        files[f"{about}/RECORD"] = record.encode()
-    return _packed(files)
+    return files
+
+
+def _metadata(name: str, version: str) -> bytes:
+    return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n".encode()
 
 
 def _packed(files: Mapping[str, bytes]) -> bytes:

@@ -9,10 +9,10 @@
 - a peer that says nothing, as behind a pulled cable, is waited for.
 
 It needs the standard library alone. Variables of the environment decide more, and before them those
-in `fake.env` beside the program, which is read at every start: FAKE_LOAD (seconds), FAKE_MB (memory
-of a worker process), FAKE_LIE (seconds that /health says 200 before anything is answered),
-FAKE_PATIENCE (seconds to wait for a silent peer), FAKE_FAIL (an error while loading, of rank
-FAKE_FAIL_RANK).
+in `bin/fake.env` of its virtual environment, which is read at every start: FAKE_LOAD (seconds),
+FAKE_MB (memory of a worker process), FAKE_LIE (seconds that /health says 200 before anything is
+answered), FAKE_PATIENCE (seconds to wait for a silent peer), FAKE_FAIL (an error while loading, of
+rank FAKE_FAIL_RANK).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ DEFAULTS = {"LOAD": "2", "MB": "50", "LIE": "0", "PATIENCE": "300", "FAIL": "", 
 
 
 def setting(name: str) -> str:
-    """Return a setting: of the file beside the program, of the environment, or its default."""
-    file = Path(__file__).with_name("fake.env")
+    """Return a setting: of the file, of a variable, or its default."""
+    file = Path(sys.prefix, "bin", "fake.env")
     lines = file.read_text().splitlines() if file.is_file() else []
     known = dict(line.split("=", 1) for line in lines if "=" in line)
     return known.get(f"FAKE_{name}") or os.environ.get(f"FAKE_{name}") or DEFAULTS[name]
@@ -104,7 +104,8 @@ class FakeRank:
         else:
             line = self._joined()
         name = f"{WORKER}{given.node_rank}"
-        words = [sys.executable, __file__, name, str(line.fileno()), str(given.node_rank)]
+        # -P: its own folder may be a package, whose modules are nobody's.
+        words = [sys.executable, "-P", __file__, name, str(line.fileno()), str(given.node_rank)]
         self.worker = subprocess.Popen(words, pass_fds=[line.fileno()], stdin=subprocess.DEVNULL)
         line.close()
         signal.signal(signal.SIGTERM, self._stop)
@@ -327,7 +328,8 @@ def work(number: int, rank: str) -> None:
         signal.pause()
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
+    arguments = sys.argv[1:]
     if arguments[:1] == ["--version"]:
         print(VERSION)
     elif arguments and arguments[0].startswith(WORKER):
@@ -342,4 +344,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -23,8 +23,6 @@ PACKAGES = (
     *("openssh-server", "openssh-client", "rsync", "curl", "ca-certificates", "procps"),
     *("iproute2", "iputils-ping", "python3", "python3-venv", "libnuma1", "libgomp1"),
 )
-# What vLLM's wheels compile while they run. Only real vLLM needs it.
-COMPILER = ("g++", "python3-dev")
 USER, UID = "spark", 1000
 TOOLS = {
     "mmdebstrap": "mmdebstrap",

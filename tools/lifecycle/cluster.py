@@ -1,0 +1,178 @@
+"""A cluster on the rack, asked and hurt from outside: `patchkit cluster` on the laptop, fake ranks.
+
+Nothing here knows units or files of patchkit's: whether a cluster serves, the server says, and what
+is left of it, the nodes' processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from patchkit.process import Completed
+from tools.emulation.scenarios import UnexpectedError
+from tools.lifecycle import fake_venv, rack, wiring
+from tools.lifecycle.fake_vllm import WORKER
+from tools.lifecycle.nodes import HOME
+from tools.lifecycle.rack import Rack
+
+MODEL, OTHER_MODEL = "~/models/tiny", "~/models/other"
+URL = "http://127.0.0.1:8000"  # on the head
+QUESTION = json.dumps({"prompt": "a b", "max_tokens": 4})
+# A node without a GPU, and a cable that is no QSFP cage: what a Spark's probe says by itself.
+TOML = '[serve]\ntopology = "socket"\ntarget = "gb10"\n'
+HEALS_SECONDS = 150
+UP_SECONDS = 180
+LOAD_SECONDS = 1.0  # of a fake rank
+Process = Literal["main", "worker"]
+# Processes of ranks, by what their command line holds.
+COMMANDS = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
+
+
+@dataclass(frozen=True)
+class EmulatedCluster:
+    """A cluster of all nodes of the rack, the first one its head."""
+
+    rack: Rack
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.rack.nodes)
+
+    def prepare(self) -> None:
+        """Install the fake on all nodes, two models, and the cluster's file on the laptop."""
+        for node in self.rack.nodes.values():
+            fake_venv.install(node, LOAD=LOAD_SECONDS)
+            for model in (MODEL, OTHER_MODEL):
+                for name, text in _model().items():
+                    fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
+        tables = [
+            f'[[node]]\nssh = "{name}"\naddress = "{wiring.qsfp_ip(node.number)}"\n'
+            for name, node in self.rack.nodes.items()
+        ]
+        self.rack.laptop.node.file(f"{rack.HOME}/cluster.toml").write_text(
+            "\n".join([TOML, *tables])
+        )
+
+    def patchkit(self, *words: str, seconds: int = UP_SECONDS) -> Completed:
+        """Run `patchkit cluster …` on the laptop. Raises UnexpectedError for a traceback."""
+        done = self.rack.laptop.patchkit("cluster", *words, seconds=seconds)
+        insist("Traceback" not in done.errors, f"a traceback: {done.errors}")
+        return done
+
+    def up(self, model: str = MODEL) -> Completed:
+        """Start it; it has to work, and to answer."""
+        done = self.patchkit("up", model)
+        insist(done.status == 0, f"up: {done.trouble}")
+        insist(self.answers(), "up said that it serves, and it does not answer")
+        return done
+
+    def down(self) -> None:
+        """Stop it; nothing may be left."""
+        done = self.patchkit("down")
+        insist(done.status == 0, f"down: {done.trouble}")
+        self.insist_on_nothing()
+
+    def answers(self, seconds: int = 5) -> bool:
+        """Return whether it gives a token."""
+        head = self.rack[self.names[0]]
+        ask = ("curl", "--silent", "--fail", "--max-time", str(seconds), f"{URL}/v1/completions")
+        return bool(head.init) and not head.user(*ask, "--json", QUESTION).trouble
+
+    def processes(self, name: str) -> dict[Process, list[str]]:
+        """Return the processes of a node's rank; none for a node that is off."""
+        node = self.rack[name]
+        if not node.init:
+            return {"main": [], "worker": []}
+        found = {kind: node.user("pgrep", "-f", words) for kind, words in COMMANDS.items()}
+        return {"main": found["main"].output.split(), "worker": found["worker"].output.split()}
+
+    def ranks(self) -> dict[str, dict[Process, list[str]]]:
+        return {name: self.processes(name) for name in self.names}
+
+    def kill(self, name: str, process: Process) -> None:
+        """Kill a process of a node's rank with SIGKILL."""
+        pids = self.processes(name)[process]
+        insist(len(pids) == 1, f"{name} has {len(pids)} {process} processes")
+        self.rack[name].user("kill", "-KILL", *pids)
+
+    def heals(self, before: dict[str, dict[Process, list[str]]] | None = None) -> str:
+        """Wait until it answers, from new processes on all nodes if ``before`` is given.
+
+        Nobody asks it before: a rank's end has to be noticed without a request.
+        """
+        began = time.monotonic()
+        if before:
+            wait(lambda: self._renewed(before), HEALS_SECONDS, "the ranks are not started again")
+        wait(self.answers, HEALS_SECONDS, "it does not answer again")
+        for name, found in self.ranks().items():
+            counts = {kind: len(pids) for kind, pids in found.items()}
+            insist(set(counts.values()) == {1}, f"{name} has {counts}")
+        return f"serves again after {time.monotonic() - began:.0f} s"
+
+    def insist_on_nothing(self) -> None:
+        """Raise UnexpectedError if a rank is left on a node that is on."""
+        left = {name: found for name, found in self.ranks().items() if any(found.values())}
+        insist(not left, f"left: {left}")
+
+    def _renewed(self, before: dict[str, dict[Process, list[str]]]) -> bool:
+        now = self.ranks()
+        return all(
+            now[name][kind] and not set(now[name][kind]) & set(pids)
+            for name, found in before.items()
+            for kind, pids in found.items()
+        )
+
+
+def insist(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise UnexpectedError(otherwise)
+
+
+def wait(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
+    """Wait until it holds. Raises UnexpectedError after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        insist(time.monotonic() < deadline, f"{otherwise}, after {seconds:.0f} s")
+        time.sleep(0.3)
+
+
+@dataclass(frozen=True)
+class LifecycleLab:
+    """``work`` is for logs, by scenario; ``root`` the file system of all nodes."""
+
+    work: Path
+    root: Path
+
+    def rack(self, name: str, count: int = 2) -> contextlib.AbstractContextManager[Rack]:
+        return rack.up(self.root, self.work / "logs" / name, count)
+
+    @contextlib.contextmanager
+    def prepared(self, name: str, count: int = 2) -> Iterator[EmulatedCluster]:
+        """Nodes on which a cluster can be started."""
+        with self.rack(name, count) as here:
+            cluster = EmulatedCluster(here)
+            cluster.prepare()
+            yield cluster
+
+    @contextlib.contextmanager
+    def serving(self, name: str, count: int = 2) -> Iterator[EmulatedCluster]:
+        """A cluster that serves; afterwards it is stopped, and nothing may be left of it."""
+        with self.prepared(name, count) as cluster:
+            cluster.up()
+            yield cluster
+            cluster.down()
+
+
+def _model() -> dict[str, str]:
+    """Return the files of a model of one number."""
+    header = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    weights = struct.pack("<Q", len(header)).decode() + header + "\0" * 4
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    return {"config.json": json.dumps(config), "model.safetensors": weights}
