@@ -79,8 +79,10 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
     place = Path(folder)
     _require_rsync()
     if not is_complete(place):
+        named = folder_of(place.name)
+        model = f"{named.repo}@{named.commit}" if named else "REPO"
         raise SourceError(
-            f"{folder}: is not complete", hint=f"{quoted('patchkit', 'model', 'check', place.name)}"
+            f"{folder}: is not complete", hint=quoted("patchkit", "model", "check", model)
         )
     made = read_record(place)
     total = made.size if made else sum(_sizes(place))
@@ -122,7 +124,7 @@ def _failure(done: Completed, destination: str) -> HostError | StorageError:
         return HostError(
             what,
             why="the head logs in to the other nodes, over the cable",
-            hint="try it on the head: " + quoted("ssh", destination, "true"),
+            hint=f"try it on the head: `{quoted('ssh', destination, 'true')}`",
         )
     if "command not found" in done.output or done.status == 127:
         return HostError(what, why="rsync is not installed there", hint=_INSTALL)
