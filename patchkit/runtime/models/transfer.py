@@ -24,6 +24,11 @@ from patchkit.runtime.remote.ssh import ssh_words
 _SPARE = 1.05
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
 _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
+# What ssh says if it did not get there; rsync's own exit code is 12 or 255, as it happens.
+_NO_LOGIN = re.compile(
+    r"^ssh: |Permission denied \(|Host key verification failed|HOST IDENTIFICATION HAS CHANGED",
+    re.MULTILINE,
+)
 _INSTALL = "sudo apt install rsync"
 
 
@@ -120,7 +125,7 @@ def _failure(done: Completed, destination: str) -> HostError | StorageError:
     said = told[-1] if told else done.trouble
     what = f"rsync to {destination} ended with exit code {done.status}: {said}"
     again = "run the same command again: it goes on where it was"
-    if done.status == 255 or "unexplained error (code 255)" in done.output:
+    if _NO_LOGIN.search(done.output):
         return HostError(
             what,
             why="the head logs in to the other nodes, over the cable",
