@@ -213,17 +213,17 @@ def test_what_a_cache_has_is_not_fetched(model, hub, cached, each_python):
     assert asked(hub, "tokenizer.json")
 
 
-@pytest.fixture
-def nodes(tmp_path, monkeypatch, model, cached):
-    """Two nodes: this machine, and one that ssh reaches; the first one has the model."""
+@pytest.fixture(params=["localhost", "spark-1"])
+def nodes(tmp_path, monkeypatch, model, cached, request):
+    """Two nodes, the first of which has the model: this machine, or one that ssh reaches."""
     need("rsync")
     if reason := obstacle():
         pytest.skip(reason)
     model("get", "org/small", "--cached")
-    with ssh_server(tmp_path / "ssh", "spark-2", "cable-2") as path:
+    with ssh_server(tmp_path / "ssh", "spark-1", "spark-2", "cable-2") as path:
         monkeypatch.setenv("PATH", path)
         yield (
-            ModelNode(ssh="localhost", peer="spark-1", models=str(tmp_path / "models")),
+            ModelNode(ssh=request.param, peer="spark-1", models=str(tmp_path / "models")),
             ModelNode(ssh="spark-2", peer="cable-2", models=str(tmp_path / "a b'$(c)")),
         )
 
