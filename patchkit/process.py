@@ -217,6 +217,7 @@ def output(
     except (OSError, ValueError) as error:
         return _not_started(command, env, error)
     tail: deque[str] = deque(maxlen=_TAIL)
+    _dialogues.add(process)
     with process:
         assert process.stdout is not None
         rest = b""
@@ -235,6 +236,8 @@ def output(
         except BaseException:
             _end(process)
             raise
+        finally:
+            _dialogues.discard(process)
     return _completed(command, process.returncode, "".join(tail), "")
 
 
@@ -272,7 +275,7 @@ def dialogue(*words: str | Path, given: bytes) -> Generator[str, None, Completed
 
 
 def end_dialogues() -> None:
-    """End the programs of all dialogues, in whichever thread they are: an interrupt came."""
+    """End the programs of ``dialogue`` and ``output`` in all threads: an interrupt came."""
     for each in list(_dialogues):
         each.terminate()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +28,7 @@ def progress(
     """
     with contextlib.ExitStack() as stack:
         bars: list[Any] = []
+        first = threading.Lock()  # nodes report side by side
 
         def report(task: str) -> Update:
             identifier: Any = None
@@ -34,8 +36,9 @@ def progress(
 
             def update(done: int, total: int) -> None:
                 nonlocal identifier
-                if not bars:
-                    bars.append(stack.enter_context(_bars_of(counted)))
+                with first:
+                    if not bars:
+                        bars.append(stack.enter_context(_bars_of(counted)))
                 if bars[0] is None or bars[0].disable:
                     in_lines(done, total)
                     return

@@ -1,8 +1,8 @@
 """A Hub in small: a real HTTP server that answers what huggingface_hub asks of the real one.
 
 ``model_info`` with sizes and digests, the tree of a commit, and files with the headers from which
-hf takes their ETag, with ranges for what goes on where it was. ``Hub.asked`` lists the requests;
-``Hub.cut`` breaks the connection after so many bytes of a file, once.
+hf takes their ETag, with ranges for what goes on where it was. ``asked`` lists the requests;
+``cut`` breaks the connection after so many bytes of a file, once; ``held`` files are not sent.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import http.server
 import json
 import struct
 import threading
+import time
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -63,6 +64,7 @@ class HubServer(http.server.ThreadingHTTPServer):
         self.token = ""  # what a request has to bear
         self.asked: list[str] = []
         self.cut = 0
+        self.held = threading.Event()  # set: whoever asks for a file waits
 
     @property
     def address(self) -> str:
@@ -142,6 +144,8 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(part)))
         self.end_headers()
         if self.command == "GET":
+            while self.server.held.is_set() and not name.endswith(".index.json"):
+                time.sleep(0.05)
             if 0 < self.server.cut < len(part):
                 part, self.server.cut = part[: self.server.cut], 0
                 self.close_connection = True

@@ -38,6 +38,7 @@ def ssh_server(folder: Path, *names: str):
         f"HostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n"
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+        f"SetEnv PATH={folder}/bin:{os.environ['PATH']}\n"  # there, too, ssh knows the names
     )
     key = (folder / "host.pub").read_text().split()[:2]
     (folder / "known").write_text(f"[127.0.0.1]:{port} {' '.join(key)}\n")

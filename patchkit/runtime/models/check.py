@@ -101,10 +101,11 @@ def _read(folder: Path) -> _Held:
             folders[:] = [each for each in folders if each not in (CACHE, ".git")]
         for name in files:
             path = Path(here, name)
-            try:
-                sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-            except OSError:
-                dangling.append(path.relative_to(folder).as_posix())
+            shown = path.relative_to(folder).as_posix()
+            if path.is_file():
+                sizes[shown] = path.stat().st_size
+            else:
+                dangling.append(shown)
     return _Held(
         folder=folder,
         record=read_record(folder),
@@ -117,7 +118,9 @@ def _read(folder: Path) -> _Held:
 def _structure(held: _Held) -> Iterator[Finding]:
     for name in held.dangling:
         yield _wrong(
-            name, "is a link to nothing", "a cache folder was copied without what it links to"
+            name,
+            "is a link to nothing, or no file",
+            "the folder of a cache was copied without what it links to",
         )
     if not any(name in held.sizes for name in CONFIGS):
         yield _wrong(CONFIGS[0], "is missing", "vLLM cannot tell what model this is")

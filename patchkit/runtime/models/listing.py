@@ -124,9 +124,10 @@ def _refusal(answer: dict[str, object], python: Path, repo: str, revision: str) 
     named = f"{repo}@{revision}" if revision else repo
     kinds = answer.get("kinds")
     says = str(answer.get("says")).strip().split("\n")[0]
-    hf = quoted(python.with_name("hf"))
+    hf = python.with_name("hf")
     for name, kind, why, hint in _REFUSALS:
         if isinstance(kinds, list) and name in kinds:
-            return kind(f"{named}: {says}", why=why, hint=hint.format(repo=repo, hf=hf))
-    by_hand = quoted(python.with_name("hf"), "download", repo, "config.json")
-    return HostError(f"{named}: {says}", hint=f"try by hand: {by_hand}")
+            return kind(f"{named}: {says}", why=why, hint=hint.format(repo=repo, hf=quoted(hf)))
+    return HostError(
+        f"{named}: {says}", hint=f"try by hand: `{quoted(hf, 'download', repo, 'config.json')}`"
+    )

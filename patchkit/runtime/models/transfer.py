@@ -24,6 +24,11 @@ from patchkit.runtime.remote.ssh import ssh_words
 _SPARE = 1.05
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
 _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
+# What ssh says if it did not get there; rsync's own exit code is 12 or 255, as it happens.
+_NO_LOGIN = re.compile(
+    r"^ssh: |Permission denied \(|Host key verification failed|HOST IDENTIFICATION HAS CHANGED",
+    re.MULTILINE,
+)
 _INSTALL = "sudo apt install rsync"
 
 
@@ -79,8 +84,10 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
     place = Path(folder)
     _require_rsync()
     if not is_complete(place):
+        named = folder_of(place.name)
+        model = f"{named.repo}@{named.commit}" if named else "REPO"
         raise SourceError(
-            f"{folder}: is not complete", hint=f"{quoted('patchkit', 'model', 'check', place.name)}"
+            f"{folder}: is not complete", hint=quoted("patchkit", "model", "check", model)
         )
     made = read_record(place)
     total = made.size if made else sum(_sizes(place))
@@ -118,11 +125,11 @@ def _failure(done: Completed, destination: str) -> HostError | StorageError:
     said = told[-1] if told else done.trouble
     what = f"rsync to {destination} ended with exit code {done.status}: {said}"
     again = "run the same command again: it goes on where it was"
-    if done.status == 255 or "unexplained error (code 255)" in done.output:
+    if _NO_LOGIN.search(done.output):
         return HostError(
             what,
             why="the head logs in to the other nodes, over the cable",
-            hint="try it on the head: " + quoted("ssh", destination, "true"),
+            hint=f"try it on the head: `{quoted('ssh', destination, 'true')}`",
         )
     if "command not found" in done.output or done.status == 127:
         return HostError(what, why="rsync is not installed there", hint=_INSTALL)

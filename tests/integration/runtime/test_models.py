@@ -1,11 +1,15 @@
 """`patchkit model` with a real huggingface_hub, rsync and sshd; the Hub is a small real server."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import venv
+from pathlib import Path
 
 import pytest
 
@@ -189,6 +193,16 @@ def test_a_cache_of_the_hub_is_taken_without_network(model, hub, cached, tmp_pat
     assert "holds no v9 of it" in model("get", "org/small@v9", "--cached", rc=3).stderr
 
 
+def test_from_another_disk_a_cache_is_copied(cli, cached, tmp_path, small_disk):
+    disk = small_disk("size=1m")
+    env = {"HF_HOME": str(cached.parent)}
+    said = cli("model", "get", "org/small", "--cached", "--models", disk, "--json", env=env).stdout
+    done = json.loads(said)
+    assert (done["plan"]["copied"], done["check"]["complete"]) == (SIZE, True)
+    assert (disk / FOLDER / SHARDS[0]).read_bytes() == MODEL[SHARDS[0]]
+    assert not (disk / FOLDER / SHARDS[0]).is_symlink()
+
+
 def test_what_a_cache_has_is_not_fetched(model, hub, cached, each_python):
     """One file of it is damaged, one link leads nowhere: those are fetched."""
     blobs = cached / "blobs"
@@ -199,17 +213,17 @@ def test_what_a_cache_has_is_not_fetched(model, hub, cached, each_python):
     assert asked(hub, "tokenizer.json")
 
 
-@pytest.fixture
-def nodes(tmp_path, monkeypatch, model, cached):
-    """Two nodes: this machine, and one that ssh reaches; the first one has the model."""
+@pytest.fixture(params=["localhost", "spark-1"])
+def nodes(tmp_path, monkeypatch, model, cached, request):
+    """Two nodes, the first of which has the model: this machine, or one that ssh reaches."""
     need("rsync")
     if reason := obstacle():
         pytest.skip(reason)
     model("get", "org/small", "--cached")
-    with ssh_server(tmp_path / "ssh", "spark-2", "cable-2") as path:
+    with ssh_server(tmp_path / "ssh", "spark-1", "spark-2", "cable-2") as path:
         monkeypatch.setenv("PATH", path)
         yield (
-            ModelNode(ssh="localhost", peer="spark-1", models=str(tmp_path / "models")),
+            ModelNode(ssh=request.param, peer="spark-1", models=str(tmp_path / "models")),
             ModelNode(ssh="spark-2", peer="cable-2", models=str(tmp_path / "a b'$(c)")),
         )
 
@@ -254,6 +268,57 @@ def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_pat
         sync_model(source, model, nodes[1], silent)
     with pytest.raises(SourceError, match="no node has the whole model"):
         source_of(nodes, models_of(nodes), "org/small", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("node", ["localhost", "spark-1"])
+def test_a_launcher_that_ends_leaves_no_download(environment, hub, python, tmp_path, node, number):
+    """Over ssh, whichever way it ends; on this machine where it can still act."""
+    if reason := obstacle():
+        pytest.skip(reason)
+    if (node, number) == ("localhost", signal.SIGKILL):
+        pytest.skip("what a killed process has started on its own machine goes on")
+    there = tmp_path / "bin"
+    there.mkdir()
+    for name in ("python", "hf"):  # ssh brings no variables along
+        settings = f"HF_ENDPOINT={hub.address} HF_HOME={tmp_path}/hf"
+        (there / name).write_text(f'#!/bin/sh\n{settings} exec {python.parent}/{name} "$@"\n')
+        (there / name).chmod(0o755)
+    words = ["model", "get", "org/small", "--node", node, "--python", there / "python"]
+    words += ["--models", tmp_path / "models"]
+    with ssh_server(tmp_path / "ssh", "spark-1") as path:
+        hub.held.set()
+        running = subprocess.Popen(
+            [sys.executable, "-m", "patchkit", *map(str, words)],
+            env={**environment, "PATH": path},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_until(lambda: asked(hub, "config.json") and downloads(tmp_path), running)
+        running.send_signal(number)
+        assert running.wait(60) == (-9 if number == signal.SIGKILL else 130)
+        wait_until(lambda: not downloads(tmp_path))
+        hub.held.clear()
+
+
+def downloads(folder):
+    """Return the command lines of the programs that write below a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = place.read_text().split("\0")
+            if "download" in words and any(str(folder) in word for word in words):
+                found.append(" ".join(words))
+    return found
+
+
+def wait_until(true, running=None):
+    for _ in range(600):
+        if true():
+            return
+        assert running is None or running.poll() is None
+        time.sleep(0.1)
+    raise AssertionError
 
 
 CLUSTER = """\

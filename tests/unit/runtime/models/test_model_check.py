@@ -74,6 +74,11 @@ def dangle(folder):
     (folder / SHARDS[0]).symlink_to("../../blobs/0123")
 
 
+def fifo(folder):
+    (folder / SHARDS[0]).unlink()
+    os.mkfifo(folder / SHARDS[0])
+
+
 def other_commit(folder):
     place = folder / DOWNLOADS / "config.json.metadata"
     place.write_text(place.read_text().replace(COMMIT, OTHER))
@@ -87,13 +92,14 @@ INDEX = "model.safetensors.index.json"
     ("damage", "found"),
     [
         (cut, f"error: {SHARDS[1]}: has 5,000 bytes, not {LENGTH:,}"),
-        (dangle, f"error: {SHARDS[0]}: is a link to nothing"),
+        (dangle, f"error: {SHARDS[0]}: is a link to nothing, or no file"),
+        (fifo, f"error: {SHARDS[0]}: is a link to nothing, or no file"),
         (lambda folder: (folder / SHARDS[1]).unlink(), f"error: {SHARDS[1]}: is missing"),
         (lambda folder: (folder / "config.json").unlink(), "error: config.json: is missing"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "error: tokenizer.json: is missing"),
         (other_commit, "error: config.json: is of commit ffffffffffff, not 0123456789ab"),
     ],
-    ids=["cut off", "dangling link", "shard", "config", "tokenizer", "two commits"],
+    ids=["cut off", "dangling link", "FIFO", "shard", "config", "tokenizer", "two commits"],
 )
 def test_each_damage_is_found_without_hashing(model, damage, found):
     damage(model)
