@@ -17,6 +17,7 @@ _UNIT = re.compile(r"patchkit-[a-z0-9-]+@?\.service")
 _FILE = re.compile(r"[a-z][a-z0-9_.-]*")
 _LARGEST = 1 << 20  # bytes of a file that `up` wrote
 _LONG = 3600.0  # seconds
+_BETWEEN = "some files are of this start, some of the one before it, and nothing is started"
 
 
 def config_folder(name: str) -> Path:
@@ -68,7 +69,7 @@ def put(name: str, files: Mapping[str, str]) -> list[str]:
     """
     folder = config_folder(name)
     changed = []
-    with translated("some files are of this start, some of the one before it"):
+    with translated(_BETWEEN):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         unit_folder().mkdir(parents=True, exist_ok=True)
         for path in list(_present(folder)):
@@ -80,7 +81,7 @@ def put(name: str, files: Mapping[str, str]) -> list[str]:
             if path.is_file() and path.read_text(encoding="utf-8") == files[file]:
                 continue
             # Variables may be private: others than the user have no business in this folder.
-            with replacing(path, private=True) as part:
+            with translated(_BETWEEN, at=path), replacing(path, private=True) as part:
                 part.write(files[file].encode())
             changed.append(file)
     return changed

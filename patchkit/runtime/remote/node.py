@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,24 +59,26 @@ class Remote:
     ) -> Iterator[tuple[str, Any]]:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
         options = sharing(self.destination)
-        talk = dialogue(*ssh_words(self.destination, *options), COMMAND, given=given)
-        while True:
-            try:
-                line = next(talk)
-            except StopIteration as end:
-                if end.value.trouble:
-                    raise ssh_error(end.value, self.destination) from None
-                return
-            # What a shell's startup file prints comes before, or between.
-            if not line.startswith(MARK):
-                continue
-            try:
-                ((kind, value),) = json.loads(line.removeprefix(MARK)).items()
-            except (ValueError, AttributeError, RecursionError):
-                raise self._silence("an answer that is no JSON") from None
-            if kind == "error":
-                raise sent_error(value, self.destination)
-            yield kind, value
+        words = (*ssh_words(self.destination, *options), COMMAND)
+        # Closed in any case: an error that is kept would keep the connection, too.
+        with contextlib.closing(dialogue(*words, given=given)) as talk:
+            while True:
+                try:
+                    line = next(talk)
+                except StopIteration as end:
+                    if end.value.trouble:
+                        raise ssh_error(end.value, self.destination) from None
+                    return
+                # What a shell's startup file prints comes before, or between.
+                if not line.startswith(MARK):
+                    continue
+                try:
+                    ((kind, value),) = json.loads(line.removeprefix(MARK)).items()
+                except (ValueError, AttributeError, RecursionError):
+                    raise self._silence("an answer that is no JSON") from None
+                if kind == "error":
+                    raise sent_error(value, self.destination)
+                yield kind, value
 
     def _silence(self, what: str) -> HostError:
         return HostError(
