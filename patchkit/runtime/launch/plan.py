@@ -200,7 +200,7 @@ def _command(
     choice: RuleChoice,
 ) -> ServeCommand:
     rules, serve = load_flag_rules(), cluster.serve
-    size = facts.models.get(model.folder)
+    on_node = facts.models.get(model.folder)
     request = ServeRequest(
         model=absolute(model.source, facts),
         node=node,
@@ -208,7 +208,7 @@ def _command(
         rank=number if len(cluster.node) > 1 else None,
         host=serve.host or listen_address(serve.listen, node, host),
         port=serve.port,
-        folder_gib=size / _GIB if size else None,
+        folder_gib=on_node.weights / _GIB if on_node and on_node.weights else None,
         choice=choice,
     )
     return serve_args(request, rules, release_flags(node.vllm, None))

@@ -55,7 +55,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     served = served_model(cluster.file, model)
     facts = cluster.facts([served.folder] if served.folder else [])
     if served.folder:
-        _check_there(cluster, served, [each.models[served.folder] for each in facts])
+        _check_there(cluster, served, [each.models[served.folder].problem for each in facts])
     ranks = planned_ranks(cluster.file, facts, served)
     links = cluster.links([each.address for each in ranks[1:]])
     units = group_units(cluster.file, ranks, served, [each.words for each in links])
@@ -74,18 +74,21 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     )
 
 
-def _check_there(cluster: Cluster, model: ServedModel, sizes: list[int | None]) -> None:
-    """Raise HostError if a node lacks the model: before anything is started."""
+def _check_there(cluster: Cluster, model: ServedModel, problems: list[str]) -> None:
+    """Raise HostError if the model is not whole on a node: before anything is started."""
     nodes = [each.ssh for each in cluster.file.node]
-    if lacking := [node for node, size in zip(nodes, sizes, strict=True) if not size]:
-        first = "get" if len(lacking) == len(nodes) else "sync"
-        by_path = model.name == model.folder
-        raise HostError(
-            f"{model.name} is not on {', '.join(lacking)}: no weights in {model.folder}",
-            hint="copy it there, to the same path on every node"
-            if by_path
-            else quoted("patchkit", "model", first, model.name),
-        )
+    wrong = {node: said for node, said in zip(nodes, problems, strict=True) if said}
+    if not wrong:
+        return
+    verb = "get" if len(wrong) == len(nodes) else "sync"
+    said = "; ".join(f"{node}: {problem}" for node, problem in wrong.items())
+    raise HostError(
+        f"{model.name} is not whole: {said}",
+        why=f"{model.folder} has to hold the same files on every node",
+        hint="copy it there, to the same path on every node"
+        if model.name == model.folder
+        else quoted("patchkit", "model", verb, model.name),
+    )
 
 
 def bring_up(cluster: Cluster, model: str) -> Begun:
@@ -102,12 +105,12 @@ def bring_up(cluster: Cluster, model: str) -> Begun:
         runs = _runs(state, cluster.file.unit)
         if plan.same and runs:
             return Begun(plan=plan, since="", running=True)
+        if runs or any_left(cluster):
+            check_stopped(cluster, stopped(cluster, disable=False))
+        if len(plan.ranks) > 1:
+            executor = plan.ranks[0].env.node.executor.name
+            check_ports(cluster, [each.address for each in plan.ranks], executor)
         if not plan.same:
-            if runs or any_left(cluster):
-                check_stopped(cluster, stopped(cluster, disable=False))
-            if len(plan.ranks) > 1:
-                executor = plan.ranks[0].env.node.executor.name
-                check_ports(cluster, [each.address for each in plan.ranks], executor)
             cluster.put(plan.files)
         since = cluster.head.call(begin, unit=cluster.file.unit, restart=not plan.same)["since"]
         return Begun(plan=plan, since=str(since))

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patchkit.finding import Level
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import LIVE, probe
+from patchkit.runtime.models.check import check_model
 from patchkit.runtime.on_node.node_files import config_folder, placed
 
 _UNLIMITED = 2**64 - 1
@@ -20,12 +22,20 @@ _NETWORK_DISKS = {"nfs", "nfs4", "cifs", "fuse.sshfs", "9p", "ceph", "lustre"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOnNode:
+    """The weights of a model's folder in bytes, 0 for none, and what is wrong with it first."""
+
+    weights: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """What a node says of itself.
 
     ``memlock`` is the limit of its user manager in bytes, None for none; ``files`` what an earlier
-    `up` left there, by name; ``models`` the size in bytes of each model folder that was asked for,
-    None for one that is not there; ``venv`` is the environment's path, "" without one.
+    `up` left there, by name; ``models`` what the folders that were asked for hold; ``venv`` is the
+    environment's path, "" without one.
     """
 
     host: Host
@@ -40,7 +50,7 @@ class NodeFacts:
     home_disk: str
     has: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
-    models: dict[str, int | None] = field(default_factory=dict)
+    models: dict[str, ModelOnNode] = field(default_factory=dict)
 
     @property
     def local_caches(self) -> bool:
@@ -68,7 +78,7 @@ def look(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
         home_disk=_disk_of(home),
         has=tuple(each for each in ("rsync", "ssh", "systemctl") if _is_here(each)),
         files=placed(config_folder(name)),
-        models={each: _size(Path(each).expanduser()) for each in models},
+        models={each: _model(each) for each in models},
     )
     return asdict(facts)
 
@@ -105,7 +115,15 @@ def _disk_of(place: Path) -> str:
     return kind
 
 
-def _size(folder: Path) -> int | None:
-    if not folder.is_dir():
-        return None
-    return sum(each.stat().st_size for each in folder.glob("*.safetensors") if each.is_file())
+def _model(folder: str) -> ModelOnNode:
+    """Return what the quick check says of a model: no hashes."""
+    place = Path(folder).expanduser()
+    if not place.is_dir():
+        return ModelOnNode(weights=0, problem="no such folder")
+    *_, last = check_model(str(place))
+    errors = [each for each in last["result"]["findings"] if each["level"] == Level.ERROR]
+    files = [each for each in place.glob("*.safetensors") if each.is_file()]
+    return ModelOnNode(
+        weights=sum(each.stat().st_size for each in files),
+        problem=" ".join((errors[0]["where"], errors[0]["what"])) if errors else "",
+    )
