@@ -9,6 +9,7 @@ from pathlib import Path
 from tools.steps import Page, Step
 
 README = Path(__file__).parents[1] / "README.md"
+BY_HAND = README.parent / "docs" / "by-hand.md"
 ONE, TWO = "One Spark", "Two Sparks"
 _RELEASE = re.compile(r"patchkit repack vllm==(\S+)")
 _TESTS = re.compile(r"^.venv/bin/pip install nox && .*$", re.MULTILINE)
@@ -31,9 +32,10 @@ _SKIPPED = {
 }
 
 
-def _page() -> Page:
+def _page(title: str) -> Page:
     return Page(
-        path=README,
+        # README's own block for two starts servers on other machines: `nox -s lifecycle` has those.
+        path=BY_HAND if title == TWO else README,
         machines=MACHINES,
         skipped=_SKIPPED,
         stand_ins=_STAND_INS,
@@ -43,7 +45,7 @@ def _page() -> Page:
 
 def release() -> str:
     """Return the release of vLLM that README takes."""
-    (named,) = _RELEASE.findall(README.read_text(encoding="utf-8"))
+    (named,) = set(_RELEASE.findall(README.read_text(encoding="utf-8")))
     return str(named)
 
 
@@ -55,9 +57,9 @@ def tests_command() -> str:
 
 def steps(title: str, machines: Path) -> Iterator[Step]:
     """Yield the steps of the block below a heading; ``machines`` is the folder of stand-ins."""
-    return _page().steps(title, machines)
+    return _page(title).steps(title, machines)
 
 
 def script(title: str, machines: Path) -> str:
     """Return a block as a script for sh, which shows each step, or why it is left out."""
-    return _page().script(title, machines)
+    return _page(title).script(title, machines)

@@ -37,6 +37,7 @@ Examples:
   patchkit inspect --loaded --python .venv/bin/python
   patchkit env --role head --nodes 2 -o head.env
   patchkit serve-args openai/gpt-oss-120b --from head.env
+  patchkit cluster up openai/gpt-oss-120b
 
 \b
 Exit codes: 0 done (or already done), 2 usage or no such file, 3 source not recognised, not
