@@ -56,8 +56,8 @@ def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None):
         "".join(f"[127.0.0.1]:{n} {' '.join(key)}\n" for n in (port, *ports.values()))
     )
     (folder / "config").write_text(
-        "".join(f"Host {name}\n Port {n}\n" for name, n in ports.items()) + ""
-        f"Host {' '.join(names)}\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n"
+        "".join(f"Host {name}\n Port {n}\n" for name, n in ports.items())
+        + f"Host {' '.join(names)}\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n"
         f" IdentityFile {folder}/user\n IdentitiesOnly yes\n"
         f" UserKnownHostsFile {folder}/known\n StrictHostKeyChecking yes\n"
     )

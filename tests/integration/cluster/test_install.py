@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +20,11 @@ NODES = ("spark-1", "spark-2")
 LINK = ".local/share/patchkit/venv"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory, environment):
+@pytest.fixture
+def house(tmp_path, environment):
     """A filled wheelhouse: a vLLM, an NCCL, and the torch that they need."""
-    folder = tmp_path_factory.mktemp("made")
-    offered, house = folder / "offered", folder / "wheelhouse"
+    folder, house = tmp_path / "made", tmp_path / "wheelhouse"
+    offered = folder / "offered"
     add(house, write_wheel(folder, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS)
     add(house, write_wheel(folder, OURS), FACTS)
     nccl = ["nvidia-nccl-cu13==2.28.9"]
@@ -34,9 +33,9 @@ def made(tmp_path_factory, environment):
     return house
 
 
-def fill(house, offered, environment):
+def fill(house, offered, environment, release=THIS):
     words = ["wheelhouse", "fill", "--dir", house, "--offline", "--find-links", offered]
-    words += ["--python-version", THIS]
+    words += ["--python-version", release]
     alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
     done = subprocess.run(
         [sys.executable, "-m", "patchkit", *map(str, words)],
@@ -45,11 +44,6 @@ def fill(house, offered, environment):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture
-def house(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "wheelhouse")
 
 
 @pytest.fixture
@@ -106,7 +100,7 @@ def leads(homes, link=LINK):
 def another(house, tmp_path, environment):
     """Put a later NCCL into the wheelhouse: another installation."""
     add(house, write_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
-    fill(house, tmp_path / "none", environment)
+    fill(house, tmp_path / "made/offered", environment)
 
 
 def test_fresh_again_another_and_back(install, homes, house, environment, tmp_path):
@@ -227,15 +221,11 @@ def test_a_disk_without_room(install, homes, small_disk):
 
 
 def test_another_python_and_an_unfilled_wheelhouse_are_said_before_a_copy(
-    install, homes, house, tmp_path
+    install, homes, house, environment, tmp_path
 ):
-    listed = house / "manifest.json"
-    text = listed.read_text()
-    listed.write_text(text.replace(f'"python": "{THIS}', '"python": "3.99'))
-    assert text != listed.read_text()
+    fill(house, tmp_path / "made/offered", environment, "3.99")
     said = install(rc=9)
     assert f"has Python {THIS}, and the wheels are for 3.99" in said
-    listed.write_text(text)
     bare = tmp_path / "bare"
     add(bare, write_wheel(tmp_path, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS)
     said = install("--wheelhouse", bare, rc=2)
