@@ -187,11 +187,10 @@ def _show_made(
         )
         return
     for number, (node, state, venv) in enumerate(zip(cluster.nodes, states, made, strict=True)):
-        how = (
-            "as it is"
-            if state.current == venv.name
-            else f"installed, and {cluster.file.venv} uses it"
-        )
+        how = "installed anew" if not state.installed else "is there"
+        how = "as it is" if state.installed and state.current == venv.name else how
+        if state.current != venv.name:
+            how += f", and {cluster.file.venv} uses it"
         say(GOOD + f"{node.destination}: {venv.name} {how}")
         for warning in venv.warnings:
             say(style("  note", fg="yellow") + f" {warning}")

@@ -134,7 +134,9 @@ def prune(venv: str, keep: str) -> Iterator[str]:
 def _python(release: str) -> str:
     if release == ".".join(map(str, sys.version_info[:2])):
         return sys.executable
-    return shutil.which(f"python{release}") or ""
+    found = shutil.which(f"python{release}")
+    # A shim may be there without what it stands for.
+    return found if found and not attempt(found, "-Ic", "").trouble else ""
 
 
 def _former(link: Path) -> Path:

@@ -11,13 +11,16 @@ import pytest
 
 from patchkit.durable.lock import locked
 from patchkit.wheel.wheelhouse.contents import add
-from support.filling import FACTS, OURS, THIS, TORCH
+from support.filling import FACTS, OURS, THIS
+from support.layout import NCCL, TORCH, link
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server
 from support.wheels import HERE, write_wheel
 
 NODES = ("spark-1", "spark-2")
 LINK = ".local/share/patchkit/venv"
+SO = "libnccl.so.2"
+LOADED = f"lib/python{THIS}/site-packages/nvidia/nccl/lib/{SO}"
 
 
 @pytest.fixture
@@ -26,11 +29,22 @@ def house(tmp_path, environment):
     folder, house = tmp_path / "made", tmp_path / "wheelhouse"
     offered = folder / "offered"
     add(house, write_wheel(folder, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS)
-    add(house, write_wheel(folder, OURS), FACTS)
+    add(house, nccl_wheel(folder, OURS), FACTS)
+    library = link(folder / "libtorch_cuda.so", TORCH, needs=[folder / SO], soname="t.so")
+    files = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": library.read_bytes()}
     nccl = ["nvidia-nccl-cu13==2.28.9"]
-    write_wheel(offered, "2.11.0", project="torch", tag=HERE, files=TORCH, requires=nccl)
+    write_wheel(offered, "2.11.0", project="torch", tag=HERE, files=files, requires=nccl)
     fill(house, offered, environment)
     return house
+
+
+def nccl_wheel(folder, version):
+    """Return a wheel with a real library, which says its version."""
+    release = version.partition("+")[0]
+    source = NCCL % (22809, release) + f'const char build[] = "{version}";'
+    library = link(folder / SO, source, soname=SO)
+    files = {f"nvidia/nccl/lib/{SO}": library.read_bytes()}
+    return write_wheel(folder, version, files=files)
 
 
 def fill(house, offered, environment, release=THIS):
@@ -56,14 +70,22 @@ def homes(tmp_path):
 
 
 @pytest.fixture
-def start(homes, house, environment, tmp_path):
+def preload():
+    """What the second node's user lets every program load."""
+    return ""
+
+
+@pytest.fixture
+def start(homes, house, environment, preload, tmp_path):
     """Begin `patchkit cluster VERB …`: a process."""
     need("rsync")
     if why := obstacle():
         pytest.skip(why)
     text = "".join(f'[[node]]\nssh = "{name}"\n' for name in NODES)
     (tmp_path / "cluster.toml").write_text(text)
-    with ssh_server(tmp_path / "ssh", *NODES, homes=homes) as path:
+    with ssh_server(
+        tmp_path / "ssh", *NODES, homes=homes, preload=preload and str(tmp_path / preload)
+    ) as path:
         env = {**environment, "PATH": path, "XDG_RUNTIME_DIR": str(tmp_path)}
 
         def run(*words):
@@ -99,7 +121,7 @@ def leads(homes, link=LINK):
 
 def another(house, tmp_path, environment):
     """Put a later NCCL into the wheelhouse: another installation."""
-    add(house, write_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
+    add(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
     fill(house, tmp_path / "made/offered", environment)
 
 
@@ -117,6 +139,8 @@ def test_fresh_again_another_and_back(install, homes, house, environment, tmp_pa
     ]
     versions = {"vllm": "0.25.1", "torch": "2.11.0", "nvidia_nccl_cu13": OURS}
     assert fresh["nodes"][1]["versions"] == versions
+    assert {each["nccl"] for each in fresh["nodes"]} == {LOADED}
+    assert not any(each["warnings"] for each in fresh["nodes"])
     assert leads(homes) == [first, first]
     again = install("--json")
     assert (again["copies"], [each["changed"] for each in again["nodes"]]) == ([], [False, False])
@@ -169,28 +193,19 @@ def test_what_is_damaged_is_put_right(install, homes):
     assert leads(homes) == [name, name]
 
 
-def test_a_node_that_differs_is_named_and_nothing_is_switched(
-    install, homes, house, environment, tmp_path
+@pytest.mark.parametrize("preload", [f"other/{SO}"])
+def test_a_node_that_loads_another_libnccl_is_named_and_nothing_is_switched(
+    install, homes, tmp_path
 ):
-    first = install("--json")["nodes"][0]["name"]
-    another(house, tmp_path, environment)
-    # What runs when Python starts there, and lets torch find another library.
-    (site,) = homes["spark-2"].glob(".local/share/patchkit/venvs/*/lib/python*/site-packages")
-    name = install("--dry-run", "--json")["nodes"][1]["installation"]
-    marker = homes["spark-2"] / f".local/share/patchkit/venvs/{name}"
-    install("--json")
-    install("--rollback")
-    found = json.loads((marker / "patchkit-installed.json").read_text())
-    found["versions"]["torch"] = "2.12.0"
-    found["nccl_sha256"] = "f" * 64
-    (marker / "patchkit-installed.json").write_text(json.dumps(found))
+    """LD_PRELOAD is set there, as by a line of ~/.bashrc that somebody forgot."""
+    link(tmp_path / "other" / SO, NCCL % (22706, "2.27.6"), soname=SO)
     said = install(rc=9)
     assert "nothing was switched" in said
-    assert [line.split() for line in said.splitlines() if "torch " in line] == [
-        ["torch", "2.11.0", "2.12.0"]
-    ]
-    assert leads(homes) == [first, first]
-    assert site.exists()
+    rows = {
+        line.split("  ")[1].strip(): line.split()[2:] for line in said.splitlines() if "  " in line
+    }
+    assert rows["libnccl version"] == ["2.28.9+cuda13.0", "2.27.6+cuda13.0"]
+    assert not any((home / LINK).exists() for home in homes.values())
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
@@ -211,13 +226,22 @@ def test_a_second_launcher_is_told(install, homes):
         assert "another patchkit is changing the cluster" in install(rc=6)
 
 
-def test_a_disk_without_room(install, homes, small_disk):
-    disk = small_disk("size=20m,mode=755")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("size=20m", "0.03 GB are needed"),
+        ("size=200m,nr_inodes=500", "the disk is full; the environment takes"),
+    ],
+)
+def test_a_disk_without_room(install, homes, small_disk, options, said):
+    """It is said beforehand, or it fills up meanwhile: then no half is left."""
+    disk = small_disk(f"{options},mode=755")
     homes["spark-2"].rmdir()
     homes["spark-2"].symlink_to(disk)
-    said = install(rc=7)
-    assert "spark-2: 0.03 GB are needed" in said
+    found = install(rc=7)
+    assert f"spark-2: {said}" in found or (said in found and "spark-2: " in found)
     assert not (homes["spark-1"] / LINK).exists()
+    assert not list(disk.glob(".local/share/patchkit/venvs/*"))
 
 
 def test_another_python_and_an_unfilled_wheelhouse_are_said_before_a_copy(
