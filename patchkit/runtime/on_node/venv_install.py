@@ -63,7 +63,7 @@ def install(lock: Any, python: str) -> Iterator[dict[str, Any]]:
                 shutil.rmtree(place, ignore_errors=True)
             size = sum(each.unpacked for each in wheels)
             raise StorageError(
-                f"{venv_folder()}: the disk is full; the environment takes {size / 1e9:,.1f} GB",
+                f"{venv_folder()}: the disk is full; the environment takes {size / 1e6:,.0f} MB",
                 why=str(getattr(error, "what", error)),
                 hint="make room there, then run the same command again",
             ) from None
@@ -96,7 +96,7 @@ def _filled(place: Path, python: str, lock: WheelLock, count: int) -> Iterator[d
 
 
 def _venv_error(done: Completed, release: str) -> PatchkitError:
-    if "ensurepip" in done.output + done.errors:
+    if "ensurepip is not available" in done.output + done.errors:
         hint = f"sudo apt install python{release}-venv"
         return HostError("python3 -m venv: has no ensurepip", why="a package is missing", hint=hint)
     return done.error(hint=_AGAIN)

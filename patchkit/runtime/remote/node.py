@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,23 +60,25 @@ class Remote:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
         options = sharing(self.destination)
         talk = dialogue(*ssh_words(self.destination, *options), COMMAND, given=given)
-        while True:
-            try:
-                line = next(talk)
-            except StopIteration as end:
-                if end.value.trouble:
-                    raise ssh_error(end.value, self.destination) from None
-                return
-            # What a shell's startup file prints comes before, or between.
-            if not line.startswith(MARK):
-                continue
-            try:
-                ((kind, value),) = json.loads(line.removeprefix(MARK)).items()
-            except (ValueError, AttributeError, RecursionError):
-                raise self._silence("an answer that is no JSON") from None
-            if kind == "error":
-                raise sent_error(value, self.destination)
-            yield kind, value
+        # An error keeps this frame: the program would be ended as late as Python itself.
+        with contextlib.closing(talk):
+            while True:
+                try:
+                    line = next(talk)
+                except StopIteration as end:
+                    if end.value.trouble:
+                        raise ssh_error(end.value, self.destination) from None
+                    return
+                # What a shell's startup file prints comes before, or between.
+                if not line.startswith(MARK):
+                    continue
+                try:
+                    ((kind, value),) = json.loads(line.removeprefix(MARK)).items()
+                except (ValueError, AttributeError, RecursionError):
+                    raise self._silence("an answer that is no JSON") from None
+                if kind == "error":
+                    raise sent_error(value, self.destination)
+                yield kind, value
 
     def _silence(self, what: str) -> HostError:
         return HostError(
