@@ -25,8 +25,13 @@ def obstacle() -> str:
 
 
 @contextlib.contextmanager
-def ssh_server(folder: Path, *names: str):
-    """Start sshd; yield the PATH in which ssh reaches it by these names."""
+def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None, preload: str = ""):
+    """Start sshd; yield the PATH in which ssh reaches it by these names.
+
+    A name in ``homes`` leads to a port of its own, where that folder is the home, and where the
+    same ``ssh`` is found: a node that reaches the others, with files of its own. ``preload`` is the
+    LD_PRELOAD of the last of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("host", "user"):
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
@@ -40,10 +45,22 @@ def ssh_server(folder: Path, *names: str):
         "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
         f"SetEnv PATH={folder}/bin:{os.environ['PATH']}\n"  # there, too, ssh knows the names
     )
+    ports = {name: free_port() for name in homes or {}}
+    with server_file.open("a") as file:
+        file.writelines(f"Port {each}\n" for each in ports.values())
+        for name, home in (homes or {}).items():
+            more = f' "LD_PRELOAD={preload}"' if preload and name == [*homes][-1] else ""
+            file.write(
+                f'Match LocalPort {ports[name]}\n SetEnv "HOME={home}" '
+                f'"PATH={folder}/bin:{os.environ["PATH"]}" "XDG_RUNTIME_DIR={home}"{more}\n'
+            )
     key = (folder / "host.pub").read_text().split()[:2]
-    (folder / "known").write_text(f"[127.0.0.1]:{port} {' '.join(key)}\n")
+    (folder / "known").write_text(
+        "".join(f"[127.0.0.1]:{n} {' '.join(key)}\n" for n in (port, *ports.values()))
+    )
     (folder / "config").write_text(
-        f"Host {' '.join(names)}\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n"
+        "".join(f"Host {name}\n Port {n}\n" for name, n in ports.items())
+        + f"Host {' '.join(names)}\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n"
         f" IdentityFile {folder}/user\n IdentitiesOnly yes\n"
         f" UserKnownHostsFile {folder}/known\n StrictHostKeyChecking yes\n"
     )

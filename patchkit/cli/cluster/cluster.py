@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from patchkit.cli.cluster.cluster_init import init
+from patchkit.cli.cluster.cluster_install import install
 from patchkit.cli.cluster.cluster_state import down, logs, status
 from patchkit.cli.cluster.cluster_up import switch, up
 
@@ -25,5 +26,5 @@ def command() -> None:
     """
 
 
-for _verb in (init, up, status, logs, down, switch):
+for _verb in (init, install, up, status, logs, down, switch):
     command.add_command(_verb)

@@ -1,0 +1,259 @@
+"""`patchkit cluster install` on two nodes: real sshd, rsync, venv and pip, small real wheels."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from patchkit.durable.lock import locked
+from patchkit.wheel.wheelhouse.contents import add
+from support.filling import FACTS, OURS, THIS
+from support.layout import NCCL, TORCH, VERSION, link
+from support.needed import need
+from support.ssh_server import obstacle, ssh_server
+from support.wheels import HERE, write_wheel
+
+NODES = ("spark-1", "spark-2")
+LINK = ".local/share/patchkit/venv"
+SO = "libnccl.so.2"
+LOADED = f"lib/python{THIS}/site-packages/nvidia/nccl/lib/{SO}"
+
+
+@pytest.fixture
+def house(tmp_path, environment):
+    """A filled wheelhouse: a vLLM, an NCCL, and the torch that they need."""
+    folder, house = tmp_path / "made", tmp_path / "wheelhouse"
+    offered = folder / "offered"
+    add(house, write_wheel(folder, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS)
+    add(house, nccl_wheel(folder, OURS), FACTS)
+    library = link(folder / "libtorch_cuda.so", TORCH, needs=[folder / SO], soname="t.so")
+    files = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": library.read_bytes()}
+    files["torch/version.py"] = (VERSION % "'13.0'").encode()
+    nccl = ["nvidia-nccl-cu13==2.28.9"]
+    write_wheel(offered, "2.11.0", project="torch", tag=HERE, files=files, requires=nccl)
+    fill(house, offered, environment)
+    return house
+
+
+def nccl_wheel(folder, version):
+    """Return a wheel with a real library, which says its version."""
+    release = version.partition("+")[0]
+    source = NCCL % (22809, release) + f'const char build[] = "{version}";'
+    library = link(folder / SO, source, soname=SO)
+    files = {f"nvidia/nccl/lib/{SO}": library.read_bytes()}
+    return write_wheel(folder, version, files=files)
+
+
+def fill(house, offered, environment, release=THIS):
+    words = ["wheelhouse", "fill", "--dir", house, "--offline", "--find-links", offered]
+    words += ["--python-version", release]
+    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "patchkit", *map(str, words)],
+        env={**environment, **alone},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def homes(tmp_path):
+    """The home folder of each node."""
+    folders = {name: tmp_path / name for name in NODES}
+    for each in folders.values():
+        each.mkdir()
+    return folders
+
+
+@pytest.fixture
+def preload():
+    """What the second node's user lets every program load."""
+    return ""
+
+
+@pytest.fixture
+def start(homes, house, environment, preload, tmp_path):
+    """Begin `patchkit cluster VERB …`: a process."""
+    need("rsync")
+    if why := obstacle():
+        pytest.skip(why)
+    text = "".join(f'[[node]]\nssh = "{name}"\n' for name in NODES)
+    (tmp_path / "cluster.toml").write_text(text)
+    with ssh_server(
+        tmp_path / "ssh", *NODES, homes=homes, preload=preload and str(tmp_path / preload)
+    ) as path:
+        env = {**environment, "PATH": path, "XDG_RUNTIME_DIR": str(tmp_path)}
+
+        def run(*words):
+            return subprocess.Popen(
+                [sys.executable, "-m", "patchkit", "cluster", "install", *map(str, words)],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+        yield run
+
+
+@pytest.fixture
+def install(start):
+    """The same, waited for: what it printed."""
+
+    def run(*words, rc=0):
+        process = start(*words)
+        output, errors = process.communicate(timeout=300)
+        assert "Traceback" not in errors, errors
+        assert process.returncode == rc, output + errors
+        return json.loads(output) if "--json" in words and not rc else output + errors
+
+    return run
+
+
+def leads(homes, link=LINK):
+    return [(home / link).resolve().name for home in homes.values()]
+
+
+def another(house, tmp_path, environment):
+    """Put a later NCCL into the wheelhouse: another installation."""
+    add(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
+    fill(house, tmp_path / "made/offered", environment)
+
+
+def test_fresh_again_another_and_back(install, homes, house, environment, tmp_path):
+    """Of a fresh start, of nothing to do, of a later wheelhouse, of a way back, and back again."""
+    plan = install("--dry-run", "--json")["nodes"]
+    assert [len(each["copies"]) for each in plan] == [3, 3]
+    assert not any((home / ".local").exists() for home in homes.values())
+    fresh = install("--json")
+    first = fresh["nodes"][0]["name"]
+    assert [each["changed"] for each in fresh["nodes"]] == [True, True]
+    assert [(c["node"], c["source"], c["wheels"]) for c in fresh["copies"]] == [
+        ("spark-1", "", 3),
+        ("spark-2", "spark-1", 3),
+    ]
+    versions = {"vllm": "0.25.1", "torch": "2.11.0", "nvidia_nccl_cu13": OURS}
+    assert fresh["nodes"][1]["versions"] == versions
+    assert {each["nccl"] for each in fresh["nodes"]} == {LOADED}
+    assert [each["warnings"] for each in fresh["nodes"]] == [[], []]
+    assert leads(homes) == [first, first]
+    again = install("--json")
+    assert (again["copies"], [each["changed"] for each in again["nodes"]]) == ([], [False, False])
+    assert "as it is" in install()
+    another(house, tmp_path, environment)
+    later = install("--json")
+    second = later["nodes"][0]["name"]
+    assert [each["wheels"] for each in later["copies"]] == [1, 1]
+    assert (leads(homes), leads(homes, f"{LINK}.former")) == ([second] * 2, [first] * 2)
+    assert "uses" in install("--rollback")
+    assert (leads(homes), leads(homes, f"{LINK}.former")) == ([first] * 2, [second] * 2)
+    install("--rollback")
+    assert leads(homes) == [second] * 2
+    (homes["spark-2"] / f"{LINK}.former").unlink()
+    said = install("--rollback", rc=9)
+    assert "spark-2: has no former installation" in said
+    assert leads(homes) == [second] * 2
+
+
+@pytest.mark.parametrize("place", ["wheelhouse", "venvs"])
+def test_killed_in_the_middle_it_goes_on(start, install, homes, place):
+    """The launcher is killed while wheels are copied, and while environments are made."""
+    process = start()
+    there = homes["spark-1"] / ".local/share/patchkit" / place
+    while not there.exists() or not any(there.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (homes["spark-2"] / LINK).exists()
+    name = install("--json")["nodes"][0]["name"]
+    assert leads(homes) == [name, name]
+
+
+def test_what_is_damaged_is_put_right(install, homes):
+    """A wheel that came in part, and a file of an installation that was changed."""
+    name = install("--json")["nodes"][0]["name"]
+    share = homes["spark-2"] / ".local/share/patchkit"
+    (module,) = share.glob("venvs/*/lib/python*/site-packages/vllm.txt")
+    was = module.read_bytes()
+    module.write_text("x")
+    (wheel,) = share.glob("wheelhouse/vllm*")
+    os.truncate(wheel, 100)
+    done = install("--json")
+    assert [(each["node"], each["wheels"]) for each in done["copies"]] == [
+        ("spark-1", 1),
+        ("spark-2", 1),
+    ][1:]
+    assert module.read_bytes() == was
+    assert leads(homes) == [name, name]
+
+
+@pytest.mark.parametrize("preload", [f"other/{SO}"])
+def test_a_node_that_loads_another_libnccl_is_named_and_nothing_is_switched(
+    install, homes, tmp_path
+):
+    """LD_PRELOAD is set there, as by a line of ~/.bashrc that somebody forgot."""
+    link(tmp_path / "other" / SO, NCCL % (22706, "2.27.6"), soname=SO)
+    said = install(rc=9)
+    assert "nothing was switched" in said
+    rows = {
+        line.split("  ")[1].strip(): line.split()[2:] for line in said.splitlines() if "  " in line
+    }
+    assert rows["libnccl version"] == ["2.28.9+cuda13.0", "2.27.6+cuda13.0"]
+    assert not any((home / LINK).exists() for home in homes.values())
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_patchkit_did_not_make_stays(install, homes, kind, tmp_path):
+    link = homes["spark-2"] / LINK
+    link.parent.mkdir(parents=True)
+    link.mkdir() if kind == "folder" else link.symlink_to(tmp_path)
+    said = install(rc=2)
+    assert "spark-2: " in said
+    assert "patchkit did not make it" in said
+    assert not (homes["spark-1"] / ".local/share/patchkit/venvs").exists()
+
+
+def test_a_second_launcher_is_told(install, homes):
+    folder = homes["spark-1"] / ".config/patchkit/vllm"
+    folder.mkdir(parents=True)
+    with locked(folder):
+        assert "another patchkit is changing the cluster" in install(rc=6)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("size=20m", "0.03 GB are needed"),
+        ("size=200m,nr_inodes=500", "the disk is full; the environment takes"),
+    ],
+)
+def test_a_disk_without_room(install, homes, small_disk, options, said):
+    """It is said beforehand, or it fills up meanwhile: then no half is left."""
+    disk = small_disk(f"{options},mode=755")
+    homes["spark-2"].rmdir()
+    homes["spark-2"].symlink_to(disk)
+    found = install(rc=7)
+    assert f"spark-2: {said}" in found or (said in found and "spark-2: " in found)
+    assert not (homes["spark-1"] / LINK).exists()
+    assert not list(disk.glob(".local/share/patchkit/venvs/*"))
+
+
+def test_another_python_and_an_unfilled_wheelhouse_are_said_before_a_copy(
+    install, homes, house, environment, tmp_path
+):
+    other = "3.12" if THIS != "3.12" else "3.13"
+    fill(house, tmp_path / "made/offered", environment, other)
+    said = install(rc=9)
+    assert f"has Python {THIS}, and the wheels are for {other}" in said
+    bare = tmp_path / "bare"
+    add(bare, write_wheel(tmp_path, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS)
+    said = install("--wheelhouse", bare, rc=2)
+    assert f"patchkit wheelhouse fill --dir {bare}" in said
+    assert not (homes["spark-1"] / ".local").exists()
