@@ -26,7 +26,6 @@ URL = "http://127.0.0.1:8000"  # on the head
 QUESTION = json.dumps({"prompt": "a b", "max_tokens": 4})
 # A node without a GPU, and a cable that is no QSFP cage: what a Spark's probe says by itself.
 CHOICES = {"topology": "socket", "target": "gb10"}
-HEALS_SECONDS = 150
 UP_SECONDS = 180
 LOAD_SECONDS = 1.0  # of a fake rank
 Process = Literal["main", "worker"]
@@ -44,9 +43,13 @@ ON = "active,activating,deactivating,reloading"
 
 @dataclass(frozen=True)
 class EmulatedCluster:
-    """A cluster of all nodes of the rack, the first one its head."""
+    """A cluster of all nodes of the rack, the first one its head.
+
+    ``patience``: seconds for a start.
+    """
 
     rack: Rack
+    patience: int = UP_SECONDS
 
     @property
     def names(self) -> list[str]:
@@ -86,9 +89,9 @@ class EmulatedCluster:
         for node in self.rack.nodes.values():
             fake_venv.change(node, **{"LOAD": LOAD_SECONDS, **settings})
 
-    def patchkit(self, *words: str, seconds: int = UP_SECONDS) -> Completed:
+    def patchkit(self, *words: str) -> Completed:
         """Run `patchkit cluster …` on the laptop. Raises UnexpectedError for a traceback."""
-        done = self.rack.laptop.patchkit("cluster", *words, seconds=seconds)
+        done = self.rack.laptop.patchkit("cluster", *words, seconds=self.patience)
         insist("Traceback" not in done.errors, f"a traceback: {done.errors}")
         return done
 
@@ -135,8 +138,8 @@ class EmulatedCluster:
         """
         began = time.monotonic()
         if before:
-            wait(lambda: self._renewed(before), HEALS_SECONDS, "the ranks are not started again")
-        wait(self.answers, HEALS_SECONDS, "it does not answer again")
+            wait(lambda: self._renewed(before), self.patience, "the ranks are not started again")
+        wait(self.answers, self.patience, "it does not answer again")
         for name, found in self.ranks().items():
             counts = {kind: len(pids) for kind, pids in found.items()}
             insist(set(counts.values()) == {1}, f"{name} has {counts}")

@@ -95,15 +95,20 @@ class Rack:
 
 
 @contextlib.contextmanager
-def up(root: Path, folder: Path, count: int = 2, *, home: str = SIZE) -> Iterator[Rack]:
-    """Boot nodes with this file system; their journals are in ``folder`` afterwards."""
+def up(
+    root: Path, folder: Path, count: int = 2, *, home: str = SIZE, shared: Iterable[Path] = ()
+) -> Iterator[Rack]:
+    """Boot nodes with this file system; their journals are in ``folder`` afterwards.
+
+    ``home`` is the size of their /home, ``shared`` are folders that they see, read only.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     numbers = {f"spark{number}": number for number in range(1, count + 1)}
     pair = keys.SshKeys.made(folder / "keys", numbers)
     ssh = pair.user({name: wiring.names(name, number) for name, number in numbers.items()})
     hosts = wiring.hosts(numbers)
-    shared = [path for path in (ROOT, Path(sys.prefix), root) if path.is_relative_to("/tmp")]
-    places = Nodes(folder=folder, bin=BIN, shared=shared)
+    seen = (ROOT, *shared)
+    places = Nodes(folder=folder, bin=BIN, shared=(*seen, Path(sys.prefix), root))
     with _groups(numbers) as groups, places.up({"switch": "", "laptop": hosts}) as found:
         switch, laptop = found
         _run(switch, "umount", "/sys")  # its own, which hides the control groups
@@ -119,7 +124,7 @@ def up(root: Path, folder: Path, count: int = 2, *, home: str = SIZE) -> Iterato
                 wires=wires,
                 groups=groups[name],
                 logs=folder,
-                shared=(ROOT,),
+                shared=seen,
             )
             for name, number in numbers.items()
         }
