@@ -109,7 +109,10 @@ def up(
     hosts = wiring.hosts(numbers)
     seen = (ROOT, *shared)
     places = Nodes(folder=folder, bin=BIN, shared=(*seen, Path(sys.prefix), root))
-    with _groups(numbers) as groups, places.up({"switch": "", "laptop": hosts}) as found:
+    with (
+        _groups(folder.name, numbers) as groups,
+        places.up({"switch": "", "laptop": hosts}) as found,
+    ):
         switch, laptop = found
         _run(switch, "umount", "/sys")  # its own, which hides the control groups
         wires = wiring.Wiring(switch)
@@ -140,11 +143,11 @@ def up(
 
 
 @contextlib.contextmanager
-def _groups(names: Iterable[str]) -> Iterator[dict[str, list[Path]]]:
+def _groups(rack: str, names: Iterable[str]) -> Iterator[dict[str, list[Path]]]:
     """Make control groups for each node; they go away even if this process is killed."""
     # Of cgroup v1 systemd needs the hierarchy with its name, and `unified` where that is beside it.
     tops = [GROUPS / each for each in ("systemd", "unified") if (GROUPS / each).is_dir()]
-    own = [top / f"patchkit-{os.getpid()}" for top in tops or [GROUPS]]
+    own = [top / f"patchkit-{os.getpid()}-{rack}" for top in tops or [GROUPS]]
     groups = {name: [each / name for each in own] for name in names}
     sweep = subprocess.Popen(
         ["sh", "-c", SWEEP, "sh", *map(str, own)],

@@ -1,6 +1,6 @@
 """What breaks, and what has to come of it. Each scenario has nodes of its own.
 
-`lab` is about the nodes themselves; the others need `patchkit cluster`.
+`lab` is about the nodes themselves, the others about `patchkit cluster` on them.
 """
 
 from __future__ import annotations
@@ -172,7 +172,6 @@ SCENARIOS: dict[str, Scenario] = {
         *(second_up, switch_back, gives_up, wrong_token, port_taken, odd_words),
     )
 }
-ALONE = ("lab",)  # without `patchkit cluster`
 
 
 def _killed(cluster: EmulatedCluster, name: str, process: str) -> str:
