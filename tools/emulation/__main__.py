@@ -14,8 +14,7 @@ from patchkit.errors import PatchkitError
 from tools.emulation.lab import Lab
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import SCENARIOS, Outcome, UnexpectedError, single
-from tools.emulation.units import units
-from tools.lifecycle import rootfs
+from tools.emulation.units import obstacle, units
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 ALL = {**SCENARIOS, "units": units}
@@ -30,8 +29,8 @@ def main(work: Path, names: list[str]) -> int:
         CONSOLE.print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(ALL)}")
         return 2
     names = names or list(ALL)
-    if "units" in names and (obstacle := rootfs.obstacle()):
-        CONSOLE.print(f"left out: units: {obstacle}\n")
+    if "units" in names and (why := obstacle()):
+        CONSOLE.print(f"left out: units: {why}\n")
         names.remove("units")
     shutil.rmtree(work / "logs", ignore_errors=True)
     lab = Lab(work)

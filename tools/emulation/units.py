@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from patchkit.process import attempt
 from tools.emulation.lab import QUIET, Answers, Lab
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import Outcome, UnexpectedError
@@ -29,7 +30,16 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 RELEASE = "import sys; print('%d.%d' % sys.version_info[:2])"
+OWN = ".".join(map(str, sys.version_info[:2]))
 ASK = Path(__file__).with_name("ask.py")
+
+
+def obstacle() -> str:
+    """Return why this cannot be run here; empty if nothing is in the way."""
+    release = attempt("/usr/bin/python3", "-c", RELEASE).output.strip()
+    if release != OWN:
+        return f"the nodes' Python would be {release or 'none'}, and vLLM is installed for {OWN}"
+    return rootfs.obstacle()
 
 
 def units(lab: Lab) -> Outcome:
@@ -60,14 +70,11 @@ def units(lab: Lab) -> Outcome:
 
 def _install(node: SystemdNode, model: Path) -> None:
     """Let the node's own Python use this session's packages, and give it two models."""
-    release = node.user("python3", "-c", RELEASE).output.strip()
-    if release != ".".join(map(str, sys.version_info[:2])):
-        raise NodeError(f"{node.name}: its Python is {release}, and vLLM is installed for another")
     venv = fake_venv.VENV
     made = node.user("python3", "-m", "venv", "--without-pip", venv)
     if made.trouble:
         raise NodeError(f"{node.name}: {made.trouble}")
-    site = f"{venv}/lib/python{release}/site-packages"
+    site = f"{venv}/lib/python{OWN}/site-packages"
     fake_venv.write(node, f"{site}/emulation.pth", f"{sysconfig.get_path('purelib')}\n")
     fake_venv.write(node, f"{venv}/bin/vllm", f"#!{venv}/bin/python\n{PROGRAM}")
     node.user("chmod", "+x", f"{venv}/bin/vllm")
