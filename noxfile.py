@@ -259,6 +259,9 @@ def lifecycle(session: nox.Session) -> None:
     _install(session, "test")
     if obstacle := _tool(session, "lifecycle.rootfs", silent=True):
         session.skip(obstacle)
+    if not session.posargs:
+        everything = {"PATCHKIT_ALL_FAILURES": "1"}
+        session.run("pytest", "tests/integration/cluster", *SIDE_BY_SIDE, env=everything)
     _tool(session, "lifecycle", str(session.cache_dir.resolve() / "lifecycle"), *session.posargs)
 
 

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import importlib
+
 import click
 
-from patchkit.cli.cluster.cluster_init import init
-from patchkit.cli.cluster.cluster_install import install
-from patchkit.cli.cluster.cluster_state import down, logs, status
-from patchkit.cli.cluster.cluster_up import switch, up
+# Verb → its module and its line of help: that of `status` imports no plan and no wheelhouse.
+_VERBS = {
+    "init": ("cluster_init", "Look at each machine by ssh, and write cluster.toml."),
+    "install": ("cluster_install", "Bring the wheelhouse to every node, the same on all."),
+    "up": ("cluster_up", "Start a model, and return when it has answered."),
+    "status": ("cluster_state", "Show the state of every node."),
+    "logs": ("cluster_state", "Show what all ranks wrote, merged by time."),
+    "switch": ("cluster_up", "Serve another model, or the former one again."),
+    "down": ("cluster_state", "Stop the model on every node, and check."),
+}
 
 
-@click.group()
+class _ClusterVerbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _VERBS:
+            return None
+        module = importlib.import_module(f"patchkit.cli.cluster.{_VERBS[cmd_name][0]}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, line) for verb, (_module, line) in _VERBS.items()])
+
+
+@click.group(cls=_ClusterVerbs)
 def command() -> None:
     """Serve a model on several machines, by systemd and ssh.
 
@@ -24,7 +49,3 @@ def command() -> None:
     The first machine is the head. systemd on each keeps the ranks: the head's unit starts and
     watches the others, comes back after a crash, four times an hour at most, and after a reboot.
     """
-
-
-for _verb in (init, install, up, status, logs, down, switch):
-    command.add_command(_verb)

@@ -16,16 +16,26 @@ from patchkit.runtime.remote.ssh import HERE
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_FILE = click.option(
+    "--file", type=click.Path(path_type=Path), default=FILE, show_default=True, help="The cluster."
+)
+
+
 def cluster_option(function: F) -> F:
+    """Add ``--file``, and hand over the cluster that it names."""
+
+    @_FILE
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, file: Path, **options: Any) -> Any:
+        return function(*arguments, cluster=named(file), **options)
+
+    return cast("F", wrapped)
+
+
+def cluster_or_here(function: F) -> F:
     """Add ``--file`` and ``--here``, and hand over the cluster that they name."""
 
-    @click.option(
-        "--file",
-        type=click.Path(path_type=Path),
-        default=FILE,
-        show_default=True,
-        help="The cluster.",
-    )
+    @_FILE
     @click.option("--here", is_flag=True, help="This machine alone, as `patchkit up` has it.")
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_option
+from patchkit.cli.cluster.cluster_options import cluster_or_here
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, shown, style, table
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.launch import start, stop
@@ -28,7 +28,7 @@ _STATES = {
 
 
 @click.command()
-@cluster_option
+@cluster_or_here
 @as_json
 def status(*, cluster: Cluster, as_json: bool) -> None:
     """Show the state of every node: what systemd says, memory, temperature, the last error.
@@ -104,7 +104,7 @@ def _word(unit: UnitState, number: int) -> tuple[str, str | None]:
 
 
 @click.command()
-@cluster_option
+@cluster_or_here
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
 @click.option("--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat.")
 @click.option("--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'.")
@@ -143,7 +143,7 @@ def _line(node: str, line: JournalLine) -> LaidOut:
 
 
 @click.command()
-@cluster_option
+@cluster_or_here
 @click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
 @as_json
 def down(*, cluster: Cluster, dry_run: bool, as_json: bool) -> None:

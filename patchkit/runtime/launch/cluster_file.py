@@ -17,6 +17,7 @@ from patchkit.runtime.rules.condition import CHOICES
 FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"
 MODELS = "~/models"
+_SECRET_FLAGS = ("--api-key", "--hf-token")
 _NAME = r"[a-z][a-z0-9-]{0,30}"  # a part of a unit's name, and of a folder's
 
 
@@ -68,6 +69,13 @@ class ServeChoices:
     def __post_init__(self) -> None:
         if not 0 < self.port < 1 << 16:
             raise RecordError(f"is {self.port}, not a port", "port")
+        for each in self.args:
+            if each.partition("=")[0] in _SECRET_FLAGS:
+                raise RecordError(
+                    f"{each.partition('=')[0]} would show a secret to every user of the node: put "
+                    "VLLM_API_KEY or HF_TOKEN into ~/.config/patchkit/secrets.env there",
+                    "args",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from patchkit.runtime.node.decision import Node, NodeOptions, decide
 from patchkit.runtime.node.env_file import EnvFile, env_file
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.on_node.node_facts import NodeFacts
+from patchkit.runtime.remote.ssh import HERE
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
@@ -142,7 +143,9 @@ def _check_vllm(facts: NodeFacts, cluster: ClusterFile) -> None:
     if not facts.venv or software is None or not software.vllm:
         place = cluster.venv
         what = f"there is no vLLM in {place}" if facts.venv else f"{place} is not there"
-        raise HostError(what, hint="install it on every node: patchkit cluster install")
+        alone = [each.ssh for each in cluster.node] == [HERE]
+        hint = "the environment that has it: --venv DIR" if alone else "patchkit cluster install"
+        raise HostError(what, hint=hint)
 
 
 def _planned(

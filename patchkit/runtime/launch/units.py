@@ -12,6 +12,7 @@ from patchkit.runtime.on_node import group_script
 from patchkit.runtime.on_node.unit_state import MARK
 
 SCRIPT = Path(group_script.__file__)
+SECRETS = "%h/.config/patchkit/secrets.env"
 REACH_SECONDS = 600
 """How long a head waits for a worker's sshd: two Sparks that are switched on together do not boot
 at the same speed, and a start that fails counts towards the limit."""
@@ -109,7 +110,9 @@ class GroupUnits:
         own = self.ranks[rank]
         variables = {"PATH": f"{own.bin}:{_PROGRAMS}", MARK: self.name, **own.extra}
         return [
-            ("EnvironmentFile", _path(f"%h/.config/patchkit/{self.name}/node.env")),
+            ("EnvironmentFile", f"%h/.config/patchkit/{self.name}/node.env"),
+            # The user's own, if it is there: keys and tokens are in no file that patchkit writes.
+            ("EnvironmentFile", f"-{SECRETS}"),
             *(("Environment", unit_word(f"{key}={value}")) for key, value in variables.items()),
             ("KillMode", "control-group"),
             ("TimeoutStopSec", str(_STOP)),
@@ -216,10 +219,6 @@ def unit_line(words: Sequence[str]) -> str:
     """Return a command line for ExecStart: in it a dollar sign begins a variable."""
     first, *rest = words
     return " ".join([unit_word(first), *(unit_word(each).replace("$", "$$") for each in rest)])
-
-
-def _path(text: str) -> str:
-    return text
 
 
 def _text(sections: Mapping[str, list[tuple[str, str]]]) -> str:

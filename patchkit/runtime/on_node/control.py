@@ -7,7 +7,7 @@ from typing import Any
 
 from patchkit.process import Completed
 from patchkit.runtime.on_node import unit_state
-from patchkit.runtime.on_node.node_facts import user_systemctl
+from patchkit.runtime.on_node.user_units import user_systemctl
 
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
 _SETTLES = 10.0  # seconds for the driver to give memory back after the last process

@@ -16,6 +16,7 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.models.check import check_model
 from patchkit.runtime.on_node.node_files import config_folder, placed
+from patchkit.runtime.on_node.user_units import user_systemctl
 
 _UNLIMITED = 2**64 - 1
 _NETWORK_DISKS = {"nfs", "nfs4", "cifs", "fuse.sshfs", "9p", "ceph", "lustre"}
@@ -81,12 +82,6 @@ def look(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
         models={each: _model(each) for each in models},
     )
     return asdict(facts)
-
-
-def user_systemctl(*words: str, timeout: float = 60) -> Any:
-    """Run ``systemctl --user``, which a login without PAM does not find by itself."""
-    runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
-    return attempt("systemctl", "--user", *words, env=runtime | dict(os.environ), timeout=timeout)
 
 
 def _memlock() -> int | None:

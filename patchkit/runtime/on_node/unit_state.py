@@ -15,7 +15,7 @@ from patchkit.runtime.host.machine_root import Reader, ToolUnavailable
 from patchkit.runtime.host.nvml import gpu_state
 from patchkit.runtime.host.probe import LIVE
 from patchkit.runtime.host.system import memory
-from patchkit.runtime.on_node.node_facts import user_systemctl
+from patchkit.runtime.on_node.user_units import user_systemctl
 
 MARK = "PATCHKIT_CLUSTER"
 """The variable that every process of a group has: so what is left of one can be found."""

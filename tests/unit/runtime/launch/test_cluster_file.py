@@ -30,6 +30,7 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         (f"{NODE}[serve]\nport = 70000\n", ":4: serve.port: is 70000, not a port"),
         (f'{NODE}[serve]\nlisten = "all"\n', ":4: serve.listen: is 'all', not one of"),
         (f'{NODE}[models]\n"a/b" = "main"\n', ":4: models.a/b: is 'main', not a commit"),
+        (f'{NODE}[serve]\nargs = ["--api-key=x"]\n', ":4: serve.args: --api-key would show"),
         ("[[node]\n", "is not TOML"),
     ],
 )
