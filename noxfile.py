@@ -236,6 +236,7 @@ def emulation(session: nox.Session) -> None:
     """Two and three nodes of namespaces, real Ray, real vLLM on CPU, the files of patchkit env.
 
     Needs root and 4 GB of disk: `nox -r -s emulation -- SCENARIO ...` keeps what is installed.
+    The scenario `units` boots nodes with a real systemd; it needs what `lifecycle` needs.
     """
     if obstacle := _tool(session, "emulation.nodes", silent=True):
         session.skip(obstacle)

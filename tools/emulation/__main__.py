@@ -10,11 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from patchkit.errors import PatchkitError
 from tools.emulation.lab import Lab
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import SCENARIOS, Outcome, UnexpectedError, single
+from tools.emulation.units import obstacle, units
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
+ALL = {**SCENARIOS, "units": units}
 HEAD = """\
 | scenario | seconds | LAN, bytes by node | QSFP, bytes by node | outcome |
 |---|--:|--:|--:|---|"""
@@ -22,13 +25,17 @@ HEAD = """\
 
 def main(work: Path, names: list[str]) -> int:
     """Run them one after the other; every one has its turn, even if another failed."""
-    if unknown := set(names) - set(SCENARIOS):
-        CONSOLE.print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    if unknown := set(names) - set(ALL):
+        CONSOLE.print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(ALL)}")
         return 2
+    names = names or list(ALL)
+    if "units" in names and (why := obstacle()):
+        CONSOLE.print(f"left out: units: {why}\n")
+        names.remove("units")
     shutil.rmtree(work / "logs", ignore_errors=True)
     lab = Lab(work)
     CONSOLE.print(HEAD)
-    failed = [name for name in ["single", *(names or SCENARIOS)] if not _passes(lab, name)]
+    failed = [name for name in ["single", *names] if not _passes(lab, name)]
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     CONSOLE.print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
     CONSOLE.print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
@@ -38,8 +45,8 @@ def main(work: Path, names: list[str]) -> int:
 def _passes(lab: Lab, name: str) -> bool:
     begin = time.monotonic()
     try:
-        outcome = single(lab) if name == "single" else SCENARIOS[name](lab)
-    except (UnexpectedError, NodeError) as error:
+        outcome = single(lab) if name == "single" else ALL[name](lab)
+    except (UnexpectedError, NodeError, PatchkitError) as error:
         outcome = Outcome("FAILED, see below")
         failure = f"{name}: {error}"
     else:

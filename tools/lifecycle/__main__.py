@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,7 @@ from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import UnexpectedError
 from tools.lifecycle import page, rootfs
 from tools.lifecycle.cluster import LifecycleLab
-from tools.lifecycle.rack import ROOT
-from tools.lifecycle.scenarios import ALONE, SCENARIOS
+from tools.lifecycle.scenarios import SCENARIOS
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 
@@ -43,10 +42,11 @@ class ScenarioResult:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run them one after the other; every one has its turn, even if another failed."""
+    """Run them, some side by side; every one has its turn, even if another failed."""
     parser = argparse.ArgumentParser(prog="nox -s lifecycle --")
     parser.add_argument("work", type=Path)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2, help="scenarios side by side")
     # Real vLLM compiles while it runs: g++,python3-dev.
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
     parser.add_argument("scenario", nargs="*")
@@ -54,16 +54,16 @@ def main(words: Sequence[str]) -> int:
     if unknown := sorted(set(given.scenario) - set(SCENARIOS)):
         parser.error(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     names = given.scenario or list(SCENARIOS)
-    if not _has_cluster():
-        left_out = [name for name in names if name not in ALONE]
-        CONSOLE.print(f"left out, since patchkit has no `cluster` here: {', '.join(left_out)}\n")
-        names = [name for name in names if name in ALONE]
     work = given.work.resolve()
     lab = LifecycleLab(work, rootfs.ready(work, [*filter(None, given.packages.split(","))]))
     CONSOLE.print(page.HEAD, end="", markup=False)
-    results = [_shown(_result(lab, name)) for name in names]
+    began = time.monotonic()
+    with ThreadPoolExecutor(given.jobs) as pool:
+        results = [_shown(each) for each in pool.map(lambda name: _result(lab, name), names)]
+    minutes = (time.monotonic() - began) / 60
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    CONSOLE.print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
+    CONSOLE.print(f"\n{minutes:.1f} minutes, {os.cpu_count()} cores, load {load}")
+    CONSOLE.print(f"logs: {work / 'logs'}")
     failed = [each.name for each in results if each.failure]
     CONSOLE.print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
     if given.write and not failed:
@@ -87,11 +87,6 @@ def _shown(result: ScenarioResult) -> ScenarioResult:
     if result.failure:
         CONSOLE.print(result.failure, markup=False)
     return result
-
-
-def _has_cluster() -> bool:
-    question = [sys.executable, "-m", "patchkit", "cluster", "--help"]
-    return not subprocess.run(question, cwd=ROOT, capture_output=True, check=False).returncode
 
 
 if __name__ == "__main__":

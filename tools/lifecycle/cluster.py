@@ -1,7 +1,6 @@
 """A cluster on the rack, asked and hurt from outside: `patchkit cluster` on the laptop, fake ranks.
 
-Nothing here knows units or files of patchkit's: whether a cluster serves, the server says, and what
-is left of it, the nodes' processes.
+Whether a cluster serves, the server says; what is left of it, the nodes' processes and systemd.
 """
 
 from __future__ import annotations
@@ -26,43 +25,73 @@ MODEL, OTHER_MODEL = "~/models/tiny", "~/models/other"
 URL = "http://127.0.0.1:8000"  # on the head
 QUESTION = json.dumps({"prompt": "a b", "max_tokens": 4})
 # A node without a GPU, and a cable that is no QSFP cage: what a Spark's probe says by itself.
-TOML = '[serve]\ntopology = "socket"\ntarget = "gb10"\n'
-HEALS_SECONDS = 150
+CHOICES = {"topology": "socket", "target": "gb10"}
 UP_SECONDS = 180
 LOAD_SECONDS = 1.0  # of a fake rank
 Process = Literal["main", "worker"]
 # Processes of ranks, by what their command line holds.
 COMMANDS = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
+# What a node still has: processes with the group's mark, by their command; units that are not off.
+LEFT = """\
+for each in $(grep -slz '^PATCHKIT_CLUSTER=' /proc/[0-9]*/environ); do
+  tr '\\0' ' ' < "${each%environ}cmdline"; echo
+done
+systemctl --user list-units --plain --no-legend --state="$0" 'patchkit-*'
+"""
+ON = "active,activating,deactivating,reloading"
 
 
 @dataclass(frozen=True)
 class EmulatedCluster:
-    """A cluster of all nodes of the rack, the first one its head."""
+    """A cluster of all nodes of the rack, the first one its head.
+
+    ``patience``: seconds for a start.
+    """
 
     rack: Rack
+    patience: int = UP_SECONDS
 
     @property
     def names(self) -> list[str]:
         return list(self.rack.nodes)
 
+    @property
+    def home(self) -> Path:
+        """Return the home on the laptop, as it is reached from outside."""
+        return self.rack.laptop.node.file(rack.HOME)
+
     def prepare(self) -> None:
-        """Install the fake on all nodes, two models, and the cluster's file on the laptop."""
+        """Put the fake on all nodes, two models, and the cluster's file on the laptop."""
         for node in self.rack.nodes.values():
             fake_venv.install(node, LOAD=LOAD_SECONDS)
+        self.copy_models()
+        self.describe()
+
+    def copy_models(self) -> None:
+        """Put two models on all nodes."""
+        for node in self.rack.nodes.values():
             for model in (MODEL, OTHER_MODEL):
                 for name, text in _model().items():
                     fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
-        tables = [
+
+    def describe(self, **choices: object) -> None:
+        """Write the cluster's file on the laptop; ``choices`` are about the server."""
+        said = {**CHOICES, **choices}
+        tables = ["[serve]\n" + "".join(f"{key} = {_toml(said[key])}\n" for key in said)]
+        tables += [
             f'[[node]]\nssh = "{name}"\naddress = "{wiring.qsfp_ip(node.number)}"\n'
             for name, node in self.rack.nodes.items()
         ]
-        self.rack.laptop.node.file(f"{rack.HOME}/cluster.toml").write_text(
-            "\n".join([TOML, *tables])
-        )
+        (self.home / "cluster.toml").write_text("\n".join(tables))
 
-    def patchkit(self, *words: str, seconds: int = UP_SECONDS) -> Completed:
+    def change(self, **settings: object) -> None:
+        """Let the next start of all ranks do this; all else as by default."""
+        for node in self.rack.nodes.values():
+            fake_venv.change(node, **{"LOAD": LOAD_SECONDS, **settings})
+
+    def patchkit(self, *words: str) -> Completed:
         """Run `patchkit cluster …` on the laptop. Raises UnexpectedError for a traceback."""
-        done = self.rack.laptop.patchkit("cluster", *words, seconds=seconds)
+        done = self.rack.laptop.patchkit("cluster", *words, seconds=self.patience)
         insist("Traceback" not in done.errors, f"a traceback: {done.errors}")
         return done
 
@@ -109,17 +138,24 @@ class EmulatedCluster:
         """
         began = time.monotonic()
         if before:
-            wait(lambda: self._renewed(before), HEALS_SECONDS, "the ranks are not started again")
-        wait(self.answers, HEALS_SECONDS, "it does not answer again")
+            wait(lambda: self._renewed(before), self.patience, "the ranks are not started again")
+        wait(self.answers, self.patience, "it does not answer again")
         for name, found in self.ranks().items():
             counts = {kind: len(pids) for kind, pids in found.items()}
             insist(set(counts.values()) == {1}, f"{name} has {counts}")
         return f"serves again after {time.monotonic() - began:.0f} s"
 
-    def insist_on_nothing(self) -> None:
-        """Raise UnexpectedError if a rank is left on a node that is on."""
-        left = {name: found for name, found in self.ranks().items() if any(found.values())}
-        insist(not left, f"left: {left}")
+    def insist_on_nothing(self, *, failed: bool = False) -> None:
+        """Raise UnexpectedError if a process or a unit is left on a node that is on.
+
+        ``failed``: units may be failed.
+        """
+        for name, node in self.rack.nodes.items():
+            states = ON if failed else f"{ON},failed"
+            left = node.user("sh", "-c", LEFT, states).output if node.init else ""
+            insist(not left.strip(), f"left on {name}: {left}")
+        ranks = {name: found for name, found in self.ranks().items() if any(found.values())}
+        insist(not ranks, f"left: {ranks}")
 
     def _renewed(self, before: dict[str, dict[Process, list[str]]]) -> bool:
         now = self.ranks()
@@ -154,6 +190,14 @@ class LifecycleLab:
         return rack.up(self.root, self.work / "logs" / name, count)
 
     @contextlib.contextmanager
+    def bare(self, name: str, count: int = 2) -> Iterator[EmulatedCluster]:
+        """Nodes with models, and nothing else."""
+        with self.rack(name, count) as here:
+            cluster = EmulatedCluster(here)
+            cluster.copy_models()
+            yield cluster
+
+    @contextlib.contextmanager
     def prepared(self, name: str, count: int = 2) -> Iterator[EmulatedCluster]:
         """Nodes on which a cluster can be started."""
         with self.rack(name, count) as here:
@@ -168,6 +212,14 @@ class LifecycleLab:
             cluster.up()
             yield cluster
             cluster.down()
+
+
+def _toml(value: object) -> str:
+    """Return a value as TOML has it, which for these is JSON's form but for tables."""
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{key} = {_toml(each)}" for key, each in value.items())
+        return f"{{ {pairs} }}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _model() -> dict[str, str]:

@@ -23,6 +23,7 @@ from tools.lifecycle.nodes import HOME, SystemdNode
 VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it
 SETTINGS = "fake.env"  # in the environment's bin
 INSTALLED = {"vllm": VERSION, "torch": "2.11.0"}
+NEEDS = {"vllm": f"torch=={INSTALLED['torch']}", "torch": "nvidia-cuda-runtime==13.0.96"}
 PROGRAM = Path(__file__).with_name("fake_vllm.py")
 # What says which variables and flags there are, and which values they take.
 READ = (
@@ -55,8 +56,11 @@ def write(node: SystemdNode, path: str, text: str) -> None:
     _insist(node, "sh", "-c", script, path, input=text.encode() or b"\n")
 
 
-def wheels(folder: Path) -> list[Path]:
-    """Write wheels of what `install` puts there by hand, for pip; return their paths."""
+def wheels(folder: Path, note: str = "") -> list[Path]:
+    """Write wheels of what `install` puts there by hand, for pip; return their paths, vLLM's first.
+
+    ``note`` is in them, so that they are others. torch needs a library, as one for CUDA does.
+    """
     made = []
     for name, version in INSTALLED.items():
         files = {path: data for path, data in _files().items() if path.startswith(f"{name}/")}
@@ -64,8 +68,13 @@ def wheels(folder: Path) -> list[Path]:
             entry = f"[console_scripts]\nvllm = vllm.{PROGRAM.stem}:main\n"
             files[f"vllm/{PROGRAM.name}"] = PROGRAM.read_bytes()
             files[f"vllm-{version}.dist-info/entry_points.txt"] = entry.encode()
-        made.append(write_wheel(folder, version, project=name, tag="py3-none-any", files=files))
-    return made
+        files[f"{name}/note.txt"] = note.encode()
+        if name == "torch":
+            files["torch/lib/libtorch_cuda.so"] = b""  # a torch without is one for CPUs alone
+        needs = [NEEDS[name]]
+        made.append(write_wheel(folder, version, project=name, files=files, requires=needs))
+    library, _, release = NEEDS["torch"].partition("==")
+    return [*made, write_wheel(folder, release, project=library)]
 
 
 @cache

@@ -12,7 +12,7 @@ It needs the standard library alone. Variables of the environment decide more, a
 in `bin/fake.env` of its virtual environment, which is read at every start: FAKE_LOAD (seconds),
 FAKE_MB (memory of a worker process), FAKE_LIE (seconds that /health says 200 before anything is
 answered), FAKE_PATIENCE (seconds to wait for a silent peer), FAKE_FAIL (an error while loading, of
-rank FAKE_FAIL_RANK).
+rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from typing import Any, NoReturn
 VERSION = "0.25.1"
 WORKER = "VLLM::Worker_TP"
 DYING_SECONDS = 2.0
-DEFAULTS = {"LOAD": "2", "MB": "50", "LIE": "0", "PATIENCE": "300", "FAIL": "", "FAIL_RANK": "0"}
+DEFAULTS = {"LOAD": "2", "MB": "50", "LIE": "0", "PATIENCE": "300"}
+DEFAULTS |= {"FAIL": "", "FAIL_RANK": "0", "FAIL_MODEL": ""}
 
 
 def setting(name: str) -> str:
@@ -105,7 +106,8 @@ class FakeRank:
             line = self._joined()
         name = f"{WORKER}{given.node_rank}"
         # -P: its own folder may be a package, whose modules are nobody's.
-        words = [sys.executable, "-P", __file__, name, str(line.fileno()), str(given.node_rank)]
+        own_words = (name, str(line.fileno()), str(given.node_rank), given.model)
+        words = [sys.executable, "-P", __file__, *own_words]
         self.worker = subprocess.Popen(words, pass_fds=[line.fileno()], stdin=subprocess.DEVNULL)
         line.close()
         signal.signal(signal.SIGTERM, self._stop)
@@ -308,13 +310,14 @@ def serve(rank: FakeRank) -> None:
     server.serve_forever()
 
 
-def work(number: int, rank: str) -> None:
+def work(number: int, rank: str, model: str) -> None:
     """Load, then do steps; if nobody asks any more, wait for ever, with the memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     held = b"\1" * (int(setting("MB")) << 20)
     log(f"Starting to load model, {len(held) >> 20} MiB", where="gpu_model_runner.py:2602")
     time.sleep(float(setting("LOAD")))
-    if setting("FAIL") and setting("FAIL_RANK") == rank:
+    chosen = setting("FAIL_RANK") == rank and model.endswith(setting("FAIL_MODEL"))
+    if setting("FAIL") and chosen:
         fail(setting("FAIL"))
     line = socket.socket(fileno=number)
     answer = b"ready\n"
@@ -333,7 +336,7 @@ def main() -> None:
     if arguments[:1] == ["--version"]:
         print(VERSION)
     elif arguments and arguments[0].startswith(WORKER):
-        work(int(arguments[1]), arguments[2])
+        work(int(arguments[1]), *arguments[2:4])
     else:
         rank = FakeRank(options(arguments))
         rank.load()

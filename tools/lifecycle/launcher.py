@@ -31,32 +31,25 @@ def ssh_refused(lab: LifecycleLab) -> str:
 def launcher_killed_in_up(lab: LifecycleLab) -> str:
     """`kill -9` of `up` at any moment, then `up` again."""
     with lab.prepared("launcher_killed_in_up") as cluster:
-        killed = 0
+        count = 0
         for moment in MOMENTS:
-            killed += _killed(cluster, moment, "up", MODEL)
+            count += killed(cluster, moment, "up", MODEL)
             cluster.up()
             cluster.down()
-    return f"killed {killed} times; up again serves each time"
+    return f"killed {count} times; up again serves each time"
 
 
 def launcher_killed_in_switch(lab: LifecycleLab) -> str:
     """`kill -9` of `switch` at any moment, then `switch` again."""
     with lab.serving("launcher_killed_in_switch") as cluster:
-        killed, models = 0, (OTHER_MODEL, MODEL)
+        count, models = 0, (OTHER_MODEL, MODEL)
         for number, moment in enumerate(MOMENTS):
             model = models[number % 2]
-            killed += _killed(cluster, moment, "switch", model)
+            count += killed(cluster, moment, "switch", model)
             done = cluster.patchkit("switch", model)
             insist(done.status == 0, f"switch: {done.trouble}")
             insist(cluster.answers(), "after switch it does not answer")
-    return f"killed {killed} times; switch again serves each time"
-
-
-def launcher_killed_in_install(lab: LifecycleLab) -> str:
-    """`kill -9` of `install` at any moment, then `install` again."""
-    with lab.prepared("launcher_killed_in_install"):
-        insist(False, "there is no wheelhouse for it yet")
-    return ""
+    return f"killed {count} times; switch again serves each time"
 
 
 def second_up(lab: LifecycleLab) -> str:
@@ -73,7 +66,7 @@ def second_up(lab: LifecycleLab) -> str:
     return f"exit statuses {ends[0]} and {ends[1]}; one group serves"
 
 
-def _killed(cluster: EmulatedCluster, moment: float, *words: str) -> bool:
+def killed(cluster: EmulatedCluster, moment: float, *words: str) -> bool:
     """Run a command and kill it after so many seconds. False if it ended before."""
     laptop = cluster.rack.laptop
     started = laptop.start(*CLUSTER, *words, log="killed")

@@ -95,16 +95,24 @@ class Rack:
 
 
 @contextlib.contextmanager
-def up(root: Path, folder: Path, count: int = 2, *, home: str = SIZE) -> Iterator[Rack]:
-    """Boot nodes with this file system; their journals are in ``folder`` afterwards."""
+def up(
+    root: Path, folder: Path, count: int = 2, *, home: str = SIZE, shared: Iterable[Path] = ()
+) -> Iterator[Rack]:
+    """Boot nodes with this file system; their journals are in ``folder`` afterwards.
+
+    ``home`` is the size of their /home, ``shared`` are folders that they see, read only.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     numbers = {f"spark{number}": number for number in range(1, count + 1)}
     pair = keys.SshKeys.made(folder / "keys", numbers)
     ssh = pair.user({name: wiring.names(name, number) for name, number in numbers.items()})
     hosts = wiring.hosts(numbers)
-    shared = [path for path in (ROOT, Path(sys.prefix), root) if path.is_relative_to("/tmp")]
-    places = Nodes(folder=folder, bin=BIN, shared=shared)
-    with _groups(numbers) as groups, places.up({"switch": "", "laptop": hosts}) as found:
+    seen = (ROOT, *shared)
+    places = Nodes(folder=folder, bin=BIN, shared=(*seen, Path(sys.prefix), root))
+    with (
+        _groups(folder.name, numbers) as groups,
+        places.up({"switch": "", "laptop": hosts}) as found,
+    ):
         switch, laptop = found
         _run(switch, "umount", "/sys")  # its own, which hides the control groups
         wires = wiring.Wiring(switch)
@@ -119,7 +127,7 @@ def up(root: Path, folder: Path, count: int = 2, *, home: str = SIZE) -> Iterato
                 wires=wires,
                 groups=groups[name],
                 logs=folder,
-                shared=(ROOT,),
+                shared=seen,
             )
             for name, number in numbers.items()
         }
@@ -135,11 +143,11 @@ def up(root: Path, folder: Path, count: int = 2, *, home: str = SIZE) -> Iterato
 
 
 @contextlib.contextmanager
-def _groups(names: Iterable[str]) -> Iterator[dict[str, list[Path]]]:
+def _groups(rack: str, names: Iterable[str]) -> Iterator[dict[str, list[Path]]]:
     """Make control groups for each node; they go away even if this process is killed."""
     # Of cgroup v1 systemd needs the hierarchy with its name, and `unified` where that is beside it.
     tops = [GROUPS / each for each in ("systemd", "unified") if (GROUPS / each).is_dir()]
-    own = [top / f"patchkit-{os.getpid()}" for top in tops or [GROUPS]]
+    own = [top / f"patchkit-{os.getpid()}-{rack}" for top in tops or [GROUPS]]
     groups = {name: [each / name for each in own] for name in names}
     sweep = subprocess.Popen(
         ["sh", "-c", SWEEP, "sh", *map(str, own)],

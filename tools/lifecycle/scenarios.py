@@ -1,6 +1,6 @@
 """What breaks, and what has to come of it. Each scenario has nodes of its own.
 
-`lab` is about the nodes themselves; the others need `patchkit cluster`.
+`lab` is about the nodes themselves, the others about `patchkit cluster` on them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,22 @@ import time
 from collections.abc import Callable
 
 from tools.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
+from tools.lifecycle.installing import install, launcher_killed_in_install, newcomer
 from tools.lifecycle.launcher import (
-    launcher_killed_in_install,
     launcher_killed_in_switch,
     launcher_killed_in_up,
     second_up,
     ssh_refused,
 )
 from tools.lifecycle.nodes import SystemdNode
+from tools.lifecycle.starting import (
+    gives_up,
+    init_in_the_lab,
+    odd_words,
+    port_taken,
+    switch_back,
+    wrong_token,
+)
 from tools.lifecycle.wiring import Net, qsfp_ip
 
 Scenario = Callable[[LifecycleLab], str]
@@ -156,15 +164,14 @@ def rebooted_head_first(lab: LifecycleLab) -> str:
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
-        *(lab, up_and_down, three_nodes),
+        *(lab, newcomer, init_in_the_lab, install, up_and_down, three_nodes),
         *(api_server_killed, head_worker_killed, rank_killed, rank_worker_killed),
         *(worker_lost, head_lost, cable_out_5, cable_out_60, lan_out),
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
         *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
-        second_up,
+        *(second_up, switch_back, gives_up, wrong_token, port_taken, odd_words),
     )
 }
-ALONE = ("lab",)  # without `patchkit cluster`
 
 
 def _killed(cluster: EmulatedCluster, name: str, process: str) -> str:

@@ -177,7 +177,7 @@ def _planned(
     env = cluster_env(node, host, variable_rules, vllm_variables(node.vllm), vllm_values(node.vllm))
     if head:
         env = agree(env, head, variable_rules.of_host, dict(serve.set))
-    text = file_text(env, Format.ENV, hostname=host.system.hostname, target=serve.target)
+    text = file_text(env, Format.SYSTEMD, hostname=host.system.hostname, target=serve.target)
     command = None
     if role != "worker" or node.executor.name != "ray":
         command = _command(cluster, number, facts, host, node, model, chosen[1])

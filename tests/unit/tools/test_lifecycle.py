@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.lifecycle import page
-from tools.lifecycle.scenarios import ALONE, SCENARIOS
+from tools.lifecycle.scenarios import SCENARIOS
 
 EMPTY = f"before\n\n<!-- {page.NAME}: {page.MAKER} -->\n\n<!-- /{page.NAME} -->\n\nafter\n"
 
@@ -26,4 +26,3 @@ def test_rows_are_put_in_order_and_those_of_scenarios_that_were_not_run_stay():
 def test_every_scenario_says_in_one_paragraph_what_happens():
     for name, scenario in SCENARIOS.items():
         assert "\n\n" not in (scenario.__doc__ or "\n\n"), name
-    assert set(ALONE) < set(SCENARIOS)

@@ -47,10 +47,10 @@ def test_a_pinned_model_is_served_from_its_folder_by_its_name(facts):
 
 
 def test_variables_of_the_user_are_those_of_every_node(facts):
-    file = cluster(*PAIR, set={"MY_OWN": "1"}, unwanted=("omp-threads",))
+    file = cluster(*PAIR, set={"MY_OWN": "a $b"}, unwanted=("omp-threads",))
     ranks = planned_ranks(file, facts, served_model(file, MODEL))
     for rank in ranks:
-        assert "\nMY_OWN=1\n" in rank.text
+        assert '\nMY_OWN="a \\$b"\n' in rank.text
     assert [rank.address for rank in ranks] == ["192.168.100.10", "192.168.100.11"]
 
 

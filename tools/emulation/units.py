@@ -1,0 +1,98 @@
+"""Real vLLM on two nodes with a real systemd, under the units that `patchkit cluster up` writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+from pathlib import Path
+
+from patchkit.process import attempt
+from tools.emulation.lab import QUIET, Answers, Lab
+from tools.emulation.nodes import NodeError
+from tools.emulation.scenarios import Outcome, UnexpectedError
+from tools.lifecycle import fake_venv, rack, rootfs
+from tools.lifecycle.cluster import URL, EmulatedCluster
+from tools.lifecycle.nodes import HOME, SystemdNode
+
+COMPILER = ("g++", "python3-dev")  # torch compiles while vLLM starts
+DISK = "1g"  # of a node's /home: what vLLM compiles
+SERVE_SECONDS = 400
+MODELS = (f"{HOME}/models/one", f"{HOME}/models/other")
+# On CPUs vLLM has no pipelines, and counts the cores itself.
+ARGS = ("--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
+SHARDS = ("--pipeline-parallel-size", "1", "--tensor-parallel-size", "2")
+ON_CPU = ("omp-threads",)
+PROGRAM = """\
+import sys
+from vllm.entrypoints.cli.main import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+RELEASE = "import sys; print('%d.%d' % sys.version_info[:2])"
+OWN = ".".join(map(str, sys.version_info[:2]))
+ASK = Path(__file__).with_name("ask.py")
+
+
+def obstacle() -> str:
+    """Return why this cannot be run here; empty if nothing is in the way."""
+    release = attempt("/usr/bin/python3", "-c", RELEASE).output.strip()
+    if release != OWN:
+        return f"the nodes' Python would be {release or 'none'}, and vLLM is installed for {OWN}"
+    return rootfs.obstacle()
+
+
+def units(lab: Lab) -> Outcome:
+    """Two nodes with systemd: up, the answers, each rank killed, another model, down."""
+    root = rootfs.ready(lab.work, COMPILER)
+    shared = (Path(sys.prefix), lab.model)
+    with rack.up(root, lab.work / "logs/units", home=DISK, shared=shared) as here:
+        cluster = EmulatedCluster(here, patience=SERVE_SECONDS)
+        for node in here.nodes.values():
+            _install(node, lab.model)
+        cluster.describe(args=[*ARGS, *SHARDS], set=QUIET, without=ON_CPU)
+        first, other = MODELS
+        cluster.up(first)
+        _insist_on(lab.expected, _answers(cluster, first))
+        told = []
+        for name in reversed(cluster.names):
+            before = cluster.ranks()
+            cluster.kill(name, "main")
+            told.append(f"`kill -9` of {name}'s: {cluster.heals(before)}")
+        _insist_on(lab.expected, _answers(cluster, first))
+        switched = cluster.patchkit("switch", other)
+        if switched.status:
+            raise UnexpectedError(f"switch: {switched.trouble}")
+        _insist_on(lab.expected, _answers(cluster, other))
+        cluster.down()
+    return Outcome(f"same answers; {'; '.join(told)}; switch; nothing is left")
+
+
+def _install(node: SystemdNode, model: Path) -> None:
+    """Let the node's own Python use this session's packages, and give it two models."""
+    venv = fake_venv.VENV
+    made = node.user("python3", "-m", "venv", "--without-pip", venv)
+    if made.trouble:
+        raise NodeError(f"{node.name}: {made.trouble}")
+    site = f"{venv}/lib/python{OWN}/site-packages"
+    fake_venv.write(node, f"{site}/emulation.pth", f"{sysconfig.get_path('purelib')}\n")
+    fake_venv.write(node, f"{venv}/bin/vllm", f"#!{venv}/bin/python\n{PROGRAM}")
+    node.user("chmod", "+x", f"{venv}/bin/vllm")
+    for each in MODELS:
+        node.user("mkdir", "-p", f"{HOME}/models")
+        copied = node.user("cp", "-r", model, each)
+        if copied.trouble:
+            raise NodeError(f"{node.name}: {copied.trouble}")
+
+
+def _answers(cluster: EmulatedCluster, model: str) -> Answers:
+    head = cluster.rack[cluster.names[0]]
+    done = head.user("python3", ASK, model, URL, "60", seconds=180)
+    if done.trouble:
+        raise NodeError(f"no answer: {done.trouble}")
+    return [(text, tokens) for text, tokens in json.loads(done.output.splitlines()[-1])]
+
+
+def _insist_on(expected: Answers, found: Answers) -> None:
+    if found != expected:
+        raise UnexpectedError(f"{json.dumps(found)} is not {json.dumps(expected)}")

@@ -1,0 +1,105 @@
+"""`patchkit cluster install` on nodes with nothing, cut short, and back; wheels of the fake."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from patchkit.process import attempt
+from patchkit.wheel.wheelhouse.contents import add
+from tools.emulation.nodes import NodeError
+from tools.lifecycle import fake_venv, wiring
+from tools.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
+from tools.lifecycle.launcher import killed
+from tools.lifecycle.rack import ROOT
+
+HOUSE, LATER = "wheelhouse", "later"
+MOMENTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5)
+PYTHON = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
+
+
+def newcomer(lab: LifecycleLab) -> str:
+    """Nodes with nothing, a wheelhouse, and README's three lines: init, install, up."""
+    with lab.bare("newcomer") as cluster:
+        _fill(cluster, HOUSE)
+        words = ("--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1))
+        cluster.patchkit("init", *cluster.names, *words)
+        _install(cluster)
+        cluster.up()
+        cluster.down()
+    return "from nothing to an answer"
+
+
+def install(lab: LifecycleLab) -> str:
+    """A fresh one, the same again, another wheelhouse while it serves, `--rollback`."""
+    with lab.bare("install") as cluster:
+        cluster.describe()
+        for name in (HOUSE, LATER):
+            _fill(cluster, name)
+        _install(cluster)
+        first = _used(cluster)
+        again = _install(cluster)
+        insist("as it is" in again and _used(cluster) == first, f"again: {again}")
+        cluster.up()
+        before = cluster.ranks()
+        _install(cluster, "--wheelhouse", LATER)
+        later = _used(cluster)
+        insist(later != first, "another wheelhouse is the same installation")
+        insist(cluster.ranks() == before and cluster.answers(), "what ran was disturbed")
+        _install(cluster, "--rollback")
+        insist(_used(cluster) == first, "--rollback does not go back")
+        cluster.down()
+        cluster.up()
+        cluster.down()
+    return "the second changes nothing; what serves goes on; back to the former"
+
+
+def launcher_killed_in_install(lab: LifecycleLab) -> str:
+    """`kill -9` of `install` at any moment, then `install` again."""
+    with lab.bare("launcher_killed_in_install") as cluster:
+        cluster.describe()
+        _fill(cluster, HOUSE)
+        count = 0
+        for moment in MOMENTS:
+            for node in cluster.rack.nodes.values():
+                node.user("rm", "-rf", ".local/share/patchkit")
+            count += killed(cluster, moment, "install")
+            _install(cluster)
+        cluster.up()
+        cluster.down()
+    return f"killed {count} times; install again is whole each time, and it serves"
+
+
+def _install(cluster: EmulatedCluster, *words: str) -> str:
+    done = cluster.patchkit("install", *words)
+    insist(done.status == 0, f"install: {done.trouble}")
+    return done.output + done.errors
+
+
+def _used(cluster: EmulatedCluster) -> str:
+    """Return the installation that all nodes use."""
+    (found,) = {n.user("readlink", fake_venv.VENV).output for n in cluster.rack.nodes.values()}
+    return found
+
+
+def _fill(cluster: EmulatedCluster, name: str) -> None:
+    """Fill a wheelhouse in the laptop's home, for the nodes' Python."""
+    release = cluster.rack[cluster.names[0]].user("python3", "-c", PYTHON).output.strip()
+    made = cluster.rack.folder / f"{name}.wheels"
+    house = cluster.rack.folder / name
+    vllm, *others = fake_venv.wheels(made, note=name)
+    (made / "offered").mkdir()
+    for each in others:
+        each.rename(made / "offered" / each.name)
+    add(house, vllm, {"target": "gb10"})
+    words = ("--dir", house, "--find-links", made / "offered", "--python-version", release)
+    filled = attempt(
+        *(sys.executable, "-m", "patchkit", "wheelhouse", "fill", "--offline", *words),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PIP_CONFIG_FILE": os.devnull},
+        timeout=120,
+    )
+    if filled.trouble:
+        raise NodeError(f"{name}: {filled.trouble}")
+    shutil.copytree(house, Path(cluster.home, name))
