@@ -161,7 +161,8 @@ class GroupUnits:
         }
 
     def _watch(self) -> Mapping[str, list[tuple[str, str]]]:
-        again = f"systemctl --user --no-block try-restart {self.unit}"
+        # Killed and not restarted: then RestartSec passes, in which memory comes back.
+        again = f"systemctl --user kill --kill-whom=main --signal=SIGKILL {self.unit}"
         quiet = '[ "$$SERVICE_RESULT" = success ] || [ "$$EXIT_STATUS" = 75 ]'
         return {
             "Unit": [("Description", f"Rank %i of the cluster {self.name}: starts and watches it")],
@@ -169,7 +170,7 @@ class GroupUnits:
                 ("Type", "notify"),
                 ("ExecStart", f"{_PYTHON} {self._script} worker %i"),
                 # A rank that ended takes the others with it; one that never ran does not.
-                ("ExecStopPost", f"/bin/sh -c '{quiet} || {again}'"),
+                ("ExecStopPost", f"-/bin/sh -c '{quiet} || {again}'"),
                 ("KillMode", "mixed"),  # the script asks the other end first
                 ("TimeoutStartSec", str(REACH_SECONDS + 30)),
                 ("TimeoutStopSec", str(_STOP + 30)),
