@@ -21,6 +21,7 @@ from patchkit.runtime.on_node.venv_link import InstallState
 from patchkit.runtime.on_node.wheel_store import NodeWheel, SentWheels, WheelLock
 from patchkit.runtime.remote.everywhere import all_of, everywhere
 from patchkit.runtime.remote.node import Remote
+from patchkit.runtime.remote.rsync import INSTALL
 from patchkit.runtime.remote.ssh import ssh_words, there
 
 Report = Callable[[str], Callable[[int, int], None]]
@@ -73,7 +74,7 @@ def _check(node: Remote, state: InstallState, lock: WheelLock) -> None:
         hint = there(name, "sudo", "apt", "install", f"python{lock.python}-venv")
         raise HostError(f"{name}: Python there cannot make environments", hint=hint)
     if state.lacking and not state.has_rsync:
-        raise HostError(f"{name}: rsync is not installed there", hint=wheel_store.RSYNC)
+        raise HostError(f"{name}: rsync is not installed there", hint=there(name, *INSTALL))
     needed = int((to_copy(state, lock) + to_unpack(state, lock)) * _SPARE)
     if needed > state.free:
         raise StorageError(

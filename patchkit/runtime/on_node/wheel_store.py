@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,14 +9,9 @@ from typing import Annotated, Any
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.failure import translated
-from patchkit.errors import HostError, StorageError, UsageError
-from patchkit.process import Completed, output
-from patchkit.quoting import quoted
 from patchkit.records import Sha256, matching, record
+from patchkit.runtime.remote.rsync import copied, rsync_words
 
-RSYNC = "sudo apt install rsync"
-_PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
-_SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
 _FILE = r"[A-Za-z0-9][\w.+!-]*\.whl"
 
 
@@ -100,65 +91,19 @@ def receive(wheels: Sequence[Any]) -> list[str]:
     return [each.name for each in lacking(record(tuple[NodeWheel, ...], list(wheels)))]
 
 
-def send_words(
-    folder: str, names: Sequence[str], ssh: Sequence[str], destination: str, target: str
-) -> tuple[str, ...]:
-    """Return the rsync command for some wheels; without a destination it copies on this machine.
-
-    Raises UsageError for what rsync would take for something else.
-    """
-    if ":" in destination or "/" in destination or any(" " in word for word in ssh):
-        raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
-    return (
-        "rsync",
-        # What is sent has other bytes there than here, whatever size and time say: a part of it.
-        *("-tp", "--ignore-times", "--partial", "--protect-args"),
-        *("--info=progress2", "--stats", "--no-human-readable", "--outbuf=L"),
-        # Plain words without a blank, which rsync splits at.
-        *(("-e", " ".join(ssh)) if destination else ()),
-        "--",
-        *(f"{folder}/{name}" for name in names),
-        f"{destination}:{target}/" if destination else f"{target}/",
-    )
-
-
 def send_wheels(
     folder: str, names: Sequence[str], ssh: Sequence[str], destination: str, target: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the progress in bytes, at last ``{"result": SentWheels}``.
 
-    Raises HostError or StorageError, as rsync fails.
+    ``ssh`` are the words up to the destination; "" copies on this machine. Raises HostError or
+    StorageError, as rsync fails.
     """
-    if not shutil.which("rsync"):
-        raise HostError("rsync is not installed", why="wheels are copied with it", hint=RSYNC)
     source = Path(folder).expanduser()
     total = sum((source / each).stat().st_size for each in names)
-    begun = time.monotonic()
-    words = send_words(str(source), names, ssh, destination, target)
-    running = output(*words, env={**os.environ, "LC_ALL": "C"})
-    while True:
-        try:
-            said = _PROGRESS.match(next(running))
-        except StopIteration as end:
-            done: Completed = end.value
-            break
-        if said:
-            yield {"done": min(int(said[1]), total), "total": total}
-    if done.trouble:
-        raise _failure(done, destination or "this machine")
-    sent = _SENT.search(done.output)
-    seconds = time.monotonic() - begun
-    yield {"result": asdict(SentWheels(sent=int(sent[1]) if sent else 0, seconds=seconds))}
-
-
-def _failure(done: Completed, destination: str) -> HostError | StorageError:
-    lines = [line.strip() for line in done.output.split("\n")]
-    told = [line for line in lines if line and "%" not in line and "rsync error" not in line]
-    told = [line for line in told if not line.startswith("rsync: connection unexpectedly closed")]
-    what = f"rsync to {destination} failed: {told[-1] if told else done.trouble}"
-    if done.status == 255 or "unexplained error (code 255)" in done.output:
-        return HostError(what, why="ssh did not connect", hint=quoted("ssh", destination, "true"))
-    if "command not found" in done.output or "rsync: not found" in done.output:
-        return HostError(what, why=f"rsync is not installed on {destination}", hint=RSYNC)
-    why = "the disk there is full" if "No space left" in done.output else "the link was cut"
-    return StorageError(what, why=why, hint="run the same command again: it goes on where it was")
+    # What is sent has other bytes there than here, whatever size and time say: a part of it.
+    options = ("-tp", "--ignore-times")
+    sources = [f"{source}/{name}" for name in names]
+    words = rsync_words(options, sources, ssh, destination, target)
+    took = yield from copied(words, total, destination)
+    yield {"result": asdict(SentWheels(sent=took.sent, seconds=took.seconds))}

@@ -1,0 +1,107 @@
+"""Copy with rsync from this node to another: resumable, with progress, and the speed measured."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
+from patchkit.process import Completed, output
+from patchkit.quoting import quoted
+
+INSTALL = ("sudo", "apt", "install", "rsync")
+_PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
+_SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
+# What ssh says if it did not get there; rsync's own exit code is 12 or 255, as it happens.
+_NO_LOGIN = re.compile(
+    r"^ssh: |Permission denied \(|Host key verification failed|HOST IDENTIFICATION HAS CHANGED",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The bytes that went over the link, and the seconds that it took."""
+
+    sent: int
+    seconds: float
+
+
+def rsync_words(
+    options: Sequence[str],
+    sources: Sequence[str],
+    ssh: Sequence[str],
+    destination: str,
+    target: str,
+) -> tuple[str, ...]:
+    """Return the rsync command; ``ssh`` are words up to the destination, "" is this machine.
+
+    Raises UsageError for what rsync would take for something else than a host.
+    """
+    if ":" in destination or "/" in destination or any(" " in word for word in ssh):
+        raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
+    return (
+        *("rsync", *options, "--partial", "--protect-args"),
+        *("--info=progress2", "--stats", "--no-human-readable", "--outbuf=L"),
+        # Plain words without a blank, which rsync splits at.
+        *(("-e", " ".join(ssh)) if destination else ()),
+        "--",
+        *sources,
+        f"{destination}:{target}/" if destination else f"{target}/",
+    )
+
+
+def require_rsync() -> None:
+    """Raise HostError if this node has none."""
+    if not shutil.which("rsync"):
+        raise HostError(
+            "rsync is not installed", why="files are copied with it", hint=quoted(*INSTALL)
+        )
+
+
+def copied(
+    words: Sequence[str], total: int, destination: str
+) -> Generator[dict[str, Any], None, Copied]:
+    """Yield the progress of a copy, ``{"done": BYTES, "total": BYTES}``; return what it took.
+
+    Raises HostError or StorageError, as rsync fails.
+    """
+    require_rsync()
+    begun = time.monotonic()
+    running = output(*words, env={**os.environ, "LC_ALL": "C"})
+    while True:
+        try:
+            said = _PROGRESS.match(next(running))
+        except StopIteration as end:
+            done: Completed = end.value
+            break
+        if said:
+            yield {"done": min(int(said[1]), total), "total": total}
+    if done.trouble:
+        raise _failure(done, destination or "this machine")
+    sent = _SENT.search(done.output)
+    return Copied(int(sent[1]) if sent else 0, round(time.monotonic() - begun, 3))
+
+
+def _failure(done: Completed, destination: str) -> PatchkitError:
+    lines = [line.strip() for line in done.output.split("\n")]
+    told = [line for line in lines if line and "rsync error" not in line and "%" not in line]
+    told = [line for line in told if not line.startswith("rsync: connection unexpectedly closed")]
+    what = f"rsync to {destination} failed: {told[-1] if told else done.trouble}"
+    if _NO_LOGIN.search(done.output) or done.status == 255:
+        return HostError(
+            what,
+            why="the node that has the files logs in to the others, over the cable",
+            hint=f"try it on that node: `{quoted('ssh', destination, 'true')}`",
+        )
+    if "command not found" in done.output or "rsync: not found" in done.output:
+        return HostError(
+            what, why=f"rsync is not installed on {destination}", hint=quoted(*INSTALL)
+        )
+    why = "the disk there is full" if "No space left" in done.output else "the link was cut"
+    return StorageError(what, why=why, hint="run the same command again: it goes on where it was")
