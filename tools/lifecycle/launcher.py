@@ -1,4 +1,4 @@
-"""What breaks while `patchkit cluster` runs: it is killed, refused, or not alone."""
+"""Disturb `patchkit cluster` while it runs: it is killed, refused, or not alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaks, and what has to come of it. Each scenario has nodes of its own.
+"""Break something, and insist on what has to come of it. Each scenario has nodes of its own.
 
 `lab` is about the nodes themselves, the others about `patchkit cluster` on them.
 """

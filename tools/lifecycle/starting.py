@@ -1,4 +1,4 @@
-"""What `init`, `up` and `switch` make of what they find: edits, odd words, models that fail."""
+"""Ask what `init`, `up` and `switch` make of what they find: edits, odd words, models that fail."""
 
 from __future__ import annotations
 

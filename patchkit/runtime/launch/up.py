@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from patchkit.durable.signals import committed
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.runtime.launch.cluster import Cluster
@@ -112,7 +113,9 @@ def bring_up(cluster: Cluster, model: str) -> Begun:
             check_ports(cluster, [each.address for each in plan.ranks], executor)
         if not plan.same:
             cluster.put(plan.files)
+            committed("the files of this start are on every node")
         since = cluster.head.call(begin, unit=cluster.file.unit, restart=not plan.same)["since"]
+        committed(f"{plan.model.name} is started, and goes on loading")
         return Begun(plan=plan, since=str(since))
 
 

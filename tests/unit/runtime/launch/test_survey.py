@@ -1,4 +1,4 @@
-"""What nodes lack, before anything is written."""
+"""Look for what nodes lack, before anything is written."""
 
 from dataclasses import replace
 

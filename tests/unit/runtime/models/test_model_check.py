@@ -1,4 +1,4 @@
-"""What a check finds: each damage has its finding, and a whole model has none."""
+"""Damage models and check them: each damage has its finding, and a whole model has none."""
 
 import json
 import os

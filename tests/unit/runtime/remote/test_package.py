@@ -1,4 +1,4 @@
-"""What is sent to a node: it runs there on any Python, with the standard library alone."""
+"""Import what is sent to a node: it runs there on any Python, with the standard library alone."""
 
 import io
 import subprocess
