@@ -43,8 +43,5 @@ VERBS = {
     },
 }
 # What a node runs without any library but click; of inspect only --loaded.
-CLICK_ALONE = {
-    *("probe", "net", "env", "serve-args", "completion", "inspect"),
-    *VERBS["cluster"],
-}
+CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}
 WING_OF = {verb: wing for wing, verbs in VERBS.items() for verb in verbs}
