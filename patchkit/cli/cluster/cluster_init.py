@@ -14,6 +14,7 @@ from patchkit.cli.runtime.net_view import fields, mark, reasons
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.envfile.write import write
+from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.cluster_file import (
     FILE,
@@ -57,14 +58,16 @@ def init(
     HOST is as for ssh; localhost is this machine, without it. Nothing has to be installed there
     but Python 3.11 and systemd. Cables, versions and limits are checked.
     """
-    choices = {"topology": topology or "", "target": target}
-    choices = {name: value for name, value in choices.items() if value}
     members = tuple(
         ClusterNode(ssh=each, address=address if not n else "") for n, each in enumerate(nodes)
     )
     cluster = Cluster(ClusterFile(node=members))
     facts = cluster.facts()
     found = list(survey(nodes, facts))
+    kinds = {target_of(each.host) for each in facts}
+    # A Spark beside a Thor: tensor parallelism, the default, is not for two kinds.
+    chosen = {"topology": topology or ("hetero" if len(kinds) > 1 else ""), "target": target}
+    choices = {name: value for name, value in chosen.items() if value}
     members, linked = _linked(cluster, facts, choices)
     found += linked
     text = new_cluster_text(members, choices)

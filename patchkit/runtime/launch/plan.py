@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from patchkit.errors import HostError, PatchkitError, UsageError
@@ -105,7 +106,24 @@ def planned_ranks(
         if number == 0:
             head = env_file(planned.text, f"{node.ssh}'s env file")
         ranks.append(planned)
+    _check_kinds(cluster, ranks)
     return ranks
+
+
+def _check_kinds(cluster: ClusterFile, ranks: Sequence[PlannedRank]) -> None:
+    """Raise HostError for tensor parallelism over several kinds of GPU."""
+    kinds = {each.env.node.target: each.ssh for each in ranks}
+    command = ranks[0].command
+    words = (*command.words, *cluster.serve.args) if command else ()
+    sizes = [size for flag, size in pairwise(words) if flag == "--tensor-parallel-size"]
+    if len(kinds) > 1 and sizes[-1:] not in ([], ["1"]):
+        named = " and ".join(f"{node} is a {kind}" for kind, node in kinds.items())
+        raise HostError(
+            f"{named}: no tensor parallelism over two kinds of GPU",
+            why="each computes a part of every layer, with other kernels: nobody has shown that "
+            "this works",
+            hint='a pipeline, which nobody has shown either: topology = "hetero" in [serve]',
+        )
 
 
 @contextmanager
@@ -174,7 +192,14 @@ def _planned(
         extra=dict(serve.set),
     )
     node = decide(options, host, head)
-    env = cluster_env(node, host, variable_rules, vllm_variables(node.vllm), vllm_values(node.vllm))
+    env = cluster_env(
+        node,
+        host,
+        variable_rules,
+        vllm_variables(node.vllm),
+        vllm_values(node.vllm),
+        ptxas=facts.ptxas,
+    )
     if head:
         env = agree(env, head, variable_rules.of_host, dict(serve.set))
     text = file_text(env, Format.SYSTEMD, hostname=host.system.hostname, target=serve.target)

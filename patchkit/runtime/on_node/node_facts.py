@@ -17,6 +17,7 @@ from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.models.check import check_model
 from patchkit.runtime.on_node.node_files import config_folder, placed
 from patchkit.runtime.on_node.user_units import user_systemctl
+from patchkit.runtime.python.ptxas import find_ptxas
 
 _UNLIMITED = 2**64 - 1
 _NETWORK_DISKS = {"nfs", "nfs4", "cifs", "fuse.sshfs", "9p", "ceph", "lustre"}
@@ -35,8 +36,8 @@ class NodeFacts:
     """What a node says of itself.
 
     ``memlock`` is the limit of its user manager in bytes, None for none; ``files`` what an earlier
-    `up` left there, by name; ``models`` what the folders that were asked for hold; ``venv`` is the
-    environment's path, "" without one.
+    `up` left there, by name; ``ptxas`` that of CUDA 13, "" for none; ``models`` what the folders
+    that were asked for hold; ``venv`` is the environment's path, "" without one.
     """
 
     host: Host
@@ -49,6 +50,7 @@ class NodeFacts:
     systemd: int
     persistent_journal: bool
     home_disk: str
+    ptxas: str = ""
     has: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     models: dict[str, ModelOnNode] = field(default_factory=dict)
@@ -77,6 +79,7 @@ def look(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
         systemd=_systemd(),
         persistent_journal=Path("/var/log/journal").is_dir(),
         home_disk=_disk_of(home),
+        ptxas=find_ptxas(LIVE, os.environ),
         has=tuple(each for each in ("rsync", "ssh", "systemctl") if _is_here(each)),
         files=placed(config_folder(name)),
         models={each: _model(each) for each in models},

@@ -69,6 +69,13 @@ def test_a_node_that_does_not_fit(second, says, facts, tmp_path):
     assert caught.value.what.startswith(says)
 
 
+def test_two_kinds_of_gpu_get_a_pipeline_or_nothing(facts, tmp_path):
+    pair = [facts[0], node_facts(tmp_path, "thor", node=1, ptxas="/cuda/bin/ptxas")]
+    with pytest.raises(HostError, match="spark-1 is a gb10 and spark-2 is a thor: no tensor"):
+        words(pair, topology="socket", args=("--tensor-parallel-size", "2"))
+    assert "--pipeline-parallel-size 2" in words(pair, topology="hetero")
+
+
 def test_a_rule_that_nobody_has(facts):
     with pytest.raises(UsageError, match="'no-such-rule'"):
         words(facts, wanted=("no-such-rule",))
