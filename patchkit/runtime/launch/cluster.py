@@ -98,8 +98,7 @@ class Cluster:
 
         def write(pair: tuple[Remote, dict[str, str]]) -> None:
             node, its = pair
-            node.call(node_files.put, name=self.file.name, files=its)
-            node.call(control.reload)
+            node.call(control.place, name=self.file.name, files=its)
 
         all_of(everywhere(pairs[1:], write))
         write(pairs[0])

@@ -32,7 +32,7 @@ class Answered:
 def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None]) -> Answered:
     """Wait until the head's unit is active. Raises HostError with the first error of all ranks.
 
-    ``tell`` gets the unit's state, and the seconds since the start, twice a second.
+    ``tell`` gets the unit's state, and the seconds since the start.
     """
     unit, began = cluster.file.unit, time.monotonic()
     first = ""

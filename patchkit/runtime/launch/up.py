@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from patchkit.durable.signals import committed
-from patchkit.errors import HostError, PatchkitError
+from patchkit.errors import HostError
 from patchkit.quoting import quoted
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.plan import (
@@ -22,6 +22,7 @@ from patchkit.runtime.launch.stop import check_stopped, stopped
 from patchkit.runtime.launch.units import GroupUnits
 from patchkit.runtime.on_node.control import begin
 from patchkit.runtime.on_node.unit_state import NodeState, UnitState
+from patchkit.runtime.remote.everywhere import all_of
 
 Tell = Callable[[UnitState, float], None]
 
@@ -100,13 +101,11 @@ def bring_up(cluster: Cluster, model: str) -> Begun:
     """
     with cluster.alone():
         plan = make_plan(cluster, model)
-        state = cluster.states()[0]
-        if isinstance(state, PatchkitError):
-            raise state
-        runs = _runs(state, cluster.file.unit)
+        states = all_of(cluster.states())
+        runs = _runs(states[0], cluster.file.unit)
         if plan.same and runs:
             return Begun(plan=plan, since="", running=True)
-        if runs or any_left(cluster):
+        if runs or any(each.processes for each in states):
             check_stopped(cluster, stopped(cluster, disable=False))
         if len(plan.ranks) > 1:
             executor = plan.ranks[0].env.node.executor.name
@@ -117,11 +116,6 @@ def bring_up(cluster: Cluster, model: str) -> Begun:
         since = cluster.head.call(begin, unit=cluster.file.unit, restart=not plan.same)["since"]
         committed(f"{plan.model.name} is started, and goes on loading")
         return Begun(plan=plan, since=str(since))
-
-
-def any_left(cluster: Cluster) -> bool:
-    """Return whether a node has processes of the group, or did not answer."""
-    return any(isinstance(each, PatchkitError) or each.processes for each in cluster.states())
 
 
 def _runs(state: NodeState, unit: str) -> bool:

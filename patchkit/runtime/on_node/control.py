@@ -7,6 +7,7 @@ from typing import Any
 
 from patchkit.process import Completed
 from patchkit.runtime.on_node import unit_state
+from patchkit.runtime.on_node.node_files import put
 from patchkit.runtime.on_node.user_units import user_systemctl
 
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
@@ -18,6 +19,13 @@ def reload() -> None:
     done = user_systemctl("daemon-reload")
     if done.trouble:
         raise done.error(hint="systemctl --user status")
+
+
+def place(name: str, files: dict[str, str]) -> list[str]:
+    """Write a cluster's files and let systemd read them. Raises what ``put`` and ``reload`` do."""
+    changed = put(name, files)
+    reload()
+    return changed
 
 
 def begin(unit: str, restart: bool) -> dict[str, Any]:

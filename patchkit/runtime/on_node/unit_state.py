@@ -119,7 +119,7 @@ def processes(name: str) -> Iterator[int]:
             continue  # it ended, or is not ours
 
 
-def follow(units: Sequence[str], every: float = 0.5) -> Iterator[dict[str, Any]]:
+def follow(units: Sequence[str], every: float = 0.25) -> Iterator[dict[str, Any]]:
     """Yield the state of the units at once and whenever it changes, as long as somebody listens."""
     last: list[UnitState] = []
     while True:
