@@ -105,19 +105,3 @@ def _between(first: str, head: NodeFacts, name: str, its: NodeFacts) -> Iterator
             why="tensor parallelism over two kinds of GPU has no proof upstream: a pipeline is "
             "taken, and nobody has shown it to work",
         )
-
-
-def alike(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Yield packages whose versions are not the same on all nodes."""
-    first = facts[0].host.versions
-    for name, its in zip(names[1:], facts[1:], strict=True):
-        for package, version in its.host.versions.items():
-            if version != first[package]:
-                yield Finding(
-                    kind=HostError,
-                    where=f"{names[0]}, {name}",
-                    about=package,
-                    what=f"{first[package] or 'none'} and {version or 'none'}",
-                    why="the ranks of one model must run the same",
-                    hint="patchkit cluster install",
-                )

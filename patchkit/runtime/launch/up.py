@@ -17,7 +17,7 @@ from patchkit.runtime.launch.plan import (
     served_model,
 )
 from patchkit.runtime.launch.ports import check_ports
-from patchkit.runtime.launch.start import Answered, answered, waited
+from patchkit.runtime.launch.start import Answered, waited
 from patchkit.runtime.launch.stop import check_stopped, stopped
 from patchkit.runtime.launch.units import GroupUnits
 from patchkit.runtime.on_node.control import begin
@@ -156,6 +156,3 @@ def _former(cluster: Cluster) -> list[dict[str, str]] | None:
     """Return the files of all nodes as they are, if all are of one start."""
     files = [each.files for each in cluster.facts()]
     return files if all("group.json" in each for each in files) else None
-
-
-__all__ = ["Answered", "Begun", "GroupPlan", "answered", "bring_up", "switch", "wait_for"]

@@ -87,11 +87,6 @@ def put(name: str, files: Mapping[str, str]) -> list[str]:
     return changed
 
 
-def remove(name: str) -> list[str]:
-    """Take all files of a cluster away; return their names."""
-    return put(name, {})
-
-
 def hold_alone(name: str) -> Iterator[bool]:
     """Yield once while nobody else may change a cluster: as long as the asker listens.
 
