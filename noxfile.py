@@ -149,6 +149,14 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def properties(session: nox.Session) -> None:
+    """The property tests with new random examples, ten times as many as usual; minutes."""
+    _install(session, "test")
+    search = {"HYPOTHESIS_PROFILE": "search"}
+    session.run("pytest", "-m", "hypothesis", *SIDE_BY_SIDE, *session.posargs, env=search)
+
+
+@nox.session
 def torture(session: nox.Session) -> None:
     """Every change disturbed at every system call; rewrites docs/reliability.md: `-- [N]`.
 

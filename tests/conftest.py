@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import patchkit as package
 from patchkit.errors import SourceError, StorageError
@@ -35,6 +36,12 @@ from support.selection import MODES, RELEASES
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
+
+# The default run asks the same examples everywhere, so that a change fails by what it changed;
+# `nox -s properties` searches for new ones.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("search", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 _PARTS = ("CMakeLists.txt", "PKG-INFO", "setup.py", "cmake", "csrc", "vllm")
 

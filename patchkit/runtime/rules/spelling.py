@@ -28,7 +28,7 @@ def is_slip(wrong: str, right: str) -> bool:
     end = _common(wrong[start:][::-1], right[start:][::-1])
     one, other = wrong[start : len(wrong) - end], right[start : len(right) - end]
     if len(one) <= 1 and len(other) <= 1:
-        word = len(right[:start].rpartition("_")[2]) + len(right[start:].partition("_")[0])
+        word = min(_length_at(wrong, start), _length_at(right, start))
         # TP is not DP: a letter of an abbreviation makes another one.
         other_word = len(one) == len(other) == 1 and word < _WORD
         return not other_word and not any(letter.isdigit() for letter in one + other)
@@ -74,6 +74,11 @@ class Slips:
             found = [each for each in self._names if is_slip(name, each)]
             self._made[name] = found[0] if len(found) == 1 else ""
         return self._made.get(name, "")
+
+
+def _length_at(name: str, position: int) -> int:
+    """Return the length of the word that a position lies in, 0 between two separators."""
+    return len(name[:position].rpartition("_")[2]) + len(name[position:].partition("_")[0])
 
 
 def _common(one: str, other: str) -> int:

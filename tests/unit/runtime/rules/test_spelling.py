@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from patchkit.runtime.rules.spelling import Slips, is_slip, models_meant
@@ -36,6 +36,7 @@ def test_the_name_that_was_meant(wrong, right):
 
 
 @given(st.text(st.sampled_from("AB_1"), max_size=6), st.text(st.sampled_from("AB_1"), max_size=6))
+@example("A1A1", "A1_1")  # a separator in the place of a letter
 def test_a_slip_is_one_in_both_directions(one, other):
     assert is_slip(one, other) == is_slip(other, one)
     assert not is_slip(one, one)
