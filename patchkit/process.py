@@ -2,8 +2,9 @@
 
 ``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer,
 ``stream`` for one that takes long and tells how far it is, ``output`` for one that a generator
-follows, ``dialogue`` for one that answers by lines as long as somebody listens, ``ask`` for a
-question to another Python. Their output is read as UTF-8, with U+FFFD for what is not.
+follows, ``dialogue`` for one that answers by lines as long as somebody listens, ``sieve`` for one
+that lets parts of a stream through, ``ask`` for a question to another Python. Their output is read
+as UTF-8, with U+FFFD for what is not.
 
 Those of proofs (``proof/child_process.py``) and the one that measures for `patchkit tune`
 (``runtime/tune/process.py``), which is asked many times, are started where they are used.
@@ -17,10 +18,10 @@ import os
 import shutil
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
@@ -272,6 +273,55 @@ def dialogue(*words: str | Path, given: bytes) -> Generator[str, None, Completed
             _hang_up(process)
         errors.seek(0)
         return _completed(command, process.wait(), "", _text(errors.read()))
+
+
+def sieve(
+    *words: str | Path, given: Iterable[bytes], env: Mapping[str, str]
+) -> Generator[bytes, None, Completed]:
+    """Yield the lines that a program lets through of what it is given; return how it ended.
+
+    It is given as much as it takes, while its lines are read: neither is in memory as a whole. An
+    error of ``given`` is raised here. If the generator is closed, the program is ended first.
+    """
+    import subprocess
+    import tempfile
+    import threading
+
+    command = tuple(map(str, words))
+    failed: list[BaseException] = []
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            )
+        except (OSError, ValueError) as error:
+            return _not_started(command, env, error)
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def feed(into: IO[bytes]) -> None:
+            try:
+                with into:
+                    for each in given:
+                        into.write(each)
+            except BrokenPipeError:
+                pass  # it ended, or nobody reads on
+            except BaseException as error:  # noqa: BLE001  # a thread's errors are seen by nobody
+                failed.append(error)
+
+        feeder = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
+        feeder.start()
+        try:
+            yield from process.stdout
+            feeder.join()
+        finally:
+            process.stdout.close()
+            process.kill()
+            process.wait()
+        if failed:
+            raise failed[0]
+        errors.seek(0)
+        return _completed(command, process.returncode, "", _text(errors.read()))
 
 
 def end_dialogues() -> None:

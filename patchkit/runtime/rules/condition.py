@@ -19,9 +19,19 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "target": (*targets(), "other"),
     "quantization": ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16"),
     "moe": ("yes", "no", "unknown"),
+    # What a cause of a symptom may depend on: facts of the machine that wrote a log.
+    "kernel_reserve": ("yes", "no"),
+    "memlock": ("limited", "unlimited"),
+    "container": ("yes", "no"),
+    "linger": ("yes", "no"),
+    "page_cache": ("large", "small"),
+    "memory": ("short", "enough"),
 }
 _UNTOLD = "untold"  # what a condition says of a fact that is not known
-_RANGES = ("vllm", "torch", "triton", "nccl", "nodes")
+_RANGES = (
+    *("vllm", "torch", "triton", "nccl", "nodes"),
+    *("ray", "flashinfer", "transformers", "driver", "kernel", "cuda"),
+)
 
 Condition = Mapping[str, str | tuple[str, ...]]
 Situation = Mapping[str, str]
@@ -35,11 +45,27 @@ def holds(when: Condition, situation: Situation) -> bool:
     return all(_met(key, wanted, situation.get(key, "")) for key, wanted in when.items())
 
 
+def decided(when: Condition, situation: Situation) -> bool | None:
+    """Return whether all conditions are met, None if that hangs on a fact that is not known.
+
+    One that is not met decides, whatever is not known.
+    """
+    known = {key: wanted for key, wanted in when.items() if situation.get(key)}
+    if not holds(known, situation):
+        return False
+    return True if len(known) == len(when) else None
+
+
 def _met(key: str, wanted: str | tuple[str, ...], known: str) -> bool:
     # An unknown fact meets no condition but that: a rule about it is left out.
     if key in _RANGES:
         return bool(known) and within(known, str(wanted))
     return (known or _UNTOLD) in ((wanted,) if isinstance(wanted, str) else wanted)
+
+
+def is_fact(name: str) -> bool:
+    """Return whether a condition can be about a fact of this name."""
+    return name in CHOICES or name in _RANGES
 
 
 def check_condition(when: Condition) -> None:
