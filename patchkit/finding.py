@@ -26,7 +26,8 @@ class Finding:
     ``where`` is the file, interface, address or pair, with ``line`` in a file; ``about`` the
     variable, the rule or the check. ``what`` says how it is, ``why`` why that matters, ``hint``
     what to do and ``source`` who says so. ``kind`` is the error that a finding of level ERROR
-    amounts to, whose exit code the command ends with.
+    amounts to, whose exit code the command ends with. ``sure`` says how the cause is known,
+    ``holds`` for which versions and machines, ``costs`` what the cure costs.
     """
 
     what: str
@@ -37,6 +38,9 @@ class Finding:
     why: str = ""
     hint: str = ""
     source: str = ""
+    sure: str = ""
+    holds: str = ""
+    costs: str = ""
     kind: type[PatchkitError] = SourceError
 
 

@@ -15,6 +15,7 @@ _HEREDOC = re.compile(rb"<<-?[ \t]*['\"\\]?(\w+)")
 # Texts of ten thousand open quotes take the grammar a time that grows with their square.
 _SECONDS = 5.0
 _CHUNK = 1 << 16  # bytes
+_ASCII = bytes(range(128)) + b"x" * 128
 _MOST_HEREDOCS = 100  # different ends
 ARGUMENTS = {
     "word",
@@ -94,8 +95,11 @@ def _parser() -> Parser:
 def _parsable(data: bytes) -> bytes:
     """Return a script of the same length that tree-sitter reads right.
 
-    It takes a line that only begins with the end of a here-document for that end.
+    It takes a line that only begins with the end of a here-document for that end. It also asks
+    C's isalpha about characters that are none of C's, which reads past a table and can crash: for
+    the shell they are letters like any other.
     """
+    data = data.translate(_ASCII)
     if b"<<" not in data:
         return data
     ends = dict.fromkeys(_HEREDOC.findall(data))

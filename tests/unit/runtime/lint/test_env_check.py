@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli import group
@@ -163,6 +163,7 @@ def test_what_sets_a_variable(text, where, expected):
     | st.text()
     | st.text().map(lambda text: f"# patchkit env: nodes={text} digest={'0' * 16}\n")
 )
+@example("\x01\xe8O{\U000ed1c7\xa7\xfe\U000c3d37\x86\t\xa6\xf3\xb3\xb1\x9c#F\x13\x82n\x18\x11")
 def test_any_text_is_read_and_told_by_its_lines(text):
     for kind in ("x.env", "x.sh", "compose.yaml", "x.py"):
         for each in check(text, kind, SPARKS):

@@ -1,0 +1,67 @@
+"""Turn what a log says into findings: the first cause first, then what followed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from patchkit.errors import HostError
+from patchkit.finding import Finding, Level
+from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.symptoms.diagnosis import Diagnosis, ReadLog
+from patchkit.runtime.symptoms.symptom import Cause
+
+_SHOWN = 300  # characters of a text that was found
+_UNKNOWN = "none of the causes that are known holds here"
+
+
+def log_findings(log: ReadLog, where: str) -> Iterator[Finding]:
+    """Yield what a log says is wrong; ``where`` is the file or the node that wrote it."""
+    for each in log.diagnoses:
+        yield diagnosis_finding(each, where)
+    if log.unread:
+        yield Finding(
+            level=Level.UNKNOWN, where=where, about="log", what=f"not looked at: {log.unread}"
+        )
+
+
+def diagnosis_finding(diagnosis: Diagnosis, where: str) -> Finding:
+    """Return a symptom as a finding: its cause, or the candidates and what tells them apart."""
+    symptom, hit = diagnosis.symptom, diagnosis.hit
+    times = f" ({diagnosis.count} times)" if diagnosis.count > 1 else ""
+    shown = " ".join(hit.text.split())[:_SHOWN]
+    cause = diagnosis.causes[0] if diagnosis.decided else None
+    return Finding(
+        kind=HostError,
+        level=Level(symptom.level),
+        where=where,
+        line=hit.number,
+        about=symptom.id,
+        what=f"{diagnosis.filled(symptom.title)}{times}: {shown}",
+        why=diagnosis.filled(cause.cause) if cause else _candidates(diagnosis),
+        hint=_cure(diagnosis, cause) if cause else _tells(diagnosis),
+        source=cause.source if cause else "",
+        sure=f"{cause.confidence}, {cause.evidence}" if cause else "not decided",
+        holds=in_words(cause.when) if cause else "",
+        costs=cause.costs if cause else "",
+    )
+
+
+def _cure(diagnosis: Diagnosis, cause: Cause) -> str:
+    command = f"\n{diagnosis.filled(cause.command)}" if cause.command else ""
+    return diagnosis.filled(cause.cure) + command
+
+
+def _candidates(diagnosis: Diagnosis) -> str:
+    if not diagnosis.causes:
+        return _UNKNOWN
+    causes = (f"- {diagnosis.filled(each.cause)}" for each in diagnosis.causes)
+    return "\n".join(["one of these, the likeliest first:", *causes])
+
+
+def _tells(diagnosis: Diagnosis) -> str:
+    """Return what would decide, and the cure of each candidate."""
+    lines = []
+    for each in diagnosis.causes:
+        tell = f"`{diagnosis.filled(each.tell)}` tells; then: " if each.tell else ""
+        lines.append(f"- {tell}{diagnosis.filled(each.cure)}")
+    return "\n".join(lines)
