@@ -15,6 +15,11 @@ from patchkit.runtime.symptoms.said import said
 from patchkit.runtime.symptoms.scan import Hit, Scan, scan
 from patchkit.runtime.symptoms.symptom import Cause, Symptom, symptoms
 
+# How programs begin the line of an error, whatever it is.
+_ERRORS = (
+    *("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: ", "fatal error: "),
+    *("terminate called", "core dumped"),
+)
 _LEVELS = ("error", "warning", "note")
 
 
@@ -45,10 +50,14 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLog:
-    """What was found in a log: diagnoses, the first cause first, and the facts that it states."""
+    """What was found in a log: diagnoses, the first cause first, and the facts that it states.
+
+    ``strange`` is the first error that nobody knows, if nothing that is known explains it.
+    """
 
     diagnoses: tuple[Diagnosis, ...]
     facts: Mapping[str, str]
+    strange: Hit | None = None
     unread: str = ""
 
     @property
@@ -73,11 +82,22 @@ def read_log(
         for each in entries.values()
     )
     texts = {text: said(text) for text in needed} | {each.text: each for each in fact_texts()}
+    texts |= {text: said(text) for text in _ERRORS}
     found = scan(chunks, [*texts.values()])
     # What a log states of itself counts more than what is known of where it is read.
     facts = {**(known or {}), **facts_of(found)}
     diagnoses = sorted(_diagnoses(entries.values(), found, facts, whole=whole), key=_order)
-    return ReadLog(diagnoses=tuple(diagnoses), facts=facts, unread=found.unread)
+    known_error = any(each.symptom.level == "error" for each in diagnoses)
+    strange = (
+        None
+        if known_error
+        else min(
+            (hit for text in _ERRORS for hit in found.hits.get(text, ())),
+            key=lambda each: each.number,
+            default=None,
+        )
+    )
+    return ReadLog(diagnoses=tuple(diagnoses), facts=facts, strange=strange, unread=found.unread)
 
 
 def _order(diagnosis: Diagnosis) -> tuple[int, bool, int]:

@@ -26,7 +26,10 @@ _DIGITS = re.compile(rb"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text that was found: the line that it begins in, its writer, the whole, what has names."""
+    """A text that was found: the line that it begins in, its writer, what has names.
+
+    ``text`` are all lines that it goes over.
+    """
 
     number: int
     who: str
@@ -96,7 +99,9 @@ def _look(
             found.counts[text.text] = found.counts.get(text.text, 0) + 1
             yield text.text
             if len(hits) < _MOST_HITS:
-                hits.append(Hit(first.number, first.who, match[0], match.groupdict()))
+                begin = whole.rfind("\n", 0, match.start()) + 1
+                shown = whole[begin : whole.find("\n", match.end()) % (len(whole) + 1)]
+                hits.append(Hit(first.number, first.who, shown, match.groupdict()))
 
 
 def _windows(
