@@ -183,6 +183,9 @@ def pages() -> dict[Path, str]:
         build: sources,
         DOCS / "env-rules.md": env_pages.page(load_variable_rules()),
         DOCS / "symptoms.md": symptom_pages.page(),
+        DOCS / "doctor.md": symptom_pages.accuracy(
+            (DOCS / "doctor.md").read_text(encoding="utf-8")
+        ),
         DOCS / "serve-flags.md": serve_pages.page(load_flag_rules(), load_presets()),
     }
 

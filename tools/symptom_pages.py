@@ -8,6 +8,8 @@ from pathlib import Path
 
 from patchkit.runtime.rules.condition import in_words
 from patchkit.runtime.symptoms.symptom import Cause, Symptom, symptom_files, symptoms
+from support.failures import VERDICTS, matrix
+from tools.markdown import replaced, table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/symptoms/. Do not edit. -->\n"
 INTRODUCTION = """\
@@ -26,6 +28,14 @@ by several users or by one, inferred. Nothing here was tried on a GB10 by this p
 def page() -> str:
     """Return the page: a chapter for each file, a section for each symptom."""
     return "\n".join([f"{MADE}# What does this error mean?\n\n{INTRODUCTION}", *_chapters()])
+
+
+def accuracy(text: str) -> str:
+    """Return docs/doctor.md with the table of how real failures are judged."""
+    counts, _wrong = matrix()
+    rows = [(meaning, str(counts[name])) for name, meaning in VERDICTS.items()]
+    made = table((f"of {counts.total()} failures", "number"), rows).rstrip("\n")
+    return replaced(text, "accuracy", "python -m tools.regenerate", made)
 
 
 def _chapters() -> Iterator[str]:
