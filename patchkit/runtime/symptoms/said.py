@@ -32,6 +32,11 @@ class SaidText:
     pattern: re.Pattern[str]
 
     @property
+    def weight(self) -> int:
+        """Return how many characters have to be as they are: more are more specific."""
+        return len(_PART.sub("", self.text))
+
+    @property
     def names(self) -> frozenset[str]:
         """Return what of the text has a name."""
         return frozenset(self.pattern.groupindex)
