@@ -61,8 +61,8 @@ def diagnosis_finding(diagnosis: Diagnosis, where: str) -> Finding:
 
 
 def _cure(diagnosis: Diagnosis, cause: Cause) -> str:
-    command = f"\n{diagnosis.filled(cause.command)}" if cause.command else ""
-    return diagnosis.filled(cause.cure) + command
+    lines = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
+    return "\n".join(filter(None, lines))
 
 
 def _candidates(diagnosis: Diagnosis) -> str:
@@ -76,6 +76,7 @@ def _tells(diagnosis: Diagnosis) -> str:
     """Return what would decide, and the cure of each candidate."""
     lines = []
     for each in diagnosis.causes:
-        tell = f"`{diagnosis.filled(each.tell)}` tells; then: " if each.tell else ""
-        lines.append(f"- {tell}{diagnosis.filled(each.cure)}")
+        tell = diagnosis.pasted(each.tell)
+        cure = diagnosis.filled(each.cure)
+        lines.append(f"- {tell} tells; then: {cure}" if tell else f"- {cure}")
     return "\n".join(lines)
