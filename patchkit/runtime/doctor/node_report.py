@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from patchkit.errors import PatchkitError
+from patchkit.runtime.doctor.placed_files import PlacedFiles
 from patchkit.runtime.on_node.examination import UnitFile
 from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
 from patchkit.runtime.on_node.links import PeerLink
@@ -18,7 +19,7 @@ from patchkit.runtime.on_node.ways import Way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """Seconds by which a node's clock is ahead of the launcher's, at most ``error`` more or less."""
+    """Seconds that a node's clock is ahead of the launcher's, and how wrong that may be."""
 
     ahead: float
     error: float
@@ -28,16 +29,17 @@ class ClockOffset:
 class NodeReport:
     """What a node said. ``silence`` is why it said nothing at all, None if it answered.
 
-    ``address`` is its IPv4 address in the cluster, "" if none is known; ``no_address`` says why.
-    ``links`` are how a head reaches each worker by ssh, ``ways`` the addresses that it tried, by
-    the node that has them. ``missing`` has the error of each part that the node could not say, by
-    the part's name.
+    ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
+    last start say, "" if nobody does; ``no_address`` is why it has none now. ``links`` are how a
+    head reaches each worker by ssh, ``ways`` the addresses that a node tried, each with the node
+    that has it. ``placed`` is what the last `up` left, None for nothing. ``missing`` has the error
+    of each part that the node could not say, by the part's name.
     """
 
     node: str
     silence: PatchkitError | None = None
     address: str = ""
-    no_address: str = ""
+    no_address: PatchkitError | None = None
     clock: ClockOffset | None = None
     facts: NodeFacts | None = None
     state: NodeState | None = None
@@ -45,7 +47,15 @@ class NodeReport:
     contents: PythonContents | None = None
     processes: tuple[GroupProcess, ...] | None = None
     listeners: tuple[Listener, ...] | None = None
-    model: ModelPrint | None = None
+    models: tuple[ModelPrint, ...] | None = None
+    placed: PlacedFiles | None = None
     links: tuple[PeerLink, ...] | None = None
     ways: tuple[tuple[str, Way], ...] | None = None
     missing: Mapping[str, PatchkitError] = field(default_factory=dict)
+
+    def why_not(self, part: str) -> str:
+        """Return why a part of the report is missing."""
+        if self.silence:
+            return f"{self.node} did not answer"
+        error = self.missing.get(part)
+        return error.what if error else "the node did not say"

@@ -55,16 +55,16 @@ def examine(name: str, venv: str, units: Sequence[str], ports: Sequence[int]) ->
 
 
 def meet(
-    addresses: Sequence[str], peers: Sequence[tuple[str, str]], model: str = ""
+    addresses: Sequence[str], peers: Sequence[tuple[str, str]], models: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the ways to other nodes, for a head its links by ssh, and what a model's folder holds.
+    """Return the ways to other nodes, for a head its links by ssh, and what models' folders hold.
 
-    ``peers`` are as for ``links``; ``model`` is "" for none.
+    ``peers`` are as for ``links``.
     """
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "ways": lambda: {"ways": ways.ways(addresses)},
         "links": lambda: {"links": links.links(peers)},
-        "model": lambda: {"model": model_print.model_print(model) if model else None},
+        "models": lambda: {"models": list(map(model_print.model_print, models))},
     }
     return _together(parts)
 

@@ -49,9 +49,7 @@ def listeners(ports: Collection[int]) -> list[Listener]:
     for address, port, inode in rows:
         pid = holders.get(inode, 0)
         about = _about(pid) if pid else None
-        found.append(
-            Listener(address=address, port=port, pid=pid, name=about[0] if about else "")
-        )
+        found.append(Listener(address=address, port=port, pid=pid, name=about[0] if about else ""))
     return found
 
 
