@@ -22,9 +22,10 @@ from patchkit.runtime.symptoms.diagnosis import read_log
     type=click.Path(path_type=Path, allow_dash=True),
     help="What a program wrote; - is standard input.",
 )
+@click.option("--elsewhere", is_flag=True, help="The log is another machine's: ask not this one.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all that was looked at.")
 @as_json
-def command(*, log: Path | None, verbose: bool, as_json: bool) -> None:
+def command(*, log: Path | None, elsewhere: bool, verbose: bool, as_json: bool) -> None:
     """Find what is wrong, why, and what cures it.
 
     \b

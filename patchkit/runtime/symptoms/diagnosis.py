@@ -5,7 +5,7 @@ Where those do not decide, the causes that are left are candidates: nothing is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -101,22 +101,45 @@ def read_log(
 
 
 def _order(diagnosis: Diagnosis) -> tuple[int, bool, int]:
-    symptom = diagnosis.symptom
-    return _LEVELS.index(symptom.level), symptom.follows, diagnosis.hit.number
+    return *_rank(diagnosis.symptom), diagnosis.hit.number
+
+
+def _rank(symptom: Symptom) -> tuple[int, bool]:
+    return _LEVELS.index(symptom.level), symptom.follows
 
 
 def _diagnoses(
-    entries: Iterable[Symptom], found: Scan, facts: Situation, *, whole: bool
+    entries: Collection[Symptom], found: Scan, facts: Situation, *, whole: bool
 ) -> Iterator[Diagnosis]:
+    """Yield the symptoms, without those of which another one says more."""
+    places = {each.id: _places(each, found) for each in entries}
     for entry in entries:
-        hits = [hit for text in entry.says for hit in found.hits.get(text, ())]
-        if hits:
-            yield Diagnosis(
-                symptom=entry,
-                hit=min(hits, key=lambda each: each.number),
-                count=sum(found.counts.get(text, 0) for text in entry.says),
-                causes=_causes(entry, found, facts, whole=whole),
-            )
+        mine = places[entry.id]
+        # What tells of another error, or is benign, never hides an error.
+        rivals = (each for each in entries if _rank(each) <= _rank(entry))
+        if not mine or any(_says_more(places[each.id], mine) for each in rivals):
+            continue
+        hits = (hit for text in entry.says for hit in found.hits.get(text, ()))
+        yield Diagnosis(
+            symptom=entry,
+            hit=min(hits, key=lambda each: each.number),
+            count=sum(found.counts.get(text, 0) for text in entry.says),
+            causes=_causes(entry, found, facts, whole=whole),
+        )
+
+
+def _places(entry: Symptom, found: Scan) -> dict[int, int]:
+    """Return the lines that a symptom begins in, each with the weight of its text."""
+    places: dict[int, int] = {}
+    for text in entry.texts:
+        for hit in found.hits.get(text.text, ()):
+            places[hit.number] = max(text.weight, places.get(hit.number, 0))
+    return places
+
+
+def _says_more(other: Mapping[int, int], mine: Mapping[int, int]) -> bool:
+    """Return whether another symptom says more of each line that this one is in."""
+    return all(other.get(line, 0) > weight for line, weight in mine.items())
 
 
 def _causes(entry: Symptom, found: Scan, facts: Situation, *, whole: bool) -> tuple[Cause, ...]:

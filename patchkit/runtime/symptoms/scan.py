@@ -158,9 +158,11 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield whole lines, several at once; one that is too long in pieces."""
     rest = b""
     for chunk in chunks:
-        data = (rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        data = rest + chunk
+        held = data[-1:] == b"\r"  # a line feed may come
+        data = data[: len(data) - held].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = data.rfind(b"\n") + 1
-        whole, rest = data[:end], data[end:]
+        whole, rest = data[:end], data[end:] + b"\r" * held
         if max(map(len, whole.split(b"\n"))) > LONGEST:
             whole = b"".join(_cut(each) for each in whole.splitlines(keepends=True))
         yield whole
