@@ -4,7 +4,8 @@ Beside it stand a peer (``git apply`` of the same change), the floor (a Python t
 libcst), and what libcst needs to parse the Python files that an apply edits. What ``apply`` takes
 beyond ``apply --trust-source`` is the sandbox's share. For the inspection of
 the largest stock NCCL the floor is a Python that hashes the file, the peer NVIDIA's cuobjdump. For
-what a node runs, probe and env, the floor is a Python that imports click.
+what a node runs, probe and env, the floor is a Python that imports click. For `doctor --log` it is
+grep that looks for one word in the same 100 MB.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ NODE = {
     "env explain": ("env", "explain"),
     "serve-args": ("serve-args", "Qwen/Qwen2.5-7B-Instruct", "--vllm", "0.33.0"),
 }
+SERVED = '(APIServer pid=7) INFO:     127.0.0.1:50312 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+LOADED = (
+    "(EngineCore_DP0 pid=8) INFO 11-22 10:11:12 [loggers.py:123] Engine 000: Avg prompt speed: "
+    "812.0 tokens/s, Running: 3 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.2%\n"
+)
+FAILED = "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
 HASH = (
     "import hashlib, sys; print(hashlib.file_digest(open(sys.argv[1], 'rb'), 'sha256').hexdigest())"
 )
@@ -52,10 +59,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--runs", type=int, default=9)
     parser.add_argument("--node", action="store_true", help="only what a node runs")
+    parser.add_argument("--log", action="store_true", help="only what reads a log")
     arguments = parser.parse_args()
     runs = arguments.runs
-    measure_node(runs)
+    if not arguments.log:
+        measure_node(runs)
     if arguments.node:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measure_log(Path(folder) / "vllm.log", runs)
+    if arguments.log:
         return
     with tempfile.TemporaryDirectory() as folder:
         for release in RELEASES:
@@ -100,6 +113,22 @@ def measure_node(runs: int) -> None:
     show("A node", rows)
 
 
+def measure_log(log: Path, runs: int) -> None:
+    """One table: a log of 100 MB as a server writes it, and one where every line is an error."""
+    rows: dict[str, list[float]] = {}
+    note = recorder(rows, codes=(0, 1, 9))  # grep found nothing; doctor found something
+    noisy = log.with_name("noisy.log")
+    with log.open("w") as healthy, noisy.open("w") as bad:
+        for number in range(100_000_000 // (len(SERVED) + len(LOADED)) + 1):
+            healthy.write(SERVED + LOADED)
+            bad.write(f"(Worker pid=7) ERROR {FAILED} of {number}\n" * 2)
+    for _ in range(runs):
+        note("floor: grep of one word", ("grep", "-c", "nothing here", str(log)))
+        note("doctor --log", (*PATCHKIT, "doctor", "--elsewhere", "--log", str(log)))
+        note("doctor, all errors", (*PATCHKIT, "doctor", "--elsewhere", "--log", str(noisy)))
+    show(f"A log of {log.stat().st_size / 1e6:.0f} MB", rows)
+
+
 def measure_inspection(folder: Path, runs: int) -> None:
     """One table: a process that inspects a library of 346 MB, and one that hashes it."""
     wheels = tomllib.loads(WHEELS.read_text(encoding="utf-8"))["wheel"]
@@ -128,9 +157,11 @@ def member(wheel: dict, name: str, folder: Path) -> Path:
         return Path(bundle.extract(name, folder))
 
 
-def recorder(rows: dict[str, list[float]]) -> Callable[[str, tuple[str, ...]], None]:
+def recorder(
+    rows: dict[str, list[float]], codes: tuple[int, ...] = (0,)
+) -> Callable[[str, tuple[str, ...]], None]:
     def note(name: str, command: tuple[str, ...]) -> None:
-        rows.setdefault(name, []).append(timed(lambda: run(*command)))
+        rows.setdefault(name, []).append(timed(lambda: run(*command, codes=codes)))
 
     return note
 
@@ -141,8 +172,11 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def run(*command: str, codes: tuple[int, ...] = (0,)) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode not in codes:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+    return done.stdout
 
 
 def changed(tree: Path) -> list[Path]:

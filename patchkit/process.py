@@ -314,9 +314,11 @@ def sieve(
         try:
             yield from process.stdout
             feeder.join()
+        except BaseException:
+            process.kill()
+            raise
         finally:
             process.stdout.close()
-            process.kill()
             process.wait()
         if failed:
             raise failed[0]

@@ -10,10 +10,12 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from patchkit.errors import SourceError, StorageError, UsageError
+from patchkit.quoting import quoted
 
 LARGEST = 4 << 20
 """Bytes of a text that somebody names: env files, scripts, ledgers, facts of machines."""
@@ -21,6 +23,11 @@ LARGEST = 4 << 20
 LARGEST_IN_TREE = 64 << 20
 """Bytes of a text in a tree, a package or a wheelhouse: sources, RECORD, a manifest."""
 
+_PACKED = {
+    "gzip": (b"\x1f\x8b", "zcat"),
+    "zstd": (b"\x28\xb5\x2f\xfd", "zstdcat"),
+    "xz": (b"\xfd7zXZ", "xzcat"),
+}
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFCHR: "a device",
@@ -67,6 +74,30 @@ def read_stdin(*, limit: int = LARGEST) -> str:
     """Return the text of standard input. Raises SourceError if it is too large or not UTF-8."""
     data = sys.stdin.buffer.read(limit + 1)
     return decoded(bounded(data, "standard input", limit=limit), "standard input")
+
+
+def read_chunks(path: Path, *, hint: str = "name a regular file") -> Iterator[bytes]:
+    """Yield a file of any size in pieces of a megabyte; ``-`` is standard input.
+
+    Raises as ``read_bytes`` does, SourceError for a compressed one.
+    """
+    if str(path) == "-":
+        yield from iter(lambda: os.read(0, 1 << 20), b"")
+        return
+    require_file(path, hint)
+    try:
+        with path.open("rb") as file:
+            first = file.read(1 << 20)
+            for kind, (magic, program) in _PACKED.items():
+                if first.startswith(magic):
+                    raise SourceError(
+                        f"{path}: is compressed with {kind}",
+                        hint=" | ".join((quoted(program, path), hint)),
+                    )
+            yield first
+            yield from iter(lambda: file.read(1 << 20), b"")
+    except OSError as error:
+        _refuse(path, error, hint)
 
 
 def bounded(data: bytes, where: str, *, limit: int) -> bytes:

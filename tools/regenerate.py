@@ -13,7 +13,7 @@ untouched releases build for 12.0; support.json, fix → arch mode → release �
 fix. In tests/data: archs.csv, a row per kernel group, with what the untouched release builds for
 12.0 and the patched one for the arch of the mode, and sources.csv, a row per library, with its CUDA
 sources. In docs: the table of build-vllm.md, support-matrix.md and a page per fix,
-nccl-releases.md, env-rules.md, serve-flags.md. And what tools/golden_env.py and
+nccl-releases.md, env-rules.md, serve-flags.md, symptoms.md. And what tools/golden_env.py and
 tools/golden_units.py write. Read the difference before you commit it.
 """
 
@@ -39,7 +39,14 @@ from patchkit.proof.prove import prove
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from tools import env_pages, golden_env, golden_units, serve_pages, source_page
+from tools import (
+    env_pages,
+    golden_env,
+    golden_units,
+    serve_pages,
+    source_page,
+    symptom_pages,
+)
 from tools.catalogue import catalogue
 from tools.seen import MODES, Seen, look_at, pristine, unproved
 from tools.tables import SOURCES, SUPPORT, Support, read_rows, updated
@@ -175,6 +182,10 @@ def pages() -> dict[Path, str]:
         **found,
         build: sources,
         DOCS / "env-rules.md": env_pages.page(load_variable_rules()),
+        DOCS / "symptoms.md": symptom_pages.page(),
+        DOCS / "doctor.md": symptom_pages.accuracy(
+            (DOCS / "doctor.md").read_text(encoding="utf-8")
+        ),
         DOCS / "serve-flags.md": serve_pages.page(load_flag_rules(), load_presets()),
     }
 

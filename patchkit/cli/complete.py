@@ -42,8 +42,10 @@ def _fixes() -> Iterable[tuple[str, str]]:
 
 def _explained() -> Iterable[tuple[str, str]]:
     from patchkit.patching.claims import load_claims
+    from patchkit.runtime.symptoms.symptom import symptoms
 
-    return [*_fixes(), *((claim.id, claim.says) for claim in load_claims())]
+    known = ((each.id, each.title) for each in symptoms().values())
+    return [*_fixes(), *((claim.id, claim.says) for claim in load_claims()), *known]
 
 
 def _rules() -> Iterable[tuple[str, str]]:

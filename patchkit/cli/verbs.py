@@ -29,6 +29,7 @@ VERBS = {
         "inspect": "Show what a wheel or library holds; which libnccl is loaded.",
     },
     "runtime": {
+        "doctor": "Find what is wrong, on which node, why, and what cures it.",
         "tune": "Tune the fused-MoE kernel on the present GPU.",
         "probe": "Show the facts: GPU, memory, network, RDMA, cables, software.",
         "net": "Plan, apply, verify and undo the QSFP network between Sparks.",

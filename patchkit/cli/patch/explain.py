@@ -1,4 +1,4 @@
-"""Explain a fix or a claim: `patchkit explain`."""
+"""Explain a fix, a claim or the text of an error: `patchkit explain`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from patchkit.cli import show
 from patchkit.cli.complete import explained
 from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, say, style, table
+from patchkit.cli.symptoms import explained_symptoms, tell_symptoms
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.claims import Claim, load_claims
 from patchkit.patching.fix import Evidence, Example, Fix
 from patchkit.patching.recipe import load_recipes
+from patchkit.runtime.symptoms.symptom import Symptom, symptoms
 
 _MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
 
 
 def _ids() -> list[str]:
-    return [*(fix.id for fix in _all_fixes()), *(claim.id for claim in load_claims())]
+    everything: list[Fix | Claim | Symptom] = [*_all_fixes(), *load_claims(), *symptoms().values()]
+    return [each.id for each in everything]
 
 
 def _all_fixes() -> list[Fix]:
@@ -35,8 +38,9 @@ def _all_fixes() -> list[Fix]:
 def command(wanted: str | None, *, as_json: bool) -> None:
     """Explain a fix: symptom, reason, releases, evidence, before and after.
 
-    Or one of the claims that guides make, and how it stands. TEXT is part of a symptom or a claim,
-    such as "Message truncated". Without either: what there is.
+    Or one of the claims that guides make, and how it stands. Or TEXT, lines of a log or a part of
+    one, such as "Message truncated": what it means, why it is printed, what cures it. Without
+    either: what there is.
     """
     if wanted is None:
         _overview(as_json=as_json)
@@ -45,11 +49,14 @@ def command(wanted: str | None, *, as_json: bool) -> None:
     name = wanted.casefold().replace("-", "_").replace(" ", "_")
     everything: list[Fix | Claim] = [*_all_fixes(), *load_claims()]
     found = [each for each in everything if each.id == name]
+    if not found and (known := explained_symptoms(wanted)):
+        tell_symptoms(known, as_json=as_json)
+        return
     # A mistyped id is no text to look for.
     if not found and not difflib.get_close_matches(name, _ids(), cutoff=_MISTYPED):
         found = [each for each in everything if wanted.casefold() in _said(each).casefold()]
     if not found:
-        raise UsageError(f"no fix or claim is called {wanted!r}", hint=_close_to(name))
+        raise UsageError(f"no fix, claim or symptom is {wanted!r}", hint=_close_to(name))
     if len(found) > 1:
         ids = ", ".join(each.id for each in found)
         raise UsageError(f"{wanted!r} is in {len(found)} fixes and claims", hint=f"take one: {ids}")
@@ -66,7 +73,9 @@ def _said(entry: Fix | Claim) -> str:
 
 
 def _close_to(name: str) -> str:
-    close = difflib.get_close_matches(name, _ids(), n=1)
+    close = difflib.get_close_matches(name, _ids(), n=1) or difflib.get_close_matches(
+        name.replace("_", "-"), _ids(), n=1
+    )
     return f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
 
 
@@ -77,6 +86,7 @@ def _overview(*, as_json: bool) -> None:
             {
                 "fixes": [{"id": fix.id, "title": fix.title} for fix in _all_fixes()],
                 "claims": [_claim_fields(claim) for claim in claims],
+                "symptoms": [{"id": s.id, "title": s.title} for s in symptoms().values()],
             }
         )
         return
@@ -84,6 +94,7 @@ def _overview(*, as_json: bool) -> None:
         _rows(f"Fixes of {recipe.project}", ((fix.id, fix.title) for fix in recipe.fixes))
     _rows("What guides say", ((claim.id, claim.verdict, claim.says) for claim in claims))
     say("`patchkit explain ID` has the reasons and the evidence.")
+    say(f"Also the text of an error, one of {len(symptoms())} that are known, by any part of it.")
 
 
 def _claim(claim: Claim, *, as_json: bool) -> None:

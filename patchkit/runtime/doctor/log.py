@@ -11,6 +11,9 @@ from patchkit.runtime.symptoms.diagnosis import Diagnosis, ReadLog
 from patchkit.runtime.symptoms.symptom import Cause
 
 _SHOWN = 300  # characters of a text that was found
+_REPORT = (
+    "look at the lines before it; `patchkit doctor --save report.tar.gz` packs them for a report"
+)
 _UNKNOWN = "none of the causes that are known holds here"
 
 
@@ -18,6 +21,17 @@ def log_findings(log: ReadLog, where: str) -> Iterator[Finding]:
     """Yield what a log says is wrong; ``where`` is the file or the node that wrote it."""
     for each in log.diagnoses:
         yield diagnosis_finding(each, where)
+    if log.strange:
+        text = " ".join(log.strange.text.split())[:_SHOWN]
+        yield Finding(
+            kind=HostError,
+            where=where,
+            line=log.strange.number,
+            about="unknown",
+            what=f"an error that patchkit does not know: {text}",
+            hint=_REPORT,
+            sure="not decided",
+        )
     if log.unread:
         yield Finding(
             level=Level.UNKNOWN, where=where, about="log", what=f"not looked at: {log.unread}"
@@ -47,8 +61,8 @@ def diagnosis_finding(diagnosis: Diagnosis, where: str) -> Finding:
 
 
 def _cure(diagnosis: Diagnosis, cause: Cause) -> str:
-    command = f"\n{diagnosis.filled(cause.command)}" if cause.command else ""
-    return diagnosis.filled(cause.cure) + command
+    lines = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
+    return "\n".join(filter(None, lines))
 
 
 def _candidates(diagnosis: Diagnosis) -> str:
@@ -62,6 +76,7 @@ def _tells(diagnosis: Diagnosis) -> str:
     """Return what would decide, and the cure of each candidate."""
     lines = []
     for each in diagnosis.causes:
-        tell = f"`{diagnosis.filled(each.tell)}` tells; then: " if each.tell else ""
-        lines.append(f"- {tell}{diagnosis.filled(each.cure)}")
+        tell = diagnosis.pasted(each.tell)
+        cure = diagnosis.filled(each.cure)
+        lines.append(f"- {tell} tells; then: {cure}" if tell else f"- {cure}")
     return "\n".join(lines)

@@ -6,9 +6,12 @@ import heapq
 import queue
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from patchkit.runtime.on_node.journal import JournalLine
+from patchkit.runtime.rules.condition import Situation
+from patchkit.runtime.symptoms.diagnosis import ReadLog, read_log
+from patchkit.runtime.symptoms.lines import LONGEST
 
 _FATAL = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception)\b(?:: |$)|CUDA error|NCCL WARN|out of memory|Killed"
@@ -44,6 +47,26 @@ def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, JournalL
             return node, line
         second = second or (node, line)
     return second
+
+
+def read_journals(
+    lines: Iterable[tuple[str, JournalLine]], known: Situation
+) -> tuple[ReadLog, Sequence[str]]:
+    """Return what is known of what nodes wrote, and the node of each line: of line 1 the first.
+
+    ``known`` are facts of the cluster. Raises HostError if grep does not run.
+    """
+    nodes: list[str] = []
+
+    def written() -> Iterator[bytes]:
+        for node, line in lines:
+            nodes.append(node)
+            text = " ".join(line.text.splitlines()).encode(errors="replace")
+            # The node's number tells the writers apart; a longer line would count as two.
+            yield b"node%d | %s\n" % (numbers.setdefault(node, len(numbers)), text[: LONGEST // 2])
+
+    numbers: dict[str, int] = {}
+    return read_log(written(), known), nodes
 
 
 def as_they_come(

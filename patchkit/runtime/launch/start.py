@@ -62,18 +62,34 @@ def answered(cluster: Cluster, since: str = "") -> Answered:
 
 
 def failed(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> HostError:
-    """Return the error of a start that failed: the first line of all ranks that says why."""
-    first = journal.first_error(journals(cluster, since=since))
+    """Return the error of a start that failed: the first line of all ranks that says why.
+
+    With what caused it and what cures it, if the text decides that.
+    """
+    lines = list(journals(cluster, since=since))
+    log, nodes = journal.read_journals(lines, {"nodes": str(len(cluster.nodes))})
     how = f"systemd says {unit.result}, status {unit.status}" if not again else "its first start"
+    how += (
+        "; it is started again, four times an hour at most: `patchkit cluster down` ends that"
+        * again
+    )
     logs = "patchkit cluster logs"
+    known = log.first
+    if known and known.decided and not known.symptom.follows:
+        node, (cause,) = nodes[known.hit.number - 1], known.causes
+        return HostError(
+            f"{node}: {known.hit.text.strip()}",
+            why=f"{known.filled(cause.cause)} ({cause.evidence}: {cause.source}); {how}",
+            hint=" ".join(filter(None, (known.filled(cause.cure), known.pasted(cause.command)))),
+        )
+    first = journal.first_error(lines)
     if first is None:
         return HostError(f"the model did not start: {how}", hint=logs)
     node, line = first
-    more = "; it is started again, four times an hour at most: `patchkit cluster down` ends that"
     return HostError(
         f"{node}: {line.text.strip()}",
-        why=f"the first error of all ranks; {how}" + more * again,
-        hint=logs,
+        why=f"the first error of all ranks; {how}",
+        hint=logs if known is None else "patchkit doctor --cluster",
     )
 
 

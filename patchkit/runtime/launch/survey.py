@@ -19,6 +19,11 @@ def survey(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding
     """Yield what is wrong, node by node, then between the head and each worker."""
     for name, its in zip(names, facts, strict=True):
         yield from node_findings(name, its)
+    yield from pair_findings(names, facts)
+
+
+def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+    """Yield what is wrong between the head, the first of these nodes, and each worker."""
     head = facts[0]
     for name, its in zip(names[1:], facts[1:], strict=True):
         yield from _between(names[0], head, name, its)

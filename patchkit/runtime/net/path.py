@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from functools import cache
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.host.ping import HEADERS, PLAIN, echo, ping_obstacle
 from patchkit.runtime.net.cages import Cages
 from patchkit.runtime.net.checks import failed, passed, unknown
 from patchkit.runtime.net.live import ip
 
-_HEADERS = 28  # bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload
-_PLAIN = 56  # bytes of payload, as ping itself sends
 # States of a neighbour whose MAC is resolved: ip-neighbour(8).
 _KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
 
@@ -39,10 +36,10 @@ def path_checks(host: Host, chosen: Cages, peer: IPv4Address, mtu: int | None) -
         for what in ("echo", "jumbo frames", "neighbour"):
             yield unknown(str(peer), what, seen)
         return
-    plain = _echo(netdev, peer, _PLAIN, "echo")
+    plain = _echo(netdev, peer, PLAIN, "echo")
     yield plain
     frame = mtu or netdev.mtu
-    yield _echo(netdev, peer, frame - _HEADERS, f"{frame}-byte frames")
+    yield _echo(netdev, peer, frame - HEADERS, f"{frame}-byte frames")
     # After the echo, which makes the kernel resolve the address.
     yield _neighbour(netdev, peer, asked=plain.level is not Level.UNKNOWN)
     if plain.level is Level.ERROR:
@@ -98,35 +95,21 @@ def _echo(netdev: Netdev, peer: IPv4Address, size: int, what: str) -> Finding:
 
     The exit status of ping decides; its words differ between versions and are only shown.
     """
-    if obstacle := _ping_obstacle():
+    if obstacle := ping_obstacle():
         return unknown(str(peer), what, obstacle, "sudo apt install iputils-ping")
-    command = ["ping", "-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do"]
-    command += ["-s", str(size), "-I", netdev.name, str(peer)]
-    done = attempt(*command)
+    done = echo(netdev.name, str(peer), size)
     if not done.trouble:
         return passed(str(peer), what, f"{size} bytes there and back")
     words = next(iter(done.errors.strip().splitlines()), "")
     if done.status == 1:  # iputils: sent, and nothing came back; 2 is any other error
         return _no_answer(netdev, peer, size, what, words)
     seen = words or f"ping: {done.trouble}"
-    return unknown(str(peer), what, seen, quoted("sudo", *command))
-
-
-@cache
-def _ping_obstacle() -> str:
-    """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
-    if not (ping := shutil.which("ping")):
-        return "ping is not installed"
-    return (
-        ""
-        if "iputils" in attempt(ping, "-V").output
-        else "the ping installed here is not that of iputils"
-    )
+    return unknown(str(peer), what, seen, quoted("sudo", *done.command))
 
 
 def _no_answer(netdev: Netdev, peer: IPv4Address, size: int, what: str, words: str) -> Finding:
     seen = f"{size} bytes: " + (words or "no answer")
-    if size == _PLAIN:
+    if size == PLAIN:
         hint = "is the peer up and configured? `patchkit net verify` there"
     else:
         hint = f"the same MTU on both ends and on the switch; here {netdev.name} has {netdev.mtu}"
@@ -166,7 +149,7 @@ def _elsewhere(chosen: Cages, netdev: Netdev, peer: IPv4Address) -> Iterator[Fin
         for other in twins:
             if other.name == netdev.name or not other.carrier:
                 continue
-            _echo(other, peer, _PLAIN, "echo")
+            _echo(other, peer, PLAIN, "echo")
             if other.name in _macs(peer):
                 yield failed(
                     str(peer),

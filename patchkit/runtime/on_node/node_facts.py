@@ -63,12 +63,17 @@ class NodeFacts:
 
 def look(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
     """Return the facts of this node as JSON takes them; raises what ``probe`` raises."""
+    return asdict(facts_here(name, venv, models))
+
+
+def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
+    """Return the facts of this node; raises what ``probe`` raises."""
     home = Path.home()
     place = Path(venv).expanduser()
     python = place / "bin" / "python"
     there = os.access(python, os.X_OK)
     user = pwd.getpwuid(os.getuid()).pw_name
-    facts = NodeFacts(
+    return NodeFacts(
         host=probe(LIVE, python=str(python) if there else None, environment=os.environ),
         user=user,
         home=str(home),
@@ -82,9 +87,8 @@ def look(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
         ptxas=find_ptxas(LIVE, os.environ),
         has=tuple(each for each in ("rsync", "ssh", "systemctl") if _is_here(each)),
         files=placed(config_folder(name)),
-        models={each: _model(each) for each in models},
+        models={each: model_on_node(each) for each in models},
     )
-    return asdict(facts)
 
 
 def _memlock() -> int | None:
@@ -113,7 +117,7 @@ def _disk_of(place: Path) -> str:
     return kind
 
 
-def _model(folder: str) -> ModelOnNode:
+def model_on_node(folder: str) -> ModelOnNode:
     """Return what the quick check says of a model: no hashes."""
     place = Path(folder).expanduser()
     if not place.is_dir():

@@ -27,7 +27,7 @@ _PREFIXES = tuple(
             rf"(?:{_DAY}[T ]{_CLOCK}{_ZONE})(?:\s+(?:stdout|stderr)\s+[FP](?=\s))?[:,]?\s+",
             rf"\[{_DAY}[T ]{_CLOCK}{_ZONE}\]\s+",
             rf"[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}\s+[\w.-]+\s+(?P<who>[\w.@/()-]+(?:\[\d+\])?): ",
-            r"[\w.-]+\s+(?P<who>[\w.@/-]+\[\d+\]): ",  # journald behind another date
+            r"[\w.-]+\s+(?P<who>[\w.@/-]+\[\d+\]|kernel|systemd): ",  # journald behind another date
             r"\[\s*\d+\.\d{6}\]\s",  # the kernel
             rf"\[[A-Z][a-z]{{2}} [A-Z][a-z]{{2}} [ \d]\d {_CLOCK} \d{{4}}\]\s",
             r"<\d>\s?",

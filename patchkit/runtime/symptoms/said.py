@@ -1,6 +1,6 @@
 """Match texts as programs print them: what varies has a name, blanks may be line breaks.
 
-    Free memory on device {}({free}/{total} GiB) on startup ... utilization
+    Free memory on device {} ({free}/{total} GiB) on startup ... utilization
 
 ``{name}`` is one word, ``{}`` one that nobody asks for, ``...`` anything up to 500 characters; a
 blank is one blank or the end of a line, two are any run of blanks, as in a table. Capitals do not
@@ -17,9 +17,10 @@ FEWEST = 5
 """Characters that a text needs in a row, without a gap: they are searched first."""
 
 _LONG = 24  # characters from which on both halves of a run are rare enough
+_OTHERS = re.compile(r"[^\x20-\x7e]+")
 _WORD = r"[^\s]{1,200}?"
 _GAP = r"[\s\S]{0,500}?"
-_PART = re.compile(r"\{\{|\}\}|\{(?P<name>[a-z_]*)\}|(?P<gap>\.\.\.)|(?P<blank>\s+)")
+_PART = re.compile(r"\{\{|\}\}|\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class SaidText:
     text: str
     anchors: tuple[str, ...]
     pattern: re.Pattern[str]
+
+    @property
+    def weight(self) -> int:
+        """Return how many characters have to be as they are: more are more specific."""
+        return len(_PART.sub("", self.text))
 
     @property
     def names(self) -> frozenset[str]:
@@ -45,7 +51,7 @@ def check_said(text: str) -> None:
 def said(text: str) -> SaidText:
     """Return a text ready to look for.
 
-    Raises ValueError if it has less than five characters in a row, or a name twice.
+    Raises ValueError if it has less than five characters of ASCII in a row, or a name twice.
     """
     parts: list[str] = []
     runs, names, end = [""], set[str](), 0
@@ -72,7 +78,9 @@ def said(text: str) -> SaidText:
             runs.append("")
     parts.append(re.escape(text[end:]))
     runs[-1] += text[end:]
-    run = max((each.strip() for each in runs), key=len).lower()
+    # grep knows capitals of ASCII alone.
+    plain = (each.strip() for run in runs for each in _OTHERS.split(run))
+    run = max(plain, key=len).lower()
     if len(run) < FEWEST:
         raise ValueError(f"has no {FEWEST} characters in a row: {text!r}")
     pattern = f"{_edge(text[:1], '<!')}{''.join(parts)}{_edge(text[-1:], '!')}"

@@ -26,7 +26,10 @@ _DIGITS = re.compile(rb"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text that was found: the line that it begins in, its writer, the whole, what has names."""
+    """A text that was found: the line that it begins in, its writer, what has names.
+
+    ``text`` are all lines that it goes over.
+    """
 
     number: int
     who: str
@@ -96,7 +99,9 @@ def _look(
             found.counts[text.text] = found.counts.get(text.text, 0) + 1
             yield text.text
             if len(hits) < _MOST_HITS:
-                hits.append(Hit(first.number, first.who, match[0], match.groupdict()))
+                begin = whole.rfind("\n", 0, match.start()) + 1
+                shown = whole[begin : whole.find("\n", match.end()) % (len(whole) + 1)]
+                hits.append(Hit(first.number, first.who, shown, match.groupdict()))
 
 
 def _windows(
@@ -153,9 +158,11 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield whole lines, several at once; one that is too long in pieces."""
     rest = b""
     for chunk in chunks:
-        data = (rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        data = rest + chunk
+        held = data[-1:] == b"\r"  # a line feed may come
+        data = data[: len(data) - held].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = data.rfind(b"\n") + 1
-        whole, rest = data[:end], data[end:]
+        whole, rest = data[:end], data[end:] + b"\r" * held
         if max(map(len, whole.split(b"\n"))) > LONGEST:
             whole = b"".join(_cut(each) for each in whole.splitlines(keepends=True))
         yield whole

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchkit.runtime.launch.journal import as_they_come, first_error, merged
+from patchkit.runtime.launch.journal import as_they_come, first_error, merged, read_journals
 from patchkit.runtime.on_node.journal import JournalLine
 
 
@@ -53,3 +53,15 @@ def test_lines_are_merged_by_time():
 def test_lines_that_come_one_by_one_all_arrive():
     journals = [("a", lines("1", "3")), ("b", lines("2"))]
     assert sorted(line.text for _, line in as_they_come(journals)) == ["1", "2", "3"]
+
+
+def test_the_cause_and_the_node_of_a_known_error():
+    worker = ("INFO loading", "ImportError: libcudart.so.12: cannot open shared object file")
+    both = merged([("spark-1", lines(*HEAD)), ("spark@10.0.0.2", lines(*worker, start=-1))])
+
+    log, nodes = read_journals(both, {"nodes": "2"})
+
+    assert log.first is not None
+    assert log.first.symptom.id == "cuda-12-wheel"
+    assert nodes[log.first.hit.number - 1] == "spark@10.0.0.2"
+    assert [each.symptom.follows for each in log.diagnoses] == [False, True]

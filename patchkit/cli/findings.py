@@ -1,0 +1,77 @@
+"""Show findings: what is wrong first, each with its cause and what cures it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from patchkit.cli.out import Shown, style
+from patchkit.finding import Finding, Level
+
+_MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
+    Level.ERROR: ("✗", {"fg": "red", "bold": True}),
+    Level.WARNING: ("!", {"fg": "yellow"}),
+    Level.NOTE: ("-", {"dim": True}),
+    Level.UNKNOWN: ("?", {"fg": "cyan"}),
+    Level.OK: ("✓", {"fg": "green"}),
+}
+_COUNTED = {
+    Level.ERROR: ("error", "errors"),
+    Level.WARNING: ("warning", "warnings"),
+    Level.NOTE: ("note", "notes"),
+    Level.UNKNOWN: ("not checked", "not checked"),
+    Level.OK: ("fine", "fine"),
+}
+
+
+def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
+    """Yield errors and warnings whole, then how many other findings there are; or all of them."""
+    shown = (Level.ERROR, Level.WARNING)
+    for each in findings:
+        if verbose or each.level in shown:
+            yield from _whole(each, verbose=verbose)
+    yield summary(findings)
+
+
+def summary(findings: Iterable[Finding]) -> Shown:
+    """Return one line: how many findings there are of each level."""
+    counts = Counter(each.level for each in findings)
+    parts = [
+        f"{counts[level]} {words[counts[level] != 1]}"
+        for level, words in _COUNTED.items()
+        if counts[level]
+    ]
+    bad = counts[Level.ERROR] or counts[Level.WARNING]
+    mark = style("✗", fg="red") if bad else style("✓", fg="green")
+    if not bad and not counts[Level.OK]:
+        mark = style("?", fg="cyan")
+    hidden = [each for each in (Level.NOTE, Level.UNKNOWN) if counts[each]]
+    return mark + f" {', '.join(parts) or 'nothing found'}" + ("; -v shows all" if hidden else "")
+
+
+def finding_fields(finding: Finding) -> dict[str, object]:
+    """Return a finding as JSON has it."""
+    fields = asdict(finding)
+    del fields["kind"]
+    return fields
+
+
+def _whole(each: Finding, *, verbose: bool) -> Iterator[Shown]:
+    mark, how = _MARKS[each.level]
+    where = f"{each.where}:{each.line}" if each.line else each.where
+    yield style(mark, **how) + " " + style(where, bold=True) + f"  {each.what}"
+    if each.level is Level.OK:
+        return
+    yield from _part("why", each.why)
+    if each.sure and (verbose or each.level is Level.ERROR):
+        known = "; ".join(filter(None, (each.sure, each.source, each.holds)))
+        yield style(f"  sure:  {known}", dim=True)
+    yield from _part("next", each.hint)
+    yield from _part("costs", each.costs)
+
+
+def _part(name: str, text: str) -> Iterator[Shown]:
+    for number, line in enumerate(filter(None, text.split("\n"))):
+        yield Shown("  ") + (f"{name}:".ljust(7) if not number else " " * 7) + line

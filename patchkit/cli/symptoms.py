@@ -1,0 +1,83 @@
+"""Show what a symptom means: by its id, or by the text that somebody met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from patchkit.cli.out import Shown, echo, print_json, shown, style
+from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.symptoms.diagnosis import Diagnosis, read_log
+from patchkit.runtime.symptoms.scan import Hit
+from patchkit.runtime.symptoms.symptom import Cause, Symptom, symptoms
+
+_FEWEST = 5  # characters of a text that is looked for in what symptoms say
+
+
+def explained_symptoms(wanted: str) -> list[Diagnosis]:
+    """Return what a text means: the symptom of that id, those in the text, or with it in theirs."""
+    if wanted in symptoms():
+        return [_whole(symptoms()[wanted])]
+    found = read_log([wanted.encode(errors="replace")], whole=False).diagnoses
+    if found or len(wanted) < _FEWEST:
+        return list(found)
+    low = " ".join(wanted.split()).casefold()
+    return [
+        _whole(each)
+        for each in symptoms().values()
+        if any(low in text.casefold() for text in (*each.says, *each.example, each.title))
+    ]
+
+
+def _whole(symptom: Symptom) -> Diagnosis:
+    """Return a symptom that nobody met, with all its causes."""
+    return Diagnosis(symptom=symptom, hit=Hit(0, "", "", {}), count=0, causes=symptom.cause)
+
+
+def tell_symptoms(found: Sequence[Diagnosis], *, as_json: bool) -> None:
+    """Print what symptoms mean."""
+    if as_json:
+        print_json({"symptoms": [_fields(each) for each in found]})
+        return
+    for number, each in enumerate(found):
+        echo([""] * bool(number))
+        echo(_lines(each))
+
+
+def _fields(found: Diagnosis) -> dict[str, object]:
+    symptom = asdict(found.symptom)
+    del symptom["cause"]
+    return {
+        **symptom,
+        "decided": found.decided,
+        "causes": [asdict(each) for each in found.causes],
+        "values": found.hit.values,
+    }
+
+
+def _lines(found: Diagnosis) -> Iterator[Shown]:
+    symptom = found.symptom
+    follows = ", which follows from another error: look before it" if symptom.follows else ""
+    yield style(symptom.id, bold=True) + f"  {found.filled(symptom.title)}{follows}"
+    for text in symptom.says[:3]:
+        yield style(f"  {text}", dim=True)
+    if len(found.causes) > 1:
+        yield shown("One of these, the likeliest first:")
+    for cause in found.causes:
+        yield from _cause_lines(found, cause)
+
+
+def _cause_lines(found: Diagnosis, cause: Cause) -> Iterator[Shown]:
+    fill = found.filled
+    yield shown("")
+    yield style("why   ", bold=True) + fill(cause.cause)
+    if cause.when:
+        yield style(f"      where: {in_words(cause.when)}", dim=True)
+    yield style("cure  ", bold=True) + fill(cause.cure)
+    if cause.command:
+        yield shown("      ") + found.pasted(cause.command)
+    if cause.costs:
+        yield shown(f"      costs {cause.costs}")
+    if cause.tell and len(found.causes) > 1:
+        yield shown("      to tell: ") + found.pasted(cause.tell)
+    yield style(f"      {cause.evidence}, confidence {cause.confidence}: {cause.source}", dim=True)

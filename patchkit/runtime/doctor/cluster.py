@@ -1,0 +1,268 @@
+"""Ask all nodes of a cluster side by side, and judge what they say: the first cause first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from patchkit.errors import HostError, PatchkitError
+from patchkit.finding import Finding, Level
+from patchkit.records import RecordError, record
+from patchkit.runtime.doctor.node_report import ClockOffset, NodeReport
+from patchkit.runtime.doctor.peer_texts import peer_checks
+from patchkit.runtime.doctor.peers import peer_findings
+from patchkit.runtime.doctor.placed_files import placed_files
+from patchkit.runtime.host.target import target_of
+from patchkit.runtime.launch import ports
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.cluster_file import ClusterFile
+from patchkit.runtime.launch.survey import node_findings, pair_findings
+from patchkit.runtime.models.names import ModelFolder
+from patchkit.runtime.node.topology import attach
+from patchkit.runtime.on_node import examination
+from patchkit.runtime.on_node.examination import UnitFile
+from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
+from patchkit.runtime.on_node.links import PeerLink
+from patchkit.runtime.on_node.model_print import ModelPrint
+from patchkit.runtime.on_node.node_facts import NodeFacts
+from patchkit.runtime.on_node.python_contents import PythonContents
+from patchkit.runtime.on_node.unit_state import NodeState
+from patchkit.runtime.on_node.ways import Way
+from patchkit.runtime.remote.everywhere import everywhere
+from patchkit.runtime.remote.failure import sent_error
+from patchkit.runtime.remote.node import Remote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SentReport:
+    """What ``examine`` and ``meet`` send, as far as each of them says it."""
+
+    errors: Mapping[str, Mapping[str, str]]
+    began: float = 0.0
+    ended: float = 0.0
+    facts: NodeFacts | None = None
+    contents: PythonContents | None = None
+    state: NodeState | None = None
+    unit_file: UnitFile | None = None
+    processes: tuple[GroupProcess, ...] | None = None
+    listeners: tuple[Listener, ...] | None = None
+    ways: tuple[Way, ...] | None = None
+    links: tuple[PeerLink, ...] | None = None
+    models: tuple[ModelPrint, ...] | None = None
+
+
+def examined(cluster: Cluster) -> list[NodeReport]:
+    """Return what each node says of itself, and then of the others; all are asked side by side.
+
+    Raises nothing for a node that does not answer: its report says why.
+    """
+    wanted = [cluster.file.serve.port]
+    wanted += [each.port for kind in ("mp", "ray") for each in ports.needs(kind) if each.port]
+
+    def ask(node: Remote) -> NodeReport:
+        units = cluster.units if node == cluster.head else [cluster.file.unit]
+        before = time.time()
+        said = node.call(
+            examination.examine,
+            name=cluster.file.name,
+            venv=cluster.file.venv,
+            units=units,
+            ports=sorted(set(wanted)),
+        )
+        after = time.time()
+        sent = _read(node.destination, said)
+        return _first(cluster.file, node.destination, sent, before, after)
+
+    reports = _each(cluster.nodes, ask)
+    return _met(cluster, _addressed(cluster.file, reports))
+
+
+def _each(nodes: Sequence[Remote], ask: Callable[[Remote], NodeReport]) -> list[NodeReport]:
+    found = everywhere(nodes, ask)
+    return [
+        NodeReport(node=node.destination, silence=each) if isinstance(each, PatchkitError) else each
+        for node, each in zip(nodes, found, strict=True)
+    ]
+
+
+def _read(node: str, said: object) -> _SentReport:
+    try:
+        return record(_SentReport, said)
+    except RecordError as error:
+        raise HostError(
+            f"{node}: an answer that is none: {error}", hint="install patchkit again here"
+        ) from None
+
+
+def _missing(node: str, sent: _SentReport) -> dict[str, PatchkitError]:
+    return {part: sent_error(fields, node) for part, fields in sent.errors.items()}
+
+
+def _first(
+    file: ClusterFile, node: str, sent: _SentReport, before: float, after: float
+) -> NodeReport:
+    """Return the report of the first call; ``before`` and ``after`` are this machine's clock."""
+    there, here = sent.ended - sent.began, after - before
+    ahead = ((sent.began - before) + (sent.ended - after)) / 2
+    return NodeReport(
+        node=node,
+        clock=ClockOffset(ahead=ahead, error=max(here - there, 0) / 2),
+        facts=sent.facts,
+        state=sent.state,
+        unit_file=sent.unit_file,
+        contents=sent.contents,
+        processes=sent.processes,
+        listeners=sent.listeners,
+        placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
+        missing=_missing(node, sent),
+    )
+
+
+# The second call: what a node sees of the others
+
+
+def _addressed(file: ClusterFile, reports: Sequence[NodeReport]) -> list[NodeReport]:
+    """Return the reports with each node's address: its own now, or what is written down."""
+    if len(reports) < 2:
+        return list(reports)
+    written = [
+        node.address or _written(report) for node, report in zip(file.node, reports, strict=True)
+    ]
+    found = [_with_address(file, reports[0], written[0], "head", file.head.address)]
+    head = found[0].address
+    for report, known in zip(reports[1:], written[1:], strict=True):
+        found.append(_with_address(file, report, known, "worker", head))
+    return found
+
+
+def _written(report: NodeReport) -> str:
+    env = report.placed.env if report.placed else None
+    own = env.variables.get("VLLM_HOST_IP", "") if env and not env.edited else ""
+    head = env.facts.get("head", "") if env and env.role == "head" else ""
+    return own or head
+
+
+def _with_address(
+    file: ClusterFile, report: NodeReport, written: str, role: str, head: str
+) -> NodeReport:
+    if report.facts is None:
+        return replace(report, address=written)
+    host, serve = report.facts.host, file.serve
+    try:
+        if role == "worker" and not head:
+            raise HostError("the head's address is not known")
+        attached = attach(
+            host,
+            role=role,
+            topology=serve.topology,
+            nodes=len(file.node),
+            head=head,
+            target=serve.target or target_of(host),
+        )
+    except PatchkitError as error:
+        return replace(report, address=written, no_address=error)
+    return replace(report, address=attached.address)
+
+
+def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
+    head = reports[0]
+    models = _models(cluster.file, head)
+    peers = [
+        [node.from_head, report.address]
+        for node, report in zip(cluster.file.node[1:], reports[1:], strict=True)
+    ]
+
+    def ask(pair: tuple[Remote, NodeReport]) -> NodeReport:
+        node, report = pair
+        others = reports[1:] if report is head else [head] if head is not report else []
+        targets = [(each.node, address) for each in others for address in _cabled(report, each)]
+        said = node.call(
+            examination.meet,
+            addresses=[address for _name, address in targets],
+            peers=peers if report is head else [],
+            models=[_source(report) or each for each in models[:1]] + list(models[1:]),
+        )
+        sent = _read(node.destination, said)
+        ways = sent.ways
+        names = [name for name, _address in targets]
+        return replace(
+            report,
+            models=sent.models,
+            links=sent.links if report is head else None,
+            ways=None if ways is None else tuple(zip(names, ways, strict=True)),
+            missing={**report.missing, **_missing(node.destination, sent)},
+        )
+
+    answered = [
+        pair for pair in zip(cluster.nodes, reports, strict=True) if pair[1].silence is None
+    ]
+    found = everywhere(answered, ask)
+    by_name = {pair[1].node: each for pair, each in zip(answered, found, strict=True)}
+    met = []
+    for report in reports:
+        each = by_name.get(report.node, report)
+        if isinstance(each, PatchkitError):
+            parts = dict.fromkeys(("ways", "links", "models"), each)
+            each = replace(report, missing={**report.missing, **parts})
+        met.append(each)
+    return met
+
+
+def _models(file: ClusterFile, head: NodeReport) -> list[str]:
+    """Return the folder of the model that was started last, else those that are pinned."""
+    if head.placed and head.placed.source.startswith("/"):
+        return [head.placed.source]
+    pins = (ModelFolder(repo=repo, commit=commit).name for repo, commit in file.models.items())
+    return [f"{file.model_folder}/{name}" for name in pins]
+
+
+def _source(report: NodeReport) -> str:
+    source = report.placed.source if report.placed else ""
+    return source if source.startswith("/") else ""
+
+
+def _cabled(own: NodeReport, other: NodeReport) -> list[str]:
+    """Return a node's addresses on the cable, both halves of it, as its peer sees them."""
+    found = [other.address] if other.address else []
+    if own.facts is None or other.facts is None:
+        return found
+    host = own.facts.host
+    halves = [each for each in host.netdevs if each.cage is not None and each.carrier]
+    networks = {address.network for each in halves for address in each.lasting}
+    for netdev in other.facts.host.netdevs:
+        found += [str(each.ip) for each in netdev.lasting if each.network in networks]
+    mine = {str(each.ip) for netdev in host.netdevs for each in netdev.ipv4}
+    return [each for each in dict.fromkeys(found) if each not in mine]
+
+
+# What it means
+
+
+def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
+    """Return all findings: what may be the cause of others comes first, what is well last."""
+    names = [each.ssh for each in file.node]
+    found = list(peer_findings(file, reports))
+    facts = [(name, each.facts) for name, each in zip(names, reports, strict=True) if each.facts]
+    for name, its in facts:
+        found += node_findings(name, its)
+    if facts and reports[0].facts:
+        for pair in pair_findings([name for name, _ in facts], [its for _, its in facts]):
+            if pair.about not in _SAID_BY_PEERS:
+                found.append(pair)
+    return sorted(found, key=_by_cause)
+
+
+_SAID_BY_PEERS = frozenset(
+    ("vllm", "torch", "triton", "ray", "NCCL of vLLM", "NCCL of torch", "equal MTU", "addresses")
+)
+_LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
+
+
+def _by_cause(finding: Finding) -> tuple[int, float, str, str]:
+    """Return where a finding stands: errors and warnings in the order of causes, then the rest."""
+    order = list(peer_checks())
+    # What a machine lacks by itself comes before what is between machines, but for silence.
+    cause = order.index(finding.about) if finding.about in order else 0.5
+    level = _LATER.index(finding.level) + 1 if finding.level in _LATER else 0
+    return level, cause, finding.where, finding.about

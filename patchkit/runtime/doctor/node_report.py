@@ -1,0 +1,61 @@
+"""Hold what the nodes of a cluster said when doctor asked them; what a node did not say is None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from patchkit.errors import PatchkitError
+from patchkit.runtime.doctor.placed_files import PlacedFiles
+from patchkit.runtime.on_node.examination import UnitFile
+from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
+from patchkit.runtime.on_node.links import PeerLink
+from patchkit.runtime.on_node.model_print import ModelPrint
+from patchkit.runtime.on_node.node_facts import NodeFacts
+from patchkit.runtime.on_node.python_contents import PythonContents
+from patchkit.runtime.on_node.unit_state import NodeState
+from patchkit.runtime.on_node.ways import Way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """Seconds that a node's clock is ahead of the launcher's, and how wrong that may be."""
+
+    ahead: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node said. ``silence`` is why it said nothing at all, None if it answered.
+
+    ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
+    last start say, "" if nobody does; ``no_address`` is why it has none now. ``links`` are how a
+    head reaches each worker by ssh, ``ways`` the addresses that a node tried, each with the node
+    that has it. ``placed`` is what the last `up` left, None for nothing. ``missing`` has the error
+    of each part that the node could not say, by the part's name.
+    """
+
+    node: str
+    silence: PatchkitError | None = None
+    address: str = ""
+    no_address: PatchkitError | None = None
+    clock: ClockOffset | None = None
+    facts: NodeFacts | None = None
+    state: NodeState | None = None
+    unit_file: UnitFile | None = None
+    contents: PythonContents | None = None
+    processes: tuple[GroupProcess, ...] | None = None
+    listeners: tuple[Listener, ...] | None = None
+    models: tuple[ModelPrint, ...] | None = None
+    placed: PlacedFiles | None = None
+    links: tuple[PeerLink, ...] | None = None
+    ways: tuple[tuple[str, Way], ...] | None = None
+    missing: Mapping[str, PatchkitError] = field(default_factory=dict)
+
+    def why_not(self, part: str) -> str:
+        """Return why a part of the report is missing."""
+        if self.silence:
+            return f"{self.node} did not answer"
+        error = self.missing.get(part)
+        return error.what if error else "the node did not say"

@@ -1,0 +1,75 @@
+"""Say what the Python that has vLLM holds, so that nodes can be compared: versions, digests."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from patchkit.errors import PatchkitError
+from patchkit.reading import read_text
+from patchkit.runtime.host.host import Nccl, Software
+from patchkit.runtime.python.distributions import distributions, header
+
+_LARGEST = 32 << 20  # bytes of a RECORD
+# Whose files a rank loads; of all others the version is enough.
+_DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedNccl:
+    """The libnccl that is loaded for vLLM: its path and what it says of itself, "" for none."""
+
+    path: str = ""
+    version: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonContents:
+    """An environment: versions by project, digests over the RECORD of those that ranks load.
+
+    RECORD says what was installed, not what somebody changed since; of libnccl the bytes count.
+    """
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    nccl: LoadedNccl = LoadedNccl()
+    torch_nccl: LoadedNccl = LoadedNccl()
+
+
+def python_contents(venv: str, software: Software | None) -> PythonContents:
+    """Return what an environment holds; ``software`` says which libnccl is loaded there."""
+    sites = sorted(map(str, Path(venv).glob("lib/python3.*/site-packages"))) if venv else []
+    homes = {name: found[0] for name, found in distributions(sites).items()}
+    torch = _loaded(software.torch_nccl) if software else LoadedNccl()
+    same = software and software.vllm_nccl == software.torch_nccl
+    return PythonContents(
+        versions={name: header(home, "Version") for name, home in sorted(homes.items())},
+        digests={name: _digest(homes[name]) for name in _DIGESTED if name in homes},
+        nccl=torch if same or software is None else _loaded(software.vllm_nccl),
+        torch_nccl=torch,
+    )
+
+
+def _loaded(nccl: Nccl | None) -> LoadedNccl:
+    if nccl is None or not nccl.path:
+        return LoadedNccl()
+    try:
+        with Path(nccl.path).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        sha256 = ""
+    return LoadedNccl(path=nccl.path, version=nccl.version, sha256=sha256)
+
+
+def _digest(home: Path) -> str:
+    """Return a digest over a RECORD, without what depends on the folder; "" if there is none."""
+    try:
+        rows = list(csv.reader(read_text(home / "RECORD", limit=_LARGEST).splitlines()))
+    except (PatchkitError, csv.Error):
+        return ""
+    kept = [",".join(row[:2]) for row in rows if len(row) > 1 and row[1] and row[0][:3] != "../"]
+    return hashlib.sha256("\n".join(sorted(kept)).encode()).hexdigest() if kept else ""

@@ -1,0 +1,68 @@
+"""`patchkit doctor --log` and `patchkit explain` as users call them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+CUDA12 = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+LOG = f"""\
+INFO 11-22 10:00:00 [api_server.py:1] vLLM API server version 0.25.1
+\x1b[36m(EngineCore_DP0 pid=7)\x1b[0m ERROR 11-22 10:00:01 [core.py:1] {CUDA12}\r
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+def test_a_log_with_its_first_cause_first(cli, tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG)
+
+    shown = cli("doctor", "--elsewhere", "--log", log, rc=9).stdout
+    said = json.loads(cli("doctor", "--elsewhere", "--log", log, "--json", rc=9).stdout)
+
+    first, second = said["findings"]
+    assert (first["about"], first["line"], first["level"]) == ("cuda-12-wheel", 2, "error")
+    assert (second["about"], second["line"]) == ("engine-core-failed", 3)
+    assert said["facts"]["vllm"] == "0.25.1"
+    assert shown.index(f"{log}:2") < shown.index(f"{log}:3")
+    assert "next:" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "about"),
+    [
+        (b"all is well\n", 0, []),
+        (b"", 0, []),
+        (bytes(range(256)), 0, []),
+        (b"KeyError: 'nobody knows'\n", 9, ["unknown"]),
+    ],
+)
+def test_what_is_not_known(environment, tmp_path, text, code, about):
+    words = [sys.executable, "-m", "patchkit", "doctor", "--elsewhere", "--log", "-", "--json"]
+    done = subprocess.run(words, input=text, cwd=tmp_path, env=environment, capture_output=True)
+
+    assert done.returncode == code, done.stderr
+    assert [each["about"] for each in json.loads(done.stdout)["findings"]] == about
+
+
+def test_what_is_no_log(cli, tmp_path):
+    packed = tmp_path / "old.log.gz"
+    packed.write_bytes(gzip.compress(LOG.encode()))
+
+    assert "zcat" in cli("doctor", "--log", packed, rc=3).stderr
+    assert "no such file" in cli("doctor", "--log", tmp_path / "none", rc=2).stderr
+    assert "a directory" in cli("doctor", "--log", tmp_path, rc=2).stderr
+
+
+def test_explain_by_the_text_of_an_error(cli):
+    by_line = json.loads(cli("explain", f"[rank1]: {CUDA12}", "--json").stdout)["symptoms"]
+    by_part = json.loads(cli("explain", "libcudart.so.12", "--json").stdout)["symptoms"]
+
+    assert [each["id"] for each in by_line] == ["cuda-12-wheel"]
+    assert "cuda-12-wheel" in [each["id"] for each in by_part]
+    assert "cure" in cli("explain", "cuda-12-wheel").stdout
+    assert "did you mean cuda-12-wheel?" in cli("explain", "cuda-12-weel", rc=2).stderr

@@ -1,0 +1,73 @@
+"""docs/symptoms.md: every symptom, under the words that programs print, from recipes/symptoms/."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.symptoms.symptom import Cause, Symptom, symptom_files, symptoms
+from support.failures import VERDICTS, matrix
+from tools.markdown import replaced, table
+
+MADE = "<!-- Made by tools/regenerate.py from recipes/symptoms/. Do not edit. -->\n"
+INTRODUCTION = """\
+What programs print when vLLM does not run as it should on a DGX Spark, why, and what cures it. In a
+text, `{}` and `{name}` stand for one word and `...` for anything. Ask by the words that you met:
+
+    patchkit explain "the line that you have"
+    patchkit doctor --log FILE
+
+Where a text has several causes, `doctor` decides by the facts of the machine, and says so where it
+cannot. *Evidence*: measured, compiled, read in the source code, documented by its maker, reported
+by several users or by one, inferred. Nothing here was tried on a GB10 by this project.
+"""
+
+
+def page() -> str:
+    """Return the page: a chapter for each file, a section for each symptom."""
+    return "\n".join([f"{MADE}# What does this error mean?\n\n{INTRODUCTION}", *_chapters()])
+
+
+def accuracy(text: str) -> str:
+    """Return docs/doctor.md with the table of how real failures are judged."""
+    counts, _wrong = matrix()
+    rows = [(meaning, str(counts[name])) for name, meaning in VERDICTS.items()]
+    made = table((f"of {counts.total()} failures", "number"), rows).rstrip("\n")
+    return replaced(text, "accuracy", "python -m tools.regenerate", made)
+
+
+def _chapters() -> Iterator[str]:
+    for file in symptom_files():
+        text = file.read_text(encoding="utf-8")
+        yield f"## {_title(file, text)}\n"
+        for entry in tomllib.loads(text)["symptom"]:
+            yield "\n".join(_section(symptoms()[entry["id"]]))
+
+
+def _title(file: Path, text: str) -> str:
+    """Return the first comment of a file, which says what it is about."""
+    first = text.partition("\n")[0]
+    return first.removeprefix("# ").rstrip(".") if first.startswith("# ") else file.stem
+
+
+def _section(symptom: Symptom) -> Iterator[str]:
+    yield f"### {symptom.title}\n"
+    yield from (f"    {text}" for text in symptom.says)
+    yield ""
+    if symptom.level == "note":
+        yield "Nothing to worry about.\n"
+    if symptom.follows:
+        yield "This follows from another error: look before it.\n"
+    for cause in symptom.cause:
+        yield f"- {_cause(cause)}"
+    yield f"\n`patchkit explain {symptom.id}`\n"
+
+
+def _cause(cause: Cause) -> str:
+    where = f" ({in_words(cause.when)})" if cause.when else ""
+    command = f" `{cause.command}`" if cause.command else ""
+    costs = f" It costs {cause.costs}." if cause.costs else ""
+    evidence = f"*{cause.evidence}, {cause.confidence}: {cause.source}*"
+    return f"{cause.cause}{where} **Cure:** {cause.cure}{command}{costs} {evidence}"
