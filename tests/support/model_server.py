@@ -1,9 +1,9 @@
 """A server of the OpenAI API in small: real HTTP, in the shapes that releases of vLLM send.
 
-``release`` picks the shape: 0.10 (``reasoning_content``; engine V0's names of figures), 0.12 (both
+``release`` picks the shape: 0.10 (``reasoning_content``; other names of figures), 0.12 (both
 fields), 0.17 (``reasoning`` alone) and 0.33. The chunks are as `DeltaMessage` of these releases is
-serialised; the figures are lines of `/metrics` with the names of their `loggers.py`. What goes wrong
-is an attribute: set it before asking.
+serialised; the figures are lines of `/metrics` with the names of their `loggers.py`. What goes
+wrong is an attribute: set it before asking.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def metrics(release, **changes):
         f"vllm:num_preemptions_created{{{LABELS}}} 1.7638e+09",
         f"vllm:{prefix}prefix_cache_queries_total{{{LABELS}}} {float(said['queries'])}",
         f"vllm:{prefix}prefix_cache_hits_total{{{LABELS}}} {float(said['hits'])}",
-        f'vllm:cache_config_info{{block_size="16",cache_dtype="auto",'
-        f'enable_prefix_caching="{said["caching"]}",engine="0"}} 1.0',
+        f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{said["caching"]}"}} 1.0',
         'http_requests_total{handler="/v1/models",method="GET",status="2xx"} 7.0',
     ]
     if said["failed"]:
@@ -114,7 +113,9 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
             text = metrics(server.release) if faults.metrics is None else faults.metrics
             self._send(200 if text else 404, text.encode())
         elif self._allowed():
-            cards = [{"id": each, "object": "model", "max_model_len": 4096} for each in faults.models]
+            cards = [
+                {"id": each, "object": "model", "max_model_len": 4096} for each in faults.models
+            ]
             self._json(200, {"object": "list", "data": cards})
 
     def do_POST(self):

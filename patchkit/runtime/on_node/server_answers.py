@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import shlex
@@ -136,7 +137,8 @@ def ask_facts(
             answer = StreamedAnswer(path="", trouble="not asked: the time was over")
         else:
             answer = ask_chat(server, model, question["ask"], tokens, left)
-        return asdict(AskedFact(id=question["id"], again=again, answer=answer))
+        found = asdict(AskedFact(id=question["id"], again=again, answer=answer))
+        return dict(json.loads(json.dumps(found)))  # the same here as over ssh: lists
 
     first, *others = questions
     yield asked(first)
