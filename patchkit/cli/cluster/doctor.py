@@ -7,12 +7,15 @@ from pathlib import Path
 
 import click
 
+from patchkit.cli.cluster.cluster_options import alone, named
 from patchkit.cli.findings import finding_fields, finding_lines
 from patchkit.cli.out import as_json, echo, print_json
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.reading import read_chunks
 from patchkit.runtime.doctor.log import log_findings
+from patchkit.runtime.doctor.visit import visit
+from patchkit.runtime.launch.cluster_file import FILE
 from patchkit.runtime.on_node.journal import unit_lines
 from patchkit.runtime.symptoms.diagnosis import read_log
 
@@ -77,9 +80,5 @@ def _of_log(log: Path) -> Sequence[Finding]:
 
 
 def _of_nodes(*, with_cluster: bool, file: Path | None, venv: str | None) -> Sequence[Finding]:
-    from patchkit.cli.cluster.cluster_options import alone, named
-    from patchkit.runtime.doctor.visit import visit
-    from patchkit.runtime.launch.cluster_file import FILE
-
     cluster = named(file or FILE) if with_cluster else alone(venv=venv)
     return visit(cluster).findings
