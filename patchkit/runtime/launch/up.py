@@ -11,7 +11,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.plan import (
     PlannedRank,
-    ListedModel,
+    ServedModel,
     group_units,
     planned_ranks,
     served_model,
@@ -31,7 +31,7 @@ Tell = Callable[[UnitState, float], None]
 class GroupPlan:
     """What a start would write and run; ``changed`` are the files that differ, by node."""
 
-    model: ListedModel
+    model: ServedModel
     ranks: tuple[PlannedRank, ...]
     units: GroupUnits
     files: tuple[dict[str, str], ...]
@@ -76,7 +76,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     )
 
 
-def _check_there(cluster: Cluster, model: ListedModel, problems: list[str]) -> None:
+def _check_there(cluster: Cluster, model: ServedModel, problems: list[str]) -> None:
     """Raise HostError if the model is not whole on a node: before anything is started."""
     nodes = [each.ssh for each in cluster.file.node]
     wrong = {node: said for node, said in zip(nodes, problems, strict=True) if said}
