@@ -92,7 +92,7 @@ def read_chunks(path: Path, *, hint: str = "name a regular file") -> Iterator[by
                 if first.startswith(magic):
                     raise SourceError(
                         f"{path}: is compressed with {kind}",
-                        hint=f"{quoted(program, path)} | {hint}",
+                        hint=" | ".join((quoted(program, path), hint)),
                     )
             yield first
             yield from iter(lambda: file.read(1 << 20), b"")

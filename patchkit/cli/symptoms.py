@@ -75,9 +75,9 @@ def _cause_lines(found: Diagnosis, cause: Cause) -> Iterator[Shown]:
         yield style(f"      where: {in_words(cause.when)}", dim=True)
     yield style("cure  ", bold=True) + fill(cause.cure)
     if cause.command:
-        yield shown(f"      `{fill(cause.command)}`")
+        yield shown("      ") + found.pasted(cause.command)
     if cause.costs:
         yield shown(f"      costs {cause.costs}")
     if cause.tell and len(found.causes) > 1:
-        yield shown(f"      to tell: `{fill(cause.tell)}`")
+        yield shown("      to tell: ") + found.pasted(cause.tell)
     yield style(f"      {cause.evidence}, confidence {cause.confidence}: {cause.source}", dim=True)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_or_here
+from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, shown, style, table
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.launch import start, stop
@@ -57,6 +58,9 @@ def status(*, cluster: Cluster, as_json: bool) -> None:
         echo(table(rows, heads=_HEADS))
         if error:
             say(style("last error", fg="red") + f" {error[0]}: {error[1].text.strip()}")
+        if error or any(map(_silent, states)):
+            here = cluster.head.here and len(states) == 1
+            echo([next_step(*program(), "doctor", *([] if here else ["--cluster"]))])
     if not well:
         raise click.exceptions.Exit(HostError.exit_code)
 

@@ -80,7 +80,7 @@ def failed(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> Hos
         return HostError(
             f"{node}: {known.hit.text.strip()}",
             why=f"{known.filled(cause.cause)} ({cause.evidence}: {cause.source}); {how}",
-            hint=known.filled(f"{cause.cure} `{cause.command}`" if cause.command else cause.cure),
+            hint=" ".join(filter(None, (known.filled(cause.cure), known.pasted(cause.command)))),
         )
     first = journal.first_error(lines)
     if first is None:

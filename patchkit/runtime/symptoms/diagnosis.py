@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from patchkit.quoting import quoted
 from patchkit.runtime.rules.condition import Situation, decided
 from patchkit.runtime.symptoms.log_facts import fact_texts, facts_of
 from patchkit.runtime.symptoms.said import said
@@ -42,10 +43,21 @@ class Diagnosis:
         return len(self.causes) == 1
 
     def filled(self, text: str) -> str:
-        """Return a text of the symptom's with what stood at the {names} of its pattern."""
-        for name, value in self.hit.values.items():
-            text = text.replace(f"{{{name}}}", value or "?")
-        return text
+        """Return a text of the symptom's with what stood at the {names} of its pattern.
+
+        Between backticks that is quoted for a shell: it comes from a log.
+        """
+        parts = text.split("`")
+        for number, part in enumerate(parts):
+            for name, value in self.hit.values.items():
+                shown = quoted(value or "?") if number % 2 else value or "?"
+                part = part.replace(f"{{{name}}}", shown)
+            parts[number] = part
+        return "`".join(parts)
+
+    def pasted(self, command: str) -> str:
+        """Return a command of a cause between backticks, "" for none."""
+        return self.filled("`".join(("", command, ""))) if command else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
