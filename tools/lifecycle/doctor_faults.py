@@ -115,7 +115,8 @@ def _other_vllm(cluster: EmulatedCluster) -> None:
         f"cd {SITE} && mv vllm-*.dist-info vllm-0.24.0.dist-info"
         " && sed -i 's/^Version: .*/Version: 0.24.0/' vllm-0.24.0.dist-info/METADATA"
         " && sed -i \"s/^__version__.*/__version__ = '0.24.0'/\" vllm/__init__.py"
-        " && sed -i '/METADATA\\|__init__/d; s/vllm-0[.0-9]*dist/vllm-0.24.0.dist/'"
+        " && sed -i 's/vllm-0[.0-9]*dist/vllm-0.24.0.dist/;"
+        " s/^\\(.*METADATA\\|vllm.__init__.py\\),.*/\\1,,/'"
         " vllm-0.24.0.dist-info/RECORD"
     )(cluster)
 
@@ -148,7 +149,6 @@ FAULTS = (
         what="the head's address on the worker, too",
         make=root(f"ip address add {wiring.qsfp_ip(1)}/32 dev {FIRST}"),
         about="address-twice",
-        node=HEAD,
     ),
     Fault(
         name="networks",

@@ -39,15 +39,6 @@ ROW = re.compile(r"(?m)^\| `([\w-]+)` \| .* \|$")
 CONSOLE = Console(highlight=False, soft_wrap=True)
 WRONG = ("error", "warning")
 
-ASK = """
-import json
-from patchkit.runtime.launch.cluster_file import read_cluster_file
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.doctor.cluster import examined, cluster_findings
-from patchkit.cli.findings import finding_fields
-f = read_cluster_file()
-print(json.dumps({"findings": [finding_fields(x) for x in cluster_findings(f, examined(Cluster(f)))]}))
-"""
 Claims = dict[tuple[str, str], dict[str, Any]]
 """What doctor says is wrong: by check and node."""
 
@@ -143,7 +134,7 @@ def _proof(cluster: EmulatedCluster, fault: Fault) -> ProvedFault:
 
 def claims(cluster: EmulatedCluster) -> Claims:
     """Return what doctor says is wrong: errors and warnings."""
-    done = cluster.rack.laptop.run(sys.executable, "-c", ASK)
+    done = cluster.rack.laptop.patchkit("doctor", "--cluster", "--json")
     insist("Traceback" not in done.errors, done.errors)
     try:
         found = json.loads(done.output)["findings"]
