@@ -28,11 +28,26 @@ _COUNTED = {
 
 def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
     """Yield errors and warnings whole, then how many other findings there are; or all of them."""
-    shown = (Level.ERROR, Level.WARNING)
+    shown = (Level.ERROR, Level.WARNING, *((Level.NOTE,) if verbose else ()))
     for each in findings:
-        if verbose or each.level in shown:
+        if each.level in shown:
             yield from _whole(each, verbose=verbose)
+    if verbose:
+        yield from _looked_at(findings)
     yield summary(findings)
+
+
+def _looked_at(findings: Iterable[Finding]) -> Iterator[Shown]:
+    """Yield what was not checked, and what is fine; checks with the same to say in one line."""
+    groups: dict[tuple[Level, str, str], list[str]] = {}
+    for each in findings:
+        if each.level in (Level.UNKNOWN, Level.OK):
+            groups.setdefault((each.level, each.where, each.what), []).append(each.about)
+    for (level, where, what), checks in sorted(
+        groups.items(), key=lambda each: each[0][0] is Level.OK
+    ):
+        mark, how = _MARKS[level]
+        yield style(mark, **how) + " " + style(where, bold=True) + f"  {', '.join(checks)}: {what}"
 
 
 def summary(findings: Iterable[Finding]) -> Shown:
@@ -61,9 +76,7 @@ def finding_fields(finding: Finding) -> dict[str, object]:
 def _whole(each: Finding, *, verbose: bool) -> Iterator[Shown]:
     mark, how = _MARKS[each.level]
     where = f"{each.where}:{each.line}" if each.line else each.where
-    yield style(mark, **how) + " " + style(where, bold=True) + f"  {each.what}"
-    if each.level is Level.OK:
-        return
+    yield style(mark, **how) + " " + style(where, bold=True) + f"  {each.about}: {each.what}"
     yield from _part("why", each.why)
     if each.sure and (verbose or each.level is Level.ERROR):
         known = "; ".join(filter(None, (each.sure, each.source, each.holds)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -31,6 +32,16 @@ READ = (
     *("model_executor/model_loader/__init__.py", "v1/attention/backends/registry.py"),
     *("reasoning/__init__.py", "tool_parsers/__init__.py", "transformers_utils/config.py"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclWheel:
+    """A real libnccl in small, and torch's libraries that need it, by path."""
+
+    version: str
+    library: bytes
+    torch: Mapping[str, bytes]
+    project: str = "nvidia-nccl-cu13"
 
 
 def install(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
@@ -56,10 +67,11 @@ def write(node: SystemdNode, path: str, text: str) -> None:
     _insist(node, "sh", "-c", script, path, input=text.encode() or b"\n")
 
 
-def wheels(folder: Path, note: str = "") -> list[Path]:
+def wheels(folder: Path, note: str = "", nccl: NcclWheel | None = None) -> list[Path]:
     """Write wheels of what `install` puts there by hand, for pip; return their paths, vLLM's first.
 
-    ``note`` is in them, so that they are others. torch needs a library, as one for CUDA does.
+    ``note`` is in them, so that they are others. torch needs a library, as one for CUDA does, and
+    with ``nccl`` that as well.
     """
     made = []
     for name, version in INSTALLED.items():
@@ -71,10 +83,17 @@ def wheels(folder: Path, note: str = "") -> list[Path]:
         files[f"{name}/note.txt"] = note.encode()
         if name == "torch":
             files["torch/lib/libtorch_cuda.so"] = b""  # a torch without is one for CPUs alone
+            files |= nccl.torch if nccl else {}
         needs = [NEEDS[name]]
+        if name == "torch" and nccl:
+            needs.append(f"{nccl.project}=={nccl.version}")
         made.append(write_wheel(folder, version, project=name, files=files, requires=needs))
     library, _, release = NEEDS["torch"].partition("==")
-    return [*made, write_wheel(folder, release, project=library)]
+    made.append(write_wheel(folder, release, project=library))
+    if nccl:
+        files = {"nvidia/nccl/lib/libnccl.so.2": nccl.library}
+        made.append(write_wheel(folder, nccl.version, project=nccl.project, files=files))
+    return made
 
 
 @cache

@@ -23,7 +23,7 @@ PYTHON = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
 def newcomer(lab: LifecycleLab) -> str:
     """Nodes with nothing, a wheelhouse, and README's three lines: init, install, up."""
     with lab.bare("newcomer") as cluster:
-        _fill(cluster, HOUSE)
+        fill(cluster, HOUSE)
         words = ("--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1))
         cluster.patchkit("init", *cluster.names, *words)
         _install(cluster)
@@ -37,7 +37,7 @@ def install(lab: LifecycleLab) -> str:
     with lab.bare("install") as cluster:
         cluster.describe()
         for name in (HOUSE, LATER):
-            _fill(cluster, name)
+            fill(cluster, name)
         _install(cluster)
         first = _used(cluster)
         again = _install(cluster)
@@ -60,7 +60,7 @@ def launcher_killed_in_install(lab: LifecycleLab) -> str:
     """`kill -9` of `install` at any moment, then `install` again."""
     with lab.bare("launcher_killed_in_install") as cluster:
         cluster.describe()
-        _fill(cluster, HOUSE)
+        fill(cluster, HOUSE)
         count = 0
         for moment in MOMENTS:
             for node in cluster.rack.nodes.values():
@@ -84,12 +84,12 @@ def _used(cluster: EmulatedCluster) -> str:
     return found
 
 
-def _fill(cluster: EmulatedCluster, name: str) -> None:
+def fill(cluster: EmulatedCluster, name: str, nccl: fake_venv.NcclWheel | None = None) -> None:
     """Fill a wheelhouse in the laptop's home, for the nodes' Python."""
     release = cluster.rack[cluster.names[0]].user("python3", "-c", PYTHON).output.strip()
     made = cluster.rack.folder / f"{name}.wheels"
     house = cluster.rack.folder / name
-    vllm, *others = fake_venv.wheels(made, note=name)
+    vllm, *others = fake_venv.wheels(made, note=name, nccl=nccl)
     (made / "offered").mkdir()
     for each in others:
         each.rename(made / "offered" / each.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -10,7 +11,13 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.cluster_file import FILE, ClusterFile, ClusterNode, read_cluster_file
+from patchkit.runtime.launch.cluster_file import (
+    FILE,
+    VENV,
+    ClusterFile,
+    ClusterNode,
+    read_cluster_file,
+)
 from patchkit.runtime.remote.ssh import HERE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,6 +56,10 @@ def named(file: Path) -> Cluster:
     return Cluster(read_cluster_file(file))
 
 
-def alone(**choices: Any) -> Cluster:
-    """Return this machine as a cluster of one."""
-    return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), **choices))
+def alone(venv: str | None = None, **choices: Any) -> Cluster:
+    """Return this machine as a cluster of one; by default with the environment that runs this."""
+    own = Path(sys.prefix)
+    place = venv or (str(own) if (own / "bin" / "vllm").exists() else VENV)
+    if not place.startswith("~"):
+        place = str(Path(place).absolute())
+    return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), venv=place, **choices))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import click
 
 from patchkit.cli.cluster.cluster_options import alone
 from patchkit.cli.cluster.cluster_up import DRY, MODEL, NO_WAIT, bring_up
 from patchkit.cli.out import as_json
-from patchkit.runtime.launch.cluster_file import MODELS, VENV, ServeChoices
+from patchkit.runtime.launch.cluster_file import MODELS, ServeChoices
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 
 
@@ -41,10 +38,8 @@ def command(
       patchkit cluster status --here
       patchkit cluster down --here
     """
-    own = Path(sys.prefix)
-    place = venv or (str(own) if (own / "bin" / "vllm").exists() else VENV)
     cluster = alone(
-        venv=str(Path(place).absolute()) if not place.startswith("~") else place,
+        venv=venv,
         model_folder=model_folder,
         serve=ServeChoices(listen=listen, port=port),  # type: ignore[arg-type]
     )

@@ -162,7 +162,9 @@ def _with_address(
         )
     except PatchkitError as error:
         return replace(report, address=written, no_address=error)
-    return replace(report, address=attached.address)
+    # What the last start took is what the others know.
+    kept = bool(written) and host.has_address(written)
+    return replace(report, address=written if kept else attached.address)
 
 
 def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:

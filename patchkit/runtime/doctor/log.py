@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.rules.condition import in_words
 from patchkit.runtime.symptoms.diagnosis import Diagnosis, ReadLog
+from patchkit.runtime.symptoms.scan import Hit
 from patchkit.runtime.symptoms.symptom import Cause
 
 _SHOWN = 300  # characters of a text that was found
@@ -17,16 +18,24 @@ _REPORT = (
 _UNKNOWN = "none of the causes that are known holds here"
 
 
-def log_findings(log: ReadLog, where: str) -> Iterator[Finding]:
-    """Yield what a log says is wrong; ``where`` is the file or the node that wrote it."""
+def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield what a log says is wrong.
+
+    ``where`` is the file, whose lines have numbers; or ``nodes`` are the writers of each line.
+    """
+
+    def place(hit: Hit) -> tuple[str, int]:
+        return (nodes[hit.number - 1], 0) if nodes else (where, hit.number)
+
     for each in log.diagnoses:
-        yield diagnosis_finding(each, where)
+        yield diagnosis_finding(each, *place(each.hit))
     if log.strange:
         text = " ".join(log.strange.text.split())[:_SHOWN]
+        node, number = place(log.strange)
         yield Finding(
             kind=HostError,
-            where=where,
-            line=log.strange.number,
+            where=node,
+            line=number,
             about="unknown",
             what=f"an error that patchkit does not know: {text}",
             hint=_REPORT,
@@ -38,7 +47,7 @@ def log_findings(log: ReadLog, where: str) -> Iterator[Finding]:
         )
 
 
-def diagnosis_finding(diagnosis: Diagnosis, where: str) -> Finding:
+def diagnosis_finding(diagnosis: Diagnosis, where: str, line: int) -> Finding:
     """Return a symptom as a finding: its cause, or the candidates and what tells them apart."""
     symptom, hit = diagnosis.symptom, diagnosis.hit
     times = f" ({diagnosis.count} times)" if diagnosis.count > 1 else ""
@@ -48,7 +57,7 @@ def diagnosis_finding(diagnosis: Diagnosis, where: str) -> Finding:
         kind=HostError,
         level=Level(symptom.level),
         where=where,
-        line=hit.number,
+        line=line,
         about=symptom.id,
         what=f"{diagnosis.filled(symptom.title)}{times}: {shown}",
         why=diagnosis.filled(cause.cause) if cause else _candidates(diagnosis),

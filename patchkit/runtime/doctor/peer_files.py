@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from patchkit.finding import Finding
+from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.doctor.node_report import NodeReport
 from patchkit.runtime.doctor.peer_texts import fine, unknown, wrong
@@ -38,11 +38,14 @@ def file_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
         else:
             yield _start(node.node, first, node.placed, again)
             yield from _env(node, node.placed, nodes, again)
-    if len(placed) == len(nodes) and len({each.id for each in placed}) == 1:
+    flags = [
+        _flags(each.node, first, each.placed, again) for each in nodes[1:] if first and each.placed
+    ]
+    yield from flags
+    # Where flags differ, that a unit was edited is said by them.
+    whole = len(placed) == len(nodes) and len({each.id for each in placed}) == 1
+    if whole and not any(each.level is Level.ERROR for each in flags):
         yield from _edited_elsewhere(nodes, again)
-    for node in nodes[1:]:
-        if first and node.placed:
-            yield _flags(node.node, first, node.placed, again)
 
 
 def _start(name: str, head: PlacedFiles | None, own: PlacedFiles, again: str) -> Finding:

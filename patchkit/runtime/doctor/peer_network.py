@@ -35,7 +35,7 @@ class CableEnd:
 
 def network_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what each end of the cable is like, and then the ways between the ends."""
-    ends = [_end(each) for each in nodes]
+    ends = [_end(each, nodes) for each in nodes]
     for end in ends:
         yield from _cable(end)
         yield from _address(end, ends)
@@ -47,7 +47,7 @@ def network_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     yield from _links(ends)
 
 
-def _end(node: NodeReport) -> CableEnd:
+def _end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     if node.facts is None:
         return CableEnd(node=node, netdevs=(), out=node.why_not("facts"))
     host, variables = node.facts.host, {}
@@ -61,6 +61,10 @@ def _end(node: NodeReport) -> CableEnd:
     out = f"{', '.join(dark)} of {node.node} has no carrier" if dark else ""
     if not out and not holder:
         out = f"{node.node} has no address in the cluster's network"
+    if taken := next(_taken(node, nodes), None):
+        out = f"{node.node} has the address of {taken[0].node}"
+    elif not out and holder and next(overlaps(host, [holder.name]), None):
+        out = f"{node.node} has two interfaces in one network"
     return CableEnd(node=node, netdevs=netdevs, out=out)
 
 
@@ -83,7 +87,7 @@ def _address(end: CableEnd, ends: Sequence[CableEnd]) -> Iterator[Finding]:
         yield unknown("address", node.node, end.out)
     elif holder and not node.no_address:
         yield fine("address", node.node, address=node.address, netdev=holder.name)
-    elif any(not each.carrier for each in end.netdevs):
+    elif holder or any(not each.carrier for each in end.netdevs):
         yield unknown("address", node.node, end.out)
     else:
         error = node.no_address
@@ -109,30 +113,34 @@ def _giving(end: CableEnd, ends: Sequence[CableEnd]) -> str:
 
 
 def _twice(end: CableEnd, ends: Sequence[CableEnd]) -> Iterator[Finding]:
-    node, holder = end.node, end.holder
-    if holder is None:
-        yield unknown("address-twice", node.node, end.out or "it has no address")
+    """Yield which addresses of others this node has as well."""
+    node = end.node
+    if node.facts is None:
+        yield unknown("address-twice", node.node, end.out)
         return
-    others = [
-        f"{each.node.node} ({found.name})"
-        for each in ends
-        if each is not end and (found := _holder(each.node, node.address))
-    ]
-    if others:
-        own = next(each for each in holder.ipv4 if str(each.ip) == node.address)
-        words = ("sudo", "ip", "address", "del", str(own), "dev", holder.name)
+    taken = list(_taken(node, [each.node for each in ends]))
+    for other, netdev, own in taken:
+        words = ("sudo", "ip", "address", "del", own, "dev", netdev)
         yield wrong(
             "address-twice",
             node.node,
-            address=node.address,
-            netdev=holder.name,
-            others=", ".join(others),
+            address=other.address,
+            netdev=netdev,
+            other=other.node,
             command=there(node.node, *words),
         )
-    elif silent := [each.node.node for each in ends if each.node.facts is None]:
-        yield unknown("address-twice", node.node, f"{', '.join(silent)} did not say its addresses")
-    else:
-        yield fine("address-twice", node.node, address=node.address)
+    if not taken:
+        yield fine("address-twice", node.node)
+
+
+def _taken(node: NodeReport, nodes: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, str, str]]:
+    """Yield whose address a node has as well, at which interface, with its prefix."""
+    host = node.facts.host if node.facts else None
+    for netdev in host.netdevs if host else ():
+        for own in netdev.ipv4:
+            for other in nodes:
+                if other is not node and str(own.ip) == other.address:
+                    yield other, netdev.name, str(own)
 
 
 def _networks(end: CableEnd) -> Iterator[Finding]:

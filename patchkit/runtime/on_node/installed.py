@@ -93,13 +93,17 @@ def checked(place: Path, projects: Collection[str]) -> InstalledVenv:
 
 
 def whole(place: Path) -> InstalledVenv | None:
-    """Return what is in an environment that was checked, if its files still have their sizes."""
+    """Return what is in an environment that was checked, if that is what it still has.
+
+    Its files have their sizes, and its projects the RECORDs of then: another pip leaves others.
+    """
     try:
         found = read_json(InstalledVenv, read_text(place / MARKER, limit=_LARGEST, follow=False))
-        fine = not any(_wrong_sizes(_recorded(place, _site(place))))
+        files = list(_recorded(place, _site(place)))
     except (OSError, RecordError, PatchkitError):
         return None
-    return found if fine and found.name == place.name else None
+    same = _digests(files, found.digests) == found.digests and not any(_wrong_sizes(files))
+    return found if same and found.name == place.name else None
 
 
 def _site(place: Path) -> Path:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.process import dialogue
+from patchkit.errors import HostError, UsageError
+from patchkit.process import Completed, dialogue
+
+_LISTED = "systemctl --user list-units --all"
+_UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,255}")  # systemd.unit(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,32 @@ def entries(
         except (ValueError, KeyError, TypeError):
             continue  # not an entry of a unit
         yield {"time": time, "unit": str(unit), "text": _text(entry.get("MESSAGE"))}
+
+
+def unit_lines(unit: str, lines: int = 20_000) -> Iterator[bytes]:
+    """Yield what a unit of root's or of this user's wrote, oldest first: its newest lines.
+
+    Raises UsageError for a name that no unit has, HostError if journalctl does not run.
+    """
+    name = unit if "." in unit else f"{unit}.service"
+    if not _UNIT.fullmatch(name):
+        raise UsageError(f"--unit {unit}: is no name of a unit", hint=_LISTED)
+    found = [f"_SYSTEMD_UNIT={name}", "+", *_of(name)]
+    options = ("--quiet", "--no-pager", "--output=cat", f"--lines={lines}")
+    talk, count = dialogue("journalctl", *options, *found, given=b""), 0
+    while True:
+        try:
+            yield next(talk).encode(errors="replace")
+        except StopIteration as end:
+            done: Completed = end.value
+            break
+        count += 1
+    if done.trouble or not count:
+        raise (
+            done.error(hint=_LISTED)
+            if done.trouble
+            else HostError(f"{name}: the journal has no line of it", hint=_LISTED)
+        )
 
 
 def _of(unit: str) -> list[str]:

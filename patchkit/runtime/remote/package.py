@@ -12,7 +12,10 @@ from patchkit.paths import RECIPES
 
 _HOME = Path(__file__).resolve().parents[2]  # the package itself
 # Python's standard library is all that these import when they run on a node.
-_ROOMS = ("durable", "runtime/host", "runtime/models", "runtime/on_node", "runtime/python")
+_ROOMS = (
+    *("durable", "runtime/host", "runtime/models", "runtime/on_node", "runtime/openai"),
+    "runtime/python",
+)
 _REMOTE = "runtime/remote"
 _DATA = ("hardware.toml", "network.toml")  # of recipes/env
 _WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same package

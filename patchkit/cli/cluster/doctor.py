@@ -1,0 +1,84 @@
+"""Say what is wrong, on which node, why, and what cures it: `patchkit doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from patchkit.cli.cluster.cluster_options import alone, named
+from patchkit.cli.findings import finding_fields, finding_lines
+from patchkit.cli.out import as_json, echo, print_json
+from patchkit.errors import UsageError
+from patchkit.finding import Finding, Level, worst
+from patchkit.reading import read_chunks
+from patchkit.runtime.doctor.log import log_findings
+from patchkit.runtime.doctor.visit import visit
+from patchkit.runtime.launch.cluster_file import FILE
+from patchkit.runtime.on_node.journal import unit_lines
+from patchkit.runtime.symptoms.diagnosis import read_log
+
+
+@click.command()
+@click.option("--cluster", "with_cluster", is_flag=True, help="Every node, and between them.")
+@click.option(
+    "--file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The cluster's file, instead of cluster.toml.",
+)
+@click.option(
+    "--log",
+    metavar="FILE",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="What a program wrote; - is standard input.",
+)
+@click.option("--unit", metavar="NAME", help="What a systemd unit wrote, of root's or yours.")
+@click.option("--elsewhere", is_flag=True, help="The log is another machine's: ask not this one.")
+@click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
+@click.option("-v", "--verbose", is_flag=True, help="Show all that was looked at.")
+@as_json
+def command(
+    *,
+    with_cluster: bool,
+    file: Path | None,
+    log: Path | None,
+    unit: str | None,
+    elsewhere: bool,
+    venv: str | None,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Find what is wrong, why, and what cures it. Exits with 0 only if nothing is.
+
+    \b
+      patchkit doctor
+      patchkit doctor --cluster
+      patchkit doctor --log vllm.log
+      docker logs vllm 2>&1 | patchkit doctor --log -
+    """
+    if sum((log is not None, unit is not None, with_cluster or file is not None)) > 1:
+        raise UsageError("--log, --unit, --cluster: one of them", hint="patchkit doctor --cluster")
+    if log is not None:
+        found = _of_log(log)
+    elif unit is not None:
+        found = list(log_findings(read_log(unit_lines(unit)), unit))
+    else:
+        found = _of_nodes(with_cluster=with_cluster or file is not None, file=file, venv=venv)
+    if as_json:
+        print_json({"findings": [*map(finding_fields, found)]})
+    else:
+        echo(finding_lines(found, verbose=verbose))
+    if code := worst(found, Level.ERROR, Level.WARNING):
+        raise SystemExit(code)
+
+
+def _of_log(log: Path) -> Sequence[Finding]:
+    read = read_log(read_chunks(log, hint="patchkit doctor --log -"))
+    return list(log_findings(read, "standard input" if str(log) == "-" else str(log)))
+
+
+def _of_nodes(*, with_cluster: bool, file: Path | None, venv: str | None) -> Sequence[Finding]:
+    cluster = named(file or FILE) if with_cluster else alone(venv=venv)
+    return visit(cluster).findings

@@ -1,0 +1,197 @@
+"""Ask the server of a model how it is, and facts that everybody knows. Runs on the head."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchkit.errors import PatchkitError
+from patchkit.reading import read_text
+from patchkit.records import record
+from patchkit.runtime.openai.chat_stream import StreamedAnswer, ask_anyhow, ask_chat
+from patchkit.runtime.openai.http_exchange import HttpAnswer, HttpServer, clean
+from patchkit.runtime.openai.metrics_text import Figures, WantedMetric, figures
+
+SECRETS = "~/.config/patchkit/secrets.env"
+KEY = "VLLM_API_KEY"
+
+_FEW = 16  # tokens: the first ones of some models are marks that no text is made of
+_HELLO = "Say: ready"
+_AT_ONCE = 4  # questions under way, so that sixty seconds are enough for slow models
+_MODELS = 64  # names that are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """A name that the server takes, and the longest text in tokens, None where it does not say."""
+
+    name: str
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathAnswer:
+    """How a path answered: ``status`` is 0 with ``trouble`` where it did not."""
+
+    status: int = 0
+    ms: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAnswers:
+    """What a server says of itself. ``key`` is where its key was found, "" for none.
+
+    ``asked`` is the model that the token was asked of; ``token`` is None where none was asked for.
+    """
+
+    url: str
+    key: str = ""
+    health: PathAnswer
+    version: str = ""
+    models: tuple[ListedModel, ...] = ()
+    listing: PathAnswer = PathAnswer()
+    asked: str = ""
+    token: StreamedAnswer | None = None
+    metrics: PathAnswer = PathAnswer()
+    figures: Figures = field(default_factory=Figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedFact:
+    """A question by its id, and what came back; ``again`` for the one that is asked twice."""
+
+    id: str
+    again: bool = False
+    answer: StreamedAnswer
+
+
+def look(
+    url: str,
+    model: str = "",
+    key_file: str = SECRETS,
+    metrics: Sequence[dict[str, Any]] = (),
+    seconds: float = 30.0,
+) -> dict[str, Any]:
+    """Return the answers as JSON takes them; ``seconds`` is how long a token may take.
+
+    Without ``model`` the first one that the server names is asked. Raises UsageError for what is no
+    URL.
+    """
+    key, where = find_key(key_file)
+    server = HttpServer(url, key)
+    health = server.ask("/health")
+    if not health.status:
+        return asdict(ServerAnswers(url=clean(url), key=where, health=_path(health)))
+    # Before the question, whose own request would be counted.
+    said = server.ask("/metrics")
+    wanted = record(tuple[WantedMetric, ...], list(metrics))
+    text = said.body.decode(errors="replace") if said.status == 200 else ""
+    listing = server.ask("/v1/models")
+    models = tuple(_models(server, listing.json))
+    asked = model or (models[0].name if models else "")
+    token = ask_anyhow(server, asked, _HELLO, _FEW, seconds) if asked else None
+    found = ServerAnswers(
+        url=clean(url),
+        key=where,
+        health=_path(health),
+        version=_version(server),
+        models=models,
+        listing=_path(listing),
+        asked=asked,
+        token=token,
+        metrics=_path(said),
+        figures=figures(text, wanted),
+    )
+    return asdict(found)
+
+
+def ask_facts(
+    url: str,
+    model: str,
+    questions: Sequence[dict[str, str]],
+    key_file: str = SECRETS,
+    tokens: int = 1024,
+    seconds: float = 60.0,
+) -> Iterator[dict[str, Any]]:
+    """Ask questions, ``[{"id": …, "ask": …}]``; yield each ``AskedFact`` when its answer is whole.
+
+    The first one is asked twice, alone, to be compared; the others several at a time. ``seconds``
+    is for all of them; an answer that was under way then comes as far as it got.
+    """
+    server = HttpServer(url, find_key(key_file)[0])
+    deadline = time.monotonic() + seconds
+
+    def asked(question: dict[str, str], *, again: bool = False) -> dict[str, Any]:
+        left = max(deadline - time.monotonic(), 0.0)
+        if left < 1.0:
+            answer = StreamedAnswer(path="", trouble="not asked: the time was over")
+        else:
+            answer = ask_chat(server, model, question["ask"], tokens, left)
+        found = asdict(AskedFact(id=question["id"], again=again, answer=answer))
+        return dict(json.loads(json.dumps(found)))  # the same here as over ssh: lists
+
+    first, *others = questions
+    yield asked(first)
+    yield asked(first, again=True)
+    todo: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    for each in others:
+        todo.put(each)
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                done.put(asked(todo.get_nowait()))
+
+    for _ in range(min(_AT_ONCE, len(others))):
+        threading.Thread(target=work, daemon=True).start()
+    for _ in others:
+        yield done.get()
+
+
+def find_key(key_file: str) -> tuple[str, str]:
+    """Return the server's key and where it was found: the file that the unit reads, or here.
+
+    "" for none, and for one that no header can hold. The key is in no argument: those are seen.
+    """
+    with contextlib.suppress(PatchkitError, OSError, ValueError):
+        path = Path(key_file).expanduser()
+        for line in read_text(path, limit=1 << 16).splitlines() if path.is_file() else ():
+            name, sign, value = line.strip().partition("=")
+            if sign and name.strip() == KEY:
+                return _usable(" ".join(shlex.split(value))), key_file
+    key = os.environ.get(KEY, "")
+    return _usable(key), "the environment" if key else ""
+
+
+def _usable(key: str) -> str:
+    return key if key.isascii() and key.isprintable() else ""
+
+
+def _path(answer: HttpAnswer) -> PathAnswer:
+    return PathAnswer(status=answer.status, ms=round(answer.ms, 1), trouble=answer.trouble)
+
+
+def _version(server: HttpServer) -> str:
+    said = server.ask("/version").json
+    found = said.get("version") if isinstance(said, dict) else None
+    return server.clean(found, 60) if isinstance(found, str) else ""
+
+
+def _models(server: HttpServer, said: object) -> Iterator[ListedModel]:
+    listed = said.get("data") if isinstance(said, dict) else None
+    for each in (listed if isinstance(listed, list) else [])[:_MODELS]:
+        if isinstance(each, dict) and isinstance(name := each.get("id"), str):
+            longest = each.get("max_model_len")
+            known = type(longest) is int and 0 < longest < 1 << 40
+            yield ListedModel(name=server.clean(name), max_model_len=longest if known else None)

@@ -1,0 +1,164 @@
+"""Ask an HTTP server that may be slow, broken or hostile: an answer ends, in time and in size.
+
+No proxy of the environment is asked and no redirection followed: what is asked is the server at
+this address, and its key goes nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from patchkit.errors import UsageError
+
+_LARGEST = 8 << 20  # bytes of an answer: /metrics of eight engines has some hundred thousand
+_CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of a cable
+_MASK = "(masked)"
+_SHORT = 8  # characters: a shorter key may be any word of an answer
+_SAID = 500  # characters of what an answer says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAnswer:
+    """An answer, or why there is none: then ``status`` is 0. ``ms`` is how long it took."""
+
+    status: int = 0
+    ms: float = 0.0
+    body: bytes = b""
+    trouble: str = ""
+
+    @property
+    def json(self) -> Any:
+        """Return what the body holds; None for what is no JSON."""
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(self.body)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """A server by its URL; ``key`` is sent to it, and never comes back in a text. Thread-safe."""
+
+    url: str
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        parts = self._parts()
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+            raise UsageError(
+                f"{clean(self.url)!r} is not the address of a server",
+                hint="write it as http://ADDRESS:PORT",
+            )
+
+    def _parts(self) -> SplitResult:
+        try:
+            parts = urlsplit(self.url)
+            _ = parts.port  # raises, too
+        except ValueError:
+            return SplitResult("", "", "", "", "")
+        return parts
+
+    def ask(
+        self, path: str, body: dict[str, Any] | None = None, seconds: float = 10.0
+    ) -> HttpAnswer:
+        """Return the whole answer."""
+        began = time.monotonic()
+        status, found, trouble = 0, bytearray(), ""
+        with contextlib.closing(self.stream(path, body, seconds)) as parts:
+            for each in parts:
+                if isinstance(each, int):
+                    status = each
+                elif isinstance(each, str):
+                    trouble = each
+                else:
+                    found += each
+        ms = (time.monotonic() - began) * 1000
+        return HttpAnswer(status=status, ms=ms, body=bytes(found), trouble=trouble)
+
+    def stream(
+        self, path: str, body: dict[str, Any] | None, seconds: float
+    ) -> Generator[int | bytes | str, None, None]:
+        """Yield the status, then the body as it comes; a text at last if something went wrong."""
+        connection = self._connection(min(seconds, _CONNECT))
+        late = threading.Event()
+        # The connection itself forgets the socket of an answer whose end is the connection's.
+        sockets: list[socket.socket] = []
+
+        def end() -> None:
+            late.set()
+            with contextlib.suppress(OSError):
+                for each in sockets:
+                    each.shutdown(socket.SHUT_RDWR)
+
+        # A time-out of the socket's own starts anew with each byte that comes.
+        alarm = threading.Timer(seconds, end)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            connection.connect()
+            connection.sock.settimeout(seconds)
+            sockets.append(connection.sock)
+            yield from self._exchange(connection, path, body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            yield self._why(error, seconds, late=late.is_set())
+        else:
+            if late.is_set():
+                yield f"not done after {seconds:.0f} s"
+        finally:
+            alarm.cancel()
+            connection.close()
+
+    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+        parts = self._parts()
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=seconds)
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        path: str,
+        body: dict[str, Any] | None,
+    ) -> Iterator[int | bytes | str]:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} if data else {}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        base = self._parts().path.rstrip("/")
+        connection.request("GET" if data is None else "POST", f"{base}{path}", data, headers)
+        answer = connection.getresponse()
+        yield answer.status
+        taken = 0
+        while part := answer.read1(1 << 16):
+            taken += len(part)
+            if taken > _LARGEST:
+                yield f"more than {_LARGEST >> 20} MiB"
+                return
+            yield part
+
+    def _why(self, error: Exception, seconds: float, *, late: bool) -> str:
+        if late or isinstance(error, TimeoutError):
+            return f"no answer in {seconds:.0f} s"
+        if isinstance(error, ConnectionRefusedError):
+            return "connection refused"
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return self.clean(said or type(error).__name__)
+
+    def clean(self, text: str, longest: int = _SAID) -> str:
+        """Return a text of the server without the key, no longer than ``longest``."""
+        if len(self.key) >= _SHORT:
+            text = text.replace(self.key, _MASK)
+        return clean(text, longest)
+
+
+def clean(text: str, longest: int = _SAID) -> str:
+    """Return a text that can be written as UTF-8: JSON can name half a surrogate pair."""
+    return text[:longest].encode("utf-8", "replace").decode()

@@ -1,0 +1,211 @@
+"""A server of the OpenAI API in small: real HTTP, in the shapes that releases of vLLM send.
+
+``release`` picks the shape: 0.10 (``reasoning_content``; other names of figures), 0.12 (both
+fields), 0.17 (``reasoning`` alone) and 0.33. The chunks are as `DeltaMessage` of these releases is
+serialised; the figures are lines of `/metrics` with the names of their `loggers.py`. What goes
+wrong is an attribute: set it before asking.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+
+REASONING = {
+    "0.10": ("reasoning_content",),
+    "0.12": ("reasoning", "reasoning_content"),
+    "0.17": ("reasoning",),
+    "0.33": ("reasoning",),
+}
+VERSIONS = {"0.10": "0.10.2", "0.12": "0.12.0", "0.17": "0.17.1", "0.33": "0.33.0"}
+LABELS = 'engine="0",model_name="small"'
+
+
+def metrics(release, **changes):
+    """Return the text of /metrics: ``changes`` by the figure's name without its prefix."""
+    prefix = "gpu_" if release == "0.10" else ""
+    said = {"usage": 0.25, "running": 1, "waiting": 0, "preemptions": 0, "queries": 0, "hits": 0}
+    said |= {"caching": True, "failed": None} | changes
+    lines = [
+        f"# HELP vllm:{prefix or 'kv_'}cache_usage_perc KV-cache usage. 1 means 100 percent usage.",
+        f"# TYPE vllm:{prefix or 'kv_'}cache_usage_perc gauge",
+        f"vllm:{prefix or 'kv_'}cache_usage_perc{{{LABELS}}} {said['usage']}",
+        f"vllm:num_requests_running{{{LABELS}}} {float(said['running'])}",
+        f"vllm:num_requests_waiting{{{LABELS}}} {float(said['waiting'])}",
+        f"vllm:num_preemptions_total{{{LABELS}}} {float(said['preemptions'])}",
+        f"vllm:num_preemptions_created{{{LABELS}}} 1.7638e+09",
+        f"vllm:{prefix}prefix_cache_queries_total{{{LABELS}}} {float(said['queries'])}",
+        f"vllm:{prefix}prefix_cache_hits_total{{{LABELS}}} {float(said['hits'])}",
+        f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{said["caching"]}"}} 1.0',
+        'http_requests_total{handler="/v1/models",method="GET",status="2xx"} 7.0',
+    ]
+    if said["failed"]:
+        row = 'handler="/v1/chat/completions",method="POST",status="5xx"'
+        lines.append(f"http_requests_total{{{row}}} {float(said['failed'])}")
+    return "\n".join(lines) + "\n"
+
+
+@dataclass
+class Faults:
+    """What is wrong with a server, and what it answers."""
+
+    health: int = 200
+    key: str = ""
+    models: tuple[str, ...] = ("small",)
+    answer: str = "ready"
+    reasoning: str = ""
+    finish: str = "stop"
+    answers: dict[str, str] = field(default_factory=dict)  # question → answer
+    refuse: tuple[int, object] | None = None  # status and JSON of a chat
+    silent: bool = False  # no token ever comes
+    cut_after: int | None = None  # events of a stream
+    slow: float = 0.0  # seconds between two bytes of an answer
+    raw: bytes | None = None  # sent in the place of the events
+    metrics: str | None = None
+    endless: bool = False
+
+
+class ModelServer(http.server.ThreadingHTTPServer):
+    """Serves one release's shape; ``asked`` lists the bodies of the questions."""
+
+    daemon_threads = True
+
+    def __init__(self, release="0.33", **faults):
+        super().__init__(("127.0.0.1", 0), _ModelRequest)
+        self.release, self.faults = release, Faults(**faults)
+        self.asked, self.headers_seen = [], []
+        self.over = threading.Event()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=[0.05], daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *_):
+        pass  # who asks may go away in the middle
+
+
+class _ModelRequest(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        server, faults = self.server, self.server.faults
+        server.headers_seen.append(dict(self.headers))
+        if self.path == "/health":
+            self._send(faults.health, b"")
+        elif self.path == "/version":
+            self._json(200, {"version": VERSIONS[server.release]})
+        elif self.path == "/metrics":
+            text = metrics(server.release) if faults.metrics is None else faults.metrics
+            self._send(200 if text else 404, text.encode())
+        elif self._allowed():
+            cards = [
+                {"id": each, "object": "model", "max_model_len": 4096} for each in faults.models
+            ]
+            self._json(200, {"object": "list", "data": cards})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        if not self._allowed():
+            return
+        faults = self.server.faults
+        if faults.refuse:
+            self._json(*faults.refuse)
+            return
+        if self.path not in ("/v1/chat/completions", "/v1/completions"):
+            self._json(404, {"detail": "Not Found"})
+            return
+        self._stream(body)
+
+    def _allowed(self):
+        key = self.server.faults.key
+        if key and self.headers["Authorization"] != f"Bearer {key}":
+            self._json(401, {"error": "Unauthorized"})
+            return False
+        return True
+
+    def _json(self, status, value):
+        self._send(status, json.dumps(value).encode())
+
+    def _send(self, status, data):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        for byte in data if self.server.faults.slow else ():
+            time.sleep(self.server.faults.slow)
+            self.wfile.write(bytes([byte]))
+        if not self.server.faults.slow:
+            self.wfile.write(data)
+
+    def _stream(self, body):
+        faults = self.server.faults
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        if faults.silent:
+            self.server.over.wait(30)
+            return
+        if faults.raw is not None:
+            self.wfile.write(faults.raw)
+            while faults.endless:
+                self.wfile.write(faults.raw)
+            return
+        for number, event in enumerate(self._events(body)):
+            if number == faults.cut_after:
+                return
+            time.sleep(faults.slow)
+            text = event if isinstance(event, str) else json.dumps(event)
+            self.wfile.write(f"data: {text}\n\n".encode())
+            self.wfile.flush()
+
+    def _events(self, body):
+        """Yield the chunks of an answer as this release sends them."""
+        faults, names = self.server.faults, REASONING[self.server.release]
+        chat = "messages" in body
+        question = body["messages"][0]["content"] if chat else body["prompt"]
+        answer = faults.answers.get(question, faults.answer)
+        if chat:
+            yield self._chunk({"role": "assistant", "content": ""} | dict.fromkeys(names[:1]))
+        pieces = [dict.fromkeys(names, each) for each in _pieces(faults.reasoning)]
+        pieces += [{"content": each} for each in _pieces(answer)]
+        for piece in pieces if chat else ():
+            yield self._chunk(piece)
+        for piece in () if chat else _pieces(answer):
+            yield self._chunk(text=piece)
+        yield self._chunk({}, faults.finish)
+        count = len(pieces)
+        usage = {"prompt_tokens": 9, "total_tokens": 9 + count, "completion_tokens": count}
+        yield {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage}
+        yield "[DONE]"
+
+    def _chunk(self, delta=None, finish=None, text=None):
+        choice = {"index": 0, "logprobs": None, "finish_reason": finish}
+        choice |= {"delta": delta} if text is None else {"text": text}
+        return {
+            "id": "chatcmpl-1",
+            "object": "chat.completion.chunk",
+            "created": 1764074376,
+            "model": "small",
+            "choices": [choice],
+        }
+
+
+def _pieces(text):
+    return [text[start : start + 5] for start in range(0, len(text), 5)]
