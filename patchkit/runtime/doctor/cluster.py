@@ -9,10 +9,6 @@ from dataclasses import dataclass, replace
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.records import RecordError, record
-from patchkit.runtime.doctor.node_report import ClockOffset, NodeReport
-from patchkit.runtime.doctor.peer_texts import peer_checks
-from patchkit.runtime.doctor.peers import peer_findings
-from patchkit.runtime.doctor.placed_files import placed_files
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch import ports
 from patchkit.runtime.launch.cluster import Cluster
@@ -29,6 +25,10 @@ from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.on_node.python_contents import PythonContents
 from patchkit.runtime.on_node.unit_state import NodeState
 from patchkit.runtime.on_node.ways import Way
+from patchkit.runtime.peers.findings import peer_findings
+from patchkit.runtime.peers.placed_files import placed_files
+from patchkit.runtime.peers.report import ClockOffset, NodeReport
+from patchkit.runtime.peers.texts import peer_checks
 from patchkit.runtime.remote.everywhere import everywhere
 from patchkit.runtime.remote.failure import sent_error
 from patchkit.runtime.remote.node import Remote

@@ -9,10 +9,10 @@ from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.doctor.cluster import cluster_findings, examined
 from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.node_report import NodeReport
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.journal import read_journals
 from patchkit.runtime.launch.start import journals
+from patchkit.runtime.peers.report import NodeReport
 
 _LINES = 5000  # of each node's journal: more than a start writes
 _FOR_UP = ("systemd", "linger", "memlock", "rsync", "python", "ssh")

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from patchkit.finding import Finding
-from patchkit.runtime.doctor.node_report import NodeReport
-from patchkit.runtime.doctor.peer_files import file_findings
-from patchkit.runtime.doctor.peer_network import network_findings
-from patchkit.runtime.doctor.peer_software import model_findings, software_findings
-from patchkit.runtime.doctor.peer_texts import fine, unknown, wrong
-from patchkit.runtime.doctor.peer_units import unit_findings
 from patchkit.runtime.launch.cluster_file import ClusterFile
+from patchkit.runtime.peers.files import file_findings
+from patchkit.runtime.peers.network import network_findings
+from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.software import model_findings, software_findings
+from patchkit.runtime.peers.texts import fine, unknown, wrong
+from patchkit.runtime.peers.units import unit_findings
 from patchkit.runtime.remote.ssh import there
 
 CLOCK_SECONDS = 2.0

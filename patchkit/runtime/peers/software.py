@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
-from patchkit.runtime.doctor.node_report import NodeReport
-from patchkit.runtime.doctor.peer_texts import fine, unknown, wrong
 from patchkit.runtime.launch.cluster_file import ClusterFile
 from patchkit.runtime.models.names import folder_of
 from patchkit.runtime.on_node.model_print import FilePrint, ModelPrint
 from patchkit.runtime.on_node.python_contents import LoadedNccl, PythonContents
+from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.texts import fine, unknown, wrong
 from patchkit.runtime.remote.ssh import HERE, there
 
 _INSTALL = "patchkit cluster install"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from patchkit.errors import PatchkitError
-from patchkit.runtime.doctor.placed_files import PlacedFiles
 from patchkit.runtime.on_node.examination import UnitFile
 from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
 from patchkit.runtime.on_node.links import PeerLink
@@ -15,6 +14,7 @@ from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.on_node.python_contents import PythonContents
 from patchkit.runtime.on_node.unit_state import NodeState
 from patchkit.runtime.on_node.ways import Way
+from patchkit.runtime.peers.placed_files import PlacedFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
-from patchkit.runtime.doctor.node_report import NodeReport
-from patchkit.runtime.doctor.peer_texts import fine, unknown, wrong
-from patchkit.runtime.doctor.placed_files import ENV, PlacedFiles, start_id
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.env_file import EnvFile
+from patchkit.runtime.peers.placed_files import ENV, PlacedFiles, start_id
+from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.texts import fine, unknown, wrong
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 _OWN = "VLLM_HOST_IP"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from patchkit.finding import Finding
-from patchkit.runtime.doctor.node_report import NodeReport
-from patchkit.runtime.doctor.peer_texts import fine, unknown, wrong
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps
 from patchkit.runtime.net.facts import facts as network
 from patchkit.runtime.on_node.ways import Way
+from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.texts import fine, unknown, wrong
 from patchkit.runtime.remote.failure import sent_error
 from patchkit.runtime.remote.ssh import there
 

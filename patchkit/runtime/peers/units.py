@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
-from patchkit.runtime.doctor.node_report import NodeReport
-from patchkit.runtime.doctor.peer_texts import fine, unknown, wrong
 from patchkit.runtime.launch import ports
 from patchkit.runtime.launch.cluster_file import ClusterFile
 from patchkit.runtime.on_node.group_processes import Listener
 from patchkit.runtime.on_node.unit_state import UnitState
+from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.texts import fine, unknown, wrong
 from patchkit.runtime.remote.ssh import there
 
 _ON = ("active", "activating", "reloading", "deactivating")
