@@ -29,7 +29,6 @@ VERBS = {
         "inspect": "Show what a wheel or library holds; which libnccl is loaded.",
     },
     "runtime": {
-        "doctor": "Find what is wrong, on which node, why, and what cures it.",
         "tune": "Tune the fused-MoE kernel on the present GPU.",
         "probe": "Show the facts: GPU, memory, network, RDMA, cables, software.",
         "net": "Plan, apply, verify and undo the QSFP network between Sparks.",
@@ -38,6 +37,7 @@ VERBS = {
         "completion": "Print shell completion for bash, zsh or fish.",
     },
     "cluster": {
+        "doctor": "Find what is wrong, on which node, why, and what cures it.",
         "cluster": "Serve a model on several machines: start, watch, stop, switch.",
         "up": "Serve a model on this machine, by systemd.",
         "model": "Fetch a model once, copy it to the other nodes, check it.",

@@ -14,7 +14,7 @@ from patchkit.records import read_toml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingText:
-    """A finding as a file has it; ``{fields}`` of ``says``, ``why`` and ``hint`` are filled in."""
+    """A finding as a file has it; ``{fields}`` of its texts are filled in."""
 
     id: str
     level: Level
@@ -41,5 +41,5 @@ def told(file: str, about: str, where: str, **fields: object) -> Finding:
         what=text.says.format_map(fields),
         why=text.why.format_map(fields),
         hint=text.hint.format_map(fields),
-        source=text.source,
+        source=text.source.format_map(fields),
     )

@@ -7,12 +7,21 @@ from dataclasses import dataclass, replace
 
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
+from patchkit.records import record
 from patchkit.runtime.doctor.cluster import cluster_findings, examined
 from patchkit.runtime.doctor.log import log_findings
+from patchkit.runtime.doctor.nccl_log import read_nccl
+from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings
+from patchkit.runtime.doctor.sense import questions_to_ask, sense_findings
+from patchkit.runtime.doctor.server import server_findings, wanted_metrics
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.journal import read_journals
 from patchkit.runtime.launch.start import journals
+from patchkit.runtime.on_node import server_answers
+from patchkit.runtime.on_node.journal import JournalLine
+from patchkit.runtime.on_node.server_answers import AskedFact, ServerAnswers
 from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.symptoms.diagnosis import ReadLog
 
 _LINES = 5000  # of each node's journal: more than a start writes
 _FOR_UP = ("systemd", "linger", "memlock", "rsync", "python", "ssh")
@@ -27,18 +36,46 @@ class Visit:
     reports: tuple[NodeReport, ...]
 
 
-def visit(cluster: Cluster) -> Visit:
-    """Return what is wrong with the nodes of a cluster, and between them.
+def visit(cluster: Cluster, *, questions: bool = False) -> Visit:
+    """Return what is wrong with the nodes of a cluster, between them, and with what they serve.
 
+    With ``questions`` the model is asked some whose answers are known; that takes a minute at most.
     Raises nothing for a node that does not answer: that is what is wrong.
     """
     reports = examined(cluster)
     found = cluster_findings(cluster.file, reports)
     if len(reports) == 1 and not reports[0].placed:
         found = [_only_for_up(each) for each in found]
+    found += _server(cluster, reports[0], questions=questions)
     found += _logs(cluster, reports)
     in_order = sorted(found, key=lambda each: each.level in _LATER)
     return Visit(findings=tuple(in_order), reports=tuple(reports))
+
+
+def _server(cluster: Cluster, head: NodeReport, *, questions: bool) -> Iterator[Finding]:
+    """Yield what the server on the head answers; it is asked there, since it may listen there."""
+    if head.silence:
+        yield _unchecked("server", head.node, "it did not answer")
+        return
+    placed = head.placed
+    url = placed.url if placed and placed.url else f"http://127.0.0.1:{cluster.file.serve.port}"
+    try:
+        said = record(
+            ServerAnswers,
+            cluster.head.call(server_answers.look, url=url, metrics=wanted_metrics()),
+        )
+        yield from server_findings(head.node, said, head.state.units if head.state else ())
+        if questions and said.asked and said.token and said.token.first_ms is not None:
+            asked = cluster.head.stream(
+                server_answers.ask_facts, url=url, model=said.asked, questions=questions_to_ask()
+            )
+            answers = [record(AskedFact, each) for each in asked]
+            yield from sense_findings(head.node, said.asked, answers)
+        else:
+            why = "no server gave a token" if questions else "--ask asks ten questions"
+            yield _unchecked("sense", head.node, why)
+    except PatchkitError as error:
+        yield _unchecked("server", head.node, error.what)
 
 
 def _only_for_up(finding: Finding) -> Finding:
@@ -53,33 +90,56 @@ def _logs(cluster: Cluster, reports: Sequence[NodeReport]) -> Iterator[Finding]:
     answered = [each for each in reports if each.silence is None and each.placed]
     for each in reports:
         if each not in answered:
-            why = "no model was started here" if each.silence is None else "it did not answer"
-            yield _unread(each.node, why)
+            why = "it did not answer" if each.silence else "no model was started here"
+            yield _unchecked("log", each.node, why)
     state = reports[0].state
     unit = state.unit(cluster.file.unit) if state else None
     runs = unit is not None and unit.active == "active"
-    nodes = [each.node for each in answered]
-    if not nodes:
+    if not answered:
         return
     try:
-        lines = journals(
-            cluster,
-            since=unit.since if unit and runs else "",
-            lines=0 if runs else _LINES,
-            nodes=nodes,
+        lines = list(
+            journals(
+                cluster,
+                since=unit.since if unit and runs else "",
+                lines=0 if runs else _LINES,
+                nodes=[each.node for each in answered],
+            )
         )
         log, writers = read_journals(lines, {"nodes": str(len(reports))})
     except PatchkitError as error:
-        yield from (_unread(each, error.what) for each in nodes)
+        yield from (_unchecked("log", each.node, error.what) for each in answered)
         return
+    yield from _symptoms(log, writers, answered)
+    if len(reports) > 1:
+        yield from _networks(lines, answered)
+
+
+def _symptoms(
+    log: ReadLog, writers: Sequence[str], nodes: Sequence[NodeReport]
+) -> Iterator[Finding]:
     found = list(log_findings(log, nodes=writers))
     yield from found
     wrong = {each.where for each in found}
     for node in nodes:
-        if node not in wrong:
-            what = f"{writers.count(node)} lines of the journal: nothing that is known to be wrong"
-            yield Finding(level=Level.OK, where=node, about="log", what=what)
+        if node.node not in wrong:
+            what = f"{writers.count(node.node)} lines of the journal: nothing that is known"
+            yield Finding(level=Level.OK, where=node.node, about="log", what=what)
 
 
-def _unread(node: str, why: str) -> Finding:
-    return Finding(level=Level.UNKNOWN, where=node, about="log", what=f"not checked: {why}")
+def _networks(
+    lines: Sequence[tuple[str, JournalLine]], nodes: Sequence[NodeReport]
+) -> Iterator[Finding]:
+    """Yield which network NCCL took on each node, against what the node's env file means."""
+    logs = {
+        each.node: read_nccl(line.text for node, line in lines if node == each.node)
+        for each in nodes
+    }
+    for each in nodes:
+        env = each.placed.env if each.placed else None
+        yield from nccl_findings(each.node, logs[each.node], env.variables if env else {})
+    yield from nccl_agreement(logs)
+
+
+def _unchecked(about: str, node: str, why: str) -> Finding:
+    return Finding(level=Level.UNKNOWN, where=node, about=about, what=f"not checked: {why}")

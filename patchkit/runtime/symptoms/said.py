@@ -16,7 +16,7 @@ from functools import cache
 FEWEST = 5
 """Characters that a text needs in a row, without a gap: they are searched first."""
 
-_LONG = 24  # characters from which on both halves of a run are rare enough
+_RARE = 10  # characters from which on half of a run is rare enough
 _OTHERS = re.compile(r"[^\x20-\x7e]+")
 _WORD = r"[^\s]{1,200}?"
 _GAP = r"[\s\S]{0,500}?"
@@ -89,10 +89,10 @@ def said(text: str) -> SaidText:
 
 def _halves(run: str) -> tuple[str, ...]:
     """Return the halves of a long run: a line that breaks at a blank of one leaves the other."""
-    middle = run.find(" ", len(run) // 2)
-    if len(run) < _LONG or middle < 0:
-        return (run,)
-    return tuple(each for each in (run[:middle], run[middle + 1 :]) if len(each) >= FEWEST)
+    blanks = (number for number, each in enumerate(run) if each == " ")
+    middle = min(blanks, key=lambda number: abs(2 * number - len(run)), default=0)
+    halves = run[:middle], run[middle + 1 :]
+    return halves if min(map(len, halves)) >= _RARE else (run,)
 
 
 def _edge(character: str, sign: str) -> str:

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import click
 
+from patchkit.cli.cluster.cluster_options import alone, named
 from patchkit.cli.findings import finding_fields, finding_lines
 from patchkit.cli.out import as_json, echo, print_json
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.reading import read_chunks
 from patchkit.runtime.doctor.log import log_findings
+from patchkit.runtime.doctor.visit import visit
+from patchkit.runtime.launch.cluster_file import FILE
 from patchkit.runtime.on_node.journal import unit_lines
 from patchkit.runtime.symptoms.diagnosis import read_log
 
@@ -33,6 +36,7 @@ from patchkit.runtime.symptoms.diagnosis import read_log
 )
 @click.option("--unit", metavar="NAME", help="What a systemd unit wrote, of root's or yours.")
 @click.option("--elsewhere", is_flag=True, help="The log is another machine's: ask not this one.")
+@click.option("--ask", is_flag=True, help="Ask the model ten questions with known answers.")
 @click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all that was looked at.")
 @as_json
@@ -43,6 +47,7 @@ def command(
     log: Path | None,
     unit: str | None,
     elsewhere: bool,
+    ask: bool,
     venv: str | None,
     verbose: bool,
     as_json: bool,
@@ -62,7 +67,9 @@ def command(
     elif unit is not None:
         found = list(log_findings(read_log(unit_lines(unit)), unit))
     else:
-        found = _of_nodes(with_cluster=with_cluster or file is not None, file=file, venv=venv)
+        several = with_cluster or file is not None
+        cluster = named(file or FILE) if several else alone(venv=venv)
+        found = visit(cluster, questions=ask).findings
     if as_json:
         print_json({"findings": [*map(finding_fields, found)]})
     else:
@@ -74,12 +81,3 @@ def command(
 def _of_log(log: Path) -> Sequence[Finding]:
     read = read_log(read_chunks(log, hint="patchkit doctor --log -"))
     return list(log_findings(read, "standard input" if str(log) == "-" else str(log)))
-
-
-def _of_nodes(*, with_cluster: bool, file: Path | None, venv: str | None) -> Sequence[Finding]:
-    from patchkit.cli.cluster.cluster_options import alone, named
-    from patchkit.runtime.doctor.visit import visit
-    from patchkit.runtime.launch.cluster_file import FILE
-
-    cluster = named(file or FILE) if with_cluster else alone(venv=venv)
-    return visit(cluster).findings
