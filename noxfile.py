@@ -273,6 +273,19 @@ def lifecycle(session: nox.Session) -> None:
     _tool(session, "lifecycle", str(session.cache_dir.resolve() / "lifecycle"), *session.posargs)
 
 
+@nox.session(name="doctor-proof")
+def doctor_proof(session: nox.Session) -> None:
+    """Faults made on nodes with a real systemd, found by doctor, cured by what it prints.
+
+    Needs what `lifecycle` needs, and gcc: `nox -s doctor-proof -- [--write] [FAULT ...]`.
+    """
+    _install(session, "test")
+    if obstacle := _tool(session, "lifecycle.rootfs", silent=True):
+        session.skip(obstacle)
+    work = str(session.cache_dir.resolve() / "lifecycle")
+    _tool(session, "lifecycle.doctor_proof", work, *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """apply, status and revert beside git apply and the import of libcst, in one run.

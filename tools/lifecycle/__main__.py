@@ -19,8 +19,9 @@ from rich.console import Console
 from patchkit.errors import PatchkitError
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import UnexpectedError
-from tools.lifecycle import page, rootfs
+from tools.lifecycle import rootfs
 from tools.lifecycle.cluster import LifecycleLab
+from tools.lifecycle.page import FAILURES
 from tools.lifecycle.scenarios import SCENARIOS
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
@@ -56,7 +57,7 @@ def main(words: Sequence[str]) -> int:
     names = given.scenario or list(SCENARIOS)
     work = given.work.resolve()
     lab = LifecycleLab(work, rootfs.ready(work, [*filter(None, given.packages.split(","))]))
-    CONSOLE.print(page.HEAD, end="", markup=False)
+    CONSOLE.print(FAILURES.head, end="", markup=False)
     began = time.monotonic()
     with ThreadPoolExecutor(given.jobs) as pool:
         results = [_shown(each) for each in pool.map(lambda name: _result(lab, name), names)]
@@ -67,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     failed = [each.name for each in results if each.failure]
     CONSOLE.print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
     if given.write and not failed:
-        page.write([each.row for each in results], list(SCENARIOS))
+        FAILURES.write([each.row for each in results], list(SCENARIOS))
     return 1 if failed else 0
 
 
@@ -83,7 +84,7 @@ def _result(lab: LifecycleLab, name: str) -> ScenarioResult:
 
 
 def _shown(result: ScenarioResult) -> ScenarioResult:
-    CONSOLE.print(page.line(result.row), end="", markup=False)
+    CONSOLE.print(FAILURES.line(result.row), end="", markup=False)
     if result.failure:
         CONSOLE.print(result.failure, markup=False)
     return result

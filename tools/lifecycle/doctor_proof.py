@@ -27,15 +27,10 @@ from patchkit.errors import PatchkitError
 from patchkit.process import Completed
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import UnexpectedError
-from tools.lifecycle import rootfs
+from tools.lifecycle import page, rootfs
 from tools.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
 from tools.lifecycle.doctor_faults import FAULTS, Fault, allow_sudo, install
-from tools.markdown import replaced, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
-NAME, MAKER = "faults", "nox -s doctor-proof -- --write"
-HEADER = ("fault", "what was made", "found as", "cure that it printed", "cured", "s")
-ROW = re.compile(r"(?m)^\| `([\w-]+)` \| .* \|$")
 CONSOLE = Console(highlight=False, soft_wrap=True)
 WRONG = ("error", "warning")
 
@@ -66,20 +61,20 @@ def main(words: Sequence[str]) -> int:
     chosen = [known[name] for name in given.fault] or list(FAULTS)
     work = given.work.resolve()
     lab = LifecycleLab(work, rootfs.ready(work, ["sudo"]))
-    CONSOLE.print(table(HEADER, []), end="", markup=False)
+    CONSOLE.print(page.FAULTS.head, end="", markup=False)
     with ThreadPoolExecutor(given.jobs) as pool:
         results = [_shown(each) for each in pool.map(lambda fault: _proved(lab, fault), chosen)]
     failed = [each.name for each in results if each.failure]
     found = len(results) - len(failed)
     CONSOLE.print(f"{found} of {len(results)} faults found, named and cured; logs: {work / 'logs'}")
     if given.write and not failed:
-        _write(results)
+        page.FAULTS.write([each.row for each in results], [each.name for each in FAULTS])
     return 1 if failed else 0
 
 
 def _shown(result: ProvedFault) -> ProvedFault:
     if result.row:
-        CONSOLE.print(table(result.row, []).splitlines(keepends=True)[0], end="", markup=False)
+        CONSOLE.print(page.FAULTS.line(result.row), end="", markup=False)
     if result.failure:
         CONSOLE.print(f"{result.name}: {result.failure}", markup=False)
     return result
@@ -158,21 +153,6 @@ def run(cluster: EmulatedCluster, command: str) -> Completed:
 def _listed(found: Claims) -> str:
     said = (f"{about} [{where}] {each['what']}" for (about, where), each in found.items())
     return "; ".join(said) or "nothing"
-
-
-def _write(results: Sequence[ProvedFault]) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    kept = {
-        match[1]: tuple(
-            cell.strip().replace(r"\|", "|")
-            for cell in re.split(r"(?<!\\)\|", match[0].strip("|\n"))
-        )
-        for match in ROW.finditer(text)
-    }
-    known = kept | {each.name: each.row for each in results}
-    rows = [known[each.name] for each in FAULTS if each.name in known]
-    made = table(HEADER, rows).strip()
-    PAGE.write_text(replaced(text, NAME, MAKER, made), encoding="utf-8")
 
 
 if __name__ == "__main__":

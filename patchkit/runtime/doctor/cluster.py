@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
@@ -74,8 +76,11 @@ def examined(cluster: Cluster) -> list[NodeReport]:
         sent = _read(node.destination, said)
         return _first(cluster.file, node.destination, sent, before, after)
 
-    reports = _each(cluster.nodes, ask)
-    return _met(cluster, _addressed(cluster.file, reports))
+    reports = _addressed(cluster.file, _each(cluster.nodes, ask))
+    with ThreadPoolExecutor(1) as pool:
+        tried = pool.submit(_ports_tried, cluster, reports)
+        head, *workers = _met(cluster, reports)
+        return [replace(head, **tried.result()), *workers]
 
 
 def _each(nodes: Sequence[Remote], ask: Callable[[Remote], NodeReport]) -> list[NodeReport]:
@@ -236,6 +241,22 @@ def _cabled(own: NodeReport, other: NodeReport) -> list[str]:
         found += [str(each.ip) for each in netdev.lasting if each.network in networks]
     mine = {str(each.ip) for netdev in host.netdevs for each in netdev.ipv4}
     return [each for each in dict.fromkeys(found) if each not in mine]
+
+
+def _ports_tried(cluster: Cluster, reports: Sequence[NodeReport]) -> dict[str, Any]:
+    """Return what a head's report says of the ports between nodes; not while a rank has them."""
+    units = [each.state.unit(cluster.file.unit) if each.state else None for each in reports]
+    off = all(each is not None and each.active in ("inactive", "failed") for each in units)
+    known = all(each.address and each.no_address is None for each in reports)
+    if len(reports) < 2 or not off or not known:
+        return {}
+    env = reports[0].placed.env if reports[0].placed else None
+    executor = env.facts.get("executor", "mp") if env else "mp"
+    try:
+        ports.check_ports(cluster, [each.address for each in reports], executor)
+    except PatchkitError as error:
+        return {"ports_tried": True, "blocked": error}
+    return {"ports_tried": True}
 
 
 # What it means

@@ -66,10 +66,15 @@ def _loaded(nccl: Nccl | None) -> LoadedNccl:
 
 
 def _digest(home: Path) -> str:
-    """Return a digest over a RECORD, without what depends on the folder; "" if there is none."""
+    """Return a digest over a RECORD, "" if there is none.
+
+    Scripts depend on the folder, and the notes in .dist-info on where a wheel came from.
+    """
     try:
         rows = list(csv.reader(read_text(home / "RECORD", limit=_LARGEST).splitlines()))
     except (PatchkitError, csv.Error):
         return ""
-    kept = [",".join(row[:2]) for row in rows if len(row) > 1 and row[1] and row[0][:3] != "../"]
+    own = ("../", f"{home.name}/")
+    hashed = [row for row in rows if len(row) > 1 and row[1] and not row[0].startswith(own)]
+    kept = [",".join(row[:2]) for row in hashed]
     return hashlib.sha256("\n".join(sorted(kept)).encode()).hexdigest() if kept else ""

@@ -99,7 +99,9 @@ def _addresses(
     for name, value in (("head", head), ("--master-addr", flag)):
         if value and nodes[0].facts and not nodes[0].facts.host.has_address(value):
             wrongs.append(f"{name}={value} is no address of {nodes[0].node}")
-    lost = any(each.no_address is not None for each in (node, nodes[0]))
+    lost = any(
+        each.facts and not each.facts.host.has_address(each.address) for each in (node, nodes[0])
+    )
     if wrongs and lost and not edited:
         # The file is as it was written: it is the address that is gone, and that is said.
         yield unknown("env-address", node.node, f"{wrongs[0]}, which has lost it")

@@ -32,8 +32,9 @@ class NodeReport:
     ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
     last start say, "" if nobody does; ``no_address`` is why it has none now. ``links`` are how a
     head reaches each worker by ssh, ``ways`` the addresses that a node tried, each with the node
-    that has it. ``placed`` is what the last `up` left, None for nothing. ``missing`` has the error
-    of each part that the node could not say, by the part's name.
+    that has it. ``ports_tried`` says that a head tried the ports between all nodes, ``blocked``
+    what was wrong with them. ``placed`` is what the last `up` left, None for nothing. ``missing``
+    has the error of each part that the node could not say, by the part's name.
     """
 
     node: str
@@ -51,6 +52,8 @@ class NodeReport:
     placed: PlacedFiles | None = None
     links: tuple[PeerLink, ...] | None = None
     ways: tuple[tuple[str, Way], ...] | None = None
+    ports_tried: bool = False
+    blocked: PatchkitError | None = None
     missing: Mapping[str, PatchkitError] = field(default_factory=dict)
 
     def why_not(self, part: str) -> str:

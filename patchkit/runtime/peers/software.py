@@ -34,8 +34,12 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
             yield unknown(about, _names(nodes), reason)
         return
     yield _nccl(have)
+    env = nodes[0].placed.env if nodes[0].placed else None
     for project in _RANKS:
-        yield _project(project, have)
+        if project == "ray" and env and env.facts.get("executor") != "ray":
+            yield unknown("ray", _names(nodes), "the ranks are not started by Ray")
+        else:
+            yield _project(project, have)
     yield _packages(have)
 
 
@@ -109,6 +113,8 @@ def _packages(have: Sequence[tuple[str, PythonContents]]) -> Finding:
     every = sorted({name for _, each in have for name in each.versions} - told)
     rows = {name: [each.versions.get(name) or "none" for _, each in have] for name in every}
     odd = {name: values for name, values in rows.items() if len({*values}) > 1}
+    if not every:
+        return unknown("packages", where, "no other package is installed")
     if not odd:
         return fine("packages", where, count=len(every))
     said = [f"{name} ({' | '.join(values)})" for name, values in list(odd.items())[:_MANY]]

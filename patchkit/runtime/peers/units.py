@@ -26,12 +26,32 @@ _STATES = {
 def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield ports that are taken, processes that are stopped or left, and how the units are."""
     units = {each.node: unit for each in nodes if (unit := _unit(file, each))}
+    taken = False
     for number, node in enumerate(nodes):
         unit = units.get(node.node)
-        yield from _ports(file, node, unit, head=number == 0)
+        if number == 0:
+            found = list(_ports(file, node, unit))
+            taken = any(each.level is Level.ERROR for each in found)
+            yield from found
         yield from _processes(node, unit)
         yield from _unit_file(node)
+    if len(nodes) > 1:
+        yield _between(nodes, taken=taken, runs=any(map(_is_on, units.values())))
     yield from _together(file, nodes, units)
+
+
+def _between(nodes: Sequence[NodeReport], *, taken: bool, runs: bool) -> Finding:
+    """Return whether the ports between the nodes are open, both ways."""
+    head, names = nodes[0], ", ".join(each.node for each in nodes)
+    if runs:
+        return unknown("ports-between", names, "a rank runs, and has the ports that it needs")
+    if not head.ports_tried:
+        return unknown("ports-between", names, "not every node has an address and said its state")
+    if head.blocked and taken:
+        return unknown("ports-between", names, "a port of the head is taken")
+    if error := head.blocked:
+        return wrong("ports-between", names, what=error.what, why=error.why, hint=error.hint)
+    return fine("ports-between", names)
 
 
 def _unit(file: ClusterFile, node: NodeReport) -> UnitState | None:
@@ -42,12 +62,8 @@ def _is_on(unit: UnitState | None) -> bool:
     return unit is not None and unit.active in _ON
 
 
-def _ports(
-    file: ClusterFile, node: NodeReport, unit: UnitState | None, *, head: bool
-) -> Iterator[Finding]:
+def _ports(file: ClusterFile, node: NodeReport, unit: UnitState | None) -> Iterator[Finding]:
     """Yield who has a port that the head's rank needs; of a worker no certain port is needed."""
-    if not head:
-        return
     if node.listeners is None:
         yield unknown("port", node.node, node.why_not("listeners"))
         return

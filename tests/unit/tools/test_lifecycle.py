@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tools.lifecycle import page
+from tools.lifecycle.page import FAILURES
 from tools.lifecycle.scenarios import SCENARIOS
 
-EMPTY = f"before\n\n<!-- {page.NAME}: {page.MAKER} -->\n\n<!-- /{page.NAME} -->\n\nafter\n"
+EMPTY = f"before\n\n<!-- {FAILURES.name}: {FAILURES.maker} -->\n\n<!-- /{FAILURES.name} -->\n\nafter\n"
 
 
 def test_rows_are_put_in_order_and_those_of_scenarios_that_were_not_run_stay():
     rows = {name: (f"`{name}`", f"what|{name}", "7", "serves") for name in ("a", "b", "c")}
-    text = page.written(EMPTY, [rows["c"], rows["a"]], "abc")
-    assert page.written(text, [], "abc") == text
-    text = page.written(text, [rows["b"], ("`a`", "what else", "8", "stops")], "abc")
+    text = FAILURES.written(EMPTY, [rows["c"], rows["a"]], "abc")
+    assert FAILURES.written(text, [], "abc") == text
+    text = FAILURES.written(text, [rows["b"], ("`a`", "what else", "8", "stops")], "abc")
     table = text.split("\n\n")[2].splitlines()
     assert table[2:] == [
         "| `a` | what else | 8 | stops |",

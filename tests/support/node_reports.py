@@ -1,0 +1,98 @@
+"""Reports of the nodes of a cluster that is well, to be made worse by a test."""
+
+from dataclasses import replace
+
+from patchkit.runtime.host.host import Memory
+from patchkit.runtime.on_node.examination import UnitFile
+from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
+from patchkit.runtime.on_node.links import PeerLink
+from patchkit.runtime.on_node.model_print import FilePrint, ModelPrint
+from patchkit.runtime.on_node.python_contents import LoadedNccl, PythonContents
+from patchkit.runtime.on_node.unit_state import NodeState, UnitState
+from patchkit.runtime.on_node.ways import Way
+from patchkit.runtime.peers.placed_files import placed_files
+from patchkit.runtime.peers.report import ClockOffset, NodeReport
+from support import clusters
+
+MODEL = "openai/gpt-oss-120b"
+NAMES = ("spark-1", "spark-2")
+ADDRESSES = ("192.168.100.10", "192.168.100.11")
+
+
+def unit(active="active", sub="running", **changes):
+    made = UnitState(
+        unit="patchkit-vllm.service",
+        active=active,
+        sub=sub,
+        result="success",
+        status="0",
+        restarts=0,
+        since="Mon 2026-11-23 03:00:00 UTC",
+        invocation="1",
+        description="vLLM",
+    )
+    return replace(made, **changes)
+
+
+def state(found=None, **changes):
+    made = NodeState(
+        units=(found or unit(),),
+        processes=(10,),
+        starts=1,
+        memory=Memory(total=128 << 20, available=64 << 20),
+    )
+    return replace(made, **changes)
+
+
+def contents(**changes):
+    made = PythonContents(
+        versions={"vllm": "0.25.1", "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.3.1"},
+        digests={"vllm": "a" * 64, "torch": "b" * 64},
+        nccl=LoadedNccl(path="/venv/libnccl.so.2", version="2.30.7", sha256="c" * 64),
+    )
+    return replace(made, **changes)
+
+
+def model(**changes):
+    files = {"config.json": FilePrint(size=9, digest="d" * 64), "m.safetensors": weights()}
+    return replace(ModelPrint(folder="/home/spark/models/m", problem="", files=files), **changes)
+
+
+def weights(size=10**10, digest="e" * 64):
+    return FilePrint(size=size, digest=digest)
+
+
+def reports(folder):
+    """The two nodes of a cluster that serves, the head first."""
+    facts = [clusters.node_facts(folder, node=number) for number in (0, 1)]
+    file = clusters.cluster(*NAMES)
+    placed = clusters.units_of(file, facts, MODEL).files()
+    made = []
+    for number, name in enumerate(NAMES):
+        its = replace(facts[number], files=placed[number])
+        netdev = next(
+            each.name
+            for each in its.host.netdevs
+            if any(str(own.ip) == ADDRESSES[number] for own in each.ipv4)
+        )
+        way = Way(
+            address=ADDRESSES[1 - number], netdev=netdev, mtu=9000, plain="answers", full="answers"
+        )
+        made.append(
+            NodeReport(
+                node=name,
+                address=ADDRESSES[number],
+                clock=ClockOffset(ahead=0.1, error=0.2),
+                facts=its,
+                state=state(),
+                unit_file=UnitFile(),
+                contents=contents(),
+                processes=(GroupProcess(pid=10, name="vllm", state="S"),),
+                listeners=(Listener(address="127.0.0.1", port=8000, pid=10),) * (number == 0),
+                models=(model(),),
+                placed=placed_files(its.files, "patchkit-vllm.service"),
+                links=(PeerLink(words=("ssh",), error={}),) if number == 0 else None,
+                ways=((NAMES[1 - number], way),),
+            )
+        )
+    return file, made
