@@ -31,7 +31,7 @@ _MODELS = 64  # names that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
+class ListedModel:
     """A name that the server takes, and the longest text in tokens, None where it does not say."""
 
     name: str
@@ -58,7 +58,7 @@ class ServerAnswers:
     key: str = ""
     health: PathAnswer
     version: str = ""
-    models: tuple[ServedModel, ...] = ()
+    models: tuple[ListedModel, ...] = ()
     listing: PathAnswer = PathAnswer()
     asked: str = ""
     token: StreamedAnswer | None = None
@@ -188,10 +188,10 @@ def _version(server: HttpServer) -> str:
     return server.clean(found, 60) if isinstance(found, str) else ""
 
 
-def _models(server: HttpServer, said: object) -> Iterator[ServedModel]:
+def _models(server: HttpServer, said: object) -> Iterator[ListedModel]:
     listed = said.get("data") if isinstance(said, dict) else None
     for each in (listed if isinstance(listed, list) else [])[:_MODELS]:
         if isinstance(each, dict) and isinstance(name := each.get("id"), str):
             longest = each.get("max_model_len")
             known = type(longest) is int and 0 < longest < 1 << 40
-            yield ServedModel(name=server.clean(name), max_model_len=longest if known else None)
+            yield ListedModel(name=server.clean(name), max_model_len=longest if known else None)
