@@ -12,7 +12,8 @@ _MASK = re.compile(r"255\.(?:255|254|252|248|240|224|192|128|0)\.")
 _NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")  # what no name stands before, as in a column
 FORM = (
     r"(?:(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)(?:/\d{1,2}(?!\w))?"
-    r"|(?<![0-9a-z:.])(?:[0-9a-f]{0,4}:){2,8}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{1,4})?(?![0-9a-z:])"
+    r"|(?<![0-9a-z:.])(?:[0-9a-f]{0,4}:){2,8}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{1,4})?"
+    r"(?![0-9a-z]|:[0-9a-z:])"
     r"(?:/\d{1,3}(?!\w))?)"
 )
 _AFTER = re.compile(r"/\d{1,3}\Z")
@@ -51,6 +52,11 @@ class AddressNames:
 
     def replaced(self, before: str, whole: str) -> str | None:
         """Return what stands in the place of a text that looks like an address; None: it stays."""
+        if _address(whole) is None and whole.endswith(
+            ":"
+        ):  # of the sentence, as in `::2: no route`
+            found = self.replaced(before, whole[:-1])
+            return found and f"{found}:"
         after = _AFTER.search(whole)
         suffix = after.group() if after else ""
         text = whole.removesuffix(suffix)

@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import UsageError
@@ -163,7 +163,6 @@ FORMS = [  # of a secret
 ]
 
 
-@settings(max_examples=80)
 @given(
     st.tuples(WORD, WORD, KEY),
     st.ip_addresses(),

@@ -1,0 +1,46 @@
+"""Ask a server from another machine, over a real sshd: the key stays on the node."""
+
+import pytest
+
+from patchkit.records import record
+from patchkit.runtime.doctor.sense import questions, questions_to_ask, sense_findings
+from patchkit.runtime.doctor.server import server_findings, wanted_metrics
+from patchkit.runtime.on_node.server_answers import AskedFact, ServerAnswers, ask_facts, look
+from patchkit.runtime.remote.node import Remote
+from patchkit.runtime.remote.ssh import sharing
+from support import ssh_server
+from support.model_server import ModelServer
+
+KEY = "a-key-of-the-node"
+
+
+@pytest.fixture
+def sshd(tmp_path):
+    if why := ssh_server.obstacle():
+        pytest.skip(why)
+    with pytest.MonkeyPatch.context() as patch:
+        with ssh_server.ssh_server(tmp_path / "server", "spark-1") as path:
+            patch.setenv("PATH", path)
+            patch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+            sharing.cache_clear()
+            yield
+        sharing.cache_clear()
+
+
+def test_a_server_and_its_model_are_asked_on_their_node(sshd, tmp_path):
+    file = tmp_path / "secrets.env"
+    file.write_text(f"VLLM_API_KEY={KEY}\n")
+    known = {each.ask: each.accepts[0] for each in questions()}
+    with ModelServer("0.17", key=KEY, answers=known) as server:
+        node, place = Remote("spark-1"), {"url": server.url, "key_file": str(file)}
+        said = record(ServerAnswers, node.call(look, metrics=wanted_metrics(), **place))
+        given = {"model": "small", "questions": questions_to_ask(), **place}
+        facts = [record(AskedFact, each) for each in node.stream(ask_facts, **given)]
+    found = [*server_findings("spark-1", said), *sense_findings("spark-1", "small", facts)]
+    assert {each.about: each.level.value for each in found} == {
+        "server-token": "ok",
+        "server-load": "ok",
+        "sense": "ok",
+    }
+    assert said.key == str(file)
+    assert KEY not in f"{said} {facts} {found}"
