@@ -247,10 +247,9 @@ class FakeApi(BaseHTTPRequestHandler):
         kind = "chat.completion" if chat else "text_completion"
         if body.get("stream"):
             chunk = f"{kind}.chunk" if chat else kind
-            events = (
-                {**what, "object": chunk, "choices": [_choice(w, "delta", chat)]} for w in words
-            )
-            self._stream(events)
+            choices = [_choice(word, "delta", chat) for word in words]
+            choices[-1]["finish_reason"] = "length"
+            self._stream({**what, "object": chunk, "choices": [each]} for each in choices)
         else:
             usage = {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": count + 2}
             choice = {**_choice("".join(words), "message", chat), "finish_reason": "length"}

@@ -19,6 +19,7 @@ from patchkit.runtime.launch.survey import node_findings, pair_findings
 from patchkit.runtime.models.names import ModelFolder
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.on_node import examination
+from patchkit.runtime.on_node.disk_room import DiskRoom
 from patchkit.runtime.on_node.examination import UnitFile
 from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
 from patchkit.runtime.on_node.links import PeerLink
@@ -35,6 +36,8 @@ from patchkit.runtime.remote.everywhere import everywhere
 from patchkit.runtime.remote.failure import sent_error
 from patchkit.runtime.remote.node import Remote
 
+_WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SentReport:
@@ -49,6 +52,7 @@ class _SentReport:
     unit_file: UnitFile | None = None
     processes: tuple[GroupProcess, ...] | None = None
     listeners: tuple[Listener, ...] | None = None
+    disks: tuple[DiskRoom, ...] | None = None
     ways: tuple[Way, ...] | None = None
     links: tuple[PeerLink, ...] | None = None
     models: tuple[ModelPrint, ...] | None = None
@@ -71,6 +75,7 @@ def examined(cluster: Cluster) -> list[NodeReport]:
             venv=cluster.file.venv,
             units=units,
             ports=sorted(set(wanted)),
+            folders=["~", cluster.file.venv, cluster.file.model_folder, *_WRITTEN],
         )
         after = time.time()
         sent = _read(node.destination, said)
@@ -119,6 +124,7 @@ def _first(
         contents=sent.contents,
         processes=sent.processes,
         listeners=sent.listeners,
+        disks=sent.disks,
         placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
         missing=_missing(node, sent),
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from tools.lifecycle.page import FAILURES
 from tools.lifecycle.scenarios import SCENARIOS
 
-EMPTY = f"before\n\n<!-- {FAILURES.name}: {FAILURES.maker} -->\n\n<!-- /{FAILURES.name} -->\n\nafter\n"
+EMPTY = (
+    f"before\n\n<!-- {FAILURES.name}: {FAILURES.maker} -->\n\n<!-- /{FAILURES.name} -->\n\nafter\n"
+)
 
 
 def test_rows_are_put_in_order_and_those_of_scenarios_that_were_not_run_stay():
