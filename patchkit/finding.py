@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from patchkit.errors import PatchkitError, SourceError
@@ -42,6 +42,12 @@ class Finding:
     holds: str = ""
     costs: str = ""
     kind: type[PatchkitError] = SourceError
+
+    def fields(self) -> dict[str, object]:
+        """Return it as JSON takes it."""
+        found = asdict(self)
+        del found["kind"]
+        return found
 
 
 def finding(kind: type[PatchkitError], where: str, what: str, hint: str, why: str = "") -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from patchkit.cli.out import Shown, style
@@ -64,13 +63,6 @@ def summary(findings: Iterable[Finding]) -> Shown:
         mark = style("?", fg="cyan")
     hidden = [each for each in (Level.NOTE, Level.UNKNOWN) if counts[each]]
     return mark + f" {', '.join(parts) or 'nothing found'}" + ("; -v shows all" if hidden else "")
-
-
-def finding_fields(finding: Finding) -> dict[str, object]:
-    """Return a finding as JSON has it."""
-    fields = asdict(finding)
-    del fields["kind"]
-    return fields
 
 
 def _whole(each: Finding, *, verbose: bool) -> Iterator[Shown]:

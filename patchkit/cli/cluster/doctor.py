@@ -8,13 +8,16 @@ from pathlib import Path
 import click
 
 from patchkit.cli.cluster.cluster_options import alone, named
-from patchkit.cli.findings import finding_fields, finding_lines
-from patchkit.cli.out import as_json, echo, print_json
+from patchkit.cli.findings import finding_lines
+from patchkit.cli.out import as_json, echo, print_json, say, table
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
+from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
+from patchkit.runtime.doctor.bundle import pack, private_names
+from patchkit.runtime.doctor.bundle import save as save_report
 from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.visit import visit
+from patchkit.runtime.doctor.visit import Visit, visit
 from patchkit.runtime.launch.cluster_file import FILE
 from patchkit.runtime.on_node.journal import unit_lines
 from patchkit.runtime.symptoms.diagnosis import read_log
@@ -37,6 +40,12 @@ from patchkit.runtime.symptoms.diagnosis import read_log
 @click.option("--unit", metavar="NAME", help="What a systemd unit wrote, of root's or yours.")
 @click.option("--elsewhere", is_flag=True, help="The log is another machine's: ask not this one.")
 @click.option("--ask", is_flag=True, help="Ask the model ten questions with known answers.")
+@click.option(
+    "--save",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Pack all of it for a bug report, without names, addresses and secrets.",
+)
 @click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all that was looked at.")
 @as_json
@@ -48,6 +57,7 @@ def command(
     unit: str | None,
     elsewhere: bool,
     ask: bool,
+    save: Path | None,
     venv: str | None,
     verbose: bool,
     as_json: bool,
@@ -63,17 +73,20 @@ def command(
     if sum((log is not None, unit is not None, with_cluster or file is not None)) > 1:
         raise UsageError("--log, --unit, --cluster: one of them", hint="patchkit doctor --cluster")
     if log is not None:
-        found = _of_log(log)
+        seen = Visit(findings=tuple(_of_log(log)))
     elif unit is not None:
-        found = list(log_findings(read_log(unit_lines(unit)), unit))
+        seen = Visit(findings=tuple(log_findings(read_log(unit_lines(unit)), unit)))
     else:
         several = with_cluster or file is not None
         cluster = named(file or FILE) if several else alone(venv=venv)
-        found = visit(cluster, questions=ask).findings
+        seen = visit(cluster, questions=ask)
+    found = seen.findings
     if as_json:
-        print_json({"findings": [*map(finding_fields, found)]})
+        print_json({"findings": [each.fields() for each in found]})
     else:
         echo(finding_lines(found, verbose=verbose))
+    if save is not None:
+        _save(seen, save, verbose=verbose)
     if code := worst(found, Level.ERROR, Level.WARNING):
         raise SystemExit(code)
 
@@ -81,3 +94,15 @@ def command(
 def _of_log(log: Path) -> Sequence[Finding]:
     read = read_log(read_chunks(log, hint="patchkit doctor --log -"))
     return list(log_findings(read, "standard input" if str(log) == "-" else str(log)))
+
+
+def _save(seen: Visit, place: Path, *, verbose: bool) -> None:
+    """Write a report, and say what was taken out of it."""
+    names = private_names((each.node, each.facts) for each in seen.reports)
+    report = pack(seen.parts(), names)
+    save_report(report, place)
+    taken = ", ".join(f"{count} of {kind}" for kind, count in sorted(report.kinds.items()))
+    say(f"saved: {len(report.files)} files in {place}; taken out: {taken or 'nothing'}", err=True)
+    if verbose:
+        echo(table((name, str(count)) for name, count in sorted(report.placeholders.items())))
+    say("look into it before you attach it: " + quoted("tar", "-xzOf", place), err=True)

@@ -119,8 +119,9 @@ def read_nccl(lines: Iterable[str]) -> NcclLog:
 def _take(rank: NcclRank, text: str) -> None:
     """Take what one line says."""
     if match := _CHANNEL.match(text):
+        if not rank.channels:
+            rank.evidence = text
         rank.channels[match["name"], int(match["device"])] += 1
-        rank.evidence = rank.evidence or text
     elif match := _IB.match(text):
         entries = _ENTRY.finditer(match["list"])
         rank.devices = {int(e["number"]): (e["name"], _port(e["rest"])) for e in entries}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
@@ -24,16 +24,28 @@ from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.symptoms.diagnosis import ReadLog
 
 _LINES = 5000  # of each node's journal: more than a start writes
+_SAVED = 1000  # lines of all journals that a report has
 _FOR_UP = ("systemd", "linger", "memlock", "rsync", "python", "ssh")
 _LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What was found, the first cause first, and what the nodes said of themselves."""
+    """What was found, the first cause first; what the nodes said of themselves, and wrote last."""
 
     findings: tuple[Finding, ...]
-    reports: tuple[NodeReport, ...]
+    reports: tuple[NodeReport, ...] = ()
+    lines: tuple[tuple[str, str], ...] = ()
+
+    def parts(self) -> dict[str, object]:
+        """Return what a bug report holds, by file name; secrets and names are still in it."""
+        parts: dict[str, object] = {"findings.json": [each.fields() for each in self.findings]}
+        for report in self.reports:
+            parts[f"{report.node}/facts.json"] = asdict(report.facts) if report.facts else None
+            parts[f"{report.node}/state.json"] = asdict(report.state) if report.state else None
+        if self.lines:
+            parts["journal.txt"] = "".join(f"{node}: {text}\n" for node, text in self.lines)
+        return parts
 
 
 def visit(cluster: Cluster, *, questions: bool = False) -> Visit:
@@ -47,9 +59,15 @@ def visit(cluster: Cluster, *, questions: bool = False) -> Visit:
     if len(reports) == 1 and not reports[0].placed:
         found = [_only_for_up(each) for each in found]
     found += _server(cluster, reports[0], questions=questions)
-    found += _logs(cluster, reports)
-    in_order = sorted(found, key=lambda each: each.level in _LATER)
-    return Visit(findings=tuple(in_order), reports=tuple(reports))
+    lines, unread = _journals(cluster, reports)
+    found += unread
+    if lines:
+        found += _logs(cluster, reports, lines)
+    return Visit(
+        findings=tuple(sorted(found, key=lambda each: each.level in _LATER)),
+        reports=tuple(reports),
+        lines=tuple((node, line.text) for node, line in lines[-_SAVED:]),
+    )
 
 
 def _server(cluster: Cluster, head: NodeReport, *, questions: bool) -> Iterator[Finding]:
@@ -85,31 +103,39 @@ def _only_for_up(finding: Finding) -> Finding:
     return replace(finding, level=Level.NOTE, why=f"`patchkit up` needs it: {finding.why}")
 
 
-def _logs(cluster: Cluster, reports: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield what the ranks wrote: since the server runs, or the newest lines if it does not."""
-    answered = [each for each in reports if each.silence is None and each.placed]
-    for each in reports:
-        if each not in answered:
-            why = "it did not answer" if each.silence else "no model was started here"
-            yield _unchecked("log", each.node, why)
+def _journals(
+    cluster: Cluster, reports: Sequence[NodeReport]
+) -> tuple[list[tuple[str, JournalLine]], list[Finding]]:
+    """Return what the ranks wrote, and for each node that was not asked why.
+
+    It is what they wrote since the server runs, or the newest lines if it does not.
+    """
+    asked = [each.node for each in reports if each.silence is None and each.placed]
+    unread = [
+        _unchecked(
+            "log", each.node, "it did not answer" if each.silence else "no model was started here"
+        )
+        for each in reports
+        if each.node not in asked
+    ]
     state = reports[0].state
     unit = state.unit(cluster.file.unit) if state else None
-    runs = unit is not None and unit.active == "active"
-    if not answered:
-        return
+    since = unit.since if unit and unit.active == "active" else ""
+    if not asked:
+        return [], unread
     try:
-        lines = list(
-            journals(
-                cluster,
-                since=unit.since if unit and runs else "",
-                lines=0 if runs else _LINES,
-                nodes=[each.node for each in answered],
-            )
-        )
-        log, writers = read_journals(lines, {"nodes": str(len(reports))})
+        found = journals(cluster, since=since, lines=0 if since else _LINES, nodes=asked)
+        return list(found), unread
     except PatchkitError as error:
-        yield from (_unchecked("log", each.node, error.what) for each in answered)
-        return
+        return [], [*unread, *(_unchecked("log", each, error.what) for each in asked)]
+
+
+def _logs(
+    cluster: Cluster, reports: Sequence[NodeReport], lines: Sequence[tuple[str, JournalLine]]
+) -> Iterator[Finding]:
+    """Yield what is known of what the ranks wrote."""
+    log, writers = read_journals(lines, {"nodes": str(len(cluster.nodes))})
+    answered = [each for each in reports if each.silence is None and each.placed]
     yield from _symptoms(log, writers, answered)
     if len(reports) > 1:
         yield from _networks(lines, answered)

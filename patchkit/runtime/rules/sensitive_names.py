@@ -54,6 +54,11 @@ def is_secret(name: str) -> bool:
     return upper not in _secret_names().exceptions and _patterns().match(upper) is not None
 
 
+def secret_forms() -> tuple[str, ...]:
+    """Return the names of secrets; ``*`` stands for any text."""
+    return _secret_names().names
+
+
 def secret_file(name: str) -> str:
     """Return the variable that names a file with this secret in it; empty if there is none."""
     return _secret_names().files.get(name, "")

@@ -25,7 +25,7 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
     said = json.loads(cli("doctor", "--elsewhere", "--log", log, "--json", rc=9).stdout)
 
     first, second = said["findings"]
-    assert (first["about"], first["line"], first["level"]) == ("cuda-12-wheel", 2, "error")
+    assert (first["about"], first["line"], first["level"]) == ("cuda-12-library-missing", 2, "error")
     assert (second["about"], second["line"]) == ("engine-core-failed", 3)
     assert said["facts"]["vllm"] == "0.25.1"
     assert shown.index(f"{log}:2") < shown.index(f"{log}:3")
@@ -62,7 +62,7 @@ def test_explain_by_the_text_of_an_error(cli):
     by_line = json.loads(cli("explain", f"[rank1]: {CUDA12}", "--json").stdout)["symptoms"]
     by_part = json.loads(cli("explain", "libcudart.so.12", "--json").stdout)["symptoms"]
 
-    assert [each["id"] for each in by_line] == ["cuda-12-wheel"]
-    assert "cuda-12-wheel" in [each["id"] for each in by_part]
-    assert "cure" in cli("explain", "cuda-12-wheel").stdout
-    assert "did you mean cuda-12-wheel?" in cli("explain", "cuda-12-weel", rc=2).stderr
+    assert [each["id"] for each in by_line] == ["cuda-12-library-missing"]
+    assert "cuda-12-library-missing" in [each["id"] for each in by_part]
+    assert "cure" in cli("explain", "cuda-12-library-missing").stdout
+    assert "did you mean cuda-12-library-missing?" in cli("explain", "cuda-12-libary-missing", rc=2).stderr

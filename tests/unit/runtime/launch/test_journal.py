@@ -62,6 +62,6 @@ def test_the_cause_and_the_node_of_a_known_error():
     log, nodes = read_journals(both, {"nodes": "2"})
 
     assert log.first is not None
-    assert log.first.symptom.id == "cuda-12-wheel"
+    assert log.first.symptom.id == "cuda-12-library-missing"
     assert nodes[log.first.hit.number - 1] == "spark@10.0.0.2"
     assert [each.symptom.follows for each in log.diagnoses] == [False, True]

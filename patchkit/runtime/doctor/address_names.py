@@ -1,0 +1,90 @@
+"""Number addresses by their networks, and tell them from versions of four parts. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+_Address = IPv4Address | IPv6Address
+_SHARED = ip_network("100.64.0.0/10")  # RFC 6598, as Tailscale uses it
+_MASK = re.compile(r"255\.(?:255|254|252|248|240|224|192|128|0)\.")
+_NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")  # what no name stands before, as in a column
+FORM = (
+    r"(?:(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)(?:/\d{1,2}(?!\w))?"
+    r"|(?<![0-9a-z:.])(?:[0-9a-f]{0,4}:){2,8}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{1,4})?(?![0-9a-z:])"
+    r"(?:/\d{1,3}(?!\w))?)"
+)
+_AFTER = re.compile(r"/\d{1,3}\Z")
+
+
+class AddressNames:
+    """Gives each address its placeholder: ``address-1/24 (private, net-1)``."""
+
+    def __init__(self, version: re.Pattern[str]) -> None:
+        self._version = version
+        self._known: set[_Address] = set()
+        self._numbers: dict[_Address, int] = {}
+        self._nets: dict[str, int] = {}
+
+    def know(self, text: str) -> Iterator[tuple[str, str]]:
+        """Take note of a node's own address; yield other forms of it, with the placeholder."""
+        address = _address(text)
+        if address is not None and not _says_nothing(address):
+            self._known.add(address)
+            place = self.place(text)
+            if isinstance(address, IPv4Address):
+                yield str(address).replace(".", "-"), place
+
+    def is_address(self, text: str) -> bool:
+        return _address(text) is not None
+
+    def place(self, text: str, suffix: str = "") -> str:
+        """Return the placeholder of an address; one mapped into IPv6 has that of its own."""
+        address = _address(text)
+        if address is None:
+            return text
+        number = self._numbers.setdefault(address, len(self._numbers) + 1)
+        net = str(ip_network(f"{address}/{24 if address.version == 4 else 64}", strict=False))
+        group = self._nets.setdefault(net, len(self._nets) + 1)
+        return f"address-{number}{suffix} ({_class(address)}, net-{group})"
+
+    def replaced(self, before: str, whole: str) -> str | None:
+        """Return what stands in the place of a text that looks like an address; None: it stays."""
+        after = _AFTER.search(whole)
+        suffix = after.group() if after else ""
+        text = whole.removesuffix(suffix)
+        address = _address(text)
+        if address is None or _says_nothing(address) or _MASK.match(text):
+            return None
+        if address not in self._known and address.version == 4 and not suffix:
+            line = before.rpartition("\n")[2]
+            if self._version.search(line) or _NCCL.fullmatch(text):
+                return None
+        return self.place(text, suffix)
+
+
+def _address(text: str) -> _Address | None:
+    try:
+        found = ip_address(text)
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return mapped or found
+
+
+def _says_nothing(address: _Address) -> bool:
+    return (
+        address.is_loopback
+        or address.is_unspecified
+        or address.is_multicast
+        or (str(address) == "255.255.255.255")
+    )
+
+
+def _class(address: _Address) -> str:
+    if address.is_link_local:
+        return "link-local"
+    if isinstance(address, IPv4Address) and address in _SHARED:
+        return "shared"
+    return "private" if address.is_private else "public"
