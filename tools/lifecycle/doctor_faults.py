@@ -303,6 +303,7 @@ FAULTS = (
         make=_stop,
         about="rank-stopped",
         begin="serves",
+        also=("server-token-none",),  # which follows from it
     ),
     Fault(
         name="rank-killed",
