@@ -26,9 +26,11 @@ FOREIGN = f"{HOME}/foreign.so"
 # A device as sysfs shows one: /sys/class is covered by a copy of its links with one folder more.
 RDMA = f"""\
 set -eu
-mkdir -p /run/class && mount --bind /sys/class /run/class && mount -t tmpfs tmpfs /sys/class
+mkdir -p /run/class
+mount --rbind /sys/class /run/class && mount --make-rprivate /run/class
+mount -t tmpfs tmpfs /sys/class
 for each in /run/class/*; do
-  mkdir "/sys/class/${{each##*/}}" && mount --bind "$each" "/sys/class/${{each##*/}}"
+  mkdir "/sys/class/${{each##*/}}" && mount --rbind "$each" "/sys/class/${{each##*/}}"
 done
 port=/sys/class/infiniband/rocep1s0f1/ports/1
 mkdir -p "$port" "$port/../../device/net/{FIRST}"

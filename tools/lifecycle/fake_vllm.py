@@ -18,6 +18,7 @@ rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -210,6 +211,11 @@ class FakeApi(BaseHTTPRequestHandler):
     @property
     def names(self) -> list[str]:
         return self.rank.given.served_model_name or [self.rank.given.model]
+
+    def handle(self) -> None:
+        """Answer until the other end goes away, of which uvicorn says nothing either."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
 
     def do_GET(self) -> None:
         answers = {
