@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from patchkit.runtime.host.host import Memory
+from patchkit.runtime.on_node.disk_room import DiskRoom
 from patchkit.runtime.on_node.examination import UnitFile
 from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
 from patchkit.runtime.on_node.links import PeerLink
@@ -87,6 +88,7 @@ def reports(folder):
                 state=state(),
                 unit_file=UnitFile(),
                 contents=contents(),
+                disks=(DiskRoom(folder="/", free=10**12, total=2 * 10**12, files=10**6),),
                 processes=(GroupProcess(pid=10, name="vllm", state="S"),),
                 listeners=(Listener(address="127.0.0.1", port=8000, pid=10),) * (number == 0),
                 models=(model(),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from support.layout import VERSIONS, compiled, dotted
 from tools.lifecycle import fake_venv, installing, wiring
 from tools.lifecycle.cluster import MODEL, EmulatedCluster, insist, wait
 from tools.lifecycle.nodes import HOME, SystemdNode
-from tools.lifecycle.rootfs import USER
+from tools.lifecycle.rootfs import UID, USER
 
 Begin = Literal["serves", "stopped", "installed"]
 HEAD, WORKER = "spark1", "spark2"
@@ -22,7 +23,20 @@ PORT = 29501
 FIRST, SECOND = wiring.halves(2)
 SITE = f"{fake_venv.VENV}/lib/python3*/site-packages"
 FOREIGN = f"{HOME}/foreign.so"
-ITSELF = "systemd"
+# A device as sysfs shows one: /sys/class is covered by a copy of its links with one folder more.
+RDMA = f"""\
+set -eu
+mkdir -p /run/class
+mount --rbind /sys/class /run/class && mount --make-rprivate /run/class
+mount -t tmpfs tmpfs /sys/class
+for each in /run/class/*; do
+  mkdir "/sys/class/${{each##*/}}" && mount --rbind "$each" "/sys/class/${{each##*/}}"
+done
+port=/sys/class/infiniband/rocep1s0f1/ports/1
+mkdir -p "$port" "$port/../../device/net/{FIRST}"
+echo '4: ACTIVE' > "$port/state"
+echo Ethernet > "$port/link_layer"
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +44,8 @@ class Fault:
     """A fault: ``about`` is the check that has to find it, ``node`` the one that has to be named.
 
     ``begin`` is how the cluster is when it is made; ``also`` are checks that may say more, since
-    it is true as well. ``cured`` is what a person or systemd does where no command cures it, with
-    the words of the table.
+    it is true as well. ``cured`` gets the command, and does what takes a person, systemd or a boot;
+    ``by`` are its words in the table.
     """
 
     name: str
@@ -41,7 +55,7 @@ class Fault:
     node: str = WORKER
     begin: Begin = "stopped"
     also: tuple[str, ...] = ()
-    cured: Callable[[EmulatedCluster], None] | None = None
+    cured: Callable[[EmulatedCluster, str], None] | None = None
     by: str = ""
 
 
@@ -70,7 +84,7 @@ def _cut(cluster: EmulatedCluster) -> None:
     time.sleep(2)  # networkd takes the addresses away
 
 
-def _join(cluster: EmulatedCluster) -> None:
+def _join(cluster: EmulatedCluster, _command: str) -> None:
     cluster.rack.wires.join("qsfp", WORKER)
     time.sleep(2)
 
@@ -86,9 +100,34 @@ def _kill(cluster: EmulatedCluster) -> None:
     cluster.heals(before)
 
 
-def _again(cluster: EmulatedCluster) -> None:
+def _again(cluster: EmulatedCluster, _command: str) -> None:
     cluster.patchkit("down")
     cluster.up()
+
+
+def _empty(cluster: EmulatedCluster, command: str) -> None:
+    shown = paste(cluster, command)
+    insist("filler" in shown, f"`{command}` does not show what is large: {shown}")
+    cluster.rack[WORKER].unfill()
+
+
+def _unlimited(cluster: EmulatedCluster, command: str) -> None:
+    """Run the command and boot; the limit itself cannot be raised where these nodes are made."""
+    paste(cluster, command)
+    node = cluster.rack[WORKER]
+    node.shut_down()
+    node.boot()
+    own = ("systemctl", "show", f"user@{UID}.service", "--property=LimitMEMLOCK", "--value")
+    limit = node.root(*own).output.strip()
+    insist(limit == "infinity", f"user@{UID}.service has a limit of {limit}")
+
+
+def paste(cluster: EmulatedCluster, command: str) -> str:
+    """Run a printed command on the laptop as it stands; return what it prints."""
+    script = f'patchkit() {{ "{sys.executable}" -m patchkit "$@"; }}\n{command}'
+    done = cluster.rack.laptop.run("sh", "-c", script, seconds=300)
+    insist(not done.trouble, f"{command}: {done.trouble}")
+    return done.output
 
 
 def _port(cluster: EmulatedCluster) -> None:
@@ -127,7 +166,7 @@ FAULTS = (
         what="sshd of the worker ended",
         make=lambda cluster: cluster.rack[WORKER].refuse_ssh(),
         about="ssh",
-        cured=lambda cluster: cluster.rack[WORKER].allow_ssh(),
+        cured=lambda cluster, command: root(command.removeprefix("sudo "))(cluster),
         by="the printed command, at its own console",
     ),
     Fault(name="cable", what="the cable out", make=_cut, about="cable", cured=_join, by="a hand"),
@@ -167,6 +206,23 @@ FAULTS = (
         what="no journal that outlives a boot",
         make=root("rm -rf /var/log/journal"),
         about="journal",
+    ),
+    Fault(
+        name="disk",
+        what="no byte free on the worker's disk",
+        make=lambda cluster: cluster.rack[WORKER].fill(),
+        about="disk",
+        cured=_empty,
+        by="a hand, with what the printed command shows",
+    ),
+    Fault(
+        name="memlock",
+        what="RDMA devices, and a limit of 8 MiB of locked memory",
+        make=root(RDMA),
+        about="memlock",
+        cured=_unlimited,
+        by="the printed command and a boot: the unit's limit is infinity, which is all that "
+        "can be tried where nobody may raise one",
     ),
     Fault(
         name="nccl",
@@ -249,6 +305,7 @@ FAULTS = (
         make=_stop,
         about="rank-stopped",
         begin="serves",
+        also=("server-token-none",),  # which follows from it
     ),
     Fault(
         name="rank-killed",

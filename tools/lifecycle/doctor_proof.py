@@ -24,12 +24,11 @@ from typing import Any
 from rich.console import Console
 
 from patchkit.errors import PatchkitError
-from patchkit.process import Completed
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import UnexpectedError
 from tools.lifecycle import page, rootfs
 from tools.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
-from tools.lifecycle.doctor_faults import FAULTS, Fault, allow_sudo, install
+from tools.lifecycle.doctor_faults import FAULTS, Fault, allow_sudo, install, paste
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
 WRONG = ("error", "warning")
@@ -112,16 +111,12 @@ def _proof(cluster: EmulatedCluster, fault: Fault) -> ProvedFault:
     more = {key: each for key, each in new.items() if key[0] not in (fault.about, *fault.also)}
     insist(not more, f"claimed beside it: {_listed(more)}")
     command = cure(str(new[hits[0]]["hint"]))
-    if fault.cured:
-        fault.cured(cluster)
-    else:
-        done = run(cluster, command)
-        insist(not done.trouble, f"{command}: {done.trouble}")
+    (fault.cured or paste)(cluster, command)
     left = {key: each for key, each in claims(cluster).items() if key not in before}
     insist(not left, f"after `{command}`: {_listed(left)}")
     about, where = hits[0]
     outcome = f"yes, by {fault.by}" if fault.by else "yes"
-    shown = f"`{command}`" if not fault.cured or fault.by.startswith("the printed") else ""
+    shown = f"`{command}`" if not fault.cured or "printed" in fault.by else ""
     found = f"`{about}` on {where}"
     row = (f"`{fault.name}`", fault.what, found, shown, outcome, f"{seconds:.1f}")
     return ProvedFault(name=fault.name, row=row)
@@ -142,12 +137,6 @@ def cure(hint: str) -> str:
     """Return the command of a hint: in backticks, or the whole of it up to a semicolon."""
     quoted = re.search("`([^`]+)`", hint)
     return quoted[1] if quoted else hint.partition(";")[0].split("\n")[0].strip()
-
-
-def run(cluster: EmulatedCluster, command: str) -> Completed:
-    """Run a printed command on the laptop, as if it were pasted."""
-    script = f'patchkit() {{ "{sys.executable}" -m patchkit "$@"; }}\n{command}'
-    return cluster.rack.laptop.run("sh", "-c", script, seconds=300)
 
 
 def _listed(found: Claims) -> str:

@@ -18,6 +18,7 @@ rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -211,6 +212,11 @@ class FakeApi(BaseHTTPRequestHandler):
     def names(self) -> list[str]:
         return self.rank.given.served_model_name or [self.rank.given.model]
 
+    def handle(self) -> None:
+        """Answer until the other end goes away, of which uvicorn says nothing either."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
     def do_GET(self) -> None:
         answers = {
             "/health": None,
@@ -247,10 +253,9 @@ class FakeApi(BaseHTTPRequestHandler):
         kind = "chat.completion" if chat else "text_completion"
         if body.get("stream"):
             chunk = f"{kind}.chunk" if chat else kind
-            events = (
-                {**what, "object": chunk, "choices": [_choice(w, "delta", chat)]} for w in words
-            )
-            self._stream(events)
+            choices = [_choice(word, "delta", chat) for word in words]
+            choices[-1]["finish_reason"] = "length"
+            self._stream({**what, "object": chunk, "choices": [each]} for each in choices)
         else:
             usage = {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": count + 2}
             choice = {**_choice("".join(words), "message", chat), "finish_reason": "length"}

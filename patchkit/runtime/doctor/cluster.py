@@ -19,6 +19,7 @@ from patchkit.runtime.launch.survey import node_findings, pair_findings
 from patchkit.runtime.models.names import ModelFolder
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.on_node import examination
+from patchkit.runtime.on_node.disk_room import DiskRoom
 from patchkit.runtime.on_node.examination import UnitFile
 from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
 from patchkit.runtime.on_node.links import PeerLink
@@ -35,6 +36,8 @@ from patchkit.runtime.remote.everywhere import everywhere
 from patchkit.runtime.remote.failure import sent_error
 from patchkit.runtime.remote.node import Remote
 
+_WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SentReport:
@@ -49,6 +52,7 @@ class _SentReport:
     unit_file: UnitFile | None = None
     processes: tuple[GroupProcess, ...] | None = None
     listeners: tuple[Listener, ...] | None = None
+    disks: tuple[DiskRoom, ...] | None = None
     ways: tuple[Way, ...] | None = None
     links: tuple[PeerLink, ...] | None = None
     models: tuple[ModelPrint, ...] | None = None
@@ -71,6 +75,7 @@ def examined(cluster: Cluster) -> list[NodeReport]:
             venv=cluster.file.venv,
             units=units,
             ports=sorted(set(wanted)),
+            folders=["~", cluster.file.venv, cluster.file.model_folder, *_WRITTEN],
         )
         after = time.time()
         sent = _read(node.destination, said)
@@ -119,6 +124,7 @@ def _first(
         contents=sent.contents,
         processes=sent.processes,
         listeners=sent.listeners,
+        disks=sent.disks,
         placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
         missing=_missing(node, sent),
     )
@@ -182,22 +188,28 @@ def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
 
     def ask(pair: tuple[Remote, NodeReport]) -> NodeReport:
         node, report = pair
-        others = reports[1:] if report is head else [head] if head is not report else []
+        others = reports[1:] if report is head else reports[:1]
         targets = [(each.node, address) for each in others for address in _cabled(report, each)]
         said = node.call(
             examination.meet,
             addresses=[address for _name, address in targets],
             peers=peers if report is head else [],
-            models=[_source(report) or each for each in models[:1]] + list(models[1:]),
+            # Each node has it where its own rank was told to look.
+            models=[_source(report) or models[0], *models[1:]] if models else [],
         )
         sent = _read(node.destination, said)
-        ways = sent.ways
-        names = [name for name, _address in targets]
+        ways = sent.ways if sent.ways is None or len(sent.ways) == len(targets) else None
         return replace(
             report,
             models=sent.models,
             links=sent.links if report is head else None,
-            ways=None if ways is None else tuple(zip(names, ways, strict=True)),
+            # The address is the one that was asked for, whatever the answer says.
+            ways=None
+            if ways is None
+            else tuple(
+                (name, replace(way, address=address))
+                for (name, address), way in zip(targets, ways, strict=True)
+            ),
             missing={**report.missing, **_missing(node.destination, sent)},
         )
 
@@ -218,8 +230,8 @@ def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
 
 def _models(file: ClusterFile, head: NodeReport) -> list[str]:
     """Return the folder of the model that was started last, else those that are pinned."""
-    if head.placed and head.placed.source.startswith("/"):
-        return [head.placed.source]
+    if source := _source(head):
+        return [source]
     pins = (ModelFolder(repo=repo, commit=commit).name for repo, commit in file.models.items())
     return [f"{file.model_folder}/{name}" for name in pins]
 

@@ -52,7 +52,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
             f"user units may lock {facts.memlock >> 20} MiB of memory",
             "RoCE registers gigabytes, and fails with `Cannot allocate memory`; a user cannot "
             "raise this limit",
-            there(name, *memlock_cure()) + ", then reboot it",
+            there(name, *memlock_cure()) + "; then reboot it",
         )
     if not facts.persistent_journal:
         yield wrong(

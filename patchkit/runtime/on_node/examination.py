@@ -14,6 +14,7 @@ from typing import Any
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.runtime.on_node import links, model_print, unit_state, ways
+from patchkit.runtime.on_node.disk_room import disk_rooms
 from patchkit.runtime.on_node.group_processes import group_processes, listeners
 from patchkit.runtime.on_node.node_facts import facts_here
 from patchkit.runtime.on_node.python_contents import python_contents
@@ -31,8 +32,10 @@ class UnitFile:
     changed: bool = False
 
 
-def examine(name: str, venv: str, units: Sequence[str], ports: Sequence[int]) -> dict[str, Any]:
-    """Return this node's facts, state, processes, listeners, Python and time.
+def examine(
+    name: str, venv: str, units: Sequence[str], ports: Sequence[int], folders: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return this node's facts, state, processes, listeners, disks, Python and time.
 
     ``errors`` has the fields of an error for each part that is missing. ``began`` and ``ended`` are
     this node's clock.
@@ -49,6 +52,7 @@ def examine(name: str, venv: str, units: Sequence[str], ports: Sequence[int]) ->
         "state": lambda: {"state": unit_state.state(name, units)},
         "unit_file": lambda: {"unit_file": asdict(_unit_file(units[0]))},
         "processes": lambda: {"processes": [asdict(each) for each in group_processes(name)]},
+        "disks": lambda: {"disks": [asdict(each) for each in disk_rooms(folders)]},
         "listeners": lambda: {"listeners": [asdict(each) for each in listeners(ports)]},
     }
     return {**_together(parts), "began": began, "ended": time.time()}

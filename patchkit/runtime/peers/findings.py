@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from patchkit.finding import Finding
+from patchkit.quoting import quoted
 from patchkit.runtime.launch.cluster_file import ClusterFile
 from patchkit.runtime.peers.files import file_findings
 from patchkit.runtime.peers.network import network_findings
@@ -19,6 +20,7 @@ from patchkit.runtime.peers.texts import fine, unknown, wrong
 from patchkit.runtime.peers.units import unit_findings
 from patchkit.runtime.remote.ssh import there
 
+_LEAST_FREE = 64 << 20  # bytes: what `up` writes, and a few compiled kernels
 CLOCK_SECONDS = 2.0
 """By how much two clocks may differ."""
 
@@ -31,6 +33,7 @@ def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
             yield wrong("ssh", node.node, what=said.what, why=said.why, hint=said.hint)
         else:
             yield fine("ssh", node.node)
+        yield from _disk(node)
     if len(nodes) > 1:
         yield from clock_findings(nodes)
         yield from network_findings(nodes)
@@ -38,6 +41,22 @@ def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
     yield from model_findings(file, nodes)
     yield from file_findings(nodes)
     yield from unit_findings(file, nodes)
+
+
+def _disk(node: NodeReport) -> Iterator[Finding]:
+    """Yield disks of a node on which nothing can be written any more."""
+    if not node.disks:
+        yield unknown("disk", node.node, node.why_not("disks"))
+        return
+    full = [each for each in node.disks if each.free < _LEAST_FREE or each.files == 0]
+    for each in full:
+        what = "no file can be made" if each.files == 0 else f"{each.free / 1e6:.0f} MB are free"
+        largest = f"du -xah -d 1 {quoted(each.folder)} | sort -h | tail"
+        command = there(node.node, "sh", "-c", largest)
+        yield wrong("disk", node.node, folder=each.folder, what=what, command=command)
+    if not full:
+        least = min(node.disks, key=lambda each: each.free)
+        yield fine("disk", node.node, folder=least.folder, free=least.free / 1e9)
 
 
 def clock_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:

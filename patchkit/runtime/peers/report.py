@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from patchkit.errors import PatchkitError
+from patchkit.runtime.on_node.disk_room import DiskRoom
 from patchkit.runtime.on_node.examination import UnitFile
 from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
 from patchkit.runtime.on_node.links import PeerLink
@@ -48,6 +49,7 @@ class NodeReport:
     contents: PythonContents | None = None
     processes: tuple[GroupProcess, ...] | None = None
     listeners: tuple[Listener, ...] | None = None
+    disks: tuple[DiskRoom, ...] | None = None
     models: tuple[ModelPrint, ...] | None = None
     placed: PlacedFiles | None = None
     links: tuple[PeerLink, ...] | None = None

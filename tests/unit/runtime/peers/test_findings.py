@@ -65,6 +65,12 @@ def ended(report, *, processes=()):
 NO_KEY = {"kind": "HostError", "what": "spark-2: Permission denied", "why": "", "hint": "x"}
 # What is changed on which node → the check, whom it names, and what the hint holds.
 FAULTS = {
+    "disk": (
+        1,
+        lambda r: replace(r, disks=(replace(r.disks[0], free=4096), r.disks[0])),
+        "spark-2",
+        "du -xah -d 1 /",
+    ),
     "clock": (
         1,
         lambda r: replace(r, clock=ClockOffset(ahead=40, error=0.1)),

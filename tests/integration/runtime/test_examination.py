@@ -1,0 +1,138 @@
+"""What a node says when doctor asks it: of this machine, over the way that the launcher takes."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from patchkit.finding import Level
+from patchkit.runtime.doctor.cluster import cluster_findings, examined
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.runtime.on_node import examination
+from patchkit.runtime.on_node.group_processes import group_processes, listeners
+from patchkit.runtime.on_node.model_print import model_print
+from patchkit.runtime.on_node.python_contents import python_contents
+from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.texts import peer_checks
+from patchkit.runtime.remote.node import Remote
+
+NAME = f"test-{os.getpid()}"
+
+
+@pytest.fixture
+def process():
+    """A process of a group's, which is stopped by SIGSTOP."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", "input()"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PATCHKIT_CLUSTER": NAME},
+    )
+    time.sleep(0.1)
+    started.send_signal(signal.SIGSTOP)
+    with started:
+        yield started
+        started.kill()
+
+
+def test_a_process_that_is_stopped(process):
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        (found,) = group_processes(NAME)
+        if found.state == "T":
+            break
+    assert (found.pid, found.state) == (process.pid, "T")
+    assert found.name.startswith("python")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_who_listens(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as server:
+        try:
+            server.bind((address, 0))
+        except OSError as error:
+            pytest.skip(f"no {address} here: {error}")
+        server.listen()
+        port = server.getsockname()[1]
+        found = [each for each in listeners([port]) if each.address == address]
+    assert [(each.port, each.pid) for each in found] == [(port, os.getpid())]
+    assert not [each for each in listeners([port]) if each.address == address]
+
+
+def test_a_digest_is_of_what_was_installed_and_not_of_where_it_came_from(tmp_path):
+    digests = []
+    for number, extra in enumerate(("", "direct_url.json,sha256=x,3", "RECORD,,")):
+        home = tmp_path / f"{number}/lib/python3.11/site-packages/torch-2.11.0.dist-info"
+        home.mkdir(parents=True)
+        (home / "METADATA").write_text("Name: torch\nVersion: 2.11.0\n")
+        rows = ["torch/a.py,sha256=abc,1", "../../../bin/x,sha256=y,2"]
+        rows += [f"torch-2.11.0.dist-info/{extra}"] * bool(extra)
+        (home / "RECORD").write_text("".join(f"{row}\n" for row in rows[:: 1 - 2 * (number % 2)]))
+        found = python_contents(str(tmp_path / str(number)), None)
+        assert found.versions == {"torch": "2.11.0"}
+        digests.append(found.digests["torch"])
+    assert len(digests[0]) == 64
+    assert len({*digests}) == 1
+
+
+def test_a_models_files(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "sub/t.json").write_text("{}")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache/x").write_text("")
+    found = model_print(str(tmp_path))
+    assert {name: each["size"] for name, each in found["files"].items()} == {
+        "config.json": 2,
+        "sub/t.json": 2,
+    }
+    assert len(found["files"]["config.json"]["digest"]) == 64
+    assert "no weights" in found["problem"]
+
+
+def test_the_ways_from_here():
+    if not shutil.which("ip"):
+        pytest.skip("ip is not installed (iproute2)")
+    said = Remote("localhost").call(
+        examination.meet, addresses=["127.0.0.1", "nonsense"], peers=[], models=[]
+    )
+    here, nowhere = said["ways"]
+    assert (here["netdev"], here["gateway"]) == ("lo", "")
+    assert here["mtu"] > 1000
+    assert (nowhere["netdev"], nowhere["plain"]) == ("", "unknown")
+    assert nowhere["said"]
+    json.dumps(said)
+
+
+def test_this_machine_as_a_cluster_of_one():
+    """Nothing is raised, whatever this machine has, and every check says something."""
+    file = ClusterFile(node=(ClusterNode(ssh="localhost"),), name="nothing-has-this")
+    (report,) = examined(Cluster(file))
+    assert report.silence is None
+    assert report.facts is not None
+    assert abs(report.clock.ahead) < 1
+    found = cluster_findings(file, [report])
+    between = {"clock", "cable", "address", "address-twice", "networks", "mtu", "route", "way"}
+    between |= {"link", "nccl", "vllm", "torch", "triton", "ray", "packages", "ports-between"}
+    between |= {"model-same"}  # of two nodes
+    assert {*peer_checks()} - between <= {each.about for each in found}
+    levels = [each.level for each in found]
+    first_later = next(n for n, each in enumerate(levels) if each in (Level.UNKNOWN, Level.OK))
+    assert not {Level.ERROR, Level.WARNING} & {*levels[first_later:]}
+
+
+def test_a_node_that_ssh_does_not_reach(tmp_path):
+    if not shutil.which("ssh"):
+        pytest.skip("ssh is not installed")
+    nodes = (ClusterNode(ssh="localhost"), ClusterNode(ssh="nobody@nowhere.invalid"))
+    reports = examined(Cluster(ClusterFile(node=nodes)))
+    assert isinstance(reports[1], NodeReport)
+    assert "nowhere.invalid" in reports[1].silence.what
+    assert reports[0].facts is not None
