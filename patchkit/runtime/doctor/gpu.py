@@ -113,8 +113,9 @@ def all_reduce_findings(
             )
         elif rank.state == "not-run":
             yield _not_checked(node, RANK, rank.reason)
-    if all(rank.state == "ok" for rank in ranks):
-        yield _speed(names, ranks, cable)
+    if any(rank.state != "ok" for rank in ranks):
+        return  # what NCCL took on the way to an error decides nothing
+    yield _speed(names, ranks, cable)
     if any(rank.nccl for rank in ranks):
         logs = {node: read_nccl(rank.nccl) for node, rank in zip(nodes, ranks, strict=True)}
         for node, variables in zip(nodes, meant, strict=False):
