@@ -26,6 +26,8 @@ _SAID_BY = {
     "pcie-lanes": "lanes",
     "ipv4": "address",
     "no-address": "address",
+    "networks": "address",
+    "peers-end": "address",
     "mtu": "mtu",
     "twin-mtu": "mtu",
     "equal-mtu": "mtu",
@@ -83,7 +85,7 @@ def _named(node: str, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _id(about: str) -> str:
-    return about.lower().replace(" ", "-")
+    return about.lower().replace(" ", "-").replace("'", "")
 
 
 def _by_cause(finding: Finding) -> tuple[int, float, str, str]:
