@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.errors import HostError, PatchkitError
-from patchkit.finding import Finding, Level
 from patchkit.records import RecordError, record
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch import ports
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.cluster_file import ClusterFile
-from patchkit.runtime.launch.survey import node_findings, pair_findings
 from patchkit.runtime.models.names import ModelFolder
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.on_node import examination
@@ -28,10 +26,8 @@ from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.on_node.python_contents import PythonContents
 from patchkit.runtime.on_node.unit_state import NodeState
 from patchkit.runtime.on_node.ways import Way
-from patchkit.runtime.peers.findings import peer_findings
 from patchkit.runtime.peers.placed_files import placed_files
 from patchkit.runtime.peers.report import ClockOffset, NodeReport
-from patchkit.runtime.peers.texts import peer_checks
 from patchkit.runtime.remote.everywhere import everywhere
 from patchkit.runtime.remote.failure import sent_error
 from patchkit.runtime.remote.node import Remote
@@ -269,35 +265,3 @@ def _ports_tried(cluster: Cluster, reports: Sequence[NodeReport]) -> dict[str, A
     except PatchkitError as error:
         return {"ports_tried": True, "blocked": error}
     return {"ports_tried": True}
-
-
-# What it means
-
-
-def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
-    """Return all findings: what may be the cause of others comes first, what is well last."""
-    names = [each.ssh for each in file.node]
-    found = list(peer_findings(file, reports))
-    facts = [(name, each.facts) for name, each in zip(names, reports, strict=True) if each.facts]
-    for name, its in facts:
-        found += node_findings(name, its)
-    if facts and reports[0].facts:
-        for pair in pair_findings([name for name, _ in facts], [its for _, its in facts]):
-            if pair.about not in _SAID_BY_PEERS:
-                found.append(pair)
-    return sorted(found, key=_by_cause)
-
-
-_SAID_BY_PEERS = frozenset(
-    ("vllm", "torch", "triton", "ray", "NCCL of vLLM", "NCCL of torch", "equal MTU", "addresses")
-)
-_LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
-
-
-def _by_cause(finding: Finding) -> tuple[int, float, str, str]:
-    """Return where a finding stands: errors and warnings in the order of causes, then the rest."""
-    order = list(peer_checks())
-    # What a machine lacks by itself comes before what is between machines, but for silence.
-    cause = order.index(finding.about) if finding.about in order else 0.5
-    level = _LATER.index(finding.level) + 1 if finding.level in _LATER else 0
-    return level, cause, finding.where, finding.about

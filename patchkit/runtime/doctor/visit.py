@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.records import record
-from patchkit.runtime.doctor.cluster import cluster_findings, examined
+from patchkit.runtime.doctor.cluster import examined
+from patchkit.runtime.doctor.judgement import cluster_findings
 from patchkit.runtime.doctor.log import log_findings
 from patchkit.runtime.doctor.nccl_log import read_nccl
 from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from patchkit.finding import Level
-from patchkit.runtime.doctor.cluster import cluster_findings, examined
+from patchkit.runtime.doctor.cluster import examined
+from patchkit.runtime.doctor.judgement import cluster_findings
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.runtime.on_node import examination
