@@ -14,12 +14,13 @@ from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
-from patchkit.runtime.doctor.bundle import pack, private_names
-from patchkit.runtime.doctor.bundle import save as save_report
 from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.visit import Visit, visit
+from patchkit.runtime.doctor.visit import Visit, facts_here, visit
 from patchkit.runtime.launch.cluster_file import FILE
 from patchkit.runtime.on_node.journal import unit_lines
+from patchkit.runtime.report.bundle import pack, private_names
+from patchkit.runtime.report.bundle import save as save_report
+from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.symptoms.diagnosis import read_log
 
 
@@ -39,6 +40,7 @@ from patchkit.runtime.symptoms.diagnosis import read_log
 )
 @click.option("--unit", metavar="NAME", help="What a systemd unit wrote, of root's or yours.")
 @click.option("--elsewhere", is_flag=True, help="The log is another machine's: ask not this one.")
+@click.option("--gpu", is_flag=True, help="Also try the GPUs, one by one and together: minutes.")
 @click.option("--ask", is_flag=True, help="Ask the model ten questions with known answers.")
 @click.option(
     "--save",
@@ -56,6 +58,7 @@ def command(
     log: Path | None,
     unit: str | None,
     elsewhere: bool,
+    gpu: bool,
     ask: bool,
     save: Path | None,
     venv: str | None,
@@ -73,13 +76,15 @@ def command(
     if sum((log is not None, unit is not None, with_cluster or file is not None)) > 1:
         raise UsageError("--log, --unit, --cluster: one of them", hint="patchkit doctor --cluster")
     if log is not None:
-        seen = Visit(findings=tuple(_of_log(log)))
+        known = {} if elsewhere else facts_here(alone(venv=venv))
+        seen = Visit(findings=tuple(_of_log(log, known)))
     elif unit is not None:
-        seen = Visit(findings=tuple(log_findings(read_log(unit_lines(unit)), unit)))
+        read = read_log(unit_lines(unit), facts_here(alone(venv=venv)))
+        seen = Visit(findings=tuple(log_findings(read, unit)))
     else:
         several = with_cluster or file is not None
         cluster = named(file or FILE) if several else alone(venv=venv)
-        seen = visit(cluster, questions=ask)
+        seen = visit(cluster, questions=ask, gpu=gpu)
     found = seen.findings
     if as_json:
         print_json({"findings": [each.fields() for each in found]})
@@ -91,8 +96,8 @@ def command(
         raise SystemExit(code)
 
 
-def _of_log(log: Path) -> Sequence[Finding]:
-    read = read_log(read_chunks(log, hint="patchkit doctor --log -"))
+def _of_log(log: Path, known: Situation) -> Sequence[Finding]:
+    read = read_log(read_chunks(log, hint="patchkit doctor --log -"), known)
     return list(log_findings(read, "standard input" if str(log) == "-" else str(log)))
 
 

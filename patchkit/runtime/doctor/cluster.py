@@ -10,6 +10,7 @@ from typing import Any
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.records import RecordError, record
+from patchkit.runtime.health.closer import NodeHealth
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch import ports
 from patchkit.runtime.launch.cluster import Cluster
@@ -43,6 +44,7 @@ class _SentReport:
     began: float = 0.0
     ended: float = 0.0
     facts: NodeFacts | None = None
+    health: NodeHealth | None = None
     contents: PythonContents | None = None
     state: NodeState | None = None
     unit_file: UnitFile | None = None
@@ -117,6 +119,7 @@ def _first(
         facts=sent.facts,
         state=sent.state,
         unit_file=sent.unit_file,
+        health=sent.health,
         contents=sent.contents,
         processes=sent.processes,
         listeners=sent.listeners,

@@ -9,8 +9,10 @@ from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.records import record
 from patchkit.runtime.doctor.cluster import examined
+from patchkit.runtime.doctor.gpu_visit import gpu_visit
 from patchkit.runtime.doctor.judgement import cluster_findings
 from patchkit.runtime.doctor.log import log_findings
+from patchkit.runtime.doctor.machine import facts_for_causes, machine_findings
 from patchkit.runtime.doctor.nccl_log import read_nccl
 from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.runtime.doctor.sense import questions_to_ask, sense_findings
@@ -22,6 +24,7 @@ from patchkit.runtime.on_node import server_answers
 from patchkit.runtime.on_node.journal import JournalLine
 from patchkit.runtime.on_node.server_answers import AskedFact, ServerAnswers
 from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.symptoms.diagnosis import ReadLog
 
 _LINES = 5000  # of each node's journal: more than a start writes
@@ -49,17 +52,21 @@ class Visit:
         return parts
 
 
-def visit(cluster: Cluster, *, questions: bool = False) -> Visit:
+def visit(cluster: Cluster, *, questions: bool = False, gpu: bool = False) -> Visit:
     """Return what is wrong with the nodes of a cluster, between them, and with what they serve.
 
-    With ``questions`` the model is asked some whose answers are known; that takes a minute at most.
+    With ``questions`` the model is asked some whose answers are known, a minute at most; with
+    ``gpu`` the nodes try their GPUs, which takes minutes.
     Raises nothing for a node that does not answer: that is what is wrong.
     """
     reports = examined(cluster)
     found = cluster_findings(cluster.file, reports)
+    for each in reports:
+        found += machine_findings(each, several=len(reports) > 1)
     if len(reports) == 1 and not reports[0].placed:
         found = [_only_for_up(each) for each in found]
     found += _server(cluster, reports[0], questions=questions)
+    found += gpu_visit(reports) if gpu else ()
     lines, unread = _journals(cluster, reports)
     found += unread
     if lines:
@@ -135,7 +142,8 @@ def _logs(
     cluster: Cluster, reports: Sequence[NodeReport], lines: Sequence[tuple[str, JournalLine]]
 ) -> Iterator[Finding]:
     """Yield what is known of what the ranks wrote."""
-    log, writers = read_journals(lines, {"nodes": str(len(cluster.nodes))})
+    known = {**facts_for_causes(reports[0]), "nodes": str(len(cluster.nodes))}
+    log, writers = read_journals(lines, known)
     answered = [each for each in reports if each.silence is None and each.placed]
     yield from _symptoms(log, writers, answered)
     if len(reports) > 1:
@@ -170,3 +178,13 @@ def _networks(
 
 def _unchecked(about: str, node: str, why: str) -> Finding:
     return Finding(level=Level.UNKNOWN, where=node, about=about, what=f"not checked: {why}")
+
+
+def facts_here(cluster: Cluster) -> Situation:
+    """Return the facts of this machine that causes hang on; none unless vLLM is meant to run here.
+
+    A log that is read on a workstation is more likely another machine's.
+    """
+    (report,) = examined(cluster)
+    found = facts_for_causes(report)
+    return found if found.get("target") in ("gb10", "thor") else {}

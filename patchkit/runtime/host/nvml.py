@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from patchkit.runtime.host.machine_root import ToolUnavailable
 
 _LIBRARY = "libnvidia-ml.so.1"
 _NONE = "[N/A]"  # as nvidia-smi writes what the driver does not support
+_MOST_PROCESSES = 64
 _TEXT = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE; a version takes 80
 
 
@@ -34,46 +37,83 @@ class _Pci(ctypes.Structure):
     )
 
 
-def ask() -> str:
-    """Return a line for each GPU, as `nvidia-smi` does. Raises ToolUnavailable."""
+# nvmlProcessInfo_t of the functions whose names end in _v3
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute", ctypes.c_uint),
+    )
+
+
+@contextlib.contextmanager
+def _opened() -> Iterator[ctypes.CDLL]:
+    """Hold NVML open. Raises ToolUnavailable."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise ToolUnavailable(str(error)) from None
     _need(library, "nvmlInit_v2")
     try:
+        yield library
+    finally:
+        _call(library, "nvmlShutdown")
+
+
+def ask() -> str:
+    """Return a line for each GPU, as `nvidia-smi` does. Raises ToolUnavailable."""
+    with _opened() as library:
         count = ctypes.c_uint()
         _need(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
         return "".join(f"{_row(library, number)}\n" for number in range(count.value))
-    finally:
-        _call(library, "nvmlShutdown")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The temperature of the first GPU in degrees Celsius and its power in watts; None: unknown."""
+    """How the first GPU is; None is unknown.
+
+    Degrees Celsius, watts, the limit of its power, MHz of its processors, why its clocks are lower
+    than they could be (NVML's bits), and the processes that compute on it.
+    """
 
     celsius: int | None
     watts: float | None
+    limit: float | None = None
+    mhz: int | None = None
+    throttled: int | None = None
+    processes: tuple[int, ...] | None = None
 
 
 def gpu_state() -> GpuState:
-    """Return how warm the first GPU is. Raises ToolUnavailable."""
-    try:
-        library = ctypes.CDLL(_LIBRARY)
-    except OSError as error:
-        raise ToolUnavailable(str(error)) from None
-    _need(library, "nvmlInit_v2")
-    try:
-        gpu, degrees, milliwatts = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+    """Return how the first GPU is. Raises ToolUnavailable."""
+    with _opened() as library:
+        gpu = ctypes.c_void_p()
         _need(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(0), ctypes.byref(gpu))
-        # 0 is NVML_TEMPERATURE_GPU, the only sensor there is.
-        sensor = (gpu, ctypes.c_uint(0), ctypes.byref(degrees))
-        hot = _call(library, "nvmlDeviceGetTemperature", *sensor)
-        power = _call(library, "nvmlDeviceGetPowerUsage", gpu, ctypes.byref(milliwatts))
-        return GpuState(None if hot else degrees.value, None if power else milliwatts.value / 1000)
-    finally:
-        _call(library, "nvmlShutdown")
+
+        def number(name: str, *before: object, wide: bool = False) -> int | None:
+            found = ctypes.c_ulonglong() if wide else ctypes.c_uint()
+            return None if _call(library, name, gpu, *before, ctypes.byref(found)) else found.value
+
+        watts, limit = number("nvmlDeviceGetPowerUsage"), number("nvmlDeviceGetEnforcedPowerLimit")
+        return GpuState(
+            # 0 is NVML_TEMPERATURE_GPU, the only sensor there is; 1 is NVML_CLOCK_SM.
+            celsius=number("nvmlDeviceGetTemperature", ctypes.c_uint(0)),
+            watts=None if watts is None else watts / 1000,
+            limit=None if limit is None else limit / 1000,
+            mhz=number("nvmlDeviceGetClockInfo", ctypes.c_uint(1)),
+            throttled=number("nvmlDeviceGetCurrentClocksThrottleReasons", wide=True),
+            processes=_processes(library, gpu),
+        )
+
+
+def _processes(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> tuple[int, ...] | None:
+    count = ctypes.c_uint(_MOST_PROCESSES)
+    table = (_Process * _MOST_PROCESSES)()
+    name = "nvmlDeviceGetComputeRunningProcesses_v3"
+    if _call(library, name, gpu, ctypes.byref(count), table):
+        return None
+    return tuple(each.pid for each in table[: count.value])
 
 
 def _row(library: ctypes.CDLL, number: int) -> str:

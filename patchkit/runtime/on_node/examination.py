@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from patchkit.errors import HostError, PatchkitError
+from patchkit.runtime.health.closer import look_closer
 from patchkit.runtime.on_node import links, model_print, unit_state, ways
 from patchkit.runtime.on_node.disk_room import disk_rooms
 from patchkit.runtime.on_node.group_processes import group_processes, listeners
@@ -54,6 +56,7 @@ def examine(
         "processes": lambda: {"processes": [asdict(each) for each in group_processes(name)]},
         "disks": lambda: {"disks": [asdict(each) for each in disk_rooms(folders)]},
         "listeners": lambda: {"listeners": [asdict(each) for each in listeners(ports)]},
+        "health": lambda: {"health": look_closer(_home_of(venv), units[0])},
     }
     return {**_together(parts), "began": began, "ended": time.time()}
 
@@ -87,6 +90,11 @@ def _together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
             except (OSError, ValueError) as error:
                 errors[name] = error_fields(HostError(f"{name}: {error}"))
     return {**found, "errors": errors}
+
+
+def _home_of(venv: str) -> str:
+    place = Path(venv).expanduser()
+    return str(place) if (place / "bin" / "python").exists() else ""
 
 
 def _unit_file(unit: str) -> UnitFile:

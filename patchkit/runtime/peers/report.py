@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from patchkit.errors import PatchkitError
+from patchkit.runtime.health.closer import NodeHealth
 from patchkit.runtime.on_node.disk_room import DiskRoom
 from patchkit.runtime.on_node.examination import UnitFile
 from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
@@ -44,6 +45,7 @@ class NodeReport:
     no_address: PatchkitError | None = None
     clock: ClockOffset | None = None
     facts: NodeFacts | None = None
+    health: NodeHealth | None = None
     state: NodeState | None = None
     unit_file: UnitFile | None = None
     contents: PythonContents | None = None

@@ -13,8 +13,8 @@ from patchkit.paths import RECIPES
 _HOME = Path(__file__).resolve().parents[2]  # the package itself
 # Python's standard library is all that these import when they run on a node.
 _ROOMS = (
-    *("durable", "runtime/gpu", "runtime/host", "runtime/models", "runtime/on_node"),
-    *("runtime/openai", "runtime/python"),
+    *("durable", "runtime/gpu", "runtime/health", "runtime/host", "runtime/models"),
+    *("runtime/on_node", "runtime/openai", "runtime/python"),
 )
 _REMOTE = "runtime/remote"
 _DATA = ("hardware.toml", "network.toml")  # of recipes/env

@@ -15,8 +15,8 @@ from typing import Any
 from patchkit.durable.atomic import sync
 from patchkit.durable.failure import translated
 from patchkit.errors import UsageError
-from patchkit.runtime.doctor.redaction import PrivateNames, Redactor
 from patchkit.runtime.on_node.node_facts import NodeFacts
+from patchkit.runtime.report.redaction import PrivateNames, Redactor
 
 _HOME = "patchkit-report"
 _TAKEN_OUT = "taken-out.json"

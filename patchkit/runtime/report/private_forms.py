@@ -9,7 +9,7 @@ from functools import cache
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.doctor.address_names import FORM
+from patchkit.runtime.report.address_names import FORM
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_forms
 
 SHORT = 6  # characters: a shorter name or key may be a part of any word

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import UsageError
-from patchkit.runtime.doctor.bundle import pack, private_names, save
-from patchkit.runtime.doctor.redaction import PrivateNames, Redactor
+from patchkit.runtime.report.bundle import pack, private_names, save
+from patchkit.runtime.report.redaction import PrivateNames, Redactor
 from support.clusters import node_facts
 
 NAMES = PrivateNames(

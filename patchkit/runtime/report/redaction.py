@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchkit.runtime.doctor.address_names import AddressNames
-from patchkit.runtime.doctor.private_forms import (
+from patchkit.runtime.report.address_names import AddressNames
+from patchkit.runtime.report.private_forms import (
     SHORT,
     after_sign,
     first_word,

@@ -1,0 +1,1 @@
+"""Pack what a bug report needs, without what names people, machines and secrets."""
