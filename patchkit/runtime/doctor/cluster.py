@@ -16,6 +16,7 @@ from patchkit.runtime.launch import ports
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.cluster_file import ClusterFile
 from patchkit.runtime.models.names import ModelFolder
+from patchkit.runtime.node.address import named_address
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.on_node import examination
 from patchkit.runtime.on_node.disk_room import DiskRoom
@@ -137,13 +138,22 @@ def _addressed(file: ClusterFile, reports: Sequence[NodeReport]) -> list[NodeRep
     if len(reports) < 2:
         return list(reports)
     written = [
-        node.address or _written(report) for node, report in zip(file.node, reports, strict=True)
+        _ipv4(node.address) or _ipv4(_written(report))
+        for node, report in zip(file.node, reports, strict=True)
     ]
     found = [_with_address(file, reports[0], written[0], "head", file.head.address)]
     head = found[0].address
     for report, known in zip(reports[1:], written[1:], strict=True):
         found.append(_with_address(file, report, known, "worker", head))
     return found
+
+
+def _ipv4(text: str) -> str:
+    """Return a text if it is an IPv4 address, else ""."""
+    try:
+        return named_address(text)
+    except PatchkitError:
+        return ""
 
 
 def _written(report: NodeReport) -> str:

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.runtime.launch.cluster_file import ClusterFile
+from patchkit.runtime.peers.ends import cable_ends, end_findings
 from patchkit.runtime.peers.files import file_findings
-from patchkit.runtime.peers.network import network_findings
 from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.peers.software import model_findings, software_findings
 from patchkit.runtime.peers.texts import fine, unknown, wrong
 from patchkit.runtime.peers.units import unit_findings
+from patchkit.runtime.peers.ways import way_findings
 from patchkit.runtime.remote.ssh import there
 
 _LEAST_FREE = 64 << 20  # bytes: what `up` writes, and a few compiled kernels
@@ -36,7 +37,9 @@ def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
         yield from _disk(node)
     if len(nodes) > 1:
         yield from clock_findings(nodes)
-        yield from network_findings(nodes)
+        ends = cable_ends(nodes)
+        yield from end_findings(ends)
+        yield from way_findings(ends)
     yield from software_findings(file, nodes)
     yield from model_findings(file, nodes)
     yield from file_findings(nodes)
