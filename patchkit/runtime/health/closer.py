@@ -17,7 +17,7 @@ from patchkit.runtime.host.machine_root import ToolUnavailable
 from patchkit.runtime.host.nvml import GpuState, gpu_state
 from patchkit.runtime.python.distributions import distributions, headers
 
-_PINNED = re.compile(r"(?P<name>[\w.-]+)\s*\(?==(?P<version>[\w.+]+)\)?\s*(?:;(?!.*extra).*)?")
+_PINNED = re.compile(r"(?P<name>[\w.-]+)\s*\(?==\s*(?P<version>[\w.+]+)\)?\s*(?:;(?!.*extra).*)?")
 _SECONDS = 3.0  # for each program that is asked
 _KERNEL_LINES = 400
 _KERNEL = "NVRM|Xid|mlx5|AER|Out of memory|oom-kill|oom_reaper|thermal|I/O error|EXT4-fs error"

@@ -27,7 +27,7 @@ WELL = NodeHealth(
     compilers=Compilers(programs=(("cc", "/usr/bin/cc"),), python_h="/usr/include/Python.h"),
     pins={"torch": "2.11.0", "triton": "3.6.0"},
 )
-XID = "2026-11-23T03:00:00+0000 s kernel: NVRM: Xid (PCI:000f:01:00): 79, GPU has fallen off the bus."
+XID = "2026-11-23T03:00:00+0000 s kernel: NVRM: Xid (PCI:000f): 79, GPU has fallen off the bus."
 
 
 @pytest.fixture(scope="module")
