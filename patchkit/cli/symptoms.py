@@ -15,17 +15,20 @@ _FEWEST = 5  # characters of a text that is looked for in what symptoms say
 
 
 def explained_symptoms(wanted: str) -> list[Diagnosis]:
-    """Return what a text means: the symptom of that id, those in the text, or with it in theirs."""
+    """Return what a text means: the symptom of that id, or those that are in it."""
     if wanted in symptoms():
         return [_whole(symptoms()[wanted])]
-    found = read_log([wanted.encode(errors="replace")], whole=False).diagnoses
-    if found or len(wanted) < _FEWEST:
-        return list(found)
-    low = " ".join(wanted.split()).casefold()
+    return list(read_log([wanted.encode(errors="replace")], whole=False).diagnoses)
+
+
+def symptoms_with(words: str) -> list[Diagnosis]:
+    """Return the symptoms that have a part of a text in what they say, or in their titles."""
+    low = " ".join(words.split()).casefold()
     return [
         _whole(each)
         for each in symptoms().values()
-        if any(low in text.casefold() for text in (*each.says, *each.example, each.title))
+        if len(low) >= _FEWEST
+        and any(low in text.casefold() for text in (*each.says, *each.example, each.title))
     ]
 
 

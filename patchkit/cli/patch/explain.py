@@ -12,14 +12,16 @@ from patchkit.cli import show
 from patchkit.cli.complete import explained
 from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, say, style, table
-from patchkit.cli.symptoms import explained_symptoms, tell_symptoms
+from patchkit.cli.symptoms import explained_symptoms, symptoms_with, tell_symptoms
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.claims import Claim, load_claims
 from patchkit.patching.fix import Evidence, Example, Fix
 from patchkit.patching.recipe import load_recipes
+from patchkit.runtime.symptoms.diagnosis import Diagnosis
 from patchkit.runtime.symptoms.symptom import Symptom, symptoms
 
+_SHOWN = 3  # symptoms that are shown whole
 _MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
 
 
@@ -52,14 +54,20 @@ def command(wanted: str | None, *, as_json: bool) -> None:
     if not found and (known := explained_symptoms(wanted)):
         tell_symptoms(known, as_json=as_json)
         return
+    near: list[Diagnosis] = []
     # A mistyped id is no text to look for.
     if not found and not difflib.get_close_matches(name, _ids(), cutoff=_MISTYPED):
         found = [each for each in everything if wanted.casefold() in _said(each).casefold()]
-    if not found:
+        near = symptoms_with(wanted)
+    if near and not found and len(near) <= _SHOWN:
+        tell_symptoms(near, as_json=as_json)
+        return
+    ids = [*(each.id for each in found), *(each.symptom.id for each in near)]
+    if not ids:
         raise UsageError(f"no fix, claim or symptom is {wanted!r}", hint=_close_to(name))
-    if len(found) > 1:
-        ids = ", ".join(each.id for each in found)
-        raise UsageError(f"{wanted!r} is in {len(found)} fixes and claims", hint=f"take one: {ids}")
+    if len(ids) > 1:
+        what = f"{wanted!r} is in {len(ids)} fixes, claims and symptoms"
+        raise UsageError(what, hint=f"take one: {', '.join(ids)}")
     only = found[0]
     if isinstance(only, Claim):
         _claim(only, as_json=as_json)

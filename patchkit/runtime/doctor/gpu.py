@@ -39,7 +39,7 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
 def _of_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
     figures = _Figures({**step.figures, "kernel": step.kernel or "?"})
     proves = text.proves.format_map(figures)
-    hint = text.hint.format(command=f"`{there(node, *text.look)}`")
+    hint = text.hint.format(command=there(node, *text.look))
     if step.state == "not-run":
         yield _not_checked(node, text.id, step.reason)
     elif step.state == "failed":

@@ -54,7 +54,7 @@ def _disk(node: NodeReport) -> Iterator[Finding]:
     full = [each for each in node.disks if each.free < _LEAST_FREE or each.files == 0]
     for each in full:
         what = "no file can be made" if each.files == 0 else f"{each.free / 1e6:.0f} MB are free"
-        largest = f"du -xah -d 1 {quoted(each.folder)} | sort -h | tail"
+        largest = " | ".join((quoted("du", "-xah", "-d", "1", each.folder), "sort -h", "tail"))
         command = there(node.node, "sh", "-c", largest)
         yield wrong("disk", node.node, folder=each.folder, what=what, command=command)
     if not full:

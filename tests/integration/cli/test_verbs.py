@@ -70,7 +70,11 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         (["apply", "--vllm-src", ".", "--target", "h100"], 2, ["'h100'", "gb10, thor"]),
         (["apply", "--vllm-src", ".", "--dest", "x"], 2, [". is a folder", "--dest"]),
         (["explain", "arch_list"], 2, ["'arch_list'", "did you mean arch_lists?"]),
-        (["explain", "sm_121"], 2, ["fixes and claims", "take one: ", "nccl_lacks_sm_121"]),
+        (
+            ["explain", "sm_121"],
+            2,
+            ["fixes, claims and symptoms", "take one: ", "nccl_lacks_sm_121"],
+        ),
         (["fixes", "--version", "0.11.0"], 3, ["0.11.0 is not supported"]),
         (["fetch", "torch==2.9.0"], 2, ["'torch==2.9.0' names no release"]),
         (["apply"], 2, ["no source is named", "--vllm-src or --nccl-src"]),
