@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
+from patchkit.runtime.doctor.machine import machine_findings
 from patchkit.runtime.host import advice
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.launch.cluster_file import ClusterFile
@@ -58,6 +59,8 @@ def _nodes(finding: Finding) -> list[str]:
 
 def _of_machines(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what is wrong with each machine, with its network, and with both ends of a cable."""
+    for each in reports:
+        yield from machine_findings(each)
     known = [(each.node, each.facts) for each in reports if each.facts]
     for name, facts in known:
         yield from node_findings(name, facts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
@@ -30,22 +29,19 @@ _LOCKED = 1 << 30
 _UNIFIED = ("gb10", "thor")
 # NVML's clocksThrottleReasons that are no choice of the user's: nvml.h.
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
-# What is between machines is said once, of both ends.
-_OF_PEERS = ("no-address", "shared-network", "twin-mtu", "half-down")
 
 Check = Callable[[NodeReport, NodeFacts, NodeHealth], Iterator[Finding]]
 
 
-def machine_findings(report: NodeReport, *, several: bool) -> Iterator[Finding]:
-    """Yield what is wrong with one machine, what is well, and what was not looked at."""
+def machine_findings(report: NodeReport) -> Iterator[Finding]:
+    """Yield what is wrong with one machine, what is well, and what was not looked at.
+
+    What `probe` remarks of it is said by `judgement`, with what is between machines.
+    """
     facts, health = report.facts, report.health
     if facts is None:
         yield _unknown(report, "machine", report.why_not("facts"))
         return
-    for each in remarks(facts.host):
-        if not (several and each.about in _OF_PEERS):
-            where = f"{report.node} {each.where}".rstrip()
-            yield replace(each, where=where)
     if health is None:
         yield _unknown(report, "machine", report.why_not("health"))
         return

@@ -12,7 +12,7 @@ from patchkit.runtime.doctor.cluster import examined
 from patchkit.runtime.doctor.gpu_visit import gpu_visit
 from patchkit.runtime.doctor.judgement import cluster_findings
 from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.machine import facts_for_causes, machine_findings
+from patchkit.runtime.doctor.machine import facts_for_causes
 from patchkit.runtime.doctor.nccl_log import read_nccl
 from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.runtime.doctor.sense import questions_to_ask, sense_findings
@@ -61,8 +61,6 @@ def visit(cluster: Cluster, *, questions: bool = False, gpu: bool = False) -> Vi
     """
     reports = examined(cluster)
     found = cluster_findings(cluster.file, reports)
-    for each in reports:
-        found += machine_findings(each, several=len(reports) > 1)
     if len(reports) == 1 and not reports[0].placed:
         found = [_only_for_up(each) for each in found]
     found += _server(cluster, reports[0], questions=questions)
