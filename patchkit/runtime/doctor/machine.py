@@ -1,236 +1,300 @@
-"""Judge a machine and the Python that has vLLM by what they say of themselves. Pure."""
+"""Judge a machine by what it says of itself: memory, limits, log of the kernel, GPU. Pure.
+
+Each check says that it is well and what was seen, what is wrong, or why it was not looked at.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 from patchkit.finding import Finding, Level
-from patchkit.quoting import quoted
 from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.texts import told
-from patchkit.runtime.health.closer import NodeHealth
-from patchkit.runtime.host.advice import remarks
+from patchkit.runtime.doctor.node_judge import NodeJudge, limits
+from patchkit.runtime.doctor.python import PYTHON_CHECKS
+from patchkit.runtime.doctor.situation import facts_for_causes
+from patchkit.runtime.health.closer import GpuUser
+from patchkit.runtime.host.nvml import GpuState
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch.survey import memlock_cure
-from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.remote.ssh import there
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.symptoms.diagnosis import read_log
 
-_FILE = "machine.toml"
 _GIB = 1 << 20  # KiB
-_LEFT = 10 * _GIB  # KiB that have to be left: open-gpu-kernel-modules#1358
-_CACHE = 4  # a page cache of more than a quarter of the memory is large
-_THREADS = 8192  # processes and threads; podman gives 2048
-_SHM = 1 << 30
-_LOCKED = 1 << 30
 _UNIFIED = ("gb10", "thor")
 # NVML's clocksThrottleReasons that are no choice of the user's: nvml.h.
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+_MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
 
-Check = Callable[[NodeReport, NodeFacts, NodeHealth], Iterator[Finding]]
+Check = Callable[[NodeJudge], Iterator[Finding]]
 
 
 def machine_findings(report: NodeReport) -> Iterator[Finding]:
-    """Yield what is wrong with one machine, what is well, and what was not looked at.
-
-    What `probe` remarks of it is said by `judgement`, with what is between machines.
-    """
-    facts, health = report.facts, report.health
-    if facts is None:
-        yield _unknown(report, "machine", report.why_not("facts"))
+    """Yield what is wrong with one machine and its Python, what is well, what was not looked at."""
+    if report.facts is None or report.health is None:
+        part = "facts" if report.facts is None else "health"
+        what = f"not checked: {report.why_not(part)}"
+        yield Finding(level=Level.UNKNOWN, where=report.node, about="machine", what=what)
         return
-    if health is None:
-        yield _unknown(report, "machine", report.why_not("health"))
-        return
-    for about, (needs, check) in _CHECKS.items():
-        reasons = [health.unread[need] for need in needs if need in health.unread]
-        found = list(check(report, facts, health)) if not reasons else []
-        yield from found
-        if reasons:
-            yield _unknown(report, about, reasons[0])
-        elif not any(each.level is not Level.NOTE for each in found):
-            yield Finding(level=Level.OK, where=report.node, about=about, what="fine")
+    judge = NodeJudge(report, report.facts, report.health)
+    for check in (*_CHECKS, *PYTHON_CHECKS):
+        yield from check(judge)
 
 
-def _unknown(report: NodeReport, about: str, why: str) -> Finding:
-    what = f"not checked: {why}"
-    return Finding(level=Level.UNKNOWN, where=report.node, about=about, what=what)
-
-
-def _memory(report: NodeReport, facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    memory, target = facts.host.memory, target_of(facts.host)
-    if memory is None or target not in _UNIFIED:
+def _memory(judge: NodeJudge) -> Iterator[Finding]:
+    memory, serves = judge.facts.host.memory, bool(judge.report.processes)
+    if memory is None:
+        yield judge.unknown("memory-left", "the kernel does not tell how much there is")
         return
     sizes = {"available": memory.available // _GIB, "total": memory.total // _GIB}
-    serves = bool(report.processes)
-    if serves and memory.available < _LEFT:
-        yield told(_FILE, "memory-left", report.node, **sizes)
-    if not serves and memory.available < memory.total // 2:
-        command = there(report.node, "ps", "-eo", "rss,pid,args", "--sort=-rss")
-        yield told(_FILE, "memory-taken", report.node, command=command, **sizes)
-    cache = health.page_cache or 0
-    if not serves and cache > memory.total // _CACHE:
-        drop = there(report.node, "sudo", "sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches")
-        yield told(_FILE, "page-cache", report.node, cache=cache // _GIB, command=drop)
-    if not memory.swap_total and not health.guards and "guards" not in health.unread:
-        yield told(_FILE, "memory-guard", report.node)
+    shared = target_of(judge.facts.host) in _UNIFIED
+    if serves and shared and memory.available < limits().left_gib * _GIB:
+        yield judge.say("memory-left", **sizes)
+    elif not serves and memory.available < memory.total // 2:
+        command = there(judge.node, "ps", "-eo", "rss,pid,args", "--sort=-rss")
+        yield judge.say("memory-taken", command=command, **sizes)
+    else:
+        yield judge.fine("memory-left", **sizes)
 
 
-def _kernel(report: NodeReport, _facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    if not health.kernel:
+def _page_cache(judge: NodeJudge) -> Iterator[Finding]:
+    memory, cache = judge.facts.host.memory, judge.health.page_cache
+    if memory is None or cache is None:
+        why = judge.health.why_not("page_cache") or "the kernel does not tell how much memory is"
+        yield judge.unknown("page-cache", why)
+    elif cache > memory.total // 4 and not judge.report.processes:
+        drop = there(judge.node, "sudo", "sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches")
+        yield judge.say("page-cache", cache=cache // _GIB, command=drop)
+    else:
+        yield judge.fine("page-cache", cache=cache // _GIB)
+
+
+def _huge_pages(judge: NodeJudge) -> Iterator[Finding]:
+    if (huge := judge.health.huge) is None:
+        yield judge.unknown("huge-pages", judge.health.why_not("huge"))
+    elif huge:
+        command = there(judge.node, "sudo", "sysctl", "vm.nr_hugepages=0")
+        yield judge.say("huge-pages", huge=huge / _GIB, command=command)
+    else:
+        yield judge.fine("huge-pages")
+
+
+def _oom(judge: NodeJudge) -> Iterator[Finding]:
+    memory, guards = judge.facts.host.memory, judge.health.guards
+    if (kills := judge.health.oom_kills) is None:
+        yield judge.unknown("oom-kills", judge.health.why_not("oom_kills"))
+    elif kills:
+        command = there(judge.node, "sudo", "journalctl", "-k", "-b", "--grep=Killed process")
+        yield judge.say("oom-kills", kills=kills, command=command)
+    else:
+        yield judge.fine("oom-kills")
+    if guards is None or memory is None:
+        why = judge.health.why_not("guards") or "the kernel does not tell of its memory"
+        yield judge.unknown("memory-guard", why)
+    elif not memory.swap_total and not guards and target_of(judge.facts.host) in _UNIFIED:
+        command = there(judge.node, "sudo", "apt", "install", "earlyoom")
+        yield judge.say("memory-guard", command=command)
+    else:
+        swap = f"{memory.swap_total // _GIB} GiB of swap"
+        yield judge.fine("memory-guard", guards=", ".join((*guards, swap)))
+
+
+def _kernel(judge: NodeJudge) -> Iterator[Finding]:
+    if judge.health.kernel is None:
+        why = judge.health.why_not("kernel")
+        hint = there(judge.node, "sudo", "dmesg", "--level=emerg,alert,crit,err,warn")
+        yield judge.unknown("kernel-log", why, hint)
         return
-    lines = [line.replace("\n", " ") for line in health.kernel]
+    lines = [line.replace("\n", " ") for line in judge.health.kernel]
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
-    writers = [report.node] * (len(lines) + 1)
-    for each in log_findings(read_log([text], facts_for_causes(report)), nodes=writers):
-        if each.about != "unknown" and each.level in (Level.ERROR, Level.WARNING):
-            yield each
+    # Not whole: most lines of the log were left out.
+    read = read_log([text], facts_for_causes(judge.report), whole=False)
+    bad = (Level.ERROR, Level.WARNING)
+    writers = [judge.node] * (len(lines) + 1)
+    found = [
+        each
+        for each in log_findings(read, nodes=writers)
+        if each.about != "unknown" and each.level in bad
+    ]
+    yield from found or [judge.fine("kernel-log", count=len(lines))]
 
 
-def _clock(report: NodeReport, _facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    if health.synced is False:
-        yield told(_FILE, "clock-sync", report.node)
+def _clock(judge: NodeJudge) -> Iterator[Finding]:
+    if judge.health.synced is None:
+        yield judge.unknown("clock-sync", judge.health.why_not("synced"), "timedatectl")
+    elif judge.health.synced:
+        yield judge.fine("clock-sync")
+    else:
+        command = there(judge.node, "sudo", "timedatectl", "set-ntp", "true")
+        yield judge.say("clock-sync", command=command)
 
 
-def _gpu(report: NodeReport, _facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    gpu = health.gpu
-    if gpu is None:
-        return
-    reasons = {word for bit, word in _THROTTLED.items() if (gpu.throttled or 0) & bit}
+# The GPU
+
+
+def _gpu(judge: NodeJudge) -> Iterator[Finding]:
+    gpu, why = judge.health.gpu, judge.health.why_not("gpu")
+    if gpu is None and _MISMATCH in why:
+        yield judge.say("gpu-mismatch", reason=why)
+    elif gpu is None:
+        yield judge.unknown("gpu-throttled", why)
+    elif gpu.throttled is None:
+        yield judge.unknown("gpu-throttled", "NVML does not tell why clocks are held down")
+    else:
+        yield from _slow(judge, gpu, gpu.throttled)
+
+
+def _slow(judge: NodeJudge, gpu: GpuState, throttled: int) -> Iterator[Finding]:
+    shown = {
+        "celsius": _shown(gpu.celsius, "°C"),
+        "watts": _shown(gpu.watts, "W"),
+        "mhz": _shown(gpu.mhz, "MHz"),
+        "busy": _shown(gpu.busy, "%"),
+    }
+    reasons = {word for bit, word in _THROTTLED.items() if throttled & bit}
+    slow, busy = limits().stuck_mhz, limits().busy_percent
+    stuck = (gpu.mhz or slow + 1) <= slow and (gpu.busy or 0) >= busy
     if reasons:
-        figures = {"celsius": gpu.celsius, "watts": gpu.watts}
-        command = there(report.node, "nvidia-smi", "-q", "-d", "PERFORMANCE,TEMPERATURE,POWER")
+        command = there(judge.node, "nvidia-smi", "-q", "-d", "PERFORMANCE,TEMPERATURE,POWER")
         words = " and ".join(sorted(reasons))
-        yield told(_FILE, "gpu-throttled", report.node, reasons=words, command=command, **figures)
-    own = {each.pid for each in report.processes or ()}
-    others = [each for each in gpu.processes or () if each not in own]
-    if others and own:
-        command = there(report.node, "ps", "-o", "pid,user,args", "-p", ",".join(map(str, others)))
-        shown = ", ".join(map(str, others))
-        yield told(_FILE, "gpu-others", report.node, processes=shown, command=command)
+        yield judge.say("gpu-throttled", reasons=words, command=command, **shown)
+    elif stuck and target_of(judge.facts.host) == "gb10":
+        yield judge.say("gpu-stuck", **shown)
+    else:
+        yield judge.fine("gpu-throttled", **shown)
 
 
-def _driver(report: NodeReport, facts: NodeFacts, _health: NodeHealth) -> Iterator[Finding]:
-    driver = next((gpu.driver for gpu in facts.host.gpus if _is_version(gpu.driver)), "")
-    cuda = facts.host.software.cuda if facts.host.software else ""
-    if driver and cuda.startswith("13") and within(driver, "<580"):
-        yield told(_FILE, "driver", report.node, driver=driver, cuda=cuda)
-    elif driver and within(driver, ">=590,<595"):
-        yield told(_FILE, "driver-590", report.node, driver=driver)
+def _shown(value: float | None, unit: str) -> str:
+    return f"? {unit}" if value is None else f"{value:.0f} {unit}"
 
 
-def _limits(report: NodeReport, facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    unit = health.unit
-    active = any(each.active for each in facts.host.rdma)
-    if unit and unit.memlock is not None and unit.memlock < _LOCKED and active:
-        command = there(report.node, *memlock_cure())
-        yield told(_FILE, "unit-memlock", report.node, mib=unit.memlock >> 20, command=command)
+def _gpu_others(judge: NodeJudge) -> Iterator[Finding]:
+    users, container = judge.health.gpu_users, judge.health.container
+    own = {each.pid for each in judge.report.processes or ()}
+    if users is None or judge.report.processes is None or container is None:
+        why = judge.health.why_not("gpu_users", "container") or judge.report.why_not("processes")
+        yield judge.unknown("gpu-others", why)
+        return
+    others = [each for each in users if each.pid not in own]
+    if others and container.kind:
+        why = "in a container processes have other numbers than the driver says"
+        yield judge.unknown("gpu-others", why)
+    elif others:
+        pids = ",".join(str(each.pid) for each in others)
+        command = there(judge.node, "ps", "-o", "pid,user,etime,args", "-p", pids)
+        about = "gpu-others" if own else "gpu-taken"
+        shown = ", ".join(map(_described, others))
+        yield judge.say(about, processes=shown, command=command)
+    else:
+        yield judge.fine("gpu-others", count=len(users))
 
 
-def _container(report: NodeReport, facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    its = health.container
+def _described(user: GpuUser) -> str:
+    about = [user.name, f"of {user.user}" if user.user else ""]
+    about.append("" if user.mib is None else f"{user.mib} MiB")
+    words = " ".join(filter(None, about))
+    return f"{user.pid} ({words})" if words else str(user.pid)
+
+
+def _driver(judge: NodeJudge) -> Iterator[Finding]:
+    driver, software = judge.driver, judge.facts.host.software
+    cuda = software.cuda if software else ""
+    oldest = limits().drivers.get(cuda.partition(".")[0], "")
+    if not driver:
+        yield judge.unknown("driver", "no driver of a GPU says its version")
+        return
+    if oldest and within(driver, f"<{oldest}"):
+        yield judge.say("driver", driver=driver, cuda=cuda, oldest=oldest)
+    elif within(driver, ">=590,<595"):
+        yield judge.say("driver-590", driver=driver)
+    elif oldest:
+        yield judge.fine("driver", driver=driver, cuda=cuda)
+    else:
+        yield judge.unknown("driver", f"{driver} is there, and no torch says for which CUDA it is")
+
+
+# Limits
+
+
+def _unit_limits(judge: NodeJudge) -> Iterator[Finding]:
+    unit, active = judge.health.unit, [each.name for each in judge.facts.host.rdma if each.active]
+    if not active:
+        yield judge.fine("unit-memlock", what="no RDMA device is active: nothing is registered")
+    elif unit is None or not unit.known:
+        yield judge.unknown("unit-memlock", judge.health.why_not("unit") or "its limits are hidden")
+    elif unit.memlock is None or unit.locks:
+        yield judge.fine("unit-memlock", what="the running server may lock all memory")
+    else:
+        command = there(judge.node, *memlock_cure())
+        yield judge.say("unit-memlock", mib=unit.memlock >> 20, command=command)
+
+
+def _container(judge: NodeJudge) -> Iterator[Finding]:
+    its, process = judge.health.container, judge.health.process
+    if its is None or process is None:
+        yield judge.unknown("container-pids", judge.health.why_not("container", "process"))
+        return
     if not its.kind:
+        yield judge.fine("container-pids", what="this is no container")
         return
-    if its.pids is not None and its.pids < _THREADS:
-        yield told(_FILE, "container-pids", report.node, limit=its.pids)
-    if its.shm is not None and its.shm < _SHM:
-        yield told(_FILE, "container-shm", report.node, mib=its.shm >> 20)
-    active = sum(each.active for each in facts.host.rdma)
-    if active and its.verbs_open < active:
+    found = []
+    if its.pids is not None and its.pids < limits().threads:
+        found.append(judge.say("container-pids", limit=its.pids, now=its.pids_now or 0))
+    if its.shm is not None and its.shm < limits().shm_mib << 20:
+        found.append(judge.say("container-shm", mib=its.shm >> 20))
+    active = any(each.active for each in judge.facts.host.rdma)
+    if active and process.memlock is not None and not process.locks:
+        found.append(judge.say("container-memlock", mib=process.memlock >> 20))
+    yield from found or [
+        judge.fine("container-pids", what=f"{its.kind} limits nothing that matters")
+    ]
+
+
+def _threads(judge: NodeJudge) -> Iterator[Finding]:
+    """Yield whether a control group is nearly full of threads, in a container or not."""
+    its = judge.health.container
+    if its is None:
+        yield judge.unknown("threads", judge.health.why_not("container"))
+    elif its.pids is None or its.pids_now is None:
+        yield judge.fine("threads", what="no limit of processes and threads")
+    else:
+        figures = {"limit": its.pids, "now": its.pids_now}
+        if its.pids_now * 10 > its.pids * 9:
+            yield judge.say("threads", **figures)
+        else:
+            what = f"{its.pids_now} of {its.pids} processes and threads"
+            yield judge.fine("threads", what=what)
+
+
+def _rdma_files(judge: NodeJudge) -> Iterator[Finding]:
+    its, active = judge.health.container, sum(each.active for each in judge.facts.host.rdma)
+    if its is None:
+        yield judge.unknown("rdma-closed", judge.health.why_not("container"))
+    elif not active:
+        yield judge.fine("rdma-closed", what="no RDMA device is active")
+    else:
         counts = {"open": its.verbs_open, "count": its.verbs, "active": active}
-        yield told(_FILE, "container-rdma", report.node, **counts)
+        command = there(judge.node, "ls", "-l", "/dev/infiniband")
+        closed = "container-rdma" if its.kind else "rdma-closed"
+        if its.verbs_open < active:
+            yield judge.say(closed, command=command, **counts)
+        else:
+            yield judge.fine("rdma-closed", what=f"{its.verbs_open} files of RDMA devices open")
 
 
-def _compilers(report: NodeReport, facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    software, has = facts.host.software, health.compilers
-    if software is None or not software.vllm:
-        return
-    if not has.has("cc", "gcc"):
-        why = "Triton compiles a launcher with it at the first request"
-        fields = {"program": "C compiler", "package": "build-essential", "reason": why}
-        yield told(_FILE, "compiler", report.node, **fields)
-    if not has.python_h:
-        why = "Triton's launcher needs it: `Python.h: No such file or directory`"
-        fields = {"program": "Python.h", "package": "python3-dev", "reason": why}
-        yield told(_FILE, "compiler", report.node, **fields)
+def _firmware(judge: NodeJudge) -> Iterator[Finding]:
+    if found := judge.health.firmware:
+        shown = ", ".join(sorted(set(found.values())))
+        one = len(set(found.values())) == 1
+        yield judge.fine("firmware", shown=shown) if one else judge.say("firmware", shown=shown)
+    else:
+        why = judge.health.unread.get("firmware") or "there is no RDMA device"
+        yield judge.unknown("firmware", why)
 
 
-def _pins(report: NodeReport, facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    contents, software = report.contents, facts.host.software
-    if contents is None or software is None or not software.vllm:
-        return
-    for name, wanted in health.pins.items():
-        installed = contents.versions.get(name, "")
-        if installed and installed.partition("+")[0] != wanted.partition("+")[0]:
-            yield told(
-                _FILE,
-                "python-pins",
-                report.node,
-                vllm=software.vllm,
-                wanted=f"{name} {wanted}",
-                installed=installed,
-            )
-    own, other = contents.nccl, contents.torch_nccl
-    if own.sha256 and other.sha256 and own.sha256 != other.sha256:
-        versions = {"vllm": own.version, "torch": other.version}
-        yield told(_FILE, "nccl-two", report.node, python=quoted(software.python), **versions)
-
-
-def _caches(report: NodeReport, _facts: NodeFacts, health: NodeHealth) -> Iterator[Finding]:
-    contents = report.contents
-    present = contents.versions.get("flashinfer-python", "") if contents else ""
-    for cache in health.compilers.caches:
-        versions = {name.partition("/")[0] for name in cache.names}
-        others = sorted(each for each in versions if _is_version(each) and each != present)
-        if cache.owner == "flashinfer" and present and others:
-            fields = {"folder": cache.folder, "others": ", ".join(others)}
-            yield told(_FILE, "jit-cache", report.node, present=f"FlashInfer {present}", **fields)
-
-
-def _is_version(text: str) -> bool:
-    return re.fullmatch(r"\d+(?:\.\d+)+.*", text) is not None
-
-
-_CHECKS: dict[str, tuple[tuple[str, ...], Check]] = {
-    "memory": (("page_cache",), _memory),
-    "kernel-log": (("kernel",), _kernel),
-    "clock-sync": (("synced",), _clock),
-    "gpu-state": (("gpu",), _gpu),
-    "driver": ((), _driver),
-    "unit-limits": (("unit",), _limits),
-    "container": (("container",), _container),
-    "compilers": (("compilers",), _compilers),
-    "python-pins": (("pins",), _pins),
-    "jit-caches": (("compilers",), _caches),
-}
-"""What is looked at, by the id of the check: the facts that it needs, and who judges them."""
-
-
-def facts_for_causes(report: NodeReport) -> dict[str, str]:
-    """Return the facts of a node that causes of symptoms hang on."""
-    facts, health = report.facts, report.health
-    if facts is None:
-        return {}
-    host = facts.host
-    driver = next((gpu.driver for gpu in host.gpus if _is_version(gpu.driver)), "")
-    found = {**host.versions, "driver": driver, "target": target_of(host) or ""}
-    found["kernel"] = ".".join(re.findall(r"\d+", host.system.kernel)[:4])
-    found["linger"] = "yes" if facts.linger else "no"
-    if host.memory:
-        taken = any(each.about == "kernel-reserve" for each in remarks(host))
-        found["kernel_reserve"] = "yes" if taken else "no"
-        found["memory"] = "short" if host.memory.available * 10 < host.memory.total else "enough"
-    if health:
-        limit = health.unit.memlock if health.unit else facts.memlock
-        found["memlock"] = "unlimited" if limit is None else "limited"
-        found["container"] = "yes" if health.container.kind else "no"
-        if health.page_cache is not None and host.memory:
-            large = health.page_cache * _CACHE > host.memory.total
-            found["page_cache"] = "large" if large else "small"
-    env = report.placed.env if report.placed else None
-    if env:
-        found["topology"] = env.facts.get("topology", "")
-    return {name: value for name, value in found.items() if value}
+_CHECKS: tuple[Check, ...] = (
+    *(_driver, _gpu, _gpu_others, _kernel),
+    *(_memory, _page_cache, _huge_pages, _oom),
+    *(_unit_limits, _container, _threads, _rdma_files, _firmware, _clock),
+)

@@ -14,7 +14,10 @@ from patchkit.records import read_toml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingText:
-    """A finding as a file has it; ``{fields}`` of its texts are filled in."""
+    """A finding as a file has it; ``{fields}`` of its texts are filled in.
+
+    ``fine`` is what the check says where nothing is wrong.
+    """
 
     id: str
     level: Level
@@ -22,6 +25,7 @@ class FindingText:
     why: str
     hint: str
     source: str
+    fine: str = ""
 
 
 @cache
@@ -41,5 +45,17 @@ def told(file: str, about: str, where: str, **fields: object) -> Finding:
         what=text.says.format_map(fields),
         why=text.why.format_map(fields),
         hint=text.hint.format_map(fields),
+        source=text.source.format_map(fields),
+    )
+
+
+def fine(file: str, about: str, where: str, **fields: object) -> Finding:
+    """Return that a check of a file found nothing wrong, with what was seen."""
+    text = _texts(file)[about]
+    return Finding(
+        level=Level.OK,
+        where=where,
+        about=about,
+        what=text.fine.format_map(fields),
         source=text.source.format_map(fields),
     )

@@ -12,11 +12,11 @@ from patchkit.runtime.doctor.cluster import examined
 from patchkit.runtime.doctor.gpu_visit import gpu_visit
 from patchkit.runtime.doctor.judgement import cluster_findings
 from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.machine import facts_for_causes
 from patchkit.runtime.doctor.nccl_log import read_nccl
 from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.runtime.doctor.sense import questions_to_ask, sense_findings
 from patchkit.runtime.doctor.server import server_findings, wanted_metrics
+from patchkit.runtime.doctor.situation import facts_for_causes
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.journal import read_journals
 from patchkit.runtime.launch.start import journals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,56 +13,84 @@ from typing import Any
 
 from patchkit.process import attempt
 from patchkit.runtime.health.compilers import Compilers, compilers
+from patchkit.runtime.health.kernel_log import UnreadError, kernel_log
 from patchkit.runtime.health.limits import ContainerLimits, ProcessLimits, container, own_limits
+from patchkit.runtime.health.packages import PackageWishes, package_wishes
 from patchkit.runtime.host.machine_root import ToolUnavailable
 from patchkit.runtime.host.nvml import GpuState, gpu_state
-from patchkit.runtime.python.distributions import distributions, headers
 
-_PINNED = re.compile(r"(?P<name>[\w.-]+)\s*\(?==\s*(?P<version>[\w.+]+)\)?\s*(?:;(?!.*extra).*)?")
 _SECONDS = 3.0  # for each program that is asked
-_KERNEL_LINES = 400
-_KERNEL = "NVRM|Xid|mlx5|AER|Out of memory|oom-kill|oom_reaper|thermal|I/O error|EXT4-fs error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUser:
+    """A process that computes on the GPU, whose it is, and the MiB that it has; None: unknown."""
+
+    pid: int
+    name: str = ""
+    user: str = ""
+    mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
     """What a node says when one looks closer; None or "" is unknown, ``unread`` says why.
 
-    ``page_cache`` is in KiB; ``guards`` are services that kill before memory is used up;
-    ``kernel`` are the lines of this boot's kernel log that may tell of trouble; ``synced`` is
-    whether the clock is kept right by the network; ``pins`` the versions that vLLM asks for.
+    ``page_cache`` is in KiB; ``huge`` what is kept for huge pages, in KiB; ``oom_kills`` how often
+    the kernel ended a process for want of memory since it started; ``guards`` are services that
+    end one before; ``kernel`` are the lines of this boot's kernel log that may tell of trouble;
+    ``synced`` is whether the clock is kept right by the network; ``firmware`` is that of the RDMA
+    devices; ``manager`` is whether the user's systemd answers. ``process`` are the limits of this
+    process, ``unit`` those of the unit's, if it runs.
     """
 
     page_cache: int | None = None
-    guards: tuple[str, ...] = ()
-    kernel: tuple[str, ...] = ()
+    huge: int | None = None
+    oom_kills: int | None = None
+    guards: tuple[str, ...] | None = None
+    kernel: tuple[str, ...] | None = None
     synced: bool | None = None
     gpu: GpuState | None = None
-    process: ProcessLimits = field(default_factory=ProcessLimits)
+    gpu_users: tuple[GpuUser, ...] | None = None
+    firmware: Mapping[str, str] = field(default_factory=dict)
+    manager: bool | None = None
+    process: ProcessLimits | None = None
     unit: ProcessLimits | None = None
-    container: ContainerLimits = field(default_factory=ContainerLimits)
-    compilers: Compilers = field(default_factory=Compilers)
-    pins: Mapping[str, str] = field(default_factory=dict)
+    container: ContainerLimits | None = None
+    compilers: Compilers | None = None
+    packages: PackageWishes | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
+    def why_not(self, *facts: str) -> str:
+        """Return why one of these facts is missing, "" if none is."""
+        for name in facts:
+            if getattr(self, name) is None:
+                return self.unread.get(name) or f"the node does not say: {name}"
+        return ""
 
-class _UnreadError(Exception):
-    """A fact cannot be had, and why."""
 
+def look_closer(venv: str, main: int = 0, no_main: str = "no unit is named") -> dict[str, Any]:
+    """Return the facts as JSON takes them.
 
-def look_closer(venv: str, unit: str = "") -> dict[str, Any]:
-    """Return the facts as JSON takes them; ``unit`` is the user's unit whose limits are asked."""
+    ``venv`` is the environment that has vLLM, "" if there is none; ``main`` the process of the unit
+    that serves, 0 for none, and ``no_main`` why there is none.
+    """
+    environment = _environment(main)
+    memory = _memory()
     parts: dict[str, Callable[[], object]] = {
-        "page_cache": _page_cache,
+        "page_cache": lambda: _sum(memory, "Cached", "Buffers") - _sum(memory, "Shmem"),
+        "huge": lambda: _sum(memory, "Hugetlb"),
+        "oom_kills": _oom_kills,
         "guards": _guards,
-        "kernel": _kernel_log,
+        "kernel": kernel_log,
         "synced": _synced,
         "gpu": _gpu,
+        "firmware": _firmware,
         "process": lambda: own_limits("self"),
-        "unit": lambda: _unit_limits(unit),
+        "unit": lambda: _unit_limits(main, no_main),
         "container": container,
-        "compilers": lambda: compilers(venv),
-        "pins": lambda: _pins(venv),
+        "compilers": lambda: compilers(venv, environment),
+        "packages": lambda: package_wishes(venv),
     }
     found: dict[str, Any] = {}
     unread: dict[str, str] = {}
@@ -70,44 +99,61 @@ def look_closer(venv: str, unit: str = "") -> dict[str, Any]:
         for name, each in asked.items():
             try:
                 found[name] = each.result()
-            except (_UnreadError, OSError, ValueError) as error:
+            except (UnreadError, OSError, ValueError) as error:
                 unread[name] = str(error)
+    gpu = found.get("gpu")
+    if gpu and gpu.processes is not None:
+        found["gpu_users"] = tuple(_user(each.pid, each.mib) for each in gpu.processes)
+    elif "gpu" in unread:
+        unread["gpu_users"] = unread["gpu"]
     return asdict(NodeHealth(**found, unread=unread))
 
 
-def _page_cache() -> int:
-    text = Path("/proc/meminfo").read_text(encoding="utf-8")
-    sizes = dict(line.split(":", 1) for line in text.splitlines())
-    cached = int(sizes["Cached"].split()[0]) - int(sizes["Shmem"].split()[0])
-    return cached + int(sizes["Buffers"].split()[0])
+def _environment(main: int) -> Mapping[str, str]:
+    """Return the variables of a process of this user, else those of this one."""
+    try:
+        pairs = Path(f"/proc/{main}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return os.environ
+    return dict(each.split("=", 1) for each in pairs if "=" in each)
+
+
+def _memory() -> Mapping[str, int]:
+    """Return /proc/meminfo in KiB; empty if it cannot be read."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    found = re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)
+    return {name: int(size) for name, size in found}
+
+
+def _sum(memory: Mapping[str, int], *names: str) -> int:
+    if lacking := [name for name in names if name not in memory]:
+        raise UnreadError(f"/proc/meminfo does not tell {lacking[0]}")
+    return sum(memory[name] for name in names)
+
+
+def _oom_kills() -> int:
+    text = Path("/proc/vmstat").read_text(encoding="utf-8")
+    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    if match is None:
+        raise UnreadError("/proc/vmstat does not tell oom_kill")
+    return int(match[1])
 
 
 def _guards() -> tuple[str, ...]:
     names = ("earlyoom", "systemd-oomd", "nohang")
     said = attempt("systemctl", "is-active", *names, timeout=_SECONDS).output.split()
     if len(said) != len(names):
-        raise _UnreadError("systemctl does not say which services run")
+        raise UnreadError("systemctl does not say which services run")
     return tuple(name for name, state in zip(names, said, strict=True) if state == "active")
-
-
-def _kernel_log() -> tuple[str, ...]:
-    """Return the lines of the kernel that may tell of trouble; root or group adm may read them."""
-    options = ("--dmesg", "--quiet", "--no-pager", "--output=short-iso", f"--grep={_KERNEL}")
-    done = attempt("journalctl", *options, "--case-sensitive=true", timeout=_SECONDS)
-    if done.started and done.status == 0:
-        return tuple(done.output.splitlines()[-_KERNEL_LINES:])
-    # With --grep, 1 is also that nothing was found; a reader without rights sees no line at all.
-    may_read = os.access("/var/log/journal", os.R_OK | os.X_OK)
-    if done.started and done.status == 1 and may_read and not done.errors.strip():
-        return ()
-    why = done.errors.strip().split("\n")[0] or "only root and the group adm may read it"
-    raise _UnreadError(f"the kernel's log: {why}")
 
 
 def _synced() -> bool:
     done = attempt("timedatectl", "show", "--property=NTPSynchronized", "--value", timeout=_SECONDS)
     if done.output.strip() not in ("yes", "no"):
-        raise _UnreadError("timedatectl does not answer")
+        raise UnreadError("timedatectl does not answer")
     return done.output.strip() == "yes"
 
 
@@ -115,23 +161,32 @@ def _gpu() -> GpuState:
     try:
         return gpu_state()
     except ToolUnavailable as error:
-        raise _UnreadError(str(error)) from None
+        raise UnreadError(str(error)) from None
 
 
-def _pins(venv: str) -> dict[str, str]:
-    """Return the packages that the installed vLLM asks for in one version, without its extras."""
-    sites = sorted(map(str, Path(venv).glob("lib/python3.*/site-packages"))) if venv else []
-    homes = distributions(sites).get("vllm", ())
-    lines = headers(homes[0], "Requires-Dist") if homes else ()
-    found = (_PINNED.fullmatch(line) for line in lines)
-    return {each["name"].lower().replace("_", "-"): each["version"] for each in found if each}
+def _user(pid: int, mib: int | None) -> GpuUser:
+    """Describe a process; one of another namespace has no name here."""
+    place = Path("/proc", str(pid))
+    try:
+        name = (place / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        owner = place.stat().st_uid
+    except OSError:
+        return GpuUser(pid=pid, mib=mib)
+    try:
+        user = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        user = str(owner)
+    return GpuUser(pid=pid, name=name, user=user, mib=mib)
 
 
-def _unit_limits(unit: str) -> ProcessLimits | None:
-    if not unit:
-        return None
-    words = ("systemctl", "--user", "show", "--property=MainPID", "--value", "--", unit)
-    main = attempt(*words, timeout=_SECONDS).output.strip()
-    if not main.isdigit() or main == "0":
-        raise _UnreadError(f"{unit} does not run")
-    return own_limits(main)
+def _firmware() -> dict[str, str]:
+    found = {}
+    for each in sorted(Path("/sys/class/infiniband").glob("*/fw_ver")):
+        found[each.parent.name] = each.read_text(encoding="utf-8").strip()
+    return found
+
+
+def _unit_limits(main: int, no_main: str) -> ProcessLimits:
+    if not main:
+        raise UnreadError(no_main)
+    return own_limits(str(main))

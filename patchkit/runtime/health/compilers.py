@@ -3,32 +3,61 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROGRAMS = ("cc", "gcc", "c++", "g++", "nvcc", "ninja")
-_PTXAS = "lib/python3*/site-packages/triton/backends/nvidia/bin/ptxas*"
+from patchkit.process import attempt
+
+_PROGRAMS = ("cc", "gcc", "clang", "c++", "g++", "nvcc", "ninja")
+_PTXAS = "lib/python3*/*-packages/triton/backends/nvidia/bin/ptxas*"
+# What Triton reads before it takes its own one of that name.
+_NAMED = {"ptxas": "TRITON_PTXAS_PATH", "ptxas-blackwell": "TRITON_PTXAS_BLACKWELL_PATH"}
+_RELEASE = re.compile(r"release (?P<cuda>\d+\.\d+)")
 _MOST = 50  # names of a cache's folder
+_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitCache:
-    """A folder of compiled code: who writes it, and the names of versions and archs in it."""
+    """A folder of compiled code: who writes it, and the names of versions and archs in it.
+
+    ``locked`` is the first folder on the way to it, or in it, that this user may not write into.
+    """
 
     owner: str
     folder: str
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    locked: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PtxAssembler:
+    """A ptxas by Triton's name for it; ``cuda`` is its release, "" if it does not say one.
+
+    ``named`` is the variable that chose it, "" for the one that Triton brings.
+    """
+
+    name: str
+    path: str
+    cuda: str = ""
+    named: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compilers:
-    """Programs that are there, by name; the header and the ptxas of the Python that has vLLM."""
+    """Programs that are there, by name; the header and the ptxas of the Python that has vLLM.
+
+    ``nvcc`` is the release of CUDA that nvcc says, "" if there is none or it does not say.
+    """
 
     programs: tuple[tuple[str, str], ...] = ()
+    nvcc: str = ""
     python_h: str = ""
-    ptxas: tuple[str, ...] = ()
+    ptxas: tuple[PtxAssembler, ...] = ()
     caches: tuple[JitCache, ...] = ()
 
     def has(self, *names: str) -> bool:
@@ -36,18 +65,35 @@ class Compilers:
         return any(name in names for name, _ in self.programs)
 
 
-def compilers(venv: str) -> Compilers:
-    """Return what is there for the Python of an environment, "" for none."""
-    own = f"{venv}/bin" if venv else ""
-    path = os.pathsep.join(filter(None, (own, os.environ.get("PATH", ""), "/usr/local/cuda/bin")))
-    found = ((name, shutil.which(name, path=path)) for name in _PROGRAMS)
-    place = Path(venv)
+def compilers(venv: str, environment: Mapping[str, str]) -> Compilers:
+    """Return what a rank finds that runs with these variables; ``venv`` is "" if none is known."""
+    found = dict(_programs(venv, environment))
+    nvcc = found.get("nvcc", "")
     return Compilers(
-        programs=tuple((name, where) for name, where in found if where),
-        python_h=_header(place) if venv else "",
-        ptxas=tuple(map(str, sorted(place.glob(_PTXAS)))) if venv else (),
-        caches=tuple(_caches()),
+        programs=tuple(found.items()),
+        nvcc=_release(nvcc) if nvcc else "",
+        python_h=_header(Path(venv)) if venv else "",
+        ptxas=tuple(_assemblers(Path(venv), environment)) if venv else (),
+        caches=tuple(_caches(environment)),
     )
+
+
+def _programs(venv: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    # FlashInfer looks into CUDA's own folder before PATH, and takes /usr/local/cuda at last.
+    homes = (environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", ""))
+    first = [f"{home}/bin" for home in homes if home]
+    own = [f"{venv}/bin"] if venv else []
+    usual = environment.get("PATH", os.defpath)
+    path = os.pathsep.join((*first, *own, usual, "/usr/local/cuda/bin"))
+    for name in _PROGRAMS:
+        if where := shutil.which(name, path=path):
+            yield name, where
+
+
+def _release(program: str) -> str:
+    """Return the release of CUDA that nvcc or ptxas is of."""
+    match = _RELEASE.search(attempt(program, "--version", timeout=_SECONDS).output)
+    return match["cuda"] if match else ""
 
 
 def _header(venv: Path) -> str:
@@ -61,26 +107,45 @@ def _header(venv: Path) -> str:
     return next((str(each) for each in places if each.is_file()), "")
 
 
-def _caches() -> Iterator[JitCache]:
-    home, env = Path.home(), os.environ
-    cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
-    vllm = Path(env.get("VLLM_CACHE_ROOT") or cache / "vllm")
+def _assemblers(venv: Path, environment: Mapping[str, str]) -> Iterator[PtxAssembler]:
+    bundled = {each.name: str(each) for each in sorted(venv.glob(_PTXAS))}
+    for name, variable in _NAMED.items():
+        chosen = environment.get(variable, "")
+        if path := chosen or bundled.get(name, ""):
+            named = variable if chosen else ""
+            yield PtxAssembler(name=name, path=path, cuda=_release(path), named=named)
+
+
+def _caches(environment: Mapping[str, str]) -> Iterator[JitCache]:
+    """Yield the folders of compiled code, those that are not there yet as well."""
+    home = Path(environment.get("HOME") or Path.home())
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    vllm = Path(environment.get("VLLM_CACHE_ROOT") or cache / "vllm")
+    triton = Path(environment.get("TRITON_HOME") or home) / ".triton" / "cache"
+    flashinfer = Path(environment.get("FLASHINFER_WORKSPACE_BASE") or home)
+    inductor = f"torchinductor_{home.name}"
     folders = {
-        "triton": Path(env.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"),
-        "flashinfer": Path(env.get("FLASHINFER_WORKSPACE_BASE") or home) / ".cache" / "flashinfer",
+        "triton": environment.get("TRITON_CACHE_DIR") or triton,
+        "flashinfer": flashinfer / ".cache" / "flashinfer",
         "vllm": vllm / "torch_compile_cache",
-        "deep_gemm": vllm / "deep_gemm",
+        "deep_gemm": environment.get("DG_JIT_CACHE_DIR") or vllm / "deep_gemm",
+        "inductor": environment.get("TORCHINDUCTOR_CACHE_DIR")
+        or Path(tempfile.gettempdir(), inductor),
     }
     for owner, folder in folders.items():
-        try:
-            # FlashInfer's are VERSION/ARCHS: two levels; of the others one is enough.
-            levels = ("*", "*/*") if owner == "flashinfer" else ("*",)
-            names = [
-                str(each.relative_to(folder))
-                for level in levels
-                for each in sorted(folder.glob(level))[:_MOST]
-            ]
-        except OSError:
-            continue
-        if folder.is_dir():
-            yield JitCache(owner=owner, folder=str(folder), names=tuple(names))
+        yield _cache(owner, Path(folder))
+
+
+def _cache(owner: str, folder: Path) -> JitCache:
+    names: list[str] = []
+    # FlashInfer's are VERSION/ARCHS: two levels; of the others one is enough.
+    for level in ("*", "*/*") if owner == "flashinfer" else ("*",):
+        for number, each in enumerate(folder.glob(level)):
+            if number == _MOST:
+                break
+            names.append(str(each.relative_to(folder)))
+    near = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    inside = (folder / name for name in names)
+    looked = (near, *(each for each in inside if each.is_dir()))
+    locked = next((str(each) for each in looked if not os.access(each, os.W_OK | os.X_OK)), "")
+    return JitCache(owner=owner, folder=str(folder), names=tuple(sorted(names)), locked=locked)

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_PODMAN, _DOCKER = Path("/run/.containerenv"), Path("/.dockerenv")
-_UVERBS = Path("/dev/infiniband")
+_LIVE = Path("/")
+_LOCKS = 14  # CAP_IPC_LOCK of linux/capability.h
+# What the first process's control group is named after, by who made the container.
+_GROUPS = {
+    "docker": "docker",
+    "libpod": "podman",
+    "kubepods": "kubernetes",
+    "cri-containerd": "containerd",
+    "lxc": "lxc",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """Limits of a process: bytes that it may lock and open files; None for no limit."""
+    """Limits of a process: bytes that it may lock and open files; None for no limit.
+
+    ``locks`` is whether it may lock memory beyond any limit, None if that is unknown.
+    """
 
     known: bool = False
     memlock: int | None = None
     files: int | None = None
+    locks: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLimits:
-    """What a container gives: ``kind`` is docker, podman or "" outside of one.
+    """What a container gives: ``kind`` is docker, podman … or "" outside of one.
 
-    ``pids`` is the most processes and threads, ``pids_now`` how many there are, ``shm`` the size of
-    /dev/shm in bytes; ``verbs`` how many RDMA devices have a file in /dev/infiniband, and
-    ``verbs_open`` how many of them this user may open.
+    ``pids`` is the most processes and threads of the control group that is nearest to its limit,
+    None for no limit, ``pids_now`` how many there are; ``shm`` the size of /dev/shm in bytes;
+    ``verbs`` how many RDMA devices have a file in /dev/infiniband, ``verbs_open`` how many of them
+    this user may open, and ``manager`` whether rdma_cm is there as well.
     """
 
     kind: str = ""
@@ -34,11 +49,12 @@ class ContainerLimits:
     shm: int | None = None
     verbs: int = 0
     verbs_open: int = 0
+    manager: bool = False
 
 
-def own_limits(process: str) -> ProcessLimits:
+def own_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
     """Return the limits of a process of this user: its number, or ``self``. Raises OSError."""
-    text = Path("/proc", process, "limits").read_text(encoding="utf-8")
+    text = (root / "proc" / process / "limits").read_text(encoding="utf-8")
     rows = {line[:26].strip(): line[26:].split() for line in text.splitlines()[1:]}
     soft = {name: words[0] for name, words in rows.items() if words}
 
@@ -47,42 +63,74 @@ def own_limits(process: str) -> ProcessLimits:
         return int(value) if value.isdigit() else None
 
     return ProcessLimits(
-        known=True, memlock=number("Max locked memory"), files=number("Max open files")
+        known=bool(soft),
+        memlock=number("Max locked memory"),
+        files=number("Max open files"),
+        locks=_may_lock(_text(root / "proc" / process / "status")),
     )
 
 
-def container() -> ContainerLimits:
+def container(root: Path = _LIVE) -> ContainerLimits:
     """Return the container that this process is in, with its limits."""
-    kind = "podman" if _PODMAN.exists() else "docker" if _DOCKER.exists() else ""
-    files = sorted(_UVERBS.glob("uverbs*")) if _UVERBS.is_dir() else []
-    shm = os.statvfs("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108
+    files = sorted((root / "dev/infiniband").glob("uverbs*"))
+    memory = root / "dev/shm"
+    shm = os.statvfs(memory) if memory.is_dir() else None
+    # The group that fills up first; one without a limit never does.
+    counts = sorted(_pids(root), key=lambda each: each[0] - each[1])
+    most, now = counts[0] if counts else (None, None)
     return ContainerLimits(
-        kind=kind,
-        pids=_pids("max"),
-        pids_now=_pids("current"),
+        kind=_kind(root),
+        pids=most,
+        pids_now=now,
         shm=shm.f_frsize * shm.f_blocks if shm else None,
         verbs=len(files),
         verbs_open=sum(map(_opens, files)),
+        manager=(root / "dev/infiniband/rdma_cm").exists(),
     )
 
 
-def _pids(what: str) -> int | None:
-    """Return a number of the control group for processes, of either version of them."""
-    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        _, names, place = line.split(":", 2)
-        if names in ("", "pids"):
-            folder = Path("/sys/fs/cgroup", names, place.lstrip("/"))
-            # Inside of a container its own group is the root of what is mounted.
-            for file in (folder / f"pids.{what}", Path("/sys/fs/cgroup", names, f"pids.{what}")):
-                if file.is_file():
-                    text = file.read_text(encoding="utf-8").strip()
-                    return int(text) if text.isdigit() else None
-    return None
+def _kind(root: Path) -> str:
+    if (root / "run/.containerenv").exists():
+        return "podman"
+    if (root / ".dockerenv").exists():
+        return "docker"
+    if word := _text(root / "run/systemd/container").strip():
+        return word[:20]
+    first = _text(root / "proc/1/cgroup")
+    return next((kind for name, kind in _GROUPS.items() if name in first), "")
+
+
+def _pids(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and number of processes of each control group that has a limit, upwards."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, names, place = (*line.split(":", 2), "", "")[:3]
+        if names not in ("", "pids"):
+            continue
+        mounted = root / "sys/fs/cgroup" / names
+        # Inside of a container its own group is the root of what is mounted.
+        folders = (mounted / place.lstrip("/"), *(mounted / place.lstrip("/")).parents)
+        for folder in folders:
+            if folder.is_relative_to(mounted):
+                most, now = (_text(folder / f"pids.{what}").strip() for what in ("max", "current"))
+                if most.isdigit() and now.isdigit():
+                    yield int(most), int(now)
+
+
+def _may_lock(status: str) -> bool | None:
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return None if match is None else bool(int(match[1], 16) >> _LOCKS & 1)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _opens(file: Path) -> bool:
     try:
-        os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))
+        os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError:
         return False
     return True

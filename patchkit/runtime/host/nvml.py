@@ -12,6 +12,7 @@ from patchkit.runtime.host.machine_root import ToolUnavailable
 _LIBRARY = "libnvidia-ml.so.1"
 _NONE = "[N/A]"  # as nvidia-smi writes what the driver does not support
 _MOST_PROCESSES = 64
+_UNKNOWN = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 _TEXT = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE; a version takes 80
 
 
@@ -70,19 +71,30 @@ def ask() -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU, and the MiB that it has there; None: unknown."""
+
+    pid: int
+    mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuState:
     """How the first GPU is; None is unknown.
 
-    Degrees Celsius, watts, the limit of its power, MHz of its processors, why its clocks are lower
-    than they could be (NVML's bits), and the processes that compute on it.
+    Degrees Celsius, watts, the limit of its power, MHz of its processors and the most that they
+    have, how busy it is in percent, why its clocks are lower than they could be (NVML's bits), and
+    the processes that compute on it.
     """
 
     celsius: int | None
     watts: float | None
     limit: float | None = None
     mhz: int | None = None
+    most_mhz: int | None = None
+    busy: int | None = None
     throttled: int | None = None
-    processes: tuple[int, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
 
 
 def gpu_state() -> GpuState:
@@ -102,18 +114,29 @@ def gpu_state() -> GpuState:
             watts=None if watts is None else watts / 1000,
             limit=None if limit is None else limit / 1000,
             mhz=number("nvmlDeviceGetClockInfo", ctypes.c_uint(1)),
+            most_mhz=number("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(1)),
+            busy=_busy(library, gpu),
             throttled=number("nvmlDeviceGetCurrentClocksThrottleReasons", wide=True),
             processes=_processes(library, gpu),
         )
 
 
-def _processes(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> tuple[int, ...] | None:
+def _busy(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> int | None:
+    both = (ctypes.c_uint * 2)()  # nvmlUtilization_t: processors, memory
+    failed = _call(library, "nvmlDeviceGetUtilizationRates", gpu, both)
+    return None if failed else int(both[0])
+
+
+def _processes(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> tuple[GpuProcess, ...] | None:
     count = ctypes.c_uint(_MOST_PROCESSES)
     table = (_Process * _MOST_PROCESSES)()
     name = "nvmlDeviceGetComputeRunningProcesses_v3"
     if _call(library, name, gpu, ctypes.byref(count), table):
         return None
-    return tuple(each.pid for each in table[: count.value])
+    return tuple(
+        GpuProcess(each.pid, None if each.memory == _UNKNOWN else each.memory >> 20)
+        for each in table[: count.value]
+    )
 
 
 def _row(library: ctypes.CDLL, number: int) -> str:

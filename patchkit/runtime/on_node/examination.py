@@ -56,7 +56,7 @@ def examine(
         "processes": lambda: {"processes": [asdict(each) for each in group_processes(name)]},
         "disks": lambda: {"disks": [asdict(each) for each in disk_rooms(folders)]},
         "listeners": lambda: {"listeners": [asdict(each) for each in listeners(ports)]},
-        "health": lambda: {"health": look_closer(_home_of(venv), units[0])},
+        "health": lambda: {"health": _closer(venv, units[0])},
     }
     return {**_together(parts), "began": began, "ended": time.time()}
 
@@ -92,9 +92,14 @@ def _together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
     return {**found, "errors": errors}
 
 
-def _home_of(venv: str) -> str:
+def _closer(venv: str, unit: str) -> dict[str, Any]:
+    """Return what one sees who looks closer, with the limits of the unit's process if it runs."""
     place = Path(venv).expanduser()
-    return str(place) if (place / "bin" / "python").exists() else ""
+    there = str(place) if (place / "bin" / "python").exists() else ""
+    done = user_systemctl("show", "--property=MainPID", "--value", "--", unit)
+    main = int(done.output) if done.output.strip().isdigit() else 0
+    health = look_closer(there, main, done.trouble or f"{unit} does not run")
+    return {**health, "manager": not done.trouble}
 
 
 def _unit_file(unit: str) -> UnitFile:
