@@ -16,7 +16,7 @@ from functools import cache
 FEWEST = 5
 """Characters that a text needs in a row, without a gap: they are searched first."""
 
-_RARE = 10  # characters from which on half of a run is rare enough
+_RARE = 12  # characters from which on half of a run is rare enough
 _OTHERS = re.compile(r"[^\x20-\x7e]+")
 _WORD = r"[^\s]{1,200}?"
 _GAP = r"[\s\S]{0,500}?"
