@@ -11,12 +11,12 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.doctor.log import log_findings
 from patchkit.runtime.doctor.node_judge import NodeJudge, limits
 from patchkit.runtime.doctor.python import PYTHON_CHECKS
-from patchkit.runtime.doctor.situation import facts_for_causes
 from patchkit.runtime.health.closer import GpuUser
 from patchkit.runtime.host.nvml import GpuState
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch.survey import memlock_cure
 from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.situation import facts_for_causes
 from patchkit.runtime.remote.ssh import there
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.symptoms.diagnosis import read_log

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from patchkit.runtime.doctor.texts import fine, told
 from patchkit.runtime.health.closer import NodeHealth
 from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.situation import driver_of
 
 _FILE = "machine.toml"
 
@@ -72,14 +72,3 @@ class NodeJudge:
         """Return that a check was not made, with the reason."""
         what = f"not checked: {why}"
         return Finding(level=Level.UNKNOWN, where=self.node, about=about, what=what, hint=hint)
-
-
-def driver_of(facts: NodeFacts) -> str:
-    """Return the version of the GPU's driver, "" if none says one."""
-    versions = (gpu.driver for gpu in facts.host.gpus)
-    return next((each for each in versions if is_version(each)), "")
-
-
-def is_version(text: str) -> bool:
-    """Return whether this begins as a version does: ``580.142``."""
-    return re.fullmatch(r"\d+(?:\.\d+)+.*", text) is not None

@@ -11,9 +11,10 @@ from packaging.version import InvalidVersion, Version
 
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
-from patchkit.runtime.doctor.node_judge import NodeJudge, is_version, limits
+from patchkit.runtime.doctor.node_judge import NodeJudge, limits
 from patchkit.runtime.health.packages import PackageWishes
 from patchkit.runtime.host.target import target_of
+from patchkit.runtime.peers.situation import is_version
 from patchkit.runtime.remote.ssh import there
 from patchkit.runtime.rules.releases import within
 
@@ -254,8 +255,9 @@ def _caches(judge: NodeJudge) -> Iterator[Finding]:
         if cache.owner == "flashinfer" and present and others:
             stale = {"folder": cache.folder, "others": ", ".join(others)}
             said.append(judge.say("jit-cache", present=f"FlashInfer {present}", **stale))
-    there_now = [each.owner for each in has.caches if each.names]
-    yield from said or [judge.fine("jit-cache", names=", ".join(there_now) or "none yet")]
+    owners = ", ".join(each.owner for each in has.caches if each.names)
+    what = f"caches of {owners}, and writable" if owners else "nothing was compiled here yet"
+    yield from said or [judge.fine("jit-cache", what=what)]
 
 
 PYTHON_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (

@@ -16,7 +16,6 @@ from patchkit.runtime.doctor.nccl_log import read_nccl
 from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.runtime.doctor.sense import questions_to_ask, sense_findings
 from patchkit.runtime.doctor.server import server_findings, wanted_metrics
-from patchkit.runtime.doctor.situation import facts_for_causes
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.journal import read_journals
 from patchkit.runtime.launch.start import journals
@@ -24,6 +23,7 @@ from patchkit.runtime.on_node import server_answers
 from patchkit.runtime.on_node.journal import JournalLine
 from patchkit.runtime.on_node.server_answers import AskedFact, ServerAnswers
 from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.situation import facts_for_causes
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.symptoms.diagnosis import ReadLog
 

@@ -9,7 +9,6 @@ import pytest
 from patchkit.finding import Level
 from patchkit.runtime.doctor.machine import machine_findings
 from patchkit.runtime.doctor.node_judge import limits
-from patchkit.runtime.doctor.situation import facts_for_causes
 from patchkit.runtime.health.closer import GpuUser, NodeHealth
 from patchkit.runtime.health.compilers import Compilers, JitCache, PtxAssembler
 from patchkit.runtime.health.limits import ContainerLimits, ProcessLimits
@@ -19,6 +18,7 @@ from patchkit.runtime.host.nvml import GpuProcess, GpuState
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.on_node.python_contents import LoadedNccl
 from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.peers.situation import facts_for_causes
 from support import clusters, hosts, node_reports
 
 GPU = GpuState(50, 60.0, 140.0, 2400, 3003, 95, 0, (GpuProcess(10),))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from patchkit.runtime.doctor.node_judge import driver_of
 from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.target import target_of
+from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.peers.report import NodeReport
 
 # The names of packages, by the fact that their version is.
@@ -77,3 +77,14 @@ def _memlock(report: NodeReport) -> str:
         return "limited"
     # No number is also what a manager says that does not answer.
     return "unlimited" if health and health.manager else ""
+
+
+def driver_of(facts: NodeFacts) -> str:
+    """Return the version of the GPU's driver, "" if none says one."""
+    versions = (gpu.driver for gpu in facts.host.gpus)
+    return next((each for each in versions if is_version(each)), "")
+
+
+def is_version(text: str) -> bool:
+    """Return whether this begins as a version does: ``580.142``."""
+    return re.fullmatch(r"\d+(?:\.\d+)+.*", text) is not None
