@@ -106,18 +106,21 @@ def _look(
 
 def _windows(
     chunks: Iterable[bytes], texts: Sequence[SaidText]
-) -> Iterator[tuple[list[tuple[int, bytes]], int]]:
-    """Yield each line that has a part of a text, within those around it, and its place there."""
+) -> Iterator[tuple[Sequence[tuple[int, bytes]], int]]:
+    """Yield each line that has a part of a text, within those around it, and its place there.
+
+    What is yielded changes when one goes on.
+    """
     lines: deque[tuple[int, bytes]] = deque()
     marked: deque[bool] = deque()
     waiting = 0  # of ``lines``, those whose followers are not all there
 
-    def ready(least: int) -> Iterator[tuple[list[tuple[int, bytes]], int]]:
+    def ready(least: int) -> Iterator[tuple[Sequence[tuple[int, bytes]], int]]:
         nonlocal waiting
         while waiting > least:
             here = len(lines) - waiting
             if marked[here]:
-                yield [*lines], here
+                yield lines, here
             waiting -= 1
             while len(lines) - waiting > _BEFORE:
                 lines.popleft()
@@ -133,7 +136,8 @@ def _windows(
         lines.append((int(parts[1]), parts[3]))
         marked.append(parts[2] == b":")
         waiting += 1
-        yield from ready(_BEHIND)
+        if waiting > _BEHIND:
+            yield from ready(_BEHIND)
     yield from ready(0)
 
 
