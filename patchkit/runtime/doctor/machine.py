@@ -6,6 +6,7 @@ Each check says that it is well and what was seen, what is wrong, or why it was 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.doctor.log import log_findings
@@ -227,7 +228,10 @@ def _unit_limits(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.fine("unit-memlock", what="the running server may lock all memory")
     else:
         command = there(judge.node, *memlock_cure())
-        yield judge.say("unit-memlock", mib=unit.memlock >> 20, command=command)
+        said = judge.say("unit-memlock", mib=unit.memlock >> 20, command=command)
+        # Where its manager is limited as well, that is the cause, and is said as such.
+        known = judge.facts.memlock is not None
+        yield replace(said, level=Level.NOTE) if known else said
 
 
 def _container(judge: NodeJudge) -> Iterator[Finding]:

@@ -213,6 +213,14 @@ def test_what_may_lock_memory_beyond_a_limit_has_none(well):
     )
 
 
+def test_a_limited_manager_is_the_cause_and_what_it_started_a_note(well):
+    report = replace(well, facts=replace(well.facts, memlock=8 << 20))
+    found = judged(report, unit=ProcessLimits(known=True, memlock=8 << 20, locks=False))
+
+    assert wrong(found) == {}
+    assert next(each.level for each in found if each.about == "unit-memlock") is Level.NOTE
+
+
 def test_what_is_only_worth_knowing(well):
     stopped = with_memory(replace(well, processes=()), available=20 << 20, swap_total=0)
     cache = JitCache(owner="flashinfer", folder="/c", names=("0.6.8", "0.6.13", "0.6.13/121a"))
