@@ -36,6 +36,7 @@ port=/sys/class/infiniband/rocep1s0f1/ports/1
 mkdir -p "$port" "$port/../../device/net/{FIRST}"
 echo '4: ACTIVE' > "$port/state"
 echo Ethernet > "$port/link_layer"
+mkdir -p /dev/infiniband && touch /dev/infiniband/uverbs0 && chmod 666 /dev/infiniband/uverbs0
 """
 
 

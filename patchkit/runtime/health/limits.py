@@ -16,8 +16,8 @@ _GROUPS = {
     "libpod": "podman",
     "kubepods": "kubernetes",
     "cri-containerd": "containerd",
-    "lxc": "lxc",
 }
+_SYSTEMD_SAYS = ("docker", "podman", "oci")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,9 @@ def _kind(root: Path) -> str:
         return "podman"
     if (root / ".dockerenv").exists():
         return "docker"
-    if word := _text(root / "run/systemd/container").strip():
-        return word[:20]
+    # One of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
+    if (word := _text(root / "run/systemd/container").strip()) in _SYSTEMD_SAYS:
+        return word
     first = _text(root / "proc/1/cgroup")
     return next((kind for name, kind in _GROUPS.items() if name in first), "")
 

@@ -62,7 +62,9 @@ CGROUP = {"proc/self/cgroup": "0::/user.slice/app.slice/run.scope\n"}
     [
         ({".dockerenv": ""}, "docker", (None, None)),
         ({"run/.containerenv": ""}, "podman", (None, None)),
-        ({"run/systemd/container": "systemd-nspawn\n"}, "systemd-nspawn", (None, None)),
+        ({"run/systemd/container": "podman\n"}, "podman", (None, None)),
+        # A machine of its own, with a systemd that starts the ranks.
+        ({"run/systemd/container": "systemd-nspawn\n"}, "", (None, None)),
         ({"proc/1/cgroup": "0::/kubepods.slice/cri-containerd-1.scope\n"}, "kubernetes", None),
         ({"proc/1/cgroup": "0::/init.scope\n"}, "", (None, None)),
         # The tightest of all groups upwards counts, not the nearest one.
