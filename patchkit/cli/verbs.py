@@ -6,7 +6,7 @@ WINGS = {
     "patch": "Sources",
     "wheel": "Wheels",
     "runtime": "This machine",
-    "cluster": "Several machines",
+    "cluster": "Serving, on one machine or several",
 }  # folder → help's title
 # The lines of help stand here and not in the modules, so that help imports none of them.
 VERBS = {
@@ -15,7 +15,7 @@ VERBS = {
         "status": "Show every fix and its state; write nothing.",
         "diff": "Show what apply would change, or did.",
         "revert": "Put back what upstream shipped, byte by byte.",
-        "export": "Write the fixes as a series that git am takes.",
+        "series": "Write the fixes as a series that git am takes.",
         "archs": "Compare kernel groups and their archs, stock beside patched.",
         "fixes": "List the fixes; how much a release needs each.",
         "explain": "Explain a fix, or a claim that guides make, with evidence.",
@@ -41,6 +41,9 @@ VERBS = {
         "cluster": "Serve a model on several machines: start, watch, stop, switch.",
         "up": "Serve a model on this machine, by systemd.",
         "model": "Fetch a model once, copy it to the other nodes, check it.",
+        "chat": "Talk to a server; show what it thinks apart from what it says.",
+        "bench": "Measure a server with vLLM's own benchmarks; compare results.",
+        "export": "Write an image's Containerfile, or manifests for Kubernetes and Ray.",
     },
 }
 # What a node runs without any library but click; of inspect only --loaded.

@@ -46,7 +46,7 @@ def test_a_release_by_name_is_unpacked_once_and_patched(cli, sdist, tmp_path, sn
 def test_a_tree_of_a_refused_release_is_refused_with_the_reasons(cli, tree, snapshot, tmp_path):
     root = tree("0.11.0")
     before = snapshot(root)
-    for verb in (["apply"], ["status"], ["diff"], ["archs"], ["export", "-o", tmp_path / "out"]):
+    for verb in (["apply"], ["status"], ["diff"], ["archs"], ["series", "-o", tmp_path / "out"]):
         said = cli(*verb, "--vllm-src", root, rc=3).stderr
         reasons = ("vllm 0.11.0 is not supported", "cu130", "12.0a", "SM121", "use one of 0.11.1")
         assert not [words for words in reasons if words not in said], said
@@ -63,7 +63,7 @@ def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
     planned = json.loads(cli("apply", "--vllm-src", root, "--dry-run", "--json").stdout)
     diff = cli("diff", "--vllm-src", root).stdout
     groups = json.loads(cli("archs", "--vllm-src", root, "--json").stdout)["groups"]
-    cli("export", "--vllm-src", root, "-o", tmp_path / "series")
+    cli("series", "--vllm-src", root, "-o", tmp_path / "series")
     for place in [root, *root.rglob("*")]:
         if place.is_dir():
             place.chmod(0o755)
@@ -332,7 +332,7 @@ def test_what_is_made_of_a_tree_can_be_had_as_json(cli, root, tmp_path):
     assert {f"diff --git a/{path} b/{path}" for path in diff["files"]} <= set(
         diff["diff"].splitlines()
     )
-    written = json.loads(cli("export", *source, "-o", tmp_path / "out", "--json").stdout)
+    written = json.loads(cli("series", *source, "-o", tmp_path / "out", "--json").stdout)
     assert written["patches"] == sorted(map(str, (tmp_path / "out").iterdir()))
-    mailbox = json.loads(cli("export", *source, "-o", "-", "--json").stdout)["mailbox"]
-    assert mailbox == cli("export", *source, "-o", "-").stdout
+    mailbox = json.loads(cli("series", *source, "-o", "-", "--json").stdout)["mailbox"]
+    assert mailbox == cli("series", *source, "-o", "-").stdout

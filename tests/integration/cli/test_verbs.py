@@ -16,13 +16,13 @@ from patchkit import __version__
 from patchkit.patching.recipe import load_recipes
 
 RELEASE = "0.19.1"
-WITH_A_SOURCE = ["apply", "status", "diff", "revert", "export", "archs", "tune"]
+WITH_A_SOURCE = ["apply", "status", "diff", "revert", "series", "archs", "tune"]
 WITHOUT = [
     *("fixes", "explain", "fetch", "build", "repack", "wheelhouse", "verify", "inspect"),
     "completion",
 ]
 VERBS = [*WITH_A_SOURCE, *WITHOUT]
-WITH_NCCL = ["apply", "status", "diff", "revert", "export"]
+WITH_NCCL = ["apply", "status", "diff", "revert", "series"]
 
 
 def test_version_and_help(cli):

@@ -54,10 +54,10 @@ def test_former_spellings_go_on_working_and_are_not_shown(cli, root):
 
 @pytest.mark.releases
 def test_the_series_goes_to_standard_output(cli, root, tmp_path):
-    cli("export", root, "-o", "series")
+    cli("series", root, "-o", "series")
     written = [place.read_text() for place in sorted((tmp_path / "series").iterdir())]
 
-    assert cli("export", root, "-o", "-").stdout == "".join(written)
+    assert cli("series", root, "-o", "-").stdout == "".join(written)
     assert not (tmp_path / "-").exists()
 
 

@@ -346,7 +346,7 @@ def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", "upstream")
-    mails = cli("export", "--nccl-src", folder, "-o", tmp_path / "series").stdout.split()
+    mails = cli("series", "--nccl-src", folder, "-o", tmp_path / "series").stdout.split()
     assert len(mails) == 4
     git(folder, "am", "--quiet", *mails)
     for path in (ROOT_FILE, COMMON_MK, SOURCE_FILE):

@@ -69,7 +69,7 @@ def contents(folder, paths):
 def test_git_am_gives_what_apply_gives(
     cli, git, root, version, arch, chosen, source, repository, recipe, ask, tmp_path
 ):
-    mails = cli("export", *source, "-o", tmp_path / "series").stdout.split()
+    mails = cli("series", *source, "-o", tmp_path / "series").stdout.split()
     outcome = apply(root, recipe, ask(arch, **chosen))
 
     git(repository, "am", "--quiet", *mails)
@@ -96,10 +96,10 @@ def test_git_apply_gives_what_apply_gives_and_nothing_depends_on_when_one_asks(
     cli, git, root, arch, chosen, source, repository, recipe, ask, tmp_path
 ):
     folders = [tmp_path / "before", tmp_path / "after"]
-    cli("export", *source, "-o", folders[0])
+    cli("series", *source, "-o", folders[0])
     diff = cli("diff", *source).stdout
     outcome = apply(root, recipe, ask(arch, **chosen))
-    cli("export", "--vllm-src", root, "-o", folders[1])
+    cli("series", "--vllm-src", root, "-o", folders[1])
 
     git(repository, "apply", stdin=diff)
 

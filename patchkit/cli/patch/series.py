@@ -1,4 +1,4 @@
-"""Write the fixes as a patch series: `patchkit export`."""
+"""Write the fixes as a patch series: `patchkit series`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,27 @@
+"""Write what other systems run: `patchkit export`."""
+
+from __future__ import annotations
+
+import click
+
+from patchkit.errors import UsageError
+from patchkit.quoting import quoted
+
+
+class _Exports(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name `patchkit series` to who asks for a series of patches by its former name."""
+        if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        raise UsageError(
+            f"no export is called {args[0]!r}: {', '.join(self.commands)}",
+            why="the series of patches is `patchkit series`",
+            hint=quoted("patchkit", "series", *args),
+        )
+
+
+@click.group(cls=_Exports)
+def command() -> None:
+    """Write what other systems run: an image's Containerfile, manifests for Kubernetes and Ray."""
