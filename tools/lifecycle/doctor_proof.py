@@ -34,7 +34,7 @@ CONSOLE = Console(highlight=False, soft_wrap=True)
 WRONG = ("error", "warning")
 
 Claims = dict[tuple[str, str], dict[str, Any]]
-"""What doctor says is wrong: by check and node."""
+"""Claims of doctor: what is wrong, by check and node."""
 
 
 @dataclass(frozen=True, kw_only=True)

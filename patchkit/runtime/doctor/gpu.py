@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from patchkit.finding import Finding, Level
+from patchkit.finding_text import told
 from patchkit.runtime.doctor.log import diagnosis_finding
 from patchkit.runtime.doctor.nccl_log import read_nccl
 from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings
-from patchkit.runtime.doctor.texts import told
 from patchkit.runtime.gpu.smoke import SmokeStep, all_reduce_test, smoke_steps
 from patchkit.runtime.gpu.steps import RANK, GpuStep
 from patchkit.runtime.net.facts import facts

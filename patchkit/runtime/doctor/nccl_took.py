@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from patchkit.finding import Finding
+from patchkit.finding_text import told
 from patchkit.runtime.doctor.nccl_log import NcclLog, NcclRank
-from patchkit.runtime.doctor.texts import told
 from patchkit.runtime.remote.ssh import there
 
 _FILE = "nccl.toml"

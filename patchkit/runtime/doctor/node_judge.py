@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from patchkit.finding import Finding, Level
+from patchkit.finding_text import fine, told
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.doctor.texts import fine, told
 from patchkit.runtime.health.closer import NodeHealth
 from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.peers.report import NodeReport

@@ -264,4 +264,4 @@ PYTHON_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
     *(_torch, _pins, _twice, _flashinfer, _nccl),
     *(_compilers, _jit_compilers, _ptxas, _caches),
 )
-"""What is looked at of the Python that has vLLM, in this order."""
+"""Checks of the Python that has vLLM, in this order."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from patchkit.finding import Finding
+from patchkit.finding_text import told
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.doctor.garbage import garbage
-from patchkit.runtime.doctor.texts import told
 from patchkit.runtime.on_node.server_answers import AskedFact
 from patchkit.runtime.openai.chat_stream import StreamedAnswer
 

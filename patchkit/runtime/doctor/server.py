@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 from patchkit.finding import Finding
+from patchkit.finding_text import told
 from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
 from patchkit.records import read_toml
-from patchkit.runtime.doctor.texts import told
 from patchkit.runtime.on_node.server_answers import ServerAnswers
 from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.openai.chat_stream import StreamedAnswer

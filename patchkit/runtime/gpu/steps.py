@@ -19,7 +19,7 @@ from patchkit.runtime.gpu import script
 
 SCRIPT = Path(script.__file__)
 RANK = "all-reduce"
-"""What a rank of all nodes together is called."""
+"""Name of a rank of all nodes together."""
 
 FIRST = "cuda"
 """The script's step without which no other is tried."""

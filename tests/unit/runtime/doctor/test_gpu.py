@@ -1,4 +1,4 @@
-"""What the results of the smoke test mean: OK only for what ran and was right."""
+"""Check what the results of the smoke test mean: OK only for what ran and was right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an environment still is what `cluster install` checked."""
+"""Check whether an environment still is what `cluster install` checked."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Whether every symptom is recognised by its examples, and real failures by what they are."""
+"""Check that every symptom is recognised by its examples, and real failures by their causes."""
 
 from __future__ import annotations
 

@@ -29,14 +29,15 @@ class FindingText:
 
 
 @cache
-def _texts(file: str) -> Mapping[str, FindingText]:
+def finding_texts(file: str) -> Mapping[str, FindingText]:
+    """Return the texts of a file of recipes/doctor by id, in its order."""
     found = read_toml(tuple[FindingText, ...], RECIPES / "doctor" / file, key="finding")
     return {each.id: each for each in found}
 
 
 def told(file: str, about: str, where: str, **fields: object) -> Finding:
     """Return a finding of a file of recipes/doctor; ``where`` is the node or the log."""
-    text = _texts(file)[about]
+    text = finding_texts(file)[about]
     return Finding(
         kind=HostError,
         level=text.level,
@@ -51,7 +52,7 @@ def told(file: str, about: str, where: str, **fields: object) -> Finding:
 
 def fine(file: str, about: str, where: str, **fields: object) -> Finding:
     """Return that a check of a file found nothing wrong, with what was seen."""
-    text = _texts(file)[about]
+    text = finding_texts(file)[about]
     return Finding(
         level=Level.OK,
         where=where,
