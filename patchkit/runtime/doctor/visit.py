@@ -45,8 +45,13 @@ class Visit:
         """Return what a bug report holds, by file name; secrets and names are still in it."""
         parts: dict[str, object] = {"findings.json": [each.fields() for each in self.findings]}
         for report in self.reports:
-            parts[f"{report.node}/facts.json"] = asdict(report.facts) if report.facts else None
-            parts[f"{report.node}/state.json"] = asdict(report.state) if report.state else None
+            # Errors stand in the findings, and what was placed in the facts.
+            plain = replace(
+                report, silence=None, no_address=None, blocked=None, missing={}, placed=None
+            )
+            for name, said in asdict(plain).items():
+                if said and not isinstance(said, str):
+                    parts[f"{report.node}/{name}.json"] = said
         if self.lines:
             parts["journal.txt"] = "".join(f"{node}: {text}\n" for node, text in self.lines)
         return parts

@@ -31,6 +31,7 @@ _PREFIXES = tuple(
             r"\[\s*\d+\.\d{6}\]\s",  # the kernel
             rf"\[[A-Z][a-z]{{2}} [A-Z][a-z]{{2}} [ \d]\d {_CLOCK} \d{{4}}\]\s",
             r"<\d>\s?",
+            r"(?:#\d+\s+)?\d+\.\d{3}\s+(?=\S)",  # docker build
             r"(?P<who>[A-Za-z][\w.-]*?)\s*\|\s+",  # docker compose
             r"(?P<who>\([\w:. -]+(?:, [\w=. ]+)*\bpid=\d+[^)\n]*\))\s?",  # vLLM, Ray
             rf"{_LEVEL}\s+(?:\d\d-\d\d\s+{_CLOCK}\s+)?\[[\w/.-]+:\d+\]\s?",  # vLLM

@@ -7,7 +7,9 @@ import pytest
 from patchkit.errors import HostError
 from patchkit.finding import Level
 from patchkit.runtime.doctor.judgement import cluster_findings
+from patchkit.runtime.doctor.visit import Visit
 from patchkit.runtime.peers.report import NodeReport
+from patchkit.runtime.report.bundle import pack, private_names
 from support import node_reports
 
 WRONG = (Level.ERROR, Level.WARNING)
@@ -61,3 +63,17 @@ def test_the_first_cause_stands_first(well):
     assert [about for about, _ in said(file, [head, worker])] == ["linger", "cable", "unit"]
     silent = NodeReport(node="spark-2", silence=HostError("spark-2: no route"))
     assert said(file, [head, silent]) == [("ssh", "spark-2")]
+
+
+def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
+    _, (head, worker) = well
+    worker = replace(worker, no_address=HostError("spark-2 has no address"))
+    parts = Visit(findings=(), reports=(head, worker), lines=(("spark-1", "one"),)).parts()
+    packed = pack(parts, private_names([]))
+    for node in (head.node, worker.node):
+        assert {"facts.json", "contents.json", "state.json", "disks.json", "models.json"} <= {
+            name.removeprefix(f"{node}/") for name in parts if name.startswith(f"{node}/")
+        }
+    facts = parts[f"{head.node}/facts.json"]
+    assert any("VLLM_HOST_IP=" in text for text in facts["files"].values())
+    assert len(packed.files) == len(parts) + 1  # and what was taken out

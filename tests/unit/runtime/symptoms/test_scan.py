@@ -46,6 +46,9 @@ WRAPPED = """\
         ("[2971433.390412] NVRM: Xid (PCI:000f:01:00): 31", "", "NVRM: Xid (PCI:000f:01:00): 31"),
         ("vllm-1  | 2026-11-22T10:00:00.1Z stderr F x", "vllm-1", "x"),
         ("2026-11-22 10:00:00,123\tERROR worker.py:12 -- x", "", "worker.py:12 -- x"),
+        ("#12 0.695   × No solution found", "", "× No solution found"),
+        ("0.243 error: x", "", "error: x"),
+        ("0.24 GiB are free", "", "0.24 GiB are free"),
         ("E       RuntimeError: Invalid status", "", "RuntimeError: Invalid status"),
     ],
 )
