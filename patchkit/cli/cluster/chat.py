@@ -18,16 +18,19 @@ from patchkit.cli.next_step import error_text
 from patchkit.cli.out import as_json, ask_line, flow, print_json, say, style, tell
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
+from patchkit.quoting import quoted
 from patchkit.reading import read_stdin, read_text
 from patchkit.runtime.doctor.answered import unanswered, unlisted
 from patchkit.runtime.on_node import node_files
+from patchkit.runtime.openai.answer_parts import StreamedAnswer, StreamPiece
 from patchkit.runtime.openai.api_key import key_for
-from patchkit.runtime.openai.chat_stream import AnswerStream, StreamedAnswer, StreamPiece
+from patchkit.runtime.openai.chat_stream import AnswerStream
 from patchkit.runtime.openai.conversation import Conversation, request_fields
 from patchkit.runtime.openai.http_exchange import HttpServer
 from patchkit.runtime.openai.model_list import list_models
 from patchkit.runtime.peers.placed_files import placed_files, url_of
 
+_BODY = quoted("patchkit", "chat", "--body", '{"top_p": 0.9}')
 _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
 
 
@@ -97,7 +100,7 @@ def _fields_of(body: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(found := json.loads(text), dict):
             return found
-    raise UsageError("--body: is no JSON object", hint="""patchkit chat --body '{"top_p": 0.9}'""")
+    raise UsageError("--body: is no JSON object", hint=_BODY)
 
 
 def _own_url() -> str:

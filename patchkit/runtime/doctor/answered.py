@@ -8,7 +8,7 @@ from typing import Any
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.runtime.doctor.texts import told
-from patchkit.runtime.openai.chat_stream import StreamedAnswer
+from patchkit.runtime.openai.answer_parts import StreamedAnswer
 from patchkit.runtime.openai.http_exchange import HttpAnswer, HttpServer
 
 _ELSEWHERE = "patchkit chat --url http://ADDRESS:PORT; `patchkit up MODEL` serves one here"

@@ -13,7 +13,7 @@ from patchkit.records import read_toml
 from patchkit.runtime.doctor.texts import told
 from patchkit.runtime.on_node.server_answers import ServerAnswers
 from patchkit.runtime.on_node.unit_state import UnitState
-from patchkit.runtime.openai.chat_stream import StreamedAnswer
+from patchkit.runtime.openai.answer_parts import StreamedAnswer
 from patchkit.runtime.remote.ssh import there
 
 _FILE = "server.toml"

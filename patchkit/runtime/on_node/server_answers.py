@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from patchkit.records import record
+from patchkit.runtime.openai.answer_parts import StreamedAnswer
 from patchkit.runtime.openai.api_key import SECRETS, find_key
-from patchkit.runtime.openai.chat_stream import StreamedAnswer, ask_anyhow, ask_chat
+from patchkit.runtime.openai.chat_stream import ask_anyhow, ask_chat
 from patchkit.runtime.openai.http_exchange import HttpAnswer, HttpServer, clean
 from patchkit.runtime.openai.metrics_text import Figures, WantedMetric, figures
 from patchkit.runtime.openai.model_list import ListedModel, list_models

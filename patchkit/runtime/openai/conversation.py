@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchkit.runtime.openai.chat_stream import CHAT, AnswerStream, StreamedAnswer
+from patchkit.runtime.openai.answer_parts import StreamedAnswer
+from patchkit.runtime.openai.chat_stream import CHAT, AnswerStream
 from patchkit.runtime.openai.http_exchange import ExchangeLimits, HttpServer
 
 _DAY = 86_400.0  # seconds: whoever reads an answer ends it, and silence does
