@@ -27,6 +27,8 @@ CALL = (
     *("<tool_call>\n", '{"name": "weather", ', '"arguments": ', '{"city": ', '"Paris", '),
     *('"days": ', "2}}", "\n</tool_call>"),
 )
+CALLED = 'weather({"city": "Paris", "days": 2})'
+WEATHER = {"type": "function", "function": {"name": "weather"}}
 # What a template ends with, and all that follows it. A token stands in one row alone.
 CHAINS = {
     "<|thinks|>": ("<think>", *THOUGHT, "</think>", *ANSWER, END),
@@ -42,7 +44,7 @@ TEMPLATE = """\
 {%- elif enable_thinking is defined and not enable_thinking %}</think><|answers|>
 {%- else %}<|thinks|>{% endif -%}
 """
-HEAD, HEADS = 32, 3
+HEAD, HEADS, CONTEXT = 32, 3, 32_768
 HIDDEN = HEAD * HEADS  # more than there are tokens
 CERTAIN = 10.0  # a logit of 98, where all others are 0
 
@@ -53,9 +55,9 @@ def make_talking_model(folder: Path) -> None:
     words = dict.fromkeys((END, UNKNOWN, *(each for row in CHAINS.items() for each in _all(row))))
     numbers = {word: number for number, word in enumerate(words)}
     sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
-    sizes |= {"vocab_size": HIDDEN, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+    sizes |= {"vocab_size": HIDDEN, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT}
     (folder / "config.json").write_text(json.dumps(CONFIG | sizes | {"head_dim": HEAD}))
-    own = {"chat_template": TEMPLATE, "model_max_length": 4096}
+    own = {"chat_template": TEMPLATE, "model_max_length": CONTEXT}
     own["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that older transformers know, too
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER | own))
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=UNKNOWN))

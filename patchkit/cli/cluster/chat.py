@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,12 @@ _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
 @click.option("--url", metavar="URL", help="The server; default: what runs on this machine.")
 @click.option("--model", metavar="NAME", help="Default: the first that the server names.")
 @click.option("--system", metavar="TEXT", help="What the model is told beforehand.")
-@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Of an answer.")
-@click.option("--temperature", type=click.FloatRange(0, 2), metavar="T")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="For reasoning and answer."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 2), metavar="T", help="Default: the server's."
+)
 @click.option("--think/--no-think", default=None, help="Where the chat template takes that.")
 @click.option("--body", metavar="JSON", help="More fields of the request, or @FILE: tools, top_p …")
 @click.option("--key-env", metavar="NAME", help="The variable that holds the server's key.")
@@ -81,8 +85,8 @@ def command(
     if asked is not None and not asked.strip():
         raise UsageError("the question is empty", hint='patchkit chat "What is six times seven?"')
     more = _fields_of(body) if body else {}
-    place = (url or _own_url()).rstrip("/").removesuffix("/v1")
-    server = HttpServer(place, key_for(place, key_env or ""))
+    bare = HttpServer((url or _own_url()).rstrip("/").removesuffix("/v1"))
+    server = replace(bare, key=key_for(bare.url, key_env or ""))
     talk = Conversation(
         server=server,
         fields=request_fields(model or _first_model(server), more=more, **choices),
@@ -186,7 +190,7 @@ class _Shown:
         text = piece.text
         if piece.kind != self.kind:
             # What a model writes between its reasoning and its answer is blank lines.
-            if not (text := text.lstrip("\n")):
+            if not (text := text.lstrip("\n" if piece.kind == "content" else None)):
                 return
             self.end()
             if self.kind:

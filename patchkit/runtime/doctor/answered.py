@@ -60,7 +60,8 @@ def _unheard(server: HttpServer, status: int, trouble: str) -> Finding | None:
         return _said("server-answers", server, **nothing)
     if status in (401, 403):
         found = "the one that was sent is not it" if server.key else "none was sent"
-        return _said("server-key-given", server, status=status, found=found)
+        command = quoted("patchkit", "chat", "--url", server.url, "--key-env", "NAME")
+        return _said("server-key-given", server, status=status, found=found, command=command)
     return None
 
 

@@ -23,6 +23,7 @@ from support.terminal import terminal
 THOUGHT, ANSWER = "Six times seven: six rows of sevens, naïvely added", "It is **42**, or 四十二."
 CALL = '{"city": "Paris", "days": 2}'  # 0.11.0 sends a brace too many
 SECRET = "kkk-very-secret-kkk"
+PAUSE = 0.3  # seconds before a key that answers what is on the screen
 PATCHKIT = (sys.executable, "-m", "patchkit")
 
 
@@ -242,6 +243,11 @@ def test_what_makes_no_sense(chat, words, said):
     assert said in chat("http://127.0.0.1:9", *words, input="", rc=2).stderr
 
 
+@pytest.mark.parametrize("url", ["http://[x", "h:8000", "ftp://h", "http://u:p@h"])
+def test_what_is_no_url(chat, url):
+    assert "is not the address of a server" in chat(url, "Hello", rc=2).stderr
+
+
 def test_the_server_of_this_machine_is_found(chat, tmp_path):
     with ModelServer() as server:
         folder = tmp_path / ".config/patchkit/vllm"
@@ -259,6 +265,7 @@ def test_ctrl_c_ends_the_programme_where_it_was_given_one_question(alone):
             command, env=alone, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as asking:
             assert _until(asking.stdout, b"42")
+            time.sleep(PAUSE)
             asking.send_signal(signal.SIGINT)
             _, said = asking.communicate(timeout=20)
     assert asking.returncode == 130
@@ -288,12 +295,26 @@ class Terminal:
         os.close(theirs)
 
     def after(self, text, typed=b""):
-        end = time.monotonic() + 20
-        while text not in self.said[self.seen :]:
-            assert time.monotonic() < end, (text, self.said)
-            self._read(0.1)
+        assert self._until(text, 20), (text, self.said)
         self.seen = self.said.index(text, self.seen) + len(text)
         os.write(self.ours, typed)
+
+    def interrupted(self):
+        """Press Ctrl-C until there is a new prompt, as somebody who sees what is on the screen.
+
+        A signal that comes while select is on its way is not noticed before the next key: that is
+        how readline waits, and how every program in Python does.
+        """
+        while b"> " not in self.said[self.seen :]:
+            time.sleep(PAUSE)
+            os.write(self.ours, b"\x03")
+            self._until(b"> ", 5)
+
+    def _until(self, text, seconds):
+        end = time.monotonic() + seconds
+        while text not in self.said[self.seen :] and time.monotonic() < end:
+            self._read(0.1)
+        return text in self.said[self.seen :]
 
     def ended(self):
         code = None
@@ -354,9 +375,12 @@ def test_a_talk_in_a_terminal(talk):
 def test_ctrl_c_ends_the_answer_and_not_the_programme(talk):
     with ModelServer(recorded=recorded("0.32.0-thinks"), cut_after=14, silent=True) as server:
         terminal = talk(server)
-        terminal.after(b"> ", b"abc\x03")  # at the prompt: the line is gone
+        terminal.after(b"> ", b"abc")
+        terminal.after(b"abc")
+        terminal.interrupted()  # what was typed is gone
         terminal.after(b"> ", b"Six?\n")
-        terminal.after(b"**42**", b"\x03")
+        terminal.after(b"**42**")
+        terminal.interrupted()
         terminal.after(b"> ")
         server.faults.cut_after = None
         server.faults.silent = False
