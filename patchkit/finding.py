@@ -43,6 +43,10 @@ class Finding:
     costs: str = ""
     kind: type[PatchkitError] = SourceError
 
+    def error(self) -> PatchkitError:
+        """Return it as the error that ends a command."""
+        return self.kind(self.what, why=self.why, hint=self.hint)
+
     def fields(self) -> dict[str, object]:
         """Return it as JSON takes it."""
         found = asdict(self)

@@ -10,6 +10,12 @@ import shlex
 from pathlib import Path
 
 _KEPT = "\n\t"
+# Control characters, and the marks that turn the direction of what is written after them.
+_OBEYED = dict.fromkeys(
+    each
+    for each in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(each) not in _KEPT
+)
 
 
 def visible(text: str) -> str:
@@ -22,6 +28,15 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in _KEPT else _escape(each) for each in text)
+
+
+def prose(text: str) -> str:
+    """Return a text that a model wrote without what a terminal would obey.
+
+    Unlike ``visible`` it leaves the blanks that do not break and the joiners as they are, without
+    which French, Persian or a family of emoji is not what was written.
+    """
+    return text.translate(_OBEYED)
 
 
 def quoted(*words: str | Path) -> str:

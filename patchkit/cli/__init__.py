@@ -15,7 +15,7 @@ import click
 
 from patchkit import __version__
 from patchkit.cli import out
-from patchkit.cli.next_step import spelled
+from patchkit.cli.next_step import error_text
 from patchkit.cli.verbs import CLICK_ALONE, VERBS, WING_OF, WINGS
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError, StorageError, UsageError
@@ -197,7 +197,7 @@ def _show(error: PatchkitError) -> None:
         fields = {"what": error.what, "why": error.why, "next": error.hint}
         # If standard output is what failed, the message goes where it can still be read.
         with contextlib.suppress(OSError):
-            out.print_json({"error": {**fields, "exit_code": error.exit_code}})
+            # A line, since what came before it may be lines.
+            out.print_json({"error": {**fields, "exit_code": error.exit_code}}, indent=None)
             return
-    said = PatchkitError(error.what, why=error.why, hint=spelled(error.hint))
-    out.say(out.style("error:", fg="red", bold=True) + f" {said}", err=True)
+    out.say(error_text(error), err=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from patchkit.cli.out import LaidOut, Shown, style
 from patchkit.cli.verbs import WING_OF
+from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted
 
 _COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(WING_OF)})\b)")
@@ -32,6 +33,12 @@ def program() -> list[str]:
         return [_short(sys.executable), "-m", "patchkit"]
     named = started.name == "patchkit" and "/" in sys.argv[0]
     return [_short(sys.argv[0])] if named else ["patchkit"]
+
+
+def error_text(error: PatchkitError) -> Shown:
+    """Return what is said of an error."""
+    said = PatchkitError(error.what, why=error.why, hint=spelled(error.hint))
+    return style("error:", fg="red", bold=True) + f" {said}"
 
 
 def spelled(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from patchkit.cli.layout import columns, grid, wrap
-from patchkit.quoting import visible
+from patchkit.quoting import prose, visible
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
@@ -101,9 +101,32 @@ def data(text: str) -> None:
         click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
 
 
-def print_json(value: object) -> None:
-    """Print JSON, in which no character stands as itself that a terminal would obey."""
-    text = json.dumps(value, indent=1, ensure_ascii=False)
+def flow(text: str, *, err: bool = False, dim: bool = False) -> None:
+    """Print a piece of what a model writes as it comes, where the one before it ended."""
+    safe = prose(text)
+    click.echo(click.style(safe, dim=True) if dim else safe, nl=False, err=err, color=colour())
+
+
+def ask_line(prompt: str) -> str | None:
+    """Read a line in the terminal, with readline where there is one; None at the end of input."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (input takes it, once it is there)
+    # Where standard output goes elsewhere, input would write the prompt there as well.
+    both = sys.stdout.isatty()
+    if not both:
+        click.echo(prompt, nl=False, err=True)
+    try:
+        return input(prompt if both else "")
+    except EOFError:
+        return None
+
+
+def print_json(value: object, *, indent: int | None = 1) -> None:
+    """Print JSON, in which no character stands as itself that a terminal would obey.
+
+    Without ``indent`` it is one line, at once: an event of several.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
     if not text.replace("\n", "").isprintable():
         # Such characters are in strings alone, where JSON has an escape for each.
         safe = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

@@ -3,7 +3,7 @@
 ``release`` picks the shape: 0.10 (``reasoning_content``; other names of figures), 0.12 (both
 fields), 0.17 (``reasoning`` alone) and 0.33. The chunks are as `DeltaMessage` of these releases is
 serialised; the figures are lines of `/metrics` with the names of their `loggers.py`. What goes
-wrong is an attribute: set it before asking.
+wrong is an attribute: set it before asking. `recorded` streams are bytes of real servers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 REASONING = {
     "0.10": ("reasoning_content",),
@@ -21,7 +22,13 @@ REASONING = {
     "0.33": ("reasoning",),
 }
 VERSIONS = {"0.10": "0.10.2", "0.12": "0.12.0", "0.17": "0.17.1", "0.33": "0.33.0"}
+STREAMS = Path(__file__).parents[1] / "data" / "streams"
 LABELS = 'engine="0",model_name="small"'
+
+
+def recorded(name):
+    """Return a stream of tests/data/streams: ``0.32.0-thinks``."""
+    return (STREAMS / f"{name}.sse").read_bytes()
 
 
 def metrics(release, **changes):
@@ -66,6 +73,8 @@ class Faults:
     raw: bytes | None = None  # sent in the place of the events
     metrics: str | None = None
     endless: bool = False
+    whole: object = None  # JSON in the place of a stream, from a server that does not stream
+    recorded: bytes = b""  # a stream as a server sent it, chunked as uvicorn does
 
 
 class ModelServer(http.server.ThreadingHTTPServer):
@@ -154,8 +163,14 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
 
     def _stream(self, body):
         faults = self.server.faults
+        if faults.whole is not None:
+            self._json(200, faults.whole)
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        if faults.recorded:
+            self._replay(faults)
+            return
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
@@ -174,6 +189,22 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
             text = event if isinstance(event, str) else json.dumps(event)
             self.wfile.write(f"data: {text}\n\n".encode())
             self.wfile.flush()
+
+    def _replay(self, faults):
+        """Send a recorded stream, an event in a chunk."""
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        events = [each + b"\n\n" for each in faults.recorded.split(b"\n\n") if each.strip()]
+        for event in events[: faults.cut_after]:
+            time.sleep(faults.slow)
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
+            self.wfile.flush()
+        if faults.silent:
+            self.server.over.wait(30)
+        if faults.cut_after is None:
+            self.wfile.write(b"0\r\n\r\n")
 
     def _events(self, body):
         """Yield the chunks of an answer as this release sends them."""

@@ -14,10 +14,11 @@ from patchkit.errors import PatchkitError
 from tools.emulation.lab import Lab
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import SCENARIOS, Outcome, UnexpectedError, single
+from tools.emulation.talk import chat
 from tools.emulation.units import obstacle, units
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
-ALL = {**SCENARIOS, "units": units}
+ALL = {**SCENARIOS, "chat": chat, "units": units}
 HEAD = """\
 | scenario | seconds | LAN, bytes by node | QSFP, bytes by node | outcome |
 |---|--:|--:|--:|---|"""

@@ -2,7 +2,8 @@
 
     python ask.py MODEL_FOLDER URL SECONDS
 
-Prints a JSON list of what came back: each text with its tokens, at temperature 0.
+Prints a JSON list of what came back: each text with its tokens, at temperature 0. Without a model
+(-) it only waits.
 """
 
 from __future__ import annotations
@@ -62,5 +63,6 @@ def complete(url: str, model: Path, prompt: list[int], seconds: float) -> tuple[
 if __name__ == "__main__":
     folder, server, limit = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     wait_for_health(server, limit)
-    answers = [complete(server, folder, each, limit) for each in prompts(folder)]
+    texts = prompts(folder) if sys.argv[1] != "-" else []
+    answers = [complete(server, folder, each, limit) for each in texts]
     sys.stdout.write(json.dumps(answers) + "\n")

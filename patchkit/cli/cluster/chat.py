@@ -1,10 +1,222 @@
-"""Stand in for `patchkit chat` until it is written."""
+"""Talk to a server of the OpenAI API: `patchkit chat`."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
 import click
+
+from patchkit.cli.cluster.cluster_options import alone
+from patchkit.cli.next_step import error_text
+from patchkit.cli.out import as_json, ask_line, flow, print_json, say, style, tell
+from patchkit.durable.signals import Interrupted
+from patchkit.errors import PatchkitError, UsageError
+from patchkit.quoting import quoted
+from patchkit.reading import read_stdin, read_text
+from patchkit.runtime.doctor.answered import unanswered, unlisted
+from patchkit.runtime.on_node import node_files
+from patchkit.runtime.openai.answer_parts import StreamedAnswer, StreamPiece
+from patchkit.runtime.openai.api_key import key_for
+from patchkit.runtime.openai.chat_stream import AnswerStream
+from patchkit.runtime.openai.conversation import Conversation, request_fields
+from patchkit.runtime.openai.http_exchange import HttpServer
+from patchkit.runtime.openai.model_list import list_models
+from patchkit.runtime.peers.placed_files import placed_files, url_of
+
+_BODY = quoted("patchkit", "chat", "--body", '{"top_p": 0.9}')
+_USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
 
 
 @click.command()
-def command() -> None:
-    """Stand in for what is to come."""
+@click.argument("question", required=False)
+@click.option("--url", metavar="URL", help="The server; default: what runs on this machine.")
+@click.option("--model", metavar="NAME", help="Default: the first that the server names.")
+@click.option("--system", metavar="TEXT", help="What the model is told beforehand.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="For reasoning and answer."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 2), metavar="T", help="Default: the server's."
+)
+@click.option("--think/--no-think", default=None, help="Where the chat template takes that.")
+@click.option("--body", metavar="JSON", help="More fields of the request, or @FILE: tools, top_p …")
+@click.option("--key-env", metavar="NAME", help="The variable that holds the server's key.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="Of silence.",
+)
+@as_json
+def command(
+    *,
+    question: str | None,
+    url: str | None,
+    model: str | None,
+    system: str | None,
+    body: str | None,
+    key_env: str | None,
+    timeout: float,
+    as_json: bool,
+    **choices: Any,
+) -> None:
+    """Talk to a server, and see what it thinks apart from what it says.
+
+    Without QUESTION it reads questions in the terminal: Ctrl-C ends an answer, Ctrl-D the talk.
+    The answer goes to standard output, its reasoning, calls of tools and counts beside it.
+
+    \b
+      patchkit chat
+      patchkit chat "What is six times seven?"
+      git diff | patchkit chat --system "Review this." - > review.txt
+    """
+    asked = read_stdin() if question == "-" else question
+    if asked is None and not sys.stdin.isatty():
+        raise UsageError("there is no question", hint="… | patchkit chat -")
+    if asked is not None and not asked.strip():
+        raise UsageError("the question is empty", hint='patchkit chat "What is six times seven?"')
+    more = _fields_of(body) if body else {}
+    bare = HttpServer((url or _own_url()).rstrip("/").removesuffix("/v1"))
+    server = replace(bare, key=key_for(bare.url, key_env or ""))
+    talk = Conversation(
+        server=server,
+        fields=request_fields(model or _first_model(server), more=more, **choices),
+        silence=timeout,
+        messages=[{"role": "system", "content": system}] if system else [],
+    )
+    if asked is None:
+        _interactive(talk, as_json=as_json)
+    else:
+        _turn(talk, asked, as_json=as_json)
+
+
+def _fields_of(body: str) -> dict[str, Any]:
+    text = read_text(Path(body[1:])) if body.startswith("@") else body
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    raise UsageError("--body: is no JSON object", hint=_BODY)
+
+
+def _own_url() -> str:
+    """Return where the server of this machine listens: as `up` placed it, else by default."""
+    own = alone().file
+    files = node_files.placed(node_files.config_folder(own.name))
+    return url_of(placed_files(files, own.unit), own.serve.port)
+
+
+def _first_model(server: HttpServer) -> str:
+    listing, models = list_models(server)
+    if not models:
+        raise unlisted(server, listing).error()
+    return models[0].name
+
+
+def _interactive(talk: Conversation, *, as_json: bool) -> None:
+    """Answer line by line, until the input ends; what goes wrong ends an answer alone."""
+    tell(f"{talk.fields['model']} at {talk.server.url}; Ctrl-C ends an answer, Ctrl-D the talk")
+    while True:
+        try:
+            if (question := ask_line("> ")) is None:
+                break
+            if question.strip():
+                _turn(talk, question, as_json=as_json)
+        except Interrupted as interrupt:
+            if interrupt.exit_code != 128 + signal.SIGINT:
+                raise
+            tell("")
+        except PatchkitError as error:
+            say(error_text(error), err=True)
+    tell("")
+
+
+def _turn(talk: Conversation, question: str, *, as_json: bool) -> None:
+    """Ask, show the answer as it comes, and keep what came. Raises HostError for no answer."""
+    stream = talk.ask(question)
+    try:
+        (_as_lines if as_json else _on_screen)(stream)
+    finally:
+        talk.keep(question, stream.answer())
+    answer, model = stream.answer(), str(talk.fields["model"])
+    models = list_models(talk.server)[1] if answer.status >= 400 else ()
+    if found := unanswered(talk.server, model, answer, [each.name for each in models]):
+        raise found.error()
+
+
+def _as_lines(stream: AnswerStream) -> None:
+    """Print a line of JSON for each piece, each call and the end."""
+    with contextlib.closing(stream.pieces()) as pieces:
+        for each in pieces:
+            print_json(asdict(each), indent=None)
+    answer = stream.answer()
+    for call in answer.tool_calls:
+        print_json({"kind": "tool_call", **asdict(call)}, indent=None)
+    if answer.status == 200:
+        print_json({"kind": "end", "model": stream.body["model"], **asdict(answer)}, indent=None)
+
+
+def _on_screen(stream: AnswerStream) -> None:
+    """Print content on standard output; on standard error, dimmed, all that is not the answer."""
+    shown = _Shown()
+    try:
+        with contextlib.closing(stream.pieces()) as pieces:
+            for each in pieces:
+                shown.piece(each)
+    finally:
+        shown.end()
+    answer = stream.answer()
+    for call in answer.tool_calls:
+        tell(style("tool call: ", bold=True) + f"{call.name}({call.arguments})")
+    if line := "; ".join(_counts(answer)):
+        tell(style(line, dim=True))
+
+
+class _Shown:
+    """How far an answer is shown: what kind of text came last, and whether its line is open."""
+
+    def __init__(self) -> None:
+        self.kind, self.open = "", False
+
+    def piece(self, piece: StreamPiece) -> None:
+        text = piece.text
+        if piece.kind != self.kind:
+            # What a model writes between its reasoning and its answer is blank lines.
+            if not (text := text.lstrip("\n" if piece.kind == "content" else None)):
+                return
+            self.end()
+            if self.kind:
+                tell("")
+            self.kind = piece.kind
+            text = f"reasoning: {text}" if piece.kind == "reasoning" else text
+        aside = piece.kind == "reasoning"
+        flow(text, err=aside, dim=aside)
+        self.open = not text.endswith("\n")
+
+    def end(self) -> None:
+        if self.open:
+            flow("\n", err=self.kind == "reasoning")
+        self.open = False
+
+
+def _counts(answer: StreamedAnswer) -> Iterator[str]:
+    """Yield what the server counted, and why an answer ended where that is not its end."""
+    if answer.completion_tokens is not None:
+        thought = f" ({answer.reasoning_tokens} reasoning)" if answer.reasoning_tokens else ""
+        read = answer.prompt_tokens or 0
+        yield f"tokens: {read} read, {answer.completion_tokens} written{thought}"
+    if answer.first_ms is not None:
+        rate = "" if answer.rate is None else f", then {answer.rate:.1f}/s"
+        yield f"first after {answer.first_ms:.0f} ms{rate}"
+    if answer.finish == "length":
+        yield "max_tokens or the context ended it"
+    elif answer.finish not in _USUAL_ENDS:
+        yield f"finish_reason {answer.finish}"

@@ -14,7 +14,7 @@ from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.doctor.garbage import garbage
 from patchkit.runtime.on_node.server_answers import AskedFact
-from patchkit.runtime.openai.chat_stream import StreamedAnswer
+from patchkit.runtime.openai.answer_parts import StreamedAnswer
 
 _FILE = "questions.toml"
 _SHOWN = 60  # characters of an answer

@@ -13,7 +13,7 @@ from patchkit.quoting import quoted
 from patchkit.records import read_toml
 from patchkit.runtime.on_node.server_answers import ServerAnswers
 from patchkit.runtime.on_node.unit_state import UnitState
-from patchkit.runtime.openai.chat_stream import StreamedAnswer
+from patchkit.runtime.openai.answer_parts import StreamedAnswer
 from patchkit.runtime.remote.ssh import there
 
 _FILE = "server.toml"
@@ -127,7 +127,7 @@ class _Judge:
             "server-token",
             model=self.answers.asked,
             first=f"{answer.first_ms:.0f}",
-            rate=_rate(answer),
+            rate="" if answer.rate is None else f"then {answer.rate:.1f} tokens/s, ",
             version=version,
         )
         thoughts = [each for each in answer.fields if each.startswith("reasoning")]
@@ -176,10 +176,3 @@ class _Judge:
 
 def _after(trouble: str) -> str:
     return f": {trouble}" if trouble else ""
-
-
-def _rate(answer: StreamedAnswer) -> str:
-    """Return how fast the tokens after the first one came, where there is enough of them."""
-    tokens, first = answer.completion_tokens or 0, answer.first_ms or 0.0
-    seconds = (answer.ms - first) / 1000
-    return f"then {(tokens - 1) / seconds:.1f} tokens/s, " if tokens > 4 and seconds > 0.05 else ""

@@ -22,6 +22,7 @@ from patchkit.runtime.launch.start import journals
 from patchkit.runtime.on_node import server_answers
 from patchkit.runtime.on_node.journal import JournalLine
 from patchkit.runtime.on_node.server_answers import AskedFact, ServerAnswers
+from patchkit.runtime.peers.placed_files import url_of
 from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.peers.situation import facts_for_causes
 from patchkit.runtime.rules.condition import Situation
@@ -86,8 +87,7 @@ def _server(cluster: Cluster, head: NodeReport, *, questions: bool) -> Iterator[
     if head.silence:
         yield _unchecked("server", head.node, "it did not answer")
         return
-    placed = head.placed
-    url = placed.url if placed and placed.url else f"http://127.0.0.1:{cluster.file.serve.port}"
+    url = url_of(head.placed, cluster.file.serve.port)
     try:
         said = record(
             ServerAnswers,

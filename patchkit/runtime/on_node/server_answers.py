@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
-import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from patchkit.errors import PatchkitError
-from patchkit.reading import read_text
 from patchkit.records import record
-from patchkit.runtime.openai.chat_stream import StreamedAnswer, ask_anyhow, ask_chat
+from patchkit.runtime.openai.answer_parts import StreamedAnswer
+from patchkit.runtime.openai.api_key import SECRETS, find_key
+from patchkit.runtime.openai.chat_stream import ask_anyhow, ask_chat
 from patchkit.runtime.openai.http_exchange import HttpAnswer, HttpServer, clean
 from patchkit.runtime.openai.metrics_text import Figures, WantedMetric, figures
-
-SECRETS = "~/.config/patchkit/secrets.env"
-KEY = "VLLM_API_KEY"
+from patchkit.runtime.openai.model_list import ListedModel, list_models
 
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
 _HELLO = "Say: ready"
 _AT_ONCE = 4  # questions under way, so that sixty seconds are enough for slow models
-_MODELS = 64  # names that are kept
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedModel:
-    """A name that the server takes, and the longest text in tokens, None where it does not say."""
-
-    name: str
-    max_model_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +82,7 @@ def look(
     said = server.ask("/metrics")
     wanted = record(tuple[WantedMetric, ...], list(metrics))
     text = said.body.decode(errors="replace") if said.status == 200 else ""
-    listing = server.ask("/v1/models")
-    models = tuple(_models(server, listing.json))
+    listing, models = list_models(server)
     asked = model or (models[0].name if models else "")
     token = ask_anyhow(server, asked, _HELLO, _FEW, seconds) if asked else None
     found = ServerAnswers(
@@ -159,25 +144,6 @@ def ask_facts(
         yield done.get()
 
 
-def find_key(key_file: str) -> tuple[str, str]:
-    """Return the server's key and where it was found: the file that the unit reads, or here.
-
-    "" for none, and for one that no header can hold. The key is in no argument: those are seen.
-    """
-    with contextlib.suppress(PatchkitError, OSError, ValueError):
-        path = Path(key_file).expanduser()
-        for line in read_text(path, limit=1 << 16).splitlines() if path.is_file() else ():
-            name, sign, value = line.strip().partition("=")
-            if sign and name.strip() == KEY:
-                return _usable(" ".join(shlex.split(value))), key_file
-    key = os.environ.get(KEY, "")
-    return _usable(key), "the environment" if key else ""
-
-
-def _usable(key: str) -> str:
-    return key if key.isascii() and key.isprintable() else ""
-
-
 def _path(answer: HttpAnswer) -> PathAnswer:
     return PathAnswer(status=answer.status, ms=round(answer.ms, 1), trouble=answer.trouble)
 
@@ -186,12 +152,3 @@ def _version(server: HttpServer) -> str:
     said = server.ask("/version").json
     found = said.get("version") if isinstance(said, dict) else None
     return server.clean(found, 60) if isinstance(found, str) else ""
-
-
-def _models(server: HttpServer, said: object) -> Iterator[ListedModel]:
-    listed = said.get("data") if isinstance(said, dict) else None
-    for each in (listed if isinstance(listed, list) else [])[:_MODELS]:
-        if isinstance(each, dict) and isinstance(name := each.get("id"), str):
-            longest = each.get("max_model_len")
-            known = type(longest) is int and 0 < longest < 1 << 40
-            yield ListedModel(name=server.clean(name), max_model_len=longest if known else None)

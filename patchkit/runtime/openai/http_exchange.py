@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import socket
 import threading
 import time
@@ -19,11 +20,19 @@ from urllib.parse import SplitResult, urlsplit
 
 from patchkit.errors import UsageError
 
-_LARGEST = 8 << 20  # bytes of an answer: /metrics of eight engines has some hundred thousand
 _CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of a cable
 _MASK = "(masked)"
 _SHORT = 8  # characters: a shorter key may be any word of an answer
 _SAID = 500  # characters of what an answer says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeLimits:
+    """When to give up: seconds for all of an answer, and for a part of it; bytes of it."""
+
+    seconds: float
+    silence: float = math.inf
+    size: int = 8 << 20  # /metrics of eight engines has some hundred thousand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +81,8 @@ class HttpServer:
         """Return the whole answer."""
         began = time.monotonic()
         status, found, trouble = 0, bytearray(), ""
-        with contextlib.closing(self.stream(path, body, seconds)) as parts:
+        limits = ExchangeLimits(seconds=seconds)
+        with contextlib.closing(self.stream(path, body, limits)) as parts:
             for each in parts:
                 if isinstance(each, int):
                     status = each
@@ -84,10 +94,11 @@ class HttpServer:
         return HttpAnswer(status=status, ms=ms, body=bytes(found), trouble=trouble)
 
     def stream(
-        self, path: str, body: dict[str, Any] | None, seconds: float
+        self, path: str, body: dict[str, Any] | None, limits: ExchangeLimits
     ) -> Generator[int | bytes | str, None, None]:
         """Yield the status, then the body as it comes; a text at last if something went wrong."""
-        connection = self._connection(min(seconds, _CONNECT))
+        wait = min(limits.seconds, limits.silence)
+        connection = self._connection(min(wait, _CONNECT))
         late = threading.Event()
         # The connection itself forgets the socket of an answer whose end is the connection's.
         sockets: list[socket.socket] = []
@@ -99,19 +110,19 @@ class HttpServer:
                     each.shutdown(socket.SHUT_RDWR)
 
         # A time-out of the socket's own starts anew with each byte that comes.
-        alarm = threading.Timer(seconds, end)
+        alarm = threading.Timer(limits.seconds, end)
         alarm.daemon = True
         alarm.start()
         try:
             connection.connect()
-            connection.sock.settimeout(seconds)
+            connection.sock.settimeout(wait)
             sockets.append(connection.sock)
-            yield from self._exchange(connection, path, body)
+            yield from self._exchange(connection, path, body, limits.size)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            yield self._why(error, seconds, late=late.is_set())
+            yield self._why(error, wait, late=late.is_set())
         else:
             if late.is_set():
-                yield f"not done after {seconds:.0f} s"
+                yield f"not done after {limits.seconds:.0f} s"
         finally:
             alarm.cancel()
             connection.close()
@@ -127,6 +138,7 @@ class HttpServer:
         connection: http.client.HTTPConnection,
         path: str,
         body: dict[str, Any] | None,
+        size: int,
     ) -> Iterator[int | bytes | str]:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if data else {}
@@ -134,21 +146,24 @@ class HttpServer:
             headers["Authorization"] = f"Bearer {self.key}"
         base = self._parts().path.rstrip("/")
         connection.request("GET" if data is None else "POST", f"{base}{path}", data, headers)
-        answer = connection.getresponse()
-        yield answer.status
-        taken = 0
-        while part := answer.read1(1 << 16):
-            taken += len(part)
-            if taken > _LARGEST:
-                yield f"more than {_LARGEST >> 20} MiB"
-                return
-            yield part
+        # The answer holds the socket as well: open, the server would go on with nobody listening.
+        with connection.getresponse() as answer:
+            yield answer.status
+            taken = 0
+            while part := answer.read1(1 << 16):
+                taken += len(part)
+                if taken > size:
+                    yield f"more than {size >> 20} MiB"
+                    return
+                yield part
 
     def _why(self, error: Exception, seconds: float, *, late: bool) -> str:
         if late or isinstance(error, TimeoutError):
             return f"no answer in {seconds:.0f} s"
         if isinstance(error, ConnectionRefusedError):
             return "connection refused"
+        if isinstance(error, http.client.IncompleteRead):
+            return "the connection ended in the middle"
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return self.clean(said or type(error).__name__)
 

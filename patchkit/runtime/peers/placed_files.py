@@ -69,6 +69,11 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
     )
 
 
+def url_of(placed: PlacedFiles | None, port: int) -> str:
+    """Return where a node's server listens: as `up` placed it, else on this port of its own."""
+    return placed.url if placed and placed.url else f"http://127.0.0.1:{port}"
+
+
 def start_id(nodes: Sequence[PlacedFiles]) -> str:
     """Return the id of these files of all nodes, the head's first, as ``units`` makes it."""
     bare = [{k: text for k, text in each.files.items() if k != GROUP} for each in nodes]

@@ -6,6 +6,7 @@ import ast
 import itertools
 import re
 import subprocess
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from patchkit.cli.layout import PROGRAMS
 from patchkit.digests import digest
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import PatchkitError
-from patchkit.quoting import quoted, visible
+from patchkit.quoting import prose, quoted, visible
 from patchkit.source.resolve import Options, resolved
 from patchkit.wheel.wheelhouse.verify import verify
 from support.wheels import write_wheel
@@ -48,6 +49,25 @@ def test_nothing_that_a_terminal_obeys_is_left(text):
     assert all(each.isprintable() or each in "\n\t" for each in shown)
     assert visible(shown) == shown
     assert shown.encode().decode() == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("a\u00a0b\u202fc \u200cm \U0001f468\u200d\U0001f469", None),  # what languages need
+        ("a\n\tb", None),
+        ("\x1b[2J\a\r\n\x7f\x9bx", "[2J\nx"),
+        ("\u202ecod\u2066.exe", "cod.exe"),
+    ],
+)
+def test_what_is_left_of_prose(text, kept):
+    assert prose(text) == (text if kept is None else kept)
+
+
+@given(ANYTHING)
+def test_no_control_character_is_left_of_prose(text):
+    left = {each for each in prose(text) if unicodedata.category(each) == "Cc"}
+    assert left <= {"\n", "\t"}
 
 
 def words(line, folder=None):

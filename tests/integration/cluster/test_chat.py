@@ -1,0 +1,418 @@
+"""`patchkit chat` as its users run it: in pipes, in a terminal, and when something goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import click
+import pytest
+
+from support.model_server import STREAMS, ModelServer, recorded
+from support.terminal import terminal
+
+THOUGHT, ANSWER = "Six times seven: six rows of sevens, naïvely added", "It is **42**, or 四十二."
+CALL = '{"city": "Paris", "days": 2}'  # 0.11.0 sends a brace too many
+SECRET = "kkk-very-secret-kkk"
+PAUSE = 0.3  # seconds before a key that answers what is on the screen
+PATCHKIT = (sys.executable, "-m", "patchkit")
+
+
+@pytest.fixture
+def alone(environment, tmp_path):
+    """What chat is run with: no key and no settings of whoever runs the tests."""
+    keys = ("VLLM_API_KEY", "OPENAI_API_KEY")
+    return {k: v for k, v in environment.items() if k not in keys} | {"HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def chat(alone):
+    """Run it in pipes: ``chat(server, "a question", rc=9)``."""
+
+    def run(server, *words, rc=0, env=None, **how):
+        url = server if isinstance(server, str) else server.url
+        command = [*PATCHKIT, "chat", *(("--url", url) if url else ()), *words]
+        how = {"capture_output": True, "text": True, "stdin": None} | how
+        if "input" in how:
+            del how["stdin"]
+        done = subprocess.run(command, env={**alone, **(env or {})}, **how, timeout=60)
+        assert done.returncode == rc, done
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+# In pipes
+
+
+@pytest.mark.parametrize("release", ["0.11.0", "0.12.0", "0.32.0"])
+def test_the_answer_alone_is_on_standard_output(chat, release):
+    with ModelServer(recorded=recorded(f"{release}-thinks")) as server:
+        done = chat(server, "-", input="What is six times seven?\n")
+    assert done.stdout == f"{ANSWER}\n"
+    thought, blank, counts = done.stderr.splitlines()
+    assert (thought, blank) == (f"reasoning: {THOUGHT}", "")
+    reasoning = r" \(10 reasoning\)" if release == "0.32.0" else ""
+    assert re.fullmatch(rf"tokens: 7 read, 20 written{reasoning}; first after \d+ ms.*", counts)
+    (body,) = server.asked
+    assert body == {
+        "model": "small",
+        "messages": [{"role": "user", "content": "What is six times seven?\n"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_what_is_asked_for_is_in_the_request(chat, tmp_path):
+    more = tmp_path / "more.json"
+    more.write_text('{"top_p": 0.5, "temperature": 1}')
+    words = ["--model", "m", "--system", "Be brief.", "--max-tokens", "9", "--temperature", "0"]
+    with ModelServer() as server:
+        chat(server.url + "/v1/", *words, "--no-think", "--body", f"@{more}", "Hello")
+    (body,) = server.asked
+    del body["stream"], body["stream_options"]
+    assert body == {
+        "model": "m",
+        "max_tokens": 9,
+        "temperature": 1,
+        "top_p": 0.5,
+        "chat_template_kwargs": {"enable_thinking": False, "thinking": False},
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello"},
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", [each.stem for each in STREAMS.glob("*-*s.sse")])
+def test_json_is_a_line_for_each_event(chat, name):
+    kind = name.rpartition("-")[2]
+    with ModelServer(recorded=recorded(name)) as server:
+        done = chat(server, "--json", "Hello", rc=9 if kind == "dies" else 0)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.stderr == ""
+    *others, end = events
+    if kind == "thinks":
+        said = {
+            each: "".join(e["text"] for e in others if e["kind"] == each)
+            for each in ("reasoning", "content")
+        }
+        assert said == {"reasoning": THOUGHT, "content": f"\n\n{ANSWER}"}
+        assert (end["kind"], end["model"], end["completion_tokens"]) == ("end", "small", 20)
+    elif kind == "calls":
+        (call,) = others
+        assert (call["kind"], call["name"]) == ("tool_call", "weather")
+        assert call["arguments"] == CALL + "}" * name.startswith("0.11")
+    else:
+        assert end["error"]["exit_code"] == 9
+        assert "EngineCore encountered an issue" in end["error"]["what"]
+
+
+def test_calls_of_tools_are_shown(chat):
+    with ModelServer(recorded=recorded("0.32.0-calls")) as server:
+        done = chat(server, "Will it rain?")
+    assert done.stdout == ""
+    assert done.stderr.startswith('tool call: weather({"city": "Paris", "days": 2})\ntokens: ')
+
+
+WRONG = {  # what the server does → what is on standard output, and words beside it
+    "null": (
+        {"recorded": recorded("0.32.0-short")},
+        "",
+        ["all 4 tokens went into reasoning", "patchkit chat --max-tokens 4096"],
+    ),
+    "null, stop": (
+        {"answer": "", "raw": b'data: {"choices": [], "usage": {"completion_tokens": 16}}\n\n'},
+        "",
+        ["16 tokens came and no text at all", "--reasoning-parser"],
+    ),
+    "dies": (
+        {"recorded": recorded("0.32.0-thinks"), "cut_after": 14},
+        "It is **42**\n",
+        ["broke off: the connection ended in the middle"],
+    ),
+    "engine dies": (
+        {"recorded": recorded("0.11.0-dies")},
+        "",
+        ["EngineCore encountered", "patchkit explain 'EngineCore"],
+    ),
+    "refused": (
+        {"refuse": (400, {"error": {"message": "temperature must be in [0, 2], got 9.0."}})},
+        "",
+        ["refused with 400: temperature must be in"],
+    ),
+    "key": ({"key": SECRET}, "", ["wants a key, and none was sent (401)", "--key-env NAME"]),
+    "no models": ({"models": ()}, "", ["no server of the OpenAI API", "says 200: no model"]),
+    "no stream": ({"whole": {"hello": 1}}, "", ["what came is no answer of the OpenAI API"]),
+    "silent": ({"silent": True}, "", ["no answer in 1 s"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_goes_wrong_is_explained(chat, name):
+    faults, stdout, words = WRONG[name]
+    with ModelServer(**faults) as server:
+        done = chat(server, "--timeout", "1", "Hello", rc=9)
+    assert done.stdout == stdout
+    said = " ".join(done.stderr.split())
+    assert not [each for each in words if each not in said], said
+
+
+def test_no_server_and_no_such_model(chat, alone):
+    with ModelServer(
+        refuse=(404, {"error": {"message": "The model `x` does not exist."}})
+    ) as server:
+        done = chat(server, "--model", "x", "Hello", rc=9)
+    assert "the server has no model x; it has small" in done.stderr
+    done = chat(server, "Hello", rc=9)  # it is gone by now
+    assert f"no server answers at {server.url}: connection refused" in done.stderr
+    assert "next: " in done.stderr
+
+
+def test_a_server_of_something_else(chat, tmp_path):
+    code = (
+        "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler); "
+    )
+    code += "print(s.server_port, flush=True); s.serve_forever()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        url = f"http://127.0.0.1:{int(other.stdout.readline())}"
+        for words, path in (
+            ((), "/v1/models says 404"),
+            (("--model", "x"), "completions says 501"),
+        ):
+            said = chat(url, *words, "Hello", rc=9).stderr
+            assert "is no server of the OpenAI API: " in said
+            assert path in said
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_the_key_comes_from_a_variable_and_no_message_has_it(chat):
+    with ModelServer(key=SECRET, whole={"error": {"message": f"bad {SECRET}"}}) as server:
+        done = chat(server, "--key-env", "MINE", "Hello", env={"MINE": SECRET}, rc=9)
+        wrong = chat(server, "--key-env", "MINE", "Hello", env={"MINE": "another-key"}, rc=9)
+    assert server.headers_seen[0]["Authorization"] == f"Bearer {SECRET}"
+    assert SECRET not in done.stderr + wrong.stdout + wrong.stderr
+    assert "bad (masked)" in done.stderr
+    assert "the one that was sent is not it (401)" in wrong.stderr
+
+
+HOSTILE = "a\x1b[2J\x1b]0;t\x07b\x9bc\u202ed\x00\r\ne\u00a0f\u200d"
+
+
+def test_what_a_terminal_would_obey_is_left_out(chat):
+    body = {"choices": [{"message": {"content": HOSTILE, "reasoning": HOSTILE}}]}
+    body["choices"][0]["finish_reason"] = "stop"
+    with ModelServer(whole=body) as server:
+        done = chat(server, "Hello")
+        lines = chat(server, "--json", "Hello").stdout
+    kept = "a[2J]0;tbcd\ne\u00a0f\u200d"
+    assert done.stdout == f"{kept}\n"
+    assert f"reasoning: {kept}\n" in done.stderr
+    assert [json.loads(each)["text"] for each in lines.splitlines()[:2]] == [HOSTILE, HOSTILE]
+    assert not set("\x1b\x07\x9b\u202e\x00") & set(lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "there is no question"),
+        (["-"], "the question is empty"),
+        (["--body", "[]", "Hello"], "--body: is no JSON object"),
+        (["--key-env", "NOT_SET", "Hello"], "NOT_SET holds no key"),
+    ],
+)
+def test_what_makes_no_sense(chat, words, said):
+    assert said in chat("http://127.0.0.1:9", *words, input="", rc=2).stderr
+
+
+@pytest.mark.parametrize("url", ["http://[x", "h:8000", "ftp://h", "http://u:p@h"])
+def test_what_is_no_url(chat, url):
+    assert "is not the address of a server" in chat(url, "Hello", rc=2).stderr
+
+
+def test_the_server_of_this_machine_is_found(chat, tmp_path):
+    with ModelServer() as server:
+        folder = tmp_path / ".config/patchkit/vllm"
+        folder.mkdir(parents=True)
+        (folder / "group.json").write_text(json.dumps({"url": server.url}))
+        (tmp_path / ".config/patchkit/secrets.env").write_text(f"VLLM_API_KEY={SECRET}\n")
+        assert chat("", "Hello").stdout == "ready\n"
+    assert server.headers_seen[0]["Authorization"] == f"Bearer {SECRET}"
+
+
+def test_ctrl_c_ends_the_programme_where_it_was_given_one_question(alone):
+    with ModelServer(recorded=recorded("0.32.0-thinks"), cut_after=14, silent=True) as server:
+        command = [*PATCHKIT, "chat", "--url", server.url, "Hello"]
+        with subprocess.Popen(
+            command, env=alone, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as asking:
+            assert _until(asking.stdout, b"42")
+            time.sleep(PAUSE)
+            asking.send_signal(signal.SIGINT)
+            _, said = asking.communicate(timeout=20)
+    assert asking.returncode == 130
+    assert b"interrupted" in said
+
+
+# In a terminal
+
+
+class Terminal:
+    """A chat in a pseudo-terminal: ``after`` waits for a text and types the next one."""
+
+    def __init__(self, command, env):
+        self.ours, theirs = terminal(80)
+        self.said = b""
+        self.seen = 0
+        environment = {**env, "TERM": "xterm", "INPUTRC": "/dev/null"}
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(theirs)
+
+    def after(self, text, typed=b""):
+        assert self._until(text, 20), (text, self.said)
+        self.seen = self.said.index(text, self.seen) + len(text)
+        os.write(self.ours, typed)
+
+    def interrupted(self):
+        """Press Ctrl-C until there is a new prompt, as somebody who sees what is on the screen.
+
+        A signal that comes while select is on its way is not noticed before the next key: that is
+        how readline waits, and how every program in Python does.
+        """
+        while b"> " not in self.said[self.seen :]:
+            time.sleep(PAUSE)
+            os.write(self.ours, b"\x03")
+            self._until(b"> ", 5)
+
+    def _until(self, text, seconds):
+        end = time.monotonic() + seconds
+        while text not in self.said[self.seen :] and time.monotonic() < end:
+            self._read(0.1)
+        return text in self.said[self.seen :]
+
+    def ended(self):
+        code = None
+        end = time.monotonic() + 20
+        while code is None and time.monotonic() < end:
+            self._read(0.05)
+            code = self.process.poll()
+        self._read(0.05)
+        return code
+
+    def _read(self, seconds):
+        if select.select([self.ours], [], [], seconds)[0]:
+            with contextlib.suppress(OSError):
+                self.said += os.read(self.ours, 1 << 16)
+
+
+def _take_terminal():
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def talk(alone):
+    """Start a chat in a terminal."""
+    started = []
+
+    def start(server, *words, env=None):
+        command = [*PATCHKIT, "chat", "--url", server.url, *words]
+        started.append(Terminal(command, {**alone, **(env or {})}))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+        os.close(each.ours)
+
+
+def test_a_talk_in_a_terminal(talk):
+    with ModelServer(recorded=recorded("0.32.0-thinks")) as server:
+        terminal = talk(server, "--system", "Be brief.")
+        terminal.after(b"> ", b"What is six times seven?\n")
+        terminal.after(b"tokens: ")
+        terminal.after(b"> ", b"\n")  # nothing is asked
+        terminal.after(b"> ", b"Why?\n")
+        terminal.after(b"tokens: ")
+        terminal.after(b"> ", b"\x04")
+        assert terminal.ended() == 0
+    shown = terminal.said.decode()
+    assert "\x1b[2mreasoning: Six\x1b[0m\x1b[2m times\x1b[0m" in shown
+    assert "\r\n\r\nIt is **42**, or 四十二.\r\n\x1b[2mtokens: 7 read" in shown
+    assert [[each["role"] for each in body["messages"]] for body in server.asked] == [
+        ["system", "user"],
+        ["system", "user", "assistant", "user"],
+    ]
+    assert server.asked[1]["messages"][2]["content"] == f"\n\n{ANSWER}"
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_programme(talk):
+    with ModelServer(recorded=recorded("0.32.0-thinks"), cut_after=14, silent=True) as server:
+        terminal = talk(server)
+        terminal.after(b"> ", b"abc")
+        terminal.after(b"abc")
+        terminal.interrupted()  # what was typed is gone
+        terminal.after(b"> ", b"Six?\n")
+        terminal.after(b"**42**")
+        terminal.interrupted()
+        terminal.after(b"> ")
+        server.faults.cut_after = None
+        server.faults.silent = False
+        os.write(terminal.ours, b"Go on.\n")
+        terminal.after(b"tokens: ")
+        terminal.after(b"> ", b"\x04")
+        assert terminal.ended() == 0
+    # What came before Ctrl-C belongs to the talk.
+    assert [each["content"] for each in server.asked[1]["messages"]] == [
+        "Six?",
+        "\n\nIt is **42**",
+        "Go on.",
+    ]
+
+
+def test_a_talk_goes_on_after_an_error(talk):
+    with ModelServer(refuse=(500, {"error": {"message": "no memory"}})) as server:
+        terminal = talk(server, env={"NO_COLOR": "1"})
+        terminal.after(b"> ", b"Hello\n")
+        terminal.after(b"error: a question was refused with 500: no memory")
+        server.faults.refuse = None
+        terminal.after(b"> ", b"Hello again\n")
+        terminal.after(b"\r\nready\r\n")
+        terminal.after(b"> ", b"\x04")
+        assert terminal.ended() == 0
+    assert click.unstyle(terminal.said.decode()) == terminal.said.decode()
+    assert [each["content"] for each in server.asked[1]["messages"]] == ["Hello again"]
+
+
+def _until(stream, text):
+    said, end = b"", time.monotonic() + 20
+    while text not in said and time.monotonic() < end:
+        if select.select([stream], [], [], 0.1)[0]:
+            said += os.read(stream.fileno(), 1 << 16)
+    return text in said
