@@ -47,7 +47,7 @@ def to_wait(former: list[float], now: float, starts: int, pause: float) -> float
     until = [last[-1] + pause] if last else []
     if len(last) >= starts:
         until.append(last[-starts] + _HOUR)
-    return max((each - now for each in until), default=0)
+    return max((0.0, *(each - now for each in until)))
 
 
 def _former(file: Path) -> list[float]:

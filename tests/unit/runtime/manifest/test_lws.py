@@ -23,9 +23,11 @@ from tools import golden_manifests
 
 LARGE = "openai/gpt-oss-120b"
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
+_SIGNS = "$(reboot) $(HOST_IP) $$(HOST_IP) $ $$ a$( # ` ! % @ | > \\ {a} [a] &a *a ~ .inf"
+_MEANT = "y no 1e3 0x1f 012 null true 2001-01-01 1_000 0b1 1:30"
 HOSTILE = [
-    *"$(reboot) $(HOST_IP) $$(HOST_IP) $ $$ a$( # ` ! % @ | > \\ {a} [a] &a *a ~ .inf".split(),
-    *"y no 1e3 0x1f 012 null true 2001-01-01 1_000 0b1 1:30".split(),
+    *_SIGNS.split(),
+    *_MEANT.split(),
     *("x: y", "- a", "'\"", " lead", "trail ", "", "é", "\u2028", "\U0001f600", "\ufeff"),
 ]
 
