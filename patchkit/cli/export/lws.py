@@ -18,6 +18,7 @@ from patchkit.runtime.manifest.yaml_text import yaml_text
 from patchkit.target import targets
 
 _NONE = "none"
+_INSTALL = ("sudo", "install", "-d", "-o", "UID")
 
 
 @click.command("lws")
@@ -138,12 +139,11 @@ def _label(text: str) -> tuple[str, str]:
 
 def _notes(plan: Exported, options: LwsOptions) -> list[str]:
     at = plan.ranks[0].env.node.attachment
-    shown = quoted("kubectl", "get", "nodes", "-o", "wide")
-    made = quoted("sudo", "install", "-d", "-o", "UID", options.pods.cache)
+    place = options.pods.cache
     addresses = f"the nodes' addresses in Kubernetes have to be those on {at.netdev}"
     notes = [
-        f"{addresses}, as {at.address}: `{shown}`; otherwise name the head's: --head-ip",
-        f"each node needs {options.pods.cache}, the image's user's: `{made}`",
+        f"{addresses}, as {at.address} is (`kubectl get nodes -o wide`); else --head-ip names it",
+        f"each node needs the folder of the image's user: `{quoted(*_INSTALL, place)}`",
     ]
     if options.pods.rdma == OWN_DEVICE:
         notes.append("the pods are privileged: each can do on its node what root can")

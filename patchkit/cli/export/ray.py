@@ -8,7 +8,7 @@ import click
 
 from patchkit.cli.export.options import Exported, exported, put, tell_notes
 from patchkit.cli.next_step import next_step
-from patchkit.cli.out import echo
+from patchkit.cli.out import as_json, echo, print_json
 from patchkit.runtime.manifest.ray_job import job_text, own_variables, ray_job
 
 _DASHBOARD = "http://127.0.0.1:8265"  # where Ray's head takes jobs by default
@@ -16,7 +16,8 @@ _DASHBOARD = "http://127.0.0.1:8265"  # where Ray's head takes jobs by default
 
 @click.command("ray")
 @exported(executor="ray")
-def ray(*, plan: Exported, output: Path | None, force: bool) -> None:
+@as_json
+def ray(*, plan: Exported, output: Path | None, force: bool, as_json: bool) -> None:
     """Write a job that serves a model on an existing Ray cluster, as Ray's REST API takes it.
 
     \b
@@ -26,9 +27,12 @@ def ray(*, plan: Exported, output: Path | None, force: bool) -> None:
     What each node owns, its address above all, a job cannot set: load the node's env file before
     `ray start` there.
     """
-    text = job_text(ray_job(plan.cluster, plan.ranks, plan.model))
+    job = ray_job(plan.cluster, plan.ranks, plan.model)
+    if as_json:
+        print_json(job)
+        return
     what = f"{plan.model.name} on {len(plan.ranks)} nodes"
-    put(text, output, force=force, what=what, by="patchkit export ray")
+    put(job_text(job), output, force=force, what=what, by="patchkit export ray")
     own = ", ".join(own_variables(plan.ranks))
     tell_notes(plan, f"each node needs its own {own} before `ray start`: `patchkit env`")
     if output:

@@ -202,7 +202,7 @@ def _metadata(options: LwsOptions, name: str) -> dict[str, Any]:
 def comments(ranks: Sequence[PlannedRank], model: ServedModel) -> Iterator[str]:
     """Yield what stands above a manifest: what it serves, where its values are from, its needs."""
     node = ranks[0].env.node
-    yield f"Written by patchkit export lws: {model.name}, vLLM {node.vllm}, {len(ranks)} nodes,"
+    yield f"Written by patchkit: {model.name}, vLLM {node.vllm}, {len(ranks)} nodes,"
     yield f"{node.topology}; interfaces as on {ranks[0].facts.host.system.hostname or 'the head'}."
     yield "Not tried on a GB10. What the cluster has to have:"
     for each in kubernetes_facts().need:
