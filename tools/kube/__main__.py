@@ -34,7 +34,15 @@ def obstacle() -> str:
     """Return what is in the way, "" for nothing."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-source"):
         return "apt-get and dpkg-source are needed: apt install dpkg-dev, on Debian"
-    if f"|{_SUITE}|" not in _run("apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|"):
+    if (
+        f"|{_SUITE}|"
+        not in subprocess.run(
+            ["apt-get", "indextargets", "--format", "|$(RELEASE)|"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    ):
         return f"Debian's {_SUITE} is not among the sources of apt"
     return ""
 

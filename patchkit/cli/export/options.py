@@ -38,13 +38,13 @@ _OPTIONS = (
     click.option(
         "--file",
         type=click.Path(path_type=Path),
-        help="A cluster.toml: its [serve], and its nodes, asked by ssh.",
+        help="A cluster.toml: its [serve], and its nodes, asked by ssh; default: this machine.",
     ),
     click.option(
         "--nodes",
         type=click.IntRange(2, nodes_max()),
         metavar="N",
-        help="So many machines that are as this one, which alone is asked; default: 2.",
+        help="So many machines that are as the first, which alone is asked; default: 2.",
     ),
     click.option(
         "--root",
@@ -122,38 +122,41 @@ def _planned(name: str, options: Mapping[str, Any], executor: str) -> Exported:
     path: Path | None = options["file"]
     file = read_cluster_file(path) if path else None
     serve = _choices(file.serve if file else ServeChoices(), options, executor)
-    by_ssh = file is not None and not options["nodes"] and not options["root"]
-    cluster = replace(file, serve=serve) if file else None
-    if cluster is None or not by_ssh:
-        cluster = _fleet(cluster, options["nodes"] or _NODES, options["head_ip"], serve)
+    named = file.node if file else (ClusterNode(ssh="head"),)
+    head = replace(named[0], address=options["head_ip"] or named[0].address)
+    cluster = replace(file or ClusterFile(node=named), node=(head, *named[1:]), serve=serve)
     model = served_model(cluster, name)
-    asked = [model.folder] if model.folder else []
     versions = {key: options[key] for key in ("vllm", "nccl", "triton")}
     if options["lock"]:
-        versions = {**locked_versions(options["lock"]), **{k: v for k, v in versions.items() if v}}
-    if by_ssh:
-        facts = [with_versions(each, versions) for each in Cluster(cluster).facts(asked)]
-    else:
-        head = with_versions(_head(options["root"] or LIVE, asked), versions)
-        facts = equal_nodes(head, len(cluster.node))
+        given = {key: value for key, value in versions.items() if value}
+        versions = {**locked_versions(options["lock"]), **given}
+    count = options["nodes"] or (len(named) if len(named) > 1 else _NODES)
+    asked = _asked(file is not None and not options["root"], cluster, options, model)
+    facts = [with_versions(each, versions) for each in asked]
+    if len(facts) == 1:
+        facts = equal_nodes(facts[0], count)
+        others = (ClusterNode(ssh=f"worker-{number}") for number in range(1, count))
+        cluster = replace(cluster, node=(head, *others))
     return Exported(cluster=cluster, model=model, ranks=tuple(planned_ranks(cluster, facts, model)))
 
 
-def _fleet(file: ClusterFile | None, nodes: int, head_ip: str, serve: ServeChoices) -> ClusterFile:
-    """Return a cluster of so many nodes that no ssh leads to."""
-    named = (
-        ClusterNode(ssh="head", address=head_ip),
-        *(ClusterNode(ssh=f"worker-{number}") for number in range(1, nodes)),
-    )
-    return replace(file, node=named) if file else ClusterFile(node=named, serve=serve)
-
-
-def _head(root: Path, models: list[str]) -> NodeFacts:
-    """Return the facts of the one machine that is asked, with the models that it has."""
-    here = root == LIVE
-    host = probe(root, environment=os.environ)
-    facts = facts_of(host, str(Path.home()) if here else "~")
-    return replace(facts, models={each: model_on_node(each) for each in models} if here else {})
+def _asked(
+    by_ssh: bool, cluster: ClusterFile, options: Mapping[str, Any], model: ServedModel
+) -> list[NodeFacts]:
+    """Return the facts of the machines that are asked: those of the file, or one of them."""
+    models = [model.folder] if model.folder else []
+    if by_ssh:
+        asked = replace(cluster, node=cluster.node[:1]) if options["nodes"] else cluster
+        return Cluster(asked).facts(models)
+    root: Path = options["root"] or LIVE
+    if root != LIVE and model.folder.startswith("~/"):
+        raise UsageError(
+            f"{model.folder} is in a home, and {root} does not say whose",
+            hint='name the folder from /: model_folder = "/srv/models" in the file',
+        )
+    facts = facts_of(probe(root, environment=os.environ), str(Path.home()))
+    here = {each: model_on_node(each) for each in models if root == LIVE}
+    return [replace(facts, models=here)]
 
 
 def _choices(serve: ServeChoices, options: Mapping[str, Any], executor: str) -> ServeChoices:

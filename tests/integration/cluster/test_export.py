@@ -69,6 +69,14 @@ def test_choices_come_from_the_file_and_the_command_line(cli, root, tmp_path):
     ]
 
 
+def test_a_home_that_nobody_knows(cli, root, tmp_path):
+    (tmp_path / "cluster.toml").write_text(
+        f'[models]\n"{LARGE}" = "{"a" * 40}"\n[[node]]\nssh = "spark-1"\n'
+    )
+    asked = ("export", "ray", LARGE, "--file", "cluster.toml", "--root", root, "--vllm", "0.33.0")
+    assert "is in a home" in cli(*asked, rc=2).stderr
+
+
 def test_a_job_for_ray(cli, root, tmp_path):
     done = cli("export", "ray", LARGE, "--root", root, "--vllm", "0.33.0", "-o", "job.json")
     assert "-d @job.json http://127.0.0.1:8265/api/jobs/" in done.stdout
