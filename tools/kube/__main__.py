@@ -34,15 +34,9 @@ def obstacle() -> str:
     """Return what is in the way, "" for nothing."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-source"):
         return "apt-get and dpkg-source are needed: apt install dpkg-dev, on Debian"
-    if (
-        f"|{_SUITE}|"
-        not in subprocess.run(
-            ["apt-get", "indextargets", "--format", "|$(RELEASE)|"],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-    ):
+    command = ["apt-get", "indextargets", "--format", "$(RELEASE)"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if _SUITE not in said.stdout.split():
         return f"Debian's {_SUITE} is not among the sources of apt"
     return ""
 
