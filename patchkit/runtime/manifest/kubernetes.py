@@ -28,11 +28,11 @@ class PodNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTimes:
-    """Seconds of a probe; ``failures`` is 0 where the start's own limit decides."""
+    """Seconds of a probe; ``timeout`` is 0 for that of a start, whose own limit decides."""
 
     period: int
-    timeout: int
-    failures: int = 0
+    failures: int
+    timeout: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

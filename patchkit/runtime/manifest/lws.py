@@ -63,8 +63,8 @@ def lws_objects(
 ) -> list[dict[str, Any]]:
     """Return the ConfigMap of scripts, the LeaderWorkerSet, and the Service of its leaders.
 
-    Raises UsageError for Ray, a name or a path that Kubernetes does not take, and secrets;
-    HostError for workers that need different variables: they have one template.
+    Raises UsageError for Ray, and a name or a path that Kubernetes does not take; HostError for
+    workers that need different variables: they have one template.
     """
     _check(cluster, ranks, options)
     leader, *workers = (_pod_rank(cluster, each, ranks[0], model) for each in ranks)

@@ -6,7 +6,6 @@ text that is not meant so is escaped.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,20 +177,19 @@ def _ports(its: PodRank) -> Iterator[dict[str, Any]]:
 
 def _probes(seconds: int) -> dict[str, Any]:
     times = kubernetes_facts().probes
-    startup = times["startup"]
     return {
-        "startupProbe": _probe(startup, math.ceil(seconds / startup.period)),
-        "readinessProbe": _probe(times["readiness"], times["readiness"].failures),
-        "livenessProbe": _probe(times["liveness"], times["liveness"].failures),
+        "startupProbe": _probe("ready", times["startup"], seconds),
+        "readinessProbe": _probe("token", times["readiness"]),
+        "livenessProbe": _probe("token", times["liveness"]),
     }
 
 
-def _probe(times: ProbeTimes, failures: int) -> dict[str, Any]:
+def _probe(asks: str, times: ProbeTimes, seconds: int = 0) -> dict[str, Any]:
     return {
-        "exec": {"command": ["python3", "-I", f"{SCRIPTS}/group.py", "token"]},
+        "exec": {"command": ["python3", "-I", f"{SCRIPTS}/group.py", asks]},
         "periodSeconds": times.period,
-        "timeoutSeconds": times.timeout,
-        "failureThreshold": failures,
+        "timeoutSeconds": times.timeout or seconds,
+        "failureThreshold": times.failures,
     }
 
 

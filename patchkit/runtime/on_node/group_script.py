@@ -1,9 +1,9 @@
 """Tie the ranks of one model together: what the units of a cluster run, by systemd, on each node.
 
-    group.py ready      after the head's server: end once a token has come back
+    group.py ready      after the head's server, and a pod's start: end once a token has come back
     group.py worker N   on the head: start rank N on its node, watch it, stop it
     group.py hold ID    on a worker: its end of the same, run by `worker` over ssh
-    group.py token      in a pod: end with 0 if the server gives a token, what its probes ask
+    group.py token      in a pod that runs: end with 0 if the server gives a token
 
 This file is copied to the nodes and runs there alone, with the standard library; `group.json`
 beside it says what it ties together. vLLM itself does not tell one rank of another's end: a worker
@@ -80,7 +80,7 @@ def ready(settings: dict[str, Any]) -> None:
     """Wait until the server has answered a token; end with 1 if it is gone before."""
     began = time.monotonic()
     main_process = int(os.environ.get("MAINPID", "0"))
-    ask = asker(settings["url"])
+    ask = asker(settings)
     while True:
         with contextlib.suppress(OSError, ValueError):
             ask("/health")
@@ -113,8 +113,12 @@ def ready(settings: dict[str, Any]) -> None:
     )
 
 
-def asker(url: str) -> Any:
-    """Return what asks the server at ``url``: ask(path, body, seconds) returns its JSON."""
+def asker(settings: dict[str, Any]) -> Any:
+    """Return what asks the server: ask(path, body, seconds) returns its JSON.
+
+    A pod's address is known where it runs: it is in a variable.
+    """
+    url = os.environ.get("PATCHKIT_URL") or settings["url"]
     key = os.environ.get("VLLM_API_KEY", "")
 
     def ask(path: str, body: dict[str, Any] | None = None, seconds: float = 10) -> Any:
@@ -132,8 +136,8 @@ def asker(url: str) -> Any:
 
 
 def token(settings: dict[str, Any]) -> None:
-    """Ask once for a token; end with 1 if none comes. A pod's address is in its variables."""
-    ask = asker(os.environ.get("PATCHKIT_URL") or settings["url"])
+    """Ask once for a token; end with 1 if none comes."""
+    ask = asker(settings)
     try:
         _one_token(ask, ask("/v1/models")["data"][0]["id"])
     except (OSError, ValueError, LookupError, TypeError) as error:

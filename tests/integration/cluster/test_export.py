@@ -29,6 +29,7 @@ def test_a_manifest_of_one_machines_facts(cli, root, tmp_path):
     assert group.size == 4
     assert group.pod(0)["nodeSelector"] == {"kubernetes.io/arch": "arm64", "site": "a"}
     assert group.variables(3)["NCCL_IB_HCA"] == "rocep1s0f0,roceP2p1s0f0"
+    cli("env", "check", "--elsewhere", "vllm.yaml")
     printed = cli(*lws, "--nodes", 4, "--node-selector", "site=a", "--json").stdout
     objects = list(yaml.safe_load_all((tmp_path / "vllm.yaml").read_text()))
     assert json.loads(printed)["items"] == objects

@@ -78,22 +78,22 @@ def test_a_group_answers_and_its_probe_knows(tmp_path):
     port, master = _free_ports()
     group = _group(tmp_path, port=port, master=master)
     kubelet = Kubelet(group, tmp_path)
-    probe = group.container(0)["startupProbe"]["exec"]["command"]
+    starts, runs = (
+        group.container(0)[name]["exec"]["command"] for name in ("startupProbe", "readinessProbe")
+    )
     for rank in (0, 1):
         assert kubelet.run(rank, "initContainers") == (0, "")
-        time.sleep(0.01)
         (tmp_path / "cache" / "starts").unlink()  # each has a node of its own
-    ranks = [kubelet.start(0, FAKE_LOAD="0.1", FAKE_MB="1")]
+    processes = [kubelet.start(0, FAKE_LOAD="0.1", FAKE_MB="1"), kubelet.start(0, command=starts)]
     try:
-        code, said = kubelet.run(0, command=probe)
+        code, said = kubelet.run(0, command=runs)
         assert (code, said[:10]) == (1, "no token: ")  # alone it waits in the rendezvous
-        ranks.append(kubelet.start(1, FAKE_LOAD="0.1", FAKE_MB="1"))
-        deadline = time.monotonic() + SECONDS
-        while (done := kubelet.run(0, command=probe))[0] != 0:
-            assert time.monotonic() < deadline, done
-        assert done == (0, "")
+        processes.append(kubelet.start(1, FAKE_LOAD="0.1", FAKE_MB="1"))
+        said, _ = processes[1].communicate(timeout=SECONDS)
+        assert (processes[1].returncode, '{"answered": ' in said) == (0, True), said
+        assert kubelet.run(0, command=runs) == (0, "")
     finally:
-        for each in ranks:
+        for each in processes:
             each.terminate()
             each.communicate()
 
