@@ -6,6 +6,7 @@ No kubelet and no controller: it takes objects or refuses them, as a cluster wou
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -87,7 +88,7 @@ class KubeApi:
             input=text,
             capture_output=True,
             text=True,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder)},
+            env={"PATH": os.environ["PATH"], "HOME": str(self.folder)},
         )
         assert not check or done.returncode == 0, done.stderr
         return done
