@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from typing import Any
@@ -256,6 +257,24 @@ def emulation(session: nox.Session) -> None:
     work = str(session.cache_dir.resolve() / "emulation")
     _tool(session, "emulation.prepare", f"{work}/model")
     _tool(session, "emulation", work, *session.posargs)
+
+
+@nox.session
+def manifests(session: nox.Session) -> None:
+    """Manifests and jobs by their consumers: a real API server, Kubernetes' schemas, a real Ray.
+
+    Builds kube-apiserver of Debian's sources, once: 3 GB, minutes. `nox -r -s manifests` keeps it.
+    """
+    _install(session, "test")
+    if obstacle := _tool(session, "kube", "--obstacle", silent=True):
+        session.skip(obstacle)
+    session.install("kubernetes-validate==1.37.0", "ray[default]==2.60.0")
+    place = session.cache_dir.resolve() / "kube"
+    _tool(session, "kube", str(place))
+    path = f"{place}/bin:{session.bin}:{os.environ['PATH']}"
+    consumers = ("test_kube_api.py", "test_ray_job.py")
+    places = [f"tests/integration/cluster/{each}" for each in consumers]
+    session.run("pytest", *places, "tests/unit/runtime/manifest", "-rs", env={"PATH": path})
 
 
 @nox.session

@@ -13,8 +13,8 @@ untouched releases build for 12.0; support.json, fix → arch mode → release �
 fix. In tests/data: archs.csv, a row per kernel group, with what the untouched release builds for
 12.0 and the patched one for the arch of the mode, and sources.csv, a row per library, with its CUDA
 sources. In docs: the table of build-vllm.md, support-matrix.md and a page per fix,
-nccl-releases.md, env-rules.md, serve-flags.md, symptoms.md. And what tools/golden_env.py and
-tools/golden_units.py write. Read the difference before you commit it.
+nccl-releases.md, env-rules.md, serve-flags.md, symptoms.md. And what tools/golden_env.py,
+tools/golden_units.py and tools/golden_manifests.py write. Read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 from tools import (
     env_pages,
     golden_env,
+    golden_manifests,
     golden_units,
     serve_pages,
     source_page,
@@ -84,7 +85,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     # The pages show what has just been written.
-    stale += write({**pages(), **golden_env.golden(), **golden_units.golden()})
+    goldens = {**golden_env.golden(), **golden_units.golden(), **golden_manifests.golden()}
+    stale += write({**pages(), **goldens})
     for path in stale:
         print(f"was stale: {path.resolve().relative_to(ROOT)}", file=sys.stderr)
     return 1 if stale and asked.check else 0

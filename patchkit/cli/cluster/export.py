@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from patchkit.cli.export.lws import lws
+from patchkit.cli.export.ray import ray
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 
@@ -25,3 +27,7 @@ class _Exports(click.Group):
 @click.group(cls=_Exports)
 def command() -> None:
     """Write what other systems run: an image's Containerfile, manifests for Kubernetes and Ray."""
+
+
+command.add_command(lws)
+command.add_command(ray)

@@ -289,28 +289,40 @@ def _rank_unit(
         own = f"--port={_RAY_PORT}"
         ray = (*start, "--head", own) if node.role == "head" else ()
         joined = (*start, f"--address={node.head}:{_RAY_PORT}")
-    if rank.command is None:
-        words = joined
-    else:
-        program, verb, source, *flags = rank.command.words
-        named = () if source == model.name else (_SERVED, model.name)
-        words = (f"{programs}/{program}", verb, source, *flags, *named, *cluster.serve.args)
-    weights = head.command.request.weights if head.command else None
-    seconds = start_seconds(weights.gib if weights else None, len(cluster.node))
+    words = joined if rank.command is None else served_words(cluster, rank.command, model, programs)
     return RankUnit(
         node=rank.ssh,
         words=words,
         env=rank.text,
         bin=programs,
-        seconds=seconds,
+        seconds=start_limit(cluster, head),
         ray=ray,
-        extra={} if rank.facts.local_caches else _caches(rank.facts),
+        extra={} if rank.facts.local_caches else cache_variables(_local_folder(rank.facts)),
     )
 
 
-def _caches(facts: NodeFacts) -> dict[str, str]:
-    """Return variables that keep compiled code on a disk of the node, since its home is not."""
-    place = f"/var/tmp/patchkit-{facts.user}"  # noqa: S108 - a folder of that user's, kept at boot
+def served_words(
+    cluster: ClusterFile, command: ServeCommand, model: ServedModel, programs: str = ""
+) -> tuple[str, ...]:
+    """Return a rank's command as words; ``programs`` is the folder of `vllm`, "" for PATH's."""
+    program, verb, source, *flags = command.words
+    named = () if source == model.name else (_SERVED, model.name)
+    first = f"{programs}/{program}" if programs else program
+    return (first, verb, source, *flags, *named, *cluster.serve.args)
+
+
+def start_limit(cluster: ClusterFile, head: PlannedRank) -> int:
+    """Return the seconds that a start may take."""
+    weights = head.command.request.weights if head.command else None
+    return start_seconds(weights.gib if weights else None, len(cluster.node))
+
+
+def _local_folder(facts: NodeFacts) -> str:
+    return f"/var/tmp/patchkit-{facts.user}"  # noqa: S108 - a folder of that user's, kept at boot
+
+
+def cache_variables(place: str) -> dict[str, str]:
+    """Return the variables that keep compiled code in a folder: one on a disk of the node."""
     return {
         "VLLM_CACHE_ROOT": f"{place}/vllm",
         "TORCHINDUCTOR_CACHE_DIR": f"{place}/inductor",

@@ -17,9 +17,9 @@ REACH_SECONDS = 600
 """How long a head waits for a worker's sshd: two Sparks that are switched on together do not boot
 at the same speed, and a start that fails counts towards the limit."""
 
-_BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
-_ASK_AGAIN = 20  # seconds between two starts
-_STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
+BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
+ASK_AGAIN = 20  # seconds between two starts
+STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
 
 
@@ -115,7 +115,7 @@ class GroupUnits:
             ("EnvironmentFile", f"-{SECRETS}"),
             *(("Environment", unit_word(f"{key}={value}")) for key, value in variables.items()),
             ("KillMode", "control-group"),
-            ("TimeoutStopSec", str(_STOP)),
+            ("TimeoutStopSec", str(STOP)),
         ]
 
     def _head(self) -> Mapping[str, list[tuple[str, str]]]:
@@ -126,7 +126,7 @@ class GroupUnits:
             "Unit": [
                 ("Description", self._described(0)),
                 ("StartLimitIntervalSec", "1h"),
-                ("StartLimitBurst", str(_BURST)),
+                ("StartLimitBurst", str(BURST)),
             ],
             "Service": [
                 ("Type", "exec"),
@@ -141,7 +141,7 @@ class GroupUnits:
                     for _ in before[:1]
                 ),
                 ("Restart", "always"),
-                ("RestartSec", str(_ASK_AGAIN)),
+                ("RestartSec", str(ASK_AGAIN)),
                 ("TimeoutStartSec", str(max(own.seconds, REACH_SECONDS + 60))),
                 *self._common(0),
             ],
@@ -173,7 +173,7 @@ class GroupUnits:
                 ("ExecStopPost", f"-/bin/sh -c '{quiet} || {again}'"),
                 ("KillMode", "mixed"),  # the script asks the other end first
                 ("TimeoutStartSec", str(REACH_SECONDS + 30)),
-                ("TimeoutStopSec", str(_STOP + 30)),
+                ("TimeoutStopSec", str(STOP + 30)),
                 ("Environment", f"{MARK}={self.name}"),
             ],
         }

@@ -1,8 +1,9 @@
 """Tie the ranks of one model together: what the units of a cluster run, by systemd, on each node.
 
-    group.py ready      after the head's server: end once a token has come back
+    group.py ready      after the head's server, and a pod's start: end once a token has come back
     group.py worker N   on the head: start rank N on its node, watch it, stop it
     group.py hold ID    on a worker: its end of the same, run by `worker` over ssh
+    group.py token      in a pod that runs: end with 0 if the server gives a token
 
 This file is copied to the nodes and runs there alone, with the standard library; `group.json`
 beside it says what it ties together. vLLM itself does not tell one rank of another's end: a worker
@@ -46,6 +47,8 @@ def main() -> None:
             watch(settings, int(rest[0]))
         elif verb == "hold":
             hold(settings, rest[0])
+        elif verb == "token":
+            token(settings)
     except Stopped:  # what asked for it says why
         sys.exit(1)
 
@@ -77,19 +80,7 @@ def ready(settings: dict[str, Any]) -> None:
     """Wait until the server has answered a token; end with 1 if it is gone before."""
     began = time.monotonic()
     main_process = int(os.environ.get("MAINPID", "0"))
-    url, key = settings["url"], os.environ.get("VLLM_API_KEY", "")
-
-    def ask(path: str, body: dict[str, Any] | None = None, seconds: float = 10) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{url}{path}", data)  # noqa: S310 - http, of group.json
-        request.add_header("Content-Type", "application/json")
-        if key:
-            request.add_header("Authorization", f"Bearer {key}")
-        # Not through a proxy of the environment: the server is this machine.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=seconds) as answer:
-            return json.loads(answer.read() or b"null")
-
+    ask = asker(settings)
     while True:
         with contextlib.suppress(OSError, ValueError):
             ask("/health")
@@ -120,6 +111,37 @@ def ready(settings: dict[str, Any]) -> None:
             {"answered": model, "load_s": round(loaded - began, 1), "token_s": round(first, 1)}
         )
     )
+
+
+def asker(settings: dict[str, Any]) -> Any:
+    """Return what asks the server: ask(path, body, seconds) returns its JSON.
+
+    A pod's address is known where it runs: it is in a variable.
+    """
+    url = os.environ.get("PATCHKIT_URL") or settings["url"]
+    key = os.environ.get("VLLM_API_KEY", "")
+
+    def ask(path: str, body: dict[str, Any] | None = None, seconds: float = 10) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{url}{path}", data)  # noqa: S310 - http, of group.json
+        request.add_header("Content-Type", "application/json")
+        if key:
+            request.add_header("Authorization", f"Bearer {key}")
+        # Not through a proxy of the environment: the server is this machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=seconds) as answer:
+            return json.loads(answer.read() or b"null")
+
+    return ask
+
+
+def token(settings: dict[str, Any]) -> None:
+    """Ask once for a token; end with 1 if none comes."""
+    ask = asker(settings)
+    try:
+        _one_token(ask, ask("/v1/models")["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        leave(1, f"no token: {error}")
 
 
 def _one_token(ask: Any, model: str) -> None:

@@ -1,0 +1,1 @@
+"""Verbs of `patchkit export`: a manifest for Kubernetes, a job for Ray."""

@@ -1,0 +1,1 @@
+"""A real API server of Kubernetes for tests, built of Debian's sources."""
