@@ -1,0 +1,1 @@
+"""Measure servers with vLLM's own benchmark, in turns; say what a difference is worth."""

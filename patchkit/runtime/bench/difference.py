@@ -1,0 +1,78 @@
+"""Say what a difference between two series is worth: whether it is larger than their own spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from patchkit.runtime.bench.results import ENOUGH, Series
+
+Verdict = Literal["better", "worse", "within the spread", "too few"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Two series of one figure; ``ratios`` are the second by the first, round by round."""
+
+    first: Series
+    second: Series
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        pairs = zip(self.first.values, self.second.values, strict=False)
+        return tuple(second / first for first, second in pairs)
+
+    @property
+    def ratio(self) -> float:
+        """Return the ratio of the medians."""
+        return self.second.median / self.first.median
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return what may be claimed: a difference only where no value of one reaches the other's.
+
+        With three repetitions of each that happens by chance in one of ten comparisons of equals:
+        2 of the 20 orders of six values. It says nothing about why.
+        """
+        if min(len(self.first.values), len(self.second.values)) < ENOUGH:
+            return "too few"
+        apart = max(self.first.values) < min(self.second.values)
+        if not apart and not max(self.second.values) < min(self.first.values):
+            return "within the spread"
+        return "better" if apart == (self.first.measure.better == "more") else "worse"
+
+    @property
+    def text(self) -> str:
+        """Return ``ratio (least-most)``."""
+        least, most = min(self.ratios), max(self.ratios)
+        return f"{self.ratio:.3f} ({least:.3f}-{most:.3f})"
+
+
+def differences(first: Sequence[Series], second: Sequence[Series]) -> list[Difference]:
+    """Return the pairs of the same figure and load, in the order of the first."""
+    others = {(each.load, each.measure): each for each in second}
+    return [
+        Difference(first=each, second=others[each.load, each.measure])
+        for each in first
+        if (each.load, each.measure) in others
+    ]
+
+
+def spread(series: Series) -> float:
+    """Return how far the values lie apart, as a share of their median."""
+    return (max(series.values) - min(series.values)) / statistics.median(series.values)
+
+
+def changed(first: Any, second: Any, at: str = "") -> list[tuple[str, str, str]]:
+    """Return where two digests differ: the path, and both values as texts, "" for none."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return [
+            each
+            for key in sorted({*first, *second})
+            for each in changed(first.get(key), second.get(key), f"{at}.{key}".lstrip("."))
+        ]
+    if first == second:
+        return []
+    return [(at, "" if first is None else str(first), "" if second is None else str(second))]

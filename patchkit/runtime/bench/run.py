@@ -1,0 +1,128 @@
+"""Measure variants in turns; what was measured is kept, so that an interrupted run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
+from patchkit.errors import UsageError
+from patchkit.quoting import quoted
+from patchkit.reading import read_text
+from patchkit.runtime.bench.difference import changed
+from patchkit.runtime.bench.measure import BenchClient, measure
+from patchkit.runtime.bench.planned import PlannedVariant
+from patchkit.runtime.bench.results import DIGEST, digest_of, place_of, series
+from patchkit.runtime.bench.served import served
+from patchkit.runtime.bench.summary import csv_text, markdown
+from patchkit.runtime.bench.variants import Load, turns
+from patchkit.runtime.report.redaction import Redactor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlan:
+    """What is measured, how often, and where it is kept; ``patience`` is for a start, in seconds.
+
+    With ``url`` a server that runs already is measured, as the first variant.
+    """
+
+    model: str
+    variants: Sequence[PlannedVariant]
+    loads: Sequence[Load]
+    rounds: int
+    folder: Path
+    digest: dict[str, Any]
+    redactor: Redactor
+    tokenizer: str = ""
+    url: str = ""
+    patience: float = 1800.0
+
+
+def bench(plan: BenchPlan, tell: Callable[[str], None]) -> None:
+    """Measure what is not measured yet, then write the summary. ``tell`` gets each step.
+
+    Raises UsageError if the folder holds figures of another setup.
+    """
+    _begin(plan)
+    by_name = {each.variant.name: each for each in plan.variants}
+    for number, variant in turns([each.variant for each in plan.variants], plan.rounds):
+        left = [
+            load
+            for load in plan.loads
+            if not place_of(plan.folder, variant.name, load.name, number).exists()
+        ]
+        if left:
+            _round(plan, by_name[variant.name], number, left, tell)
+    summarise(plan.folder)
+
+
+def _begin(plan: BenchPlan) -> None:
+    """Write the digest, or see that the one that is there says the same."""
+    place = plan.folder / DIGEST
+    if place.exists():
+        if wrong := changed(digest_of(plan.folder), plan.digest):
+            name, old, new = wrong[0]
+            raise UsageError(
+                f"{plan.folder} holds figures of another setup: {name} was {old!r}, is {new!r}",
+                why="figures of two setups in one folder would be compared as if they were one's",
+                hint="name a new folder: -o DIR; then compare: "
+                + quoted("patchkit", "bench", "diff", plan.folder, "DIR"),
+            )
+        return
+    if plan.folder.exists() and any(plan.folder.iterdir()):
+        raise UsageError(f"{plan.folder}: is there, and holds no results", hint="-o DIR")
+    _write(place, json.dumps(plan.digest, indent=1, sort_keys=True) + "\n")
+
+
+def _round(
+    plan: BenchPlan,
+    each: PlannedVariant,
+    number: int,
+    left: Sequence[Load],
+    tell: Callable[[str], None],
+) -> None:
+    name = each.variant.name
+    title = f"round {number + 1} of {plan.rounds}, {name}"
+
+    def under(url: str, model: str) -> None:
+        client = BenchClient(
+            python=each.python,
+            url=url,
+            model=model,
+            tokenizer=plan.tokenizer or (plan.model if model != plan.model else ""),
+            variables=None,
+        )
+        for load in left:
+            tell(f"{title}: {load.name}")
+            place = place_of(plan.folder, name, load.name, number)
+            measure(client, load, place, seed=number)
+            _write(place, json.dumps(plan.redactor.value(json.loads(read_text(place)))) + "\n")
+
+    if plan.url:
+        under(plan.url, plan.model)
+        return
+    log = plan.folder / "log" / f"{name}-{number + 1}.log"
+    tell(f"{title}: the server starts")
+    with served(each.words, each.variables, log, plan.patience, lambda _: None) as server:
+        tell(f"{title}: loaded in {server.load_s:.0f} s, first token {server.token_s:.1f} s later")
+        under(server.url, server.model)
+    # Of a server that failed the log stays as it is: who measured has to read it.
+    _write(log, plan.redactor.text(read_text(log)))
+
+
+def summarise(folder: Path) -> None:
+    """Write summary.csv and summary.md of a folder's results. Raises UsageError for none."""
+    found = series(folder)
+    _write(folder / "summary.csv", csv_text(found))
+    _write(folder / "summary.md", markdown(found, digest_of(folder)))
+
+
+def _write(place: Path, text: str) -> None:
+    with translated(at=place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(place) as file:
+            file.write(text.encode())
