@@ -13,7 +13,7 @@ Verdict = Literal["better", "worse", "within the spread", "too few"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class FigureDifference:
     """Two series of one figure; ``ratios`` are the second by the first, round by round."""
 
     first: Series
@@ -50,11 +50,11 @@ class Difference:
         return f"{self.ratio:.3f} ({least:.3f}-{most:.3f})"
 
 
-def differences(first: Sequence[Series], second: Sequence[Series]) -> list[Difference]:
+def differences(first: Sequence[Series], second: Sequence[Series]) -> list[FigureDifference]:
     """Return the pairs of the same figure and load, in the order of the first."""
     others = {(each.load, each.measure): each for each in second}
     return [
-        Difference(first=each, second=others[each.load, each.measure])
+        FigureDifference(first=each, second=others[each.load, each.measure])
         for each in first
         if (each.load, each.measure) in others
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from patchkit import __version__
 from patchkit.runtime.bench.planned import PlannedVariant
-from patchkit.runtime.bench.variants import Load
+from patchkit.runtime.bench.variants import BenchLoad
 from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.report.bundle import private_names
 from patchkit.runtime.report.redaction import Redactor
@@ -27,7 +27,7 @@ def redactor_of(variants: Sequence[PlannedVariant]) -> Redactor:
 def digest(
     model: str,
     variants: Sequence[PlannedVariant],
-    loads: Sequence[Load],
+    loads: Sequence[BenchLoad],
     tool: str,
     redactor: Redactor,
 ) -> dict[str, Any]:

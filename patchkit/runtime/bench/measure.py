@@ -10,7 +10,7 @@ from patchkit.errors import HostError, StorageError
 from patchkit.process import run
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
-from patchkit.runtime.bench.variants import Load
+from patchkit.runtime.bench.variants import BenchLoad
 
 _LONGEST = 3600.0  # seconds of one measurement
 
@@ -25,7 +25,7 @@ class BenchClient:
     tokenizer: str = ""
     variables: Mapping[str, str] | None = None
 
-    def words(self, load: Load, place: Path, seed: int) -> tuple[str, ...]:
+    def words(self, load: BenchLoad, place: Path, seed: int) -> tuple[str, ...]:
         """Return the command that writes its result to ``place``.
 
         Before it counts, as many requests as it will have at a time warm the server up. Prompts are
@@ -46,7 +46,7 @@ class BenchClient:
         )
 
 
-def measure(client: BenchClient, load: Load, place: Path, seed: int) -> None:
+def measure(client: BenchClient, load: BenchLoad, place: Path, seed: int) -> None:
     """Write the result of one load, whole or not at all.
 
     Raises HostError if the benchmark fails, or if not every request of it was answered.

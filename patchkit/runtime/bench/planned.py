@@ -76,5 +76,5 @@ def _planned(variant: Variant, model: str) -> PlannedVariant:
 
 
 def _loaded(path: Path) -> Mapping[str, str]:
-    text = read_text(path, hint="patchkit env --role single -o FILE writes one")
+    text = read_text(path, hint="`patchkit env --role single -o node.env` writes one")
     return parse(Format(head_facts(text).get("format", Format.ENV)), text, str(path))

@@ -19,7 +19,7 @@ from patchkit.runtime.bench.planned import PlannedVariant
 from patchkit.runtime.bench.results import DIGEST, digest_of, place_of, series
 from patchkit.runtime.bench.served import served
 from patchkit.runtime.bench.summary import csv_text, markdown
-from patchkit.runtime.bench.variants import Load, turns
+from patchkit.runtime.bench.variants import BenchLoad, turns
 from patchkit.runtime.report.redaction import Redactor
 
 
@@ -32,7 +32,7 @@ class BenchPlan:
 
     model: str
     variants: Sequence[PlannedVariant]
-    loads: Sequence[Load]
+    loads: Sequence[BenchLoad]
     rounds: int
     folder: Path
     digest: dict[str, Any]
@@ -82,7 +82,7 @@ def _round(
     plan: BenchPlan,
     each: PlannedVariant,
     number: int,
-    left: Sequence[Load],
+    left: Sequence[BenchLoad],
     tell: Callable[[str], None],
 ) -> None:
     name = each.variant.name

@@ -30,7 +30,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class BenchLoad:
     """Random prompts of ``depth`` tokens, answers of ``output``, ``concurrency`` at a time."""
 
     depth: int
@@ -55,10 +55,12 @@ def read_variants(path: Path) -> tuple[Variant, ...]:
 
 def loads(
     depths: Sequence[int], outputs: Sequence[int], concurrencies: Sequence[int], prompts: int
-) -> tuple[Load, ...]:
+) -> tuple[BenchLoad, ...]:
     """Return every combination; ``prompts`` are for each place of the concurrency."""
     return tuple(
-        Load(depth=depth, output=output, concurrency=at_once, prompts=max(4, prompts * at_once))
+        BenchLoad(
+            depth=depth, output=output, concurrency=at_once, prompts=max(4, prompts * at_once)
+        )
         for depth in depths
         for output in outputs
         for at_once in concurrencies

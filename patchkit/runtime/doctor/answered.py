@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from patchkit.finding import Finding
+from patchkit.finding_text import told
 from patchkit.quoting import quoted
-from patchkit.runtime.doctor.texts import told
 from patchkit.runtime.openai.answer_parts import StreamedAnswer
 from patchkit.runtime.openai.http_exchange import HttpAnswer, HttpServer
 
