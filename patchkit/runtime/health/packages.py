@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchkit.runtime.python.distributions import distributions, headers
+from patchkit.runtime.python.distributions import distributions, headers, import_path
 
 # Whose wishes matter when a rank starts; all others are asked for by one of them.
 _ASKED = ("vllm", "torch", "flashinfer_python")
@@ -30,8 +30,8 @@ class PackageWishes:
 
 def package_wishes(venv: str) -> PackageWishes:
     """Return what the packages of an environment ask for; nothing for ``""``."""
-    sites = sorted(Path(venv).glob("lib/python3*/*-packages")) if venv else []
-    homes = distributions(map(str, sites))
+    sites = import_path(venv)
+    homes = distributions(sites)
     asked = {_name(name): homes[name][0] for name in _ASKED if name in homes}
     return PackageWishes(
         wishes={name: tuple(headers(home, "Requires-Dist")) for name, home in asked.items()},
@@ -41,7 +41,7 @@ def package_wishes(venv: str) -> PackageWishes:
             for name, found in homes.items()
             if len(found) > len({each.parent for each in found})
         },
-        python=sites[0].parent.name.removeprefix("python") if sites else "",
+        python=Path(sites[0]).parent.name.removeprefix("python") if sites else "",
         machine=os.uname().machine,
     )
 

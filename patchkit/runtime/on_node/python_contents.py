@@ -11,7 +11,7 @@ from pathlib import Path
 from patchkit.errors import PatchkitError
 from patchkit.reading import read_text
 from patchkit.runtime.host.host import Nccl, Software
-from patchkit.runtime.python.distributions import distributions, header
+from patchkit.runtime.python.distributions import distributions, header, import_path
 
 _LARGEST = 32 << 20  # bytes of a RECORD
 # Whose files a rank loads; of all others the version is enough.
@@ -42,8 +42,7 @@ class PythonContents:
 
 def python_contents(venv: str, software: Software | None) -> PythonContents:
     """Return what an environment holds; ``software`` says which libnccl is loaded there."""
-    sites = sorted(map(str, Path(venv).glob("lib/python3.*/site-packages"))) if venv else []
-    homes = {name: found[0] for name, found in distributions(sites).items()}
+    homes = {name: found[0] for name, found in distributions(import_path(venv)).items()}
     torch = _loaded(software.torch_nccl) if software else LoadedNccl()
     same = software and software.vllm_nccl == software.torch_nccl
     return PythonContents(

@@ -8,7 +8,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from patchkit.errors import HostError
+from patchkit.process import ask
+
 _SUFFIX = ".dist-info"
+_SECONDS = 10.0  # for an interpreter to start; .pth files may do anything
+
+
+def import_path(venv: str) -> list[str]:
+    """Return the folders that an environment imports from; none for ``""``.
+
+    Its own come first, then what its Python adds: folders of .pth files, and those of the system in
+    an environment that has them. Without a Python that runs it is its own alone.
+    """
+    if not venv:
+        return []
+    own = sorted(map(str, Path(venv).glob("lib/python3*/*-packages")))
+    try:
+        prefix, path = ask(
+            Path(venv, "bin", "python"),
+            "import sys; answer = sys.prefix, [each for each in sys.path if each]",
+            timeout=_SECONDS,
+        )
+    except HostError:
+        return own
+    same = Path(str(prefix)).resolve() == Path(venv).resolve()
+    return list(dict.fromkeys([*own, *map(str, path)])) if same else own
 
 
 def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
