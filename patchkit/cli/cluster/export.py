@@ -26,7 +26,7 @@ class _Exports(click.Group):
 
 @click.group(cls=_Exports)
 def command() -> None:
-    """Write what other systems run: an image's Containerfile, manifests for Kubernetes and Ray."""
+    """Write what other systems run: manifests for Kubernetes, jobs for Ray."""
 
 
 command.add_command(lws)
