@@ -43,7 +43,7 @@ VERBS = {
         "model": "Fetch a model once, copy it to the other nodes, check it.",
         "chat": "Talk to a server; show what it thinks apart from what it says.",
         "bench": "Measure a server with vLLM's own benchmarks; compare results.",
-        "export": "Write manifests for Kubernetes and for Ray.",
+        "export": "Write an image's Containerfile, manifests for Kubernetes, Ray jobs.",
     },
 }
 # What a node runs without any library but click; of inspect only --loaded.

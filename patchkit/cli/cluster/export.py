@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from patchkit.cli.export.containerfile import command as containerfile
 from patchkit.cli.export.lws import lws
 from patchkit.cli.export.ray import ray
 from patchkit.errors import UsageError
@@ -26,8 +27,9 @@ class _Exports(click.Group):
 
 @click.group(cls=_Exports)
 def command() -> None:
-    """Write what other systems run: manifests for Kubernetes, jobs for Ray."""
+    """Write what other systems run: an image's Containerfile, manifests, jobs for Ray."""
 
 
+command.add_command(containerfile)
 command.add_command(lws)
 command.add_command(ray)

@@ -1,0 +1,1 @@
+"""Write what makes an image of a wheelhouse."""
