@@ -84,7 +84,6 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
     facts = image_facts()
     names = {each.name.project for each in manifest.wheels if each.held}
     packages = [each.format(python=python) for each in facts.packages]
-    options = " ".join(manifest.install_options)
     imports = [each for each in facts.smoke.imports if each in names]
     lines = [
         f"# By patchkit {__version__}: {len(names)} wheels for {machine}, CPython {python}.",
@@ -94,11 +93,7 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
         *_apt(packages, facts.leftovers),
         "",
         f"RUN --mount=type=bind,source={folder},target={_MOUNT} \\",
-        f"    python{python} -m venv {facts.venv} && \\",
-        f"    {facts.venv}/bin/python -m pip install {options} --require-hashes \\",
-        "      --no-cache-dir --no-compile --disable-pip-version-check \\",
-        f"      --find-links {_MOUNT} --requirement {_MOUNT}/{REQUIREMENTS} && \\",
-        f"    find {facts.venv} -name __pycache__ -prune -exec rm -r {{}} +",
+        *_install(python, facts.venv, manifest.install_options),
         "",
         *_user(facts),
         "",
@@ -144,6 +139,17 @@ def _apt(packages: Sequence[str], leftovers: Sequence[str]) -> list[str]:
         "    && rm -rf \\",
         *(f"      {each} \\" for each in leftovers[:-1]),
         f"      {leftovers[-1]}",
+    ]
+
+
+def _install(python: str, venv: str, options: Sequence[str]) -> list[str]:
+    install = ("install", *options, "--require-hashes", "--no-cache-dir", "--no-compile")
+    source = ("--find-links", _MOUNT, "--requirement", f"{_MOUNT}/{REQUIREMENTS}")
+    return [
+        "    " + quoted(f"python{python}", "-m", "venv", venv) + " && \\",
+        "    " + quoted(f"{venv}/bin/python", "-m", "pip", *install, *source) + " && \\",
+        "    "
+        + quoted("find", venv, "-name", "__pycache__", "-prune", "-exec", "rm", "-r", "{}", "+"),
     ]
 
 
