@@ -57,7 +57,7 @@ def _drawn(folder: Path, name: str, draw: Callable[[Any], None]) -> list[str]:
                 place.with_suffix(f".{kind}"),
                 transparent=True,
                 dpi=150,
-                metadata={"Date": None} if kind == "svg" else None,
+                metadata={"Date": None, "Creator": None} if kind == "svg" else None,
             )
         pyplot.close(figure)
     return [f"plots/{name}.{kind}" for kind in ("svg", "png")]

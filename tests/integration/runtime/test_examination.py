@@ -1,4 +1,4 @@
-"""What a node says when doctor asks it: of this machine, over the way that the launcher takes."""
+"""Ask a node as doctor does: this machine, over the way that the launcher takes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What pods run: the scripts of a manifest, started as a kubelet would start them."""
+"""Start what pods run: the scripts of a manifest, started as a kubelet would start them."""
 
 from __future__ import annotations
 
