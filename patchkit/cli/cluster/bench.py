@@ -11,7 +11,7 @@ import click
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, table
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.bench.difference import changed, differences
+from patchkit.runtime.bench.difference import between, changed, differences
 from patchkit.runtime.bench.digest import digest, redactor_of
 from patchkit.runtime.bench.planned import planned
 from patchkit.runtime.bench.plots import plot
@@ -183,7 +183,7 @@ def compare_folders(first: Path, second: Path, *, verbose: bool, as_json: bool) 
     """Say what differs between two setups, and whether the figures do by more than their spread."""
     other = changed(digest_of(first), digest_of(second))
     left, right = (series(each) if verbose else series(each, MAIN) for each in (first, second))
-    pairs = differences(left, right)
+    pairs = between(left, right)
     if as_json:
         print_json(
             {
@@ -207,9 +207,13 @@ def compare_folders(first: Path, second: Path, *, verbose: bool, as_json: bool) 
     limit = None if verbose else 40
     echo(table((at, old[:limit], new[:limit]) for at, old, new in other))
     if not pairs:
-        raise UsageError(f"{first} and {second} have no load in common")
+        raise UsageError(f"{first} and {second} have no variant and load in common")
     say(f"figures, {second} by {first}:")
-    echo(table((e.first.load, e.first.measure.name, e.text, e.verdict) for e in pairs))
+    echo(
+        table(
+            (e.first.variant, e.first.load, e.first.measure.name, e.text, e.verdict) for e in pairs
+        )
+    )
     say(
         LaidOut(
             "better, worse: no value of one reaches the other's; by chance so in 1 of 10 pairs\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -60,9 +59,20 @@ def differences(first: Sequence[Series], second: Sequence[Series]) -> list[Figur
     ]
 
 
-def spread(series: Series) -> float:
-    """Return how far the values lie apart, as a share of their median."""
-    return (max(series.values) - min(series.values)) / statistics.median(series.values)
+def between(first: Sequence[Series], second: Sequence[Series]) -> list[FigureDifference]:
+    """Return the pairs of two folders: of variants of one name, or of the only one of each."""
+    names = [list(dict.fromkeys(each.variant for each in many)) for many in (first, second)]
+    both = [(name, name) for name in names[0] if name in names[1]]
+    if len(names[0]) == len(names[1]) == 1:
+        both = [(names[0][0], names[1][0])]
+    return [
+        pair
+        for left, right in both
+        for pair in differences(
+            [each for each in first if each.variant == left],
+            [each for each in second if each.variant == right],
+        )
+    ]
 
 
 def changed(first: Any, second: Any, at: str = "") -> list[tuple[str, str, str]]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import UsageError
-from patchkit.runtime.bench.difference import FigureDifference, changed, differences
+from patchkit.runtime.bench.difference import FigureDifference, between, changed, differences
 from patchkit.runtime.bench.results import MAIN, MEASURES, Series, digest_of, place_of, series
 from patchkit.runtime.bench.run import summarise
 from patchkit.runtime.bench.variants import Variant, loads, read_variants, turns
@@ -89,6 +89,14 @@ def test_a_run_of_another_kind_differs_by_its_setup_and_not_by_its_figures():
         "files.vllm",
         "nccl.path",
     }
+
+
+def test_two_folders_are_compared_by_the_names_of_their_variants():
+    one, other = of((1.0, 2.0)), of((3.0, 4.0), variant="b")
+    assert [each.ratio for each in between([one], [other])] == [3.5 / 1.5]  # the only ones
+    assert between([one, other], [of((1.0,), variant="c")]) == []
+    (same,) = between([one, other], [of((5.0,), variant="b"), of((6.0,), variant="c")])
+    assert (same.first, same.second.values) == (other, (5.0,))
 
 
 def test_a_load_names_its_place():
