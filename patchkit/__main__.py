@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 
-from patchkit.durable.signals import Interrupted, raise_interrupts
+from patchkit.durable.signals import Interrupted, leave_interrupts, raise_interrupts, unwrapped
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is loaded is also one line."""
+    """Run the command line; an interrupt while it is loaded, or ends, is also one line."""
     raise_interrupts()
     try:
-        from patchkit.cli import main as run
+        try:
+            with unwrapped():
+                from patchkit.cli import main as run
+            run()
+        finally:
+            leave_interrupts()
     except Interrupted as interrupt:
-        print(interrupt, file=sys.stderr)  # noqa: T201  (nothing that prints is loaded yet)
+        print(interrupt, file=sys.stderr)  # noqa: T201  (perhaps nothing that prints is loaded yet)
         sys.exit(interrupt.exit_code)
-    run()
 
 
 if __name__ == "__main__":

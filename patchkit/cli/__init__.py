@@ -17,7 +17,7 @@ from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.next_step import error_text
 from patchkit.cli.verbs import CLICK_ALONE, VERBS, WING_OF, WINGS
-from patchkit.durable.signals import Interrupted, raise_interrupts
+from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
 from patchkit.quoting import quoted
@@ -141,8 +141,9 @@ def main() -> None:
     gc.disable()  # a run ends long before a collection pays off; that is 15 % of apply
     raise_interrupts()
     try:
-        # click itself would print errors and exit with codes of its own.
-        code = group.main(prog_name="patchkit", standalone_mode=False)
+        with unwrapped():
+            # click itself would print errors and exit with codes of its own.
+            code = group.main(prog_name="patchkit", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as interrupt:
         out.say(str(interrupt), err=True)

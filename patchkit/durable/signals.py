@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -25,6 +27,7 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
+        self.number = number
         self.exit_code = 128 + number
 
     def __str__(self) -> str:
@@ -37,6 +40,43 @@ def raise_interrupts() -> None:
         # The caller chose that, as nohup does.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _strike)
+    sys.unraisablehook = _strike_again
+
+
+def leave_interrupts() -> None:
+    """Let SIGNALS end the process from now on: all is done and said, and Python winds itself up.
+
+    Interrupted would be raised there where nobody can catch it, and be printed with its traceback.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) is _strike:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise the Interrupted that caused an error of the block, instead of it.
+
+    Before Python 3.12, what strikes while a class gets its fields comes out as a RuntimeError.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, Interrupted):
+            cause = cause.__cause__
+        if cause is not None:
+            raise cause from None
+        raise
+
+
+def _strike_again(unraisable: Any) -> None:
+    # Raised in a finaliser, an interrupt goes no further; a moment later it is out of there.
+    if isinstance(struck := unraisable.exc_value, Interrupted):
+        signal.signal(signal.SIGALRM, lambda _number, frame: _strike(struck.number, frame))
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _strike(number: int, _frame: FrameType | None) -> None:

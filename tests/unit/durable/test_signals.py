@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -74,3 +75,49 @@ def test_a_signal_that_is_ignored_stays_ignored():
         signalled(signal.SIGHUP)
 
     assert in_child(hung_up) == 0
+
+
+class Finalised:
+    """Is hit by a signal in its finaliser, out of which Python lets no error."""
+
+    def __del__(self):
+        signalled(signal.SIGINT)
+        "".join(["here", "it", "strikes"])
+
+
+def test_an_interrupt_in_a_finaliser_comes_right_after_it(capfd):
+    def action():
+        Finalised()
+        time.sleep(10)
+
+    assert interrupted(action, "nothing was changed") == 130
+    assert capfd.readouterr().err == ""
+
+
+class Field:
+    """Is hit by a signal while a class gets it."""
+
+    def __set_name__(self, owner, name):
+        signalled(signal.SIGINT)
+        "".join(["here", "it", "strikes"])
+
+
+def test_an_interrupt_that_python_wraps_is_unwrapped():
+    def action():
+        with signals.unwrapped():
+            try:
+                type("Decision", (), {"environ": Field()})
+            except Exception as error:
+                raise ValueError("a module cannot be loaded") from error
+
+    assert interrupted(action, "nothing was changed") == 130
+
+
+def test_at_the_end_of_a_run_signals_end_it_without_a_word(capfd):
+    def ended():
+        signals.raise_interrupts()
+        signals.leave_interrupts()
+        signalled(signal.SIGHUP)
+
+    assert in_child(ended) == -signal.SIGHUP
+    assert capfd.readouterr().err == ""
