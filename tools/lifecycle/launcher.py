@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from signal import SIGINT, SIGKILL
 
-from tools.lifecycle.cluster import MODEL, OTHER_MODEL, EmulatedCluster, LifecycleLab, insist
+from tools.lifecycle.cluster import MODEL, OTHER_MODEL, EmulatedCluster, LifecycleLab, insist, wait
 
 CLUSTER = (sys.executable, "-m", "patchkit", "cluster")
 MOMENTS = (0.2, 0.5, 0.8, 1.2, 1.7, 2.5, 3.5, 5.0)  # seconds from the start to the kill
@@ -50,6 +51,31 @@ def launcher_killed_in_switch(lab: LifecycleLab) -> str:
             insist(done.status == 0, f"switch: {done.trouble}")
             insist(cluster.answers(), "after switch it does not answer")
     return f"killed {count} times; switch again serves each time"
+
+
+def held(lab: LifecycleLab) -> str:
+    """`up --hold`: Ctrl-C, then `kill -9` while it loads and while it serves."""
+    with lab.prepared("held") as cluster:
+        laptop, told = cluster.rack.laptop, []
+        for number, loaded in ((SIGINT, True), (SIGKILL, False), (SIGKILL, True)):
+            started = laptop.start(*CLUSTER, "up", MODEL, "--hold", log="held")
+            if loaded:
+                wait(cluster.answers, cluster.patience, "it is held, and does not answer")
+            else:
+                wait(lambda: any(map(any, _processes(cluster))), cluster.patience, "no start")
+            time.sleep(1)
+            laptop.kill(started, number)
+            status, began = started.wait(), time.monotonic()
+            wait(lambda: not any(map(any, _processes(cluster))), 30, "a rank is left")
+            cluster.insist_on_nothing()
+            when = "serving" if loaded else "loading"
+            told.append(f"{number.name}, {when}: gone after {time.monotonic() - began:.0f} s")
+            insist(number == SIGKILL or status == 0, f"status {status}")
+    return "; ".join(told)
+
+
+def _processes(cluster: EmulatedCluster) -> list[list[list[str]]]:
+    return [list(found.values()) for found in cluster.ranks().values()]
 
 
 def second_up(lab: LifecycleLab) -> str:

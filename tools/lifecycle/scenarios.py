@@ -11,6 +11,7 @@ from collections.abc import Callable
 from tools.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
 from tools.lifecycle.installing import install, launcher_killed_in_install, newcomer
 from tools.lifecycle.launcher import (
+    held,
     launcher_killed_in_switch,
     launcher_killed_in_up,
     second_up,
@@ -169,7 +170,7 @@ SCENARIOS: dict[str, Scenario] = {
         *(worker_lost, head_lost, cable_out_5, cable_out_60, lan_out),
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
         *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
-        *(second_up, switch_back, gives_up, wrong_token, port_taken, odd_words),
+        *(second_up, held, switch_back, gives_up, wrong_token, port_taken, odd_words),
     )
 }
 

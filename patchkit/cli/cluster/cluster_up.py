@@ -11,8 +11,10 @@ from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style
 from patchkit.durable.signals import Interrupted
+from patchkit.errors import UsageError
 from patchkit.runtime.launch import up as launch
 from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.hold import held
 from patchkit.runtime.launch.start import Answered
 from patchkit.runtime.launch.up import GroupPlan
 from patchkit.runtime.on_node.unit_state import UnitState
@@ -27,13 +29,22 @@ NO_WAIT = click.option("--no-wait", is_flag=True, help="Return as soon as it is 
 @cluster_option
 @DRY
 @NO_WAIT
+@click.option("--hold", is_flag=True, help="Stay, and stop it at the end of this command.")
 @as_json
-def up(model: str, *, cluster: Cluster, dry_run: bool, no_wait: bool, as_json: bool) -> None:
+def up(
+    model: str, *, cluster: Cluster, dry_run: bool, no_wait: bool, hold: bool, as_json: bool
+) -> None:
     """Start a model, and return when it has answered.
 
     Writes env files and units on each node, as `patchkit env` and `patchkit serve-args` would say
-    there, and starts the head. What runs with the same files is left alone. Ctrl-C only detaches.
+    there, and starts the head. What runs with the same files is left alone. Ctrl-C only detaches;
+    with --hold it ends the model on all nodes, as does any other end of this command.
     """
+    if hold and (no_wait or dry_run):
+        raise UsageError("--hold goes with neither --no-wait nor --dry-run")
+    if hold:
+        _held(cluster, model, as_json=as_json)
+        return
     bring_up(cluster, model, dry_run=dry_run, wait=not no_wait, as_json=as_json)
 
 
@@ -74,6 +85,21 @@ def bring_up(
     tell = _progress(cluster, quiet=as_json)
     done = _attached(cluster, lambda: launch.wait_for(cluster, begun, tell), model, here=here)
     _tell_answered(cluster, done, as_json=as_json, url=url)
+
+
+def _held(cluster: Cluster, model: str, *, as_json: bool) -> None:
+    """Serve a model until a signal comes, which is no error."""
+    began = False
+    try:
+        with held(cluster, model, _progress(cluster, quiet=as_json)) as group:
+            began = True
+            _tell_answered(cluster, group.answered, as_json=as_json, url=group.url)
+            raise group.until_it_ends()
+    except Interrupted:
+        if not began:
+            raise
+        if not as_json:
+            say(style("✓", fg="green") + f" {model} is stopped on {_names(cluster)}")
 
 
 def _names(cluster: Cluster) -> str:

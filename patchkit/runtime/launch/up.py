@@ -93,8 +93,10 @@ def _check_there(cluster: Cluster, model: ServedModel, problems: list[str]) -> N
     )
 
 
-def bring_up(cluster: Cluster, model: str) -> Begun:
+def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
     """Write what differs and start; what runs with the same files is left alone.
+
+    What is not ``lasting`` does not come back after a reboot.
 
     Raises BusyError while another patchkit changes the cluster; an error of a node before anything
     was written; HostError if what ran before does not stop.
@@ -113,7 +115,8 @@ def bring_up(cluster: Cluster, model: str) -> Begun:
         if not plan.same:
             cluster.put(plan.files)
             committed("the files of this start are on every node")
-        since = cluster.head.call(begin, unit=cluster.file.unit, restart=not plan.same)["since"]
+        how = {"restart": not plan.same, "lasting": lasting}
+        since = cluster.head.call(begin, name=cluster.file.name, **how)["since"]
         committed(f"{plan.model.name} is started, and goes on loading")
         return Begun(plan=plan, since=str(since))
 
@@ -143,7 +146,7 @@ def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:
         with cluster.alone():
             check_stopped(cluster, stopped(cluster, disable=False))
             cluster.put(former)
-            since = cluster.head.call(begin, unit=cluster.file.unit, restart=True)["since"]
+            since = cluster.head.call(begin, name=cluster.file.name, restart=True)["since"]
         back = waited(cluster, str(since), tell)
         raise HostError(
             error.what,

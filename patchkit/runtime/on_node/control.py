@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from patchkit.process import Completed
 from patchkit.runtime.on_node import unit_state
 from patchkit.runtime.on_node.node_files import put
-from patchkit.runtime.on_node.user_units import user_systemctl
+from patchkit.runtime.on_node.user_units import user_systemctl, user_systemd_run
 
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
+_LONG = 3600.0  # seconds of a sleep that nothing but a signal ends
 _SETTLES = 10.0  # seconds for the driver to give memory back after the last process
 
 
@@ -28,17 +32,45 @@ def place(name: str, files: dict[str, str]) -> list[str]:
     return changed
 
 
-def begin(unit: str, restart: bool) -> dict[str, Any]:
-    """Start a group's head and enable it for the next boot: on the head; does not wait for it.
+def begin(name: str, restart: bool, lasting: bool = True) -> dict[str, Any]:
+    """Start a group's head, on the head; does not wait for it.
 
-    Returns the time there, for its journal. Raises HostError.
+    A ``lasting`` one is enabled for the next boot. Returns the time there, for its journal. Raises
+    HostError.
     """
-    now = f"@{time.time():.6f}"
+    now, unit = f"@{time.time():.6f}", _rank(name)
+    user_systemctl("stop", _watch(name))
     # What failed before does not count towards the limit of a start that a person asks for.
     user_systemctl("reset-failed", unit)
-    _need(user_systemctl("enable", "--quiet", unit))
+    _need(user_systemctl("enable" if lasting else "disable", "--quiet", unit))
     _need(user_systemctl("restart" if restart else "start", "--no-block", unit))
     return {"since": now}
+
+
+def hold(name: str) -> Iterator[bool]:
+    """Yield once, then stay; let systemd stop the group when this process ends, however it does.
+
+    On the head. Raises HostError.
+    """
+    ask = f"ExecStopPost=-{shutil.which('systemctl')} --user"
+    how = (
+        *(f"--unit={_watch(name)}", "--collect", "--quiet"),
+        *(f"--property={ask} {verb} {_rank(name)}" for verb in ("stop", "reset-failed")),
+        f"--property=TimeoutStopSec={_PATIENCE:.0f}",
+    )
+    _need(user_systemd_run(*how, "tail", f"--pid={os.getpid()}", "--follow", os.devnull))
+    yield True
+    while True:
+        time.sleep(_LONG)
+
+
+def _rank(name: str) -> str:
+    return f"patchkit-{name}.service"
+
+
+def _watch(name: str) -> str:
+    """Return the unit that lives as long as who holds the group."""
+    return f"patchkit-{name}-hold.service"
 
 
 def _need(done: Completed) -> None:
@@ -51,6 +83,7 @@ def end(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     before = unit_state.state(name, units)
     if disable:
         user_systemctl("disable", "--quiet", units[0])
+    user_systemctl("stop", _watch(name), timeout=_PATIENCE)
     done = user_systemctl("stop", *units, timeout=_PATIENCE)
     # A unit that was never there is stopped.
     if done.trouble and "not loaded" not in done.errors:
