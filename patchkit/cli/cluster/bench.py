@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
 import click
 
-from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, table
+from patchkit.cli.cluster.bench_view import figures, show
+from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, style, table, tell
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.bench.difference import between, changed, differences
+from patchkit.runtime.bench.difference import between, changed
 from patchkit.runtime.bench.digest import digest, redactor_of
+from patchkit.runtime.bench.every_model import (
+    MeasuredModel,
+    insist_on_all,
+    measure_every,
+    models_here,
+    models_pinned,
+)
+from patchkit.runtime.bench.measure import TOOLS, VLLM
 from patchkit.runtime.bench.planned import planned
 from patchkit.runtime.bench.plots import plot
 from patchkit.runtime.bench.results import ENOUGH, MAIN, digest_of, series
@@ -42,8 +52,13 @@ def command() -> None:
       patchkit bench openai/gpt-oss-20b
       patchkit bench MODEL --compare a.env b.env
       patchkit bench MODEL --variants variants.toml
+      patchkit bench MODEL --cluster cluster.toml
+      patchkit bench --all
       patchkit bench diff RESULTS OTHERS
     """
+
+
+_WAYS = "Ways to serve it, in turns: a TOML file with [[variant]]."
 
 
 def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
@@ -57,16 +72,16 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 
 
 @command.command()
-@click.argument("model")
+@click.argument("model", required=False)
+@click.option("--all", "every", is_flag=True, help="All models here, or all of a cluster.")
 @click.option("--url", metavar="URL", default="", help="Measure the server that runs there.")
-@click.option("--compare", nargs=2, metavar="A.env B.env", help="Two env files, in turns.")
-@click.option(
-    "--variants",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Ways to serve it, in turns: a TOML file with [[variant]].",
-)
+@click.option("--compare", nargs=2, metavar="A B", help="Two env or cluster files, in turns.")
+@click.option("--variants", metavar="FILE", type=click.Path(path_type=Path), help=_WAYS)
+@click.option("--cluster", metavar="FILE", default="", help="Serve it there, under units.")
 @click.option("--venv", metavar="DIR", default="", help="The environment that has vLLM.")
+@click.option(
+    "--tool", type=click.Choice(list(TOOLS)), default=VLLM, show_default=True, help="Who asks."
+)
 @click.option("--input", "depths", default="1024", show_default=True, callback=_numbers)
 @click.option("--output", "outputs", default="128", show_default=True, callback=_numbers)
 @click.option("--concurrency", "at_once", default="1,8,32", show_default=True, callback=_numbers)
@@ -84,12 +99,15 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 )
 @as_json
 def run(
-    model: str,
+    model: str | None,
     *,
+    every: bool,
     url: str,
     compare: tuple[str, str] | None,
     variants: Path | None,
+    cluster: str,
     venv: str,
+    tool: str,
     depths: tuple[int, ...],
     outputs: tuple[int, ...],
     at_once: tuple[int, ...],
@@ -100,78 +118,87 @@ def run(
     as_json: bool,
 ) -> None:
     """Serve a model in one way or several, in turns, and measure each; called again it goes on."""
-    if sum(map(bool, (url, compare, variants))) > 1:
-        raise UsageError("--url, --compare, --variants: one of them")
-    ways = planned(_ways(compare, variants, venv), model)
-    redactor = redactor_of(ways)
+    if sum(map(bool, (url, compare, variants, cluster))) > 1:
+        raise UsageError("--url, --compare, --variants, --cluster: one of them")
+    if every == bool(model) or (every and (url or tokenizer)):
+        raise UsageError("name a model, or --all of them without --url and --tokenizer")
+    ways = _ways(compare, variants, cluster, venv)
     load = loads(depths, outputs, at_once, prompts)
-    place = folder or Path(f"bench-{Path(model).name}-{date.today().isoformat()}")
-    plan = BenchPlan(
-        model=model,
-        variants=ways,
-        loads=load,
-        rounds=rounds,
-        folder=place,
-        digest=digest(model, ways, load, "vllm bench serve", redactor),
-        redactor=redactor,
-        tokenizer=tokenizer,
-        url=url.rstrip("/"),
-    )
-    bench(plan, lambda step: say(step, err=True))
-    plots, missing = plot(place)
-    if as_json:
-        print_json({"folder": str(place), "figures": _figures(place), "plots": plots})
+    day = date.today().isoformat()
+
+    def measured(name: str, place: Path, commits: Mapping[str, str]) -> None:
+        planned_ways = planned(ways, name, commits)
+        redactor = redactor_of(planned_ways)
+        plan = BenchPlan(
+            model=name,
+            variants=planned_ways,
+            loads=load,
+            rounds=rounds,
+            folder=place,
+            digest=digest(name, planned_ways, load, TOOLS[tool].name, redactor),
+            redactor=redactor,
+            tokenizer=tokenizer,
+            url=url.rstrip("/"),
+            tool=tool,
+        )
+        bench(plan, tell)
+        plot(place)
+
+    if model:
+        place = folder or Path(f"bench-{Path(model).name}-{day}")
+        measured(model, place, {})
+        _tell_kept(place, as_json=as_json)
         return
-    _show(place)
-    if missing:
-        say(f"no plots: {missing}; {quoted(sys.executable, '-m', 'pip', 'install', 'matplotlib')}")
-    say(f"kept: {place}/summary.md, summary.csv, digest.json, raw/, plots/ ({len(plots)} files)")
+    commits = models_pinned(Path(cluster)) if cluster else models_here()
+    place = folder or Path(f"bench-all-{day}")
+    done = measure_every(commits, place, lambda name, own: measured(name, own, commits), tell)
+    _tell_all(done, place, as_json=as_json)
+    insist_on_all(done)
 
 
-def _ways(compare: tuple[str, str] | None, file: Path | None, venv: str) -> tuple[Variant, ...]:
+def _ways(
+    compare: tuple[str, str] | None, file: Path | None, cluster: str, venv: str
+) -> tuple[Variant, ...]:
     if file:
         return read_variants(file)
-    if compare:
-        names = [Path(each).stem for each in compare]
-        return tuple(
-            Variant(name=name, env_file=each, venv=venv)
-            for name, each in zip(names, compare, strict=True)
-        )
-    return (Variant(name="served", venv=venv),)
-
-
-def _figures(folder: Path) -> list[dict[str, object]]:
-    return [
-        {
-            "variant": each.variant,
-            "load": each.load,
-            "figure": each.measure.name,
-            "unit": each.measure.unit,
-            "median": each.median,
-            "values": list(each.values),
-        }
-        for each in series(folder)
-    ]
-
-
-def _show(folder: Path) -> None:
-    found = series(folder, MAIN)
-    names = list(dict.fromkeys(each.variant for each in found))
-    echo(
-        table(
-            (each.load, each.measure.name, each.variant, f"{each.text} {each.measure.unit}")
-            for each in found
-        )
+    if not compare:
+        return (Variant(name="served", venv=venv, cluster=cluster),)
+    return tuple(
+        Variant(name=each.stem, venv=venv, cluster=str(each))
+        if each.suffix == ".toml"
+        else Variant(name=each.stem, venv=venv, env_file=str(each))
+        for each in map(Path, compare)
     )
-    of = {name: [each for each in found if each.variant == name] for name in names}
-    for name in names[1:]:
-        say(f"{name} against {names[0]}, by round:")
-        echo(
-            table(
-                (each.first.load, each.first.measure.name, each.text, each.verdict)
-                for each in differences(of[names[0]], of[name])
-            )
-        )
+
+
+def _tell_kept(place: Path, *, as_json: bool) -> None:
+    drawn = sorted(str(each.relative_to(place)) for each in place.glob("plots/*"))
+    if as_json:
+        print_json({"folder": str(place), "figures": figures(place), "plots": drawn})
+        return
+    show(place)
+    if not drawn:
+        hint = quoted(sys.executable, "-m", "pip", "install", "matplotlib")
+        say(f"no plots: matplotlib is not installed here; {hint}")
+    say(f"kept: {place}/summary.md, summary.csv, digest.json, raw/, plots/ ({len(drawn)} files)")
+
+
+def _tell_all(done: Sequence[MeasuredModel], place: Path, *, as_json: bool) -> None:
+    if as_json:
+        models = [
+            {"model": each.name, "folder": str(each.folder)}
+            | ({"error": each.error.what} if each.error else {"figures": figures(each.folder)})
+            for each in done
+        ]
+        print_json({"folder": str(place), "models": models})
+        return
+    for each in done:
+        say(style(each.name, bold=True))
+        if each.error is None:
+            show(each.folder)
+        else:
+            say(style("✗", fg="red") + f" {each.error.what}")
+    say(f"kept: {place}/summary.md, and a folder for each model")
 
 
 @command.command("diff")

@@ -20,7 +20,7 @@ _PACKAGES = ("vllm", "torch", "triton", "transformers", "flashinfer-python", "ra
 
 def redactor_of(variants: Sequence[PlannedVariant]) -> Redactor:
     """Return what takes names of people and machines, addresses and secrets out of texts."""
-    reports = [each.report for each in variants]
+    reports = [report for each in variants for report in each.reports]
     return Redactor(private_names((each.node, each.facts) for each in reports))
 
 
@@ -38,12 +38,17 @@ def digest(
         "model": model,
         "model_files": _model(model),
         "machine": _machine(variants[0].report),
+        **({"workers": workers} if (workers := _workers(variants[0])) else {}),
         "loads": {each.name: asdict(each) for each in loads},
         "variants": {each.variant.name: _variant(each) for each in variants},
     }
     redactor.learn(found)
     clean: dict[str, Any] = redactor.value(found)
     return clean
+
+
+def _workers(variant: PlannedVariant) -> list[dict[str, Any]]:
+    return [_machine(each) for each in variant.reports[1:]]
 
 
 def _machine(report: NodeReport) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.errors import HostError, UsageError
@@ -15,8 +15,9 @@ from patchkit.runtime.envfile.header import head_facts
 from patchkit.runtime.envfile.parse import parse
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.runtime.launch.plan import planned_ranks, served_model
+from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode, read_cluster_file
+from patchkit.runtime.launch.plan import ServedModel, planned_ranks, served_model, served_words
+from patchkit.runtime.launch.up import make_plan
 from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.remote.ssh import HERE
 
@@ -26,53 +27,108 @@ VLLM = ("-m", "vllm.entrypoints.cli.main")  # a venv that was moved has no progr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedVariant:
-    """A variant with the words of `vllm serve` but for its address, and the variables it gets."""
+    """A variant: the words of `vllm serve` on its head, the variables, what the nodes said.
+
+    ``python`` is the one that asks, ``tokenizer`` a folder here, "" for what the model's name says.
+    Without a ``cluster`` the words lack an address, and are run here.
+    """
 
     variant: Variant
     words: tuple[str, ...]
     variables: Mapping[str, str]
-    report: NodeReport
+    reports: tuple[NodeReport, ...]
+    python: str
+    tokenizer: str = ""
+    cluster: Cluster | None = None
 
     @property
-    def python(self) -> str:
-        return self.words[0]
+    def report(self) -> NodeReport:
+        return self.reports[0]
 
 
-def planned(variants: Sequence[Variant], model: str) -> list[PlannedVariant]:
-    """Return how to serve a model in each way, on this machine.
+def planned(
+    variants: Sequence[Variant], model: str, commits: Mapping[str, str] | None = None
+) -> list[PlannedVariant]:
+    """Return how to serve a model in each way; ``commits`` are of models that lie here, by name.
 
     Raises HostError for an environment without vLLM, UsageError for two variants of one name.
     """
     names = [each.name for each in variants]
     if twice := [each for each in names if names.count(each) > 1]:
         raise UsageError(f"two variants are called {twice[0]!r}", hint="give each its own name")
-    return [_planned(each, model) for each in variants]
+    return [
+        _of_cluster(each, model) if each.cluster else _here(each, model, commits or {})
+        for each in variants
+    ]
 
 
-def _planned(variant: Variant, model: str) -> PlannedVariant:
+def _here(variant: Variant, model: str, commits: Mapping[str, str]) -> PlannedVariant:
     venv = str(Path(variant.venv).expanduser().absolute()) if variant.venv else sys.prefix
-    cluster = Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), venv=venv))
-    (report,) = examined(cluster)
+    file = ClusterFile(node=(ClusterNode(ssh=HERE),), venv=venv, models=commits)
+    (report,) = examined(Cluster(file))
     if report.contents is None or "vllm" not in report.contents.versions:
         raise HostError(
             f"{variant.name}: there is no vLLM in {venv}", hint="name the one that has it: --venv"
         )
-    words: tuple[str, ...] = (f"{venv}/bin/python", *VLLM, "serve", model)
+    served = served_model(file, model)
+    python = f"{venv}/bin/python"
+    source = str(Path(served.folder).expanduser()) if served.folder else served.source
+    words: tuple[str, ...] = ("vllm", "serve", source)
     variables: dict[str, str] = {}
     if not variant.plain:
         assert report.facts is not None
-        (rank,) = planned_ranks(cluster.file, [report.facts], served_model(cluster.file, model))
+        (rank,) = planned_ranks(file, [report.facts], served)
         assert rank.command is not None
-        words = (*words[:3], *rank.command.words[1:])
+        words = served_words(file, rank.command, served)
         variables = parse(Format.SYSTEMD, rank.text, "the env file of this node")
     if variant.env_file:
         variables |= _loaded(Path(variant.env_file))
     return PlannedVariant(
         variant=variant,
-        words=(*words, _NO_PREFIXES, *variant.args),
+        words=(python, *VLLM, *words[1:], _NO_PREFIXES, *variant.args),
         variables={**variables, **variant.set},
-        report=report,
+        reports=(report,),
+        python=python,
+        tokenizer=_tokenizer(served),
     )
+
+
+def _of_cluster(variant: Variant, model: str) -> PlannedVariant:
+    """Return a variant as `cluster up` would start it, with what a measurement asks for."""
+    file = read_cluster_file(Path(variant.cluster))
+    serve = replace(
+        file.serve,
+        args=(*file.serve.args, _NO_PREFIXES, *variant.args),
+        set={**file.serve.set, **variant.set},
+    )
+    cluster = Cluster(replace(file, serve=serve))
+    python = str(Path(variant.venv or file.venv).expanduser() / "bin/python")
+    if not Path(python).exists():
+        raise HostError(
+            f"{variant.name}: {python} is not on this machine",
+            why="the benchmark asks from here, and is a part of vLLM",
+            hint="name the environment here that has it: --venv",
+        )
+    plan = make_plan(cluster, model)
+    if not cluster.head.here and plan.units.url.startswith("http://127."):
+        raise HostError(
+            f"{variant.name}: {cluster.head.destination} answers itself alone",
+            hint=f'listen = "lan" in [serve] of {variant.cluster}, or measure on the head',
+        )
+    return PlannedVariant(
+        variant=variant,
+        words=plan.units.ranks[0].words,
+        variables=parse(Format.SYSTEMD, plan.ranks[0].text, "the env file of the head"),
+        reports=tuple(examined(cluster)),
+        python=python,
+        tokenizer=_tokenizer(plan.model),
+        cluster=cluster,
+    )
+
+
+def _tokenizer(model: ServedModel) -> str:
+    folder = Path(model.folder).expanduser() if model.folder else Path()
+    return str(folder) if (folder / "tokenizer.json").exists() else ""
 
 
 def _loaded(path: Path) -> Mapping[str, str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from patchkit.runtime.bench.results import MEASURES, Measure, Series, series
+from patchkit.runtime.bench.results import BENCHY, MEASURES, Measure, Series, series
 
-_OUTPUT, _TTFT, _TPOT, _PREFILL, _DECODE = (MEASURES[each] for each in (0, 2, 4, 6, 7))
+_OUTPUT, _TPOT = MEASURES[0], MEASURES[4]
+# By the requests at once.
+_CURVES = {"prefill": MEASURES[6], "decode": MEASURES[7], "pp": BENCHY[0], "tg": BENCHY[1]}
 # Between dark and light, so that they are seen on both; the marks tell curves without colour.
 _COLOURS = ("#2f81c7", "#d9822b", "#2a9d6a", "#b04bb0", "#c4473a", "#7a7f87")
 _MARKS = ("o", "s", "^", "D", "v", "x")
@@ -17,23 +20,23 @@ _GREY = "#808080"
 _SIZE = (7.0, 4.2)  # inches
 
 
-def plot(folder: Path) -> tuple[list[str], str]:
-    """Write the plots of a folder as SVG and PNG; return their names, or why there are none.
+def plot(folder: Path) -> None:
+    """Write the plots of a folder as SVG and PNG, if matplotlib is there.
 
-    They need matplotlib, which vLLM's extra ``bench`` brings.
+    vLLM's extra ``bench`` brings it.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        return [], "matplotlib is not installed here"
+        return
     found = series(folder)
-    made = [
-        *_drawn(folder, "throughput-latency", lambda axes: _frontier(axes, found)),
-        *_drawn(folder, "prefill", lambda axes: _by_concurrency(axes, found, _PREFILL)),
-        *_drawn(folder, "decode", lambda axes: _by_concurrency(axes, found, _DECODE)),
-    ]
-    return made, ""
+    known = {each.measure for each in found}
+    if _OUTPUT in known:
+        _draw(folder, "throughput-latency", lambda axes: _frontier(axes, found))
+    for name, measure in _CURVES.items():
+        if measure in known:
+            _draw(folder, name, partial(_by_concurrency, found=found, measure=measure))
 
 
-def _drawn(folder: Path, name: str, draw: Callable[[Any], None]) -> list[str]:
+def _draw(folder: Path, name: str, draw: Callable[[Any], None]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -60,7 +63,6 @@ def _drawn(folder: Path, name: str, draw: Callable[[Any], None]) -> list[str]:
                 metadata={"Date": None, "Creator": None} if kind == "svg" else None,
             )
         pyplot.close(figure)
-    return [f"plots/{name}.{kind}" for kind in ("svg", "png")]
 
 
 def _curves(found: Sequence[Series], measure: Measure) -> dict[str, list[Series]]:

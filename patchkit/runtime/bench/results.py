@@ -52,7 +52,17 @@ MEASURES = (
 )
 """Figures by the keys of `vllm bench serve` (vllm/benchmarks/serve.py, 0.11.1 to 0.33.0)."""
 
-MAIN = MEASURES[0], MEASURES[2], MEASURES[4]
+BENCHY = (
+    Measure("pp_throughput", "pp", "tok/s", "more"),
+    Measure("tg_throughput", "tg", "tok/s", "more"),
+    Measure("peak_throughput", "tg, peak", "tok/s", "more"),
+    Measure("ttfr", "ttfr", "ms", "less"),
+    Measure("est_ppt", "est_ppt", "ms", "less"),
+    Measure("e2e_ttft", "e2e_ttft", "ms", "less"),
+)
+"""Figures by the keys, and under the names, of llama-benchy 0.4 (its results.py)."""
+
+MAIN = (MEASURES[0], MEASURES[2], MEASURES[4], BENCHY[0], BENCHY[1], BENCHY[5])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +104,21 @@ def results(folder: Path) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
             result = read_json(dict[str, Any], read_text(place))
         except RecordError as error:
             raise UsageError(f"{place}: is no result of vLLM's benchmark: {error}") from None
-        found.setdefault((place.parent.parent.name, place.parent.name), []).append(result)
+        key = (place.parent.parent.name, place.parent.name)
+        found.setdefault(key, []).append(_flat(result))
     if not found:
         raise UsageError(
             f"{folder}: holds no results", hint="a folder that `patchkit bench MODEL` wrote"
         )
     return found
+
+
+def _flat(result: dict[str, Any]) -> Mapping[str, Any]:
+    """Return the figures of a result by their keys; llama-benchy's are means of its runs."""
+    many = result.get("benchmarks")
+    if not isinstance(many, list) or len(many) != 1 or not isinstance(many[0], dict):
+        return result
+    return {key: each.get("mean") for key, each in many[0].items() if isinstance(each, dict)}
 
 
 def digest_of(folder: Path) -> dict[str, Any]:
@@ -112,7 +131,7 @@ def digest_of(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def series(folder: Path, measures: Sequence[Measure] = MEASURES) -> list[Series]:
+def series(folder: Path, measures: Sequence[Measure] = (*MEASURES, *BENCHY)) -> list[Series]:
     """Return all figures of a folder, by variant and load as they are named. Raises UsageError."""
     return [
         each

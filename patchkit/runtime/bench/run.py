@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.bench.difference import changed
-from patchkit.runtime.bench.measure import BenchClient, measure
+from patchkit.runtime.bench.measure import TOOLS, VLLM, BenchClient, measure
 from patchkit.runtime.bench.planned import PlannedVariant
 from patchkit.runtime.bench.results import DIGEST, digest_of, place_of, series
 from patchkit.runtime.bench.served import served
 from patchkit.runtime.bench.summary import csv_text, markdown
 from patchkit.runtime.bench.variants import BenchLoad, turns
+from patchkit.runtime.launch.hold import held
 from patchkit.runtime.report.redaction import Redactor
 
 
@@ -27,7 +29,8 @@ from patchkit.runtime.report.redaction import Redactor
 class BenchPlan:
     """What is measured, how often, and where it is kept; ``patience`` is for a start, in seconds.
 
-    With ``url`` a server that runs already is measured, as the first variant.
+    With ``url`` a server that runs already is measured, as the first variant. ``tool`` is one of
+    TOOLS.
     """
 
     model: str
@@ -39,6 +42,7 @@ class BenchPlan:
     redactor: Redactor
     tokenizer: str = ""
     url: str = ""
+    tool: str = VLLM
     patience: float = 1800.0
 
 
@@ -87,29 +91,41 @@ def _round(
 ) -> None:
     name = each.variant.name
     title = f"round {number + 1} of {plan.rounds}, {name}"
-
-    def under(url: str, model: str) -> None:
+    with _serving(plan, each, number, lambda text: tell(f"{title}: {text}")) as (url, model):
         client = BenchClient(
             python=each.python,
             url=url,
             model=model,
-            tokenizer=plan.tokenizer or (plan.model if model != plan.model else ""),
-            variables=None,
+            tokenizer=plan.tokenizer
+            or each.tokenizer
+            or (plan.model if model != plan.model else ""),
         )
         for load in left:
             tell(f"{title}: {load.name}")
             place = place_of(plan.folder, name, load.name, number)
-            measure(client, load, place, seed=number)
+            measure(TOOLS[plan.tool], client, load, place, seed=number)
             _write(place, json.dumps(plan.redactor.value(json.loads(read_text(place)))) + "\n")
 
+
+@contextmanager
+def _serving(
+    plan: BenchPlan, each: PlannedVariant, number: int, tell: Callable[[str], None]
+) -> Iterator[tuple[str, str]]:
+    """Serve a variant, and yield where and under which name; what runs at ``url`` stays."""
     if plan.url:
-        under(plan.url, plan.model)
+        yield plan.url, plan.model
         return
-    log = plan.folder / "log" / f"{name}-{number + 1}.log"
-    tell(f"{title}: the server starts")
+    tell("the server starts")
+    told = "loaded in {:.0f} s, first token {:.1f} s later"
+    if each.cluster:
+        with held(each.cluster, plan.model, lambda *_: None) as group:
+            tell(told.format(group.answered.load_s, group.answered.token_s))
+            yield group.url, group.answered.model or plan.model
+        return
+    log = plan.folder / "log" / f"{each.variant.name}-{number + 1}.log"
     with served(each.words, each.variables, log, plan.patience, lambda _: None) as server:
-        tell(f"{title}: loaded in {server.load_s:.0f} s, first token {server.token_s:.1f} s later")
-        under(server.url, server.model)
+        tell(told.format(server.load_s, server.token_s))
+        yield server.url, server.model
     # Of a server that failed the log stays as it is: who measured has to read it.
     _write(log, plan.redactor.text(read_text(log)))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from patchkit.records import matching, read_toml
+from patchkit.records import RecordError, matching, read_toml
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}"  # a part of a file's name
 
@@ -18,7 +18,8 @@ class Variant:
 
     ``venv`` has its vLLM, "" is the one of this program; ``env_file`` is loaded, then ``set``.
     ``args`` are words for `vllm serve`. A ``plain`` one gets neither variables nor flags that
-    patchkit would choose.
+    patchkit would choose. ``cluster`` is the file of a cluster that serves it, under its units;
+    ``venv`` then has the vLLM that asks, here.
     """
 
     name: Annotated[str, matching(_NAME, "a short name: letters, digits, . _ -")]
@@ -27,6 +28,11 @@ class Variant:
     set: Mapping[str, str] = field(default_factory=dict)
     args: tuple[str, ...] = ()
     plain: bool = False
+    cluster: str = ""
+
+    def __post_init__(self) -> None:
+        if self.cluster and (self.plain or self.env_file):
+            raise RecordError(f"{self.name}: a cluster has neither plain nor env_file", "cluster")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,9 +48,7 @@ def held(cluster: Cluster, model: str, tell: Tell) -> Iterator[HeldGroup]:
     try:
         next(watch)
         done = wait_for(cluster, begun, tell)
-        yield HeldGroup(
-            cluster=cluster, url=begun.plan.units.url, since=begun.since, answered=done
-        )
+        yield HeldGroup(cluster=cluster, url=begun.plan.units.url, since=begun.since, answered=done)
     finally:
         with cluster.alone():
             results = stopped(cluster)

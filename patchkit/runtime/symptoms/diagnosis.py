@@ -95,7 +95,8 @@ def read_log(
     )
     texts = {text: said(text) for text in needed} | {each.text: each for each in fact_texts()}
     texts |= {text: said(text) for text in _ERRORS}
-    found = scan(chunks, [*texts.values()])
+    notes = chain.from_iterable(each.says for each in entries.values() if each.level == "note")
+    found = scan(chunks, [*texts.values()], frozenset(notes))
     # What a log states of itself counts more than what is known of where it is read.
     facts = {**(known or {}), **facts_of(found)}
     diagnoses = sorted(_diagnoses(entries.values(), found, facts, whole=whole), key=_order)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from patchkit.errors import HostError
@@ -53,8 +53,10 @@ class Scan:
         return bool(self.counts.get(text))
 
 
-def scan(chunks: Iterable[bytes], texts: Sequence[SaidText]) -> Scan:
+def scan(chunks: Iterable[bytes], texts: Sequence[SaidText], quoting: Collection[str] = ()) -> Scan:
     """Return where texts are in a log, which comes in pieces of any size.
+
+    What a text of ``quoting`` quotes, such as an error that may come, is not there by itself.
 
     Raises what ``chunks`` raises, HostError if grep does not run.
     """
@@ -73,35 +75,51 @@ def scan(chunks: Iterable[bytes], texts: Sequence[SaidText]) -> Scan:
             break
         else:
             lines = [log_line(number, raw.decode(errors="replace")) for number, raw in window]
-            known[key] = list(_look(found, lines, here, texts))
+            known[key] = list(_look(found, lines, here, texts, quoting))
     return found
 
 
 def _look(
-    found: Scan, window: Sequence[LogLine], here: int, texts: Sequence[SaidText]
+    found: Scan,
+    window: Sequence[LogLine],
+    here: int,
+    texts: Sequence[SaidText],
+    quoting: Collection[str],
 ) -> Iterator[str]:
     """Add what is in a line, and yield the texts; those around it complete it."""
     line = window[here]
     low = line.text.lower()
     near = [each for each in window if each.who == line.who or not each.who]
     whole = "\n".join(each.text for each in near)
-    for text in texts:
-        if not any(anchor in low for anchor in text.anchors):
+    matches = [
+        (text, match)
+        for text in texts
+        if any(anchor in low for anchor in text.anchors)
+        for match in text.pattern.finditer(whole)
+    ]
+    quotes = [each for each in matches if each[0].text in quoting]
+    start = sum(len(each.text) + 1 for each in near if each.number < line.number)
+    for text, match in matches:
+        if match.start() > start + len(line.text) or match.end() < start:
             continue
-        start = sum(len(each.text) + 1 for each in near if each.number < line.number)
-        for match in text.pattern.finditer(whole):
-            if match.start() > start + len(line.text) or match.end() < start:
-                continue
-            first = near[whole.count("\n", 0, match.start())]
-            hits = found.hits.setdefault(text.text, [])
-            if any(each.number == first.number for each in hits):
-                continue  # found by its other half already
-            found.counts[text.text] = found.counts.get(text.text, 0) + 1
-            yield text.text
-            if len(hits) < _MOST_HITS:
-                begin = whole.rfind("\n", 0, match.start()) + 1
-                shown = whole[begin : whole.find("\n", match.end()) % (len(whole) + 1)]
-                hits.append(Hit(first.number, first.who, shown, match.groupdict()))
+        if any(_is_quoted(text, match, *quote) for quote in quotes):
+            continue
+        first = near[whole.count("\n", 0, match.start())]
+        hits = found.hits.setdefault(text.text, [])
+        if any(each.number == first.number for each in hits):
+            continue  # found by its other half already
+        found.counts[text.text] = found.counts.get(text.text, 0) + 1
+        yield text.text
+        if len(hits) < _MOST_HITS:
+            begin = whole.rfind("\n", 0, match.start()) + 1
+            shown = whole[begin : whole.find("\n", match.end()) % (len(whole) + 1)]
+            hits.append(Hit(first.number, first.who, shown, match.groupdict()))
+
+
+def _is_quoted(text: SaidText, match: re.Match[str], other: SaidText, wider: re.Match[str]) -> bool:
+    """Return whether a text is there only as a part of another one."""
+    around = wider.start() <= match.start() and match.end() <= wider.end()
+    return around and other != text and text.text.lower() in other.text.lower()
 
 
 def _windows(

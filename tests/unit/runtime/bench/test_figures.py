@@ -83,7 +83,7 @@ def test_each_round_has_every_variant_once_and_the_order_turns(count, rounds):
 def test_a_run_of_another_kind_differs_by_its_setup_and_not_by_its_figures():
     stock = [each for each in series(DATA / "h100-patched", MAIN) if each.variant == "stock"]
     patched = [each for each in series(DATA / "h100-patched", MAIN) if each.variant == "patched"]
-    assert [each.verdict for each in differences(stock, patched)] == ["too few"] * len(MAIN)
+    assert [each.verdict for each in differences(stock, patched)] == ["too few"] * 3
     digest = digest_of(DATA / "h100-patched")["variants"]
     assert {at for at, _, _ in changed(digest["stock"], digest["patched"])} == {
         "files.vllm",
