@@ -12,13 +12,14 @@ from rich.console import Console
 
 from patchkit.errors import PatchkitError
 from tools.emulation.lab import Lab
+from tools.emulation.measured import bench
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import SCENARIOS, Outcome, UnexpectedError, single
 from tools.emulation.talk import chat
-from tools.emulation.units import obstacle, units
+from tools.emulation.units import obstacle, units, units_bench
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
-ALL = {**SCENARIOS, "chat": chat, "units": units}
+ALL = {**SCENARIOS, "chat": chat, "bench": bench, "units": units, "units_bench": units_bench}
 HEAD = """\
 | scenario | seconds | LAN, bytes by node | QSFP, bytes by node | outcome |
 |---|--:|--:|--:|---|"""
@@ -30,9 +31,10 @@ def main(work: Path, names: list[str]) -> int:
         CONSOLE.print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(ALL)}")
         return 2
     names = names or list(ALL)
-    if "units" in names and (why := obstacle()):
-        CONSOLE.print(f"left out: units: {why}\n")
-        names.remove("units")
+    booted = [name for name in names if name.startswith("units")]
+    if booted and (why := obstacle()):
+        CONSOLE.print(f"left out: {', '.join(booted)}: {why}\n")
+        names = [name for name in names if name not in booted]
     shutil.rmtree(work / "logs", ignore_errors=True)
     lab = Lab(work)
     CONSOLE.print(HEAD)

@@ -55,7 +55,9 @@ def make_model(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL[1]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(_weights(), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # safetensors gives it to its owner alone, and nodes have users
 
 
 def _words() -> list[str]:

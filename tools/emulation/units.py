@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from patchkit.process import attempt
 from tools.emulation.lab import QUIET, Answers, Lab
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import Outcome, UnexpectedError
-from tools.lifecycle import fake_venv, rack, rootfs
+from tools.lifecycle import fake_venv, rack, rootfs, wiring
 from tools.lifecycle.cluster import URL, EmulatedCluster
 from tools.lifecycle.nodes import HOME, SystemdNode
 
@@ -44,13 +46,7 @@ def obstacle() -> str:
 
 def units(lab: Lab) -> Outcome:
     """Two nodes with systemd: up, the answers, each rank killed, another model, down."""
-    root = rootfs.ready(lab.work, COMPILER)
-    shared = (Path(sys.prefix), lab.model)
-    with rack.up(root, lab.work / "logs/units", home=DISK, shared=shared) as here:
-        cluster = EmulatedCluster(here, patience=SERVE_SECONDS)
-        for node in here.nodes.values():
-            _install(node, lab.model)
-        cluster.describe(args=[*ARGS, *SHARDS], set=QUIET, without=ON_CPU)
+    with _cluster(lab, "units") as cluster:
         first, other = MODELS
         cluster.up(first)
         _insist_on(lab.expected, _answers(cluster, first))
@@ -66,6 +62,33 @@ def units(lab: Lab) -> Outcome:
         _insist_on(lab.expected, _answers(cluster, other))
         cluster.down()
     return Outcome(f"same answers; {'; '.join(told)}; switch; nothing is left")
+
+
+def units_bench(lab: Lab) -> Outcome:
+    """Two nodes with systemd: `bench --cluster` from a third machine holds them while it asks."""
+    with _cluster(lab, "units_bench", host=wiring.lan_ip(1)) as cluster:
+        load = ("--input", "32", "--output", "8", "--concurrency", "1", "--rounds", "1")
+        here = ("--venv", sys.prefix, "--tokenizer", lab.model)
+        words = ("bench", MODELS[0], "--cluster", "cluster.toml", *load, *here, "--json")
+        measured = cluster.rack.laptop.patchkit(*words, seconds=SERVE_SECONDS)
+        if measured.status:
+            raise UnexpectedError(f"bench: {measured.trouble}")
+        cluster.insist_on_nothing()
+        figures = json.loads(measured.output)["figures"]
+    return Outcome(f"{len(figures)} figures, and nothing is left")
+
+
+@contextmanager
+def _cluster(lab: Lab, log: str, **choices: object) -> Iterator[EmulatedCluster]:
+    """Boot two nodes that have this session's vLLM and two models."""
+    root = rootfs.ready(lab.work, COMPILER)
+    shared = (Path(sys.prefix), lab.model)
+    with rack.up(root, lab.work / "logs" / log, home=DISK, shared=shared) as here:
+        cluster = EmulatedCluster(here, patience=SERVE_SECONDS)
+        for node in here.nodes.values():
+            _install(node, lab.model)
+        cluster.describe(args=[*ARGS, *SHARDS], set=QUIET, without=ON_CPU, **choices)
+        yield cluster
 
 
 def _install(node: SystemdNode, model: Path) -> None:
