@@ -31,16 +31,18 @@ from patchkit.runtime.bench.variants import Variant, loads, read_variants
 
 
 class _Bench(click.Group):
+    default = "run"
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Take a first word that is no verb for the model of `run`."""
-        verb = [] if args[0] in self.commands or args[0] == "--help" else ["run"]
+        verb = [] if args[0] in self.commands or args[0] == "--help" else [self.default]
         return super().resolve_command(ctx, [*verb, *args])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("-") and args[0] not in ("--help", "-h"):
-            args = ["run", *args]
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 

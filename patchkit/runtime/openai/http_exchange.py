@@ -115,7 +115,8 @@ class HttpServer:
         alarm.start()
         try:
             connection.connect()
-            connection.sock.settimeout(wait)
+            # Of two limits at the same time the alarm's has the truer words.
+            connection.sock.settimeout(wait + (limits.silence >= limits.seconds))
             sockets.append(connection.sock)
             yield from self._exchange(connection, path, body, limits.size)
         except (OSError, http.client.HTTPException, ValueError) as error:

@@ -99,6 +99,9 @@ def refused(words):
                 return ""
             name, command, known = command.resolve_command(context, known)
             context = click.Context(command, parent=context, info_name=name)
+        if default := getattr(command, "default", ""):  # a verb that need not be named
+            command = command.commands[default]
+            context = click.Context(command, parent=context, info_name=default)
         values, left, _ = command.make_parser(context).parse_args([*known])
         for parameter in command.params:
             value = values.get(parameter.name)
