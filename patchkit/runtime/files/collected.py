@@ -11,6 +11,7 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.files.content import (
     Assignment,
     CommandLine,
+    ContainerOptions,
     FileContent,
     FileKind,
     How,
@@ -43,6 +44,7 @@ class Collected:
         self.own: list[Assignment] = []
         self.defaults: list[Assignment] = []
         self.commands: list[CommandLine] = []
+        self.containers: list[ContainerOptions] = []
         self.images: list[Word] = []
         self.problems: list[Finding] = []
         self.outer: dict[int, int] = {}
@@ -173,6 +175,7 @@ class Collected:
             own=_in_order(self.own),
             defaults=_in_order(self.defaults),
             commands=_in_order(self.commands),
+            containers=tuple(self.containers),
             images=_in_order(self.images),
             versions=_in_order(versions),
             problems=tuple(self.problems),

@@ -168,6 +168,25 @@ class CommandLine:
         return next((each for each in reversed(list(self.flags)) if each.name == name), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerOptions:
+    """How a container is started: options of docker run with their values, compose's likewise.
+
+    ``program`` is docker, podman or compose; ``block`` that of what runs in it. ``is_whole``: no
+    variable stands for further options.
+    """
+
+    program: str
+    options: tuple[tuple[str, str], ...]
+    line: int
+    block: int
+    is_whole: bool = True
+
+    def has(self, name: str, part: str = "") -> bool:
+        """Return whether an option is there, with a text in its value or with one unknown."""
+        return any(each == name and (part in value or "$" in value) for each, value in self.options)
+
+
 @dataclass(frozen=True, slots=True)
 class SaidVersion:
     """A version that a file states: ``project`` is vllm, nccl, torch, ray …; ``text`` the place."""
@@ -195,6 +214,7 @@ class FileContent:
     own: tuple[Assignment, ...] = ()
     defaults: tuple[Assignment, ...] = ()
     commands: tuple[CommandLine, ...] = ()
+    containers: tuple[ContainerOptions, ...] = ()
     images: tuple[Word, ...] = ()
     versions: tuple[SaidVersion, ...] = ()
     problems: tuple[Finding, ...] = ()
@@ -207,11 +227,16 @@ class FileContent:
 
     def environment(self, command: CommandLine) -> dict[str, Assignment]:
         """Return the variables of a command by name, as far as the file sets them."""
+        blocks = self.blocks(command)
+        return {each.name: each for each in self.assignments if each.block in blocks}
+
+    def blocks(self, command: CommandLine) -> set[int]:
+        """Return the block of a command, those around it, and 0 for the whole file."""
         blocks, block = {0}, command.block
         while block not in blocks:
             blocks.add(block)
             block = self.outer.get(block, 0)
-        return {each.name: each for each in self.assignments if each.block in blocks}
+        return blocks
 
     @property
     def addresses(self) -> tuple[Word, ...]:

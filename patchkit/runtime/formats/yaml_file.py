@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from patchkit.runtime.files.collected import Collected
-from patchkit.runtime.files.content import How
+from patchkit.runtime.files.content import ContainerOptions, How
 from patchkit.runtime.files.interpolation import interpolate
 from patchkit.runtime.files.value import Piece, Value, known, unknown
 from patchkit.runtime.formats.yaml_tree import TEMPLATE, YamlNode, parse_yaml
@@ -19,6 +19,13 @@ _MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
 _ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|extraenv\w*)|\w+Env")
 _IMAGES = ("image", "container", "container_image", "docker_image", "runtime_image", "base_image")
 _COMMANDS = ("command", "entrypoint", "args", "cmd")
+# Keys of a service of compose, and the options of docker run that say the same.
+_COMPOSE_LISTS = {"devices": "--device", "cap_add": "--cap-add", "volumes": "--volume"}
+_COMPOSE_SCALARS = {
+    "network_mode": "--network",
+    "privileged": "--privileged",
+    "pids_limit": "--pids-limit",
+}
 # Texts that a shell reads, one by one if they are several.
 _SCRIPTS = ("run", "script", "commands", "setup", "bash", "before_script", "after_script")
 _NULLS = ("", "~", "null", "Null", "NULL")
@@ -108,6 +115,8 @@ class _YamlFile:
             image=self._image(fields) or place.image,
             environment=self._variables(fields) or place.environment,
         )
+        if self._is_compose and "image" in fields:
+            self._found.containers.append(self._container(fields, place))
         for name, value in fields.items():
             # What an action of a workflow is given; what counts where it is merged into something.
             if name == "with" or (name.startswith("x-") and self._is_compose):
@@ -121,6 +130,31 @@ class _YamlFile:
             elif name not in _COMMANDS or value.pairs is not None:
                 self._visit(value, place)
         self._command(fields, place)
+
+    def _container(self, fields: Mapping[str, YamlNode], place: Place) -> ContainerOptions:
+        """Return what a service of compose says of its container, as options of docker run."""
+        given = [
+            (option, each.text)
+            for key, option in _COMPOSE_LISTS.items()
+            for node in self._get(fields, key)
+            for each in node.items or ()
+        ]
+        given += [
+            (option, each.text)
+            for key, option in _COMPOSE_SCALARS.items()
+            for each in self._get(fields, key)
+        ]
+        for name, each in self._fields(fields.get("ulimits")).items():
+            limit = self._fields(each).get("soft", each)
+            given.append(("--ulimit", f"{name}={limit.text}"))
+        return ContainerOptions(
+            program="compose",
+            options=tuple(given),
+            line=place.block,
+            block=place.block,
+            # What is merged from elsewhere is not seen.
+            is_whole="extends" not in fields,
+        )
 
     def _image(self, fields: Mapping[str, YamlNode]) -> str:
         for name in _IMAGES:

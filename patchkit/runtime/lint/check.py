@@ -13,6 +13,7 @@ from patchkit.runtime.formats.read import read_content
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.lint.choices import check_choice
 from patchkit.runtime.lint.cluster import check_advice, check_ray, in_cluster
+from patchkit.runtime.lint.containers import check_containers
 from patchkit.runtime.lint.contradictions import check_contradictions
 from patchkit.runtime.lint.flags import check_flags
 from patchkit.runtime.lint.header import check_header
@@ -64,6 +65,7 @@ def check(
         *check_secrets(content, mode),
         *check_contradictions(content, host),
         *check_servers(text, content),
+        *check_containers(content),
         *check_reading(text, content.kind, head_facts(text).get("format", "")),
         *check_flags(content, situation, home),
         *check_limits(content, situation),

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from patchkit.runtime.files.collected import Collected
-from patchkit.runtime.files.content import CommandLine, How
+from patchkit.runtime.files.content import CommandLine, ContainerOptions, How
 from patchkit.runtime.files.value import Value, joined, known
 from patchkit.runtime.files.versions import is_server_flag, is_server_module, known_image
 
@@ -275,9 +275,11 @@ class Programs:
         environment: dict[str, Value] = {}
         inside = replace(self.own_block(place, words[0].line), environment=environment)
         entrypoint: list[Value] = []
+        given: list[tuple[str, str]] = []
         position = verb + 1
         for option, value, after in _container_options(rest, position):
             position = after
+            given.append((option, value.text if value else ""))
             if option in ("-e", "--env") and value:
                 self.variable(value, How.OPTION, inside)
                 if match := _ASSIGNED.match(value.text):
@@ -290,6 +292,14 @@ class Programs:
         if rest[verb].text == "exec" or "compose" in (each.text for each in rest[:verb]):
             self.run(command, inside)
         else:
+            options = ContainerOptions(
+                program=_last_part(words[0].text),
+                options=tuple(given),
+                line=words[0].line or place.line,
+                block=inside.block,
+                is_whole=all(option for option, _ in given),
+            )
+            self._found.containers.append(options)
             self.container(image, entrypoint, command, inside)
 
     def _other(self, words: Sequence[Value], place: Place) -> None:
