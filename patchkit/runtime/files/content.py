@@ -170,7 +170,7 @@ class CommandLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerOptions:
-    """How a container is started: options of docker run with their values, compose's likewise.
+    """State how a container is started: options of docker run, and what compose says likewise.
 
     ``program`` is docker, podman or compose; ``block`` that of what runs in it. ``is_whole``: no
     variable stands for further options.

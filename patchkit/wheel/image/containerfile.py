@@ -30,7 +30,7 @@ class _Smoke:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What recipes/image.toml says; ``platforms`` are by the CPU of a wheelhouse."""
+    """Hold what recipes/image.toml says; ``platforms`` are by the CPU of a wheelhouse."""
 
     packages: tuple[str, ...]
     leftovers: tuple[str, ...]
@@ -49,7 +49,7 @@ def image_facts() -> ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Containerfile:
-    """The text, and the platform that it is for: ``linux/arm64``."""
+    """Hold the text, and the platform that it is for: ``linux/arm64``."""
 
     text: str
     platform: str

@@ -1,4 +1,4 @@
-"""How a container of vLLM is started: what RDMA and threads need, and nothing said of others."""
+"""Check what RDMA and threads need of a container of vLLM, and that nothing is said of others."""
 
 import pytest
 
