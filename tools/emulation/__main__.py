@@ -16,10 +16,11 @@ from tools.emulation.measured import bench
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import SCENARIOS, Outcome, UnexpectedError, single
 from tools.emulation.talk import chat
-from tools.emulation.units import obstacle, units, units_bench
+from tools.emulation.units import obstacle, units, units_bench, units_ray
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
-ALL = {**SCENARIOS, "chat": chat, "bench": bench, "units": units, "units_bench": units_bench}
+OWN_RUNS = (chat, bench, units, units_ray, units_bench)
+ALL = {**SCENARIOS, **{each.__name__: each for each in OWN_RUNS}}
 HEAD = """\
 | scenario | seconds | LAN, bytes by node | QSFP, bytes by node | outcome |
 |---|--:|--:|--:|---|"""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from patchkit.process import attempt
-from tools.emulation.lab import QUIET, Answers, Lab
+from tools.emulation.lab import QUIET, RAY_PORT, Answers, Env, Lab
 from tools.emulation.nodes import NodeError
 from tools.emulation.scenarios import Outcome, UnexpectedError
 from tools.lifecycle import fake_venv, rack, rootfs, wiring
-from tools.lifecycle.cluster import URL, EmulatedCluster
+from tools.lifecycle.cluster import URL, EmulatedCluster, wait
 from tools.lifecycle.nodes import HOME, SystemdNode
 
 COMPILER = ("g++", "python3-dev")  # torch compiles while vLLM starts
@@ -25,9 +27,15 @@ MODELS = (f"{HOME}/models/one", f"{HOME}/models/other")
 ARGS = ("--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
 SHARDS = ("--pipeline-parallel-size", "1", "--tensor-parallel-size", "2")
 ON_CPU = ("omp-threads",)
+# Ray counts GPUs by itself; here a CPU is one. 200 MB are more than two nodes' shared memory needs.
+ONE_GPU = {
+    "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',
+    "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": "200000000",
+}
+PROGRAMS = {"vllm": "vllm.entrypoints.cli.main", "ray": "ray.scripts.scripts"}
 PROGRAM = """\
 import sys
-from vllm.entrypoints.cli.main import main
+from {module} import main
 if __name__ == "__main__":
     sys.exit(main())
 """
@@ -64,6 +72,55 @@ def units(lab: Lab) -> Outcome:
     return Outcome(f"same answers; {'; '.join(told)}; switch; nothing is left")
 
 
+def units_ray(lab: Lab) -> Outcome:
+    """Two nodes with systemd, the ranks by Ray: up, the answers, each part killed, down.
+
+    Ray has a token, without which nobody on the LAN may use it.
+    """
+    with _cluster(lab, "units_ray", executor="ray", set={**QUIET, **ONE_GPU}) as cluster:
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        text = "".join(f"{key}={value}\n" for key, value in token.items())
+        for node in cluster.rack.nodes.values():
+            fake_venv.write(node, f"{HOME}/.config/patchkit/secrets.env", text)
+        cluster.up(MODELS[0])
+        _insist_on_refusal(cluster, token)
+        _insist_on(lab.expected, _answers(cluster, MODELS[0]))
+        head, worker = cluster.names
+        parts = {
+            "the worker's Ray": (worker, "patchkit-vllm.service"),
+            "the head's Ray": (head, "patchkit-vllm-ray.service"),
+            "the server": (head, "patchkit-vllm.service"),
+        }
+        told = [f"`kill -9` of {what}: {_heals(cluster, *where)}" for what, where in parts.items()]
+        _insist_on(lab.expected, _answers(cluster, MODELS[0]))
+        cluster.down()
+    return Outcome(f"same answers; {'; '.join(told)}; a stranger is refused; nothing is left")
+
+
+def _insist_on_refusal(cluster: EmulatedCluster, token: Env) -> None:
+    """Ask the head's Ray over the LAN, without its token and with it."""
+    ask = (Path(sys.prefix) / "bin/ray", "status", "--address", f"{wiring.lan_ip(1)}:{RAY_PORT}")
+    stranger = cluster.rack.laptop.run(*ask)
+    owner = cluster.rack.laptop.run("env", *map("=".join, token.items()), *ask)
+    if not stranger.status or owner.status:
+        raise UnexpectedError(f"without a token: {stranger.output}; with it: {owner.trouble}")
+
+
+def _heals(cluster: EmulatedCluster, name: str, unit: str) -> str:
+    """Kill a unit's main process, and wait until another server answers."""
+    head, kill = cluster.rack[cluster.names[0]], ("kill", "--kill-whom=main", "--signal=KILL")
+
+    def server() -> str:
+        shown = ("show", "--property=MainPID", "--value", "patchkit-vllm.service")
+        return head.user("systemctl", "--user", *shown).output.strip()
+
+    before, began = {"0", server()}, time.monotonic()
+    cluster.rack[name].user("systemctl", "--user", *kill, unit)
+    wait(lambda: server() not in before, SERVE_SECONDS, f"{unit} of {name}: no new server")
+    wait(cluster.answers, SERVE_SECONDS, f"{unit} of {name}: it does not answer again")
+    return f"serves again after {time.monotonic() - began:.0f} s"
+
+
 def units_bench(lab: Lab) -> Outcome:
     """Two nodes with systemd: `bench --cluster` from a third machine holds them while it asks."""
     with _cluster(lab, "units_bench", host=wiring.lan_ip(1)) as cluster:
@@ -87,7 +144,8 @@ def _cluster(lab: Lab, log: str, **choices: object) -> Iterator[EmulatedCluster]
         cluster = EmulatedCluster(here, patience=SERVE_SECONDS)
         for node in here.nodes.values():
             _install(node, lab.model)
-        cluster.describe(args=[*ARGS, *SHARDS], set=QUIET, without=ON_CPU, **choices)
+        said = {"args": [*ARGS, *SHARDS], "set": QUIET, "without": ON_CPU, **choices}
+        cluster.describe(**said)
         yield cluster
 
 
@@ -99,8 +157,10 @@ def _install(node: SystemdNode, model: Path) -> None:
         raise NodeError(f"{node.name}: {made.trouble}")
     site = f"{venv}/lib/python{OWN}/site-packages"
     fake_venv.write(node, f"{site}/emulation.pth", f"{sysconfig.get_path('purelib')}\n")
-    fake_venv.write(node, f"{venv}/bin/vllm", f"#!{venv}/bin/python\n{PROGRAM}")
-    node.user("chmod", "+x", f"{venv}/bin/vllm")
+    for program, module in PROGRAMS.items():
+        text = f"#!{venv}/bin/python\n{PROGRAM.format(module=module)}"
+        fake_venv.write(node, f"{venv}/bin/{program}", text)
+        node.user("chmod", "+x", f"{venv}/bin/{program}")
     for each in MODELS:
         node.user("mkdir", "-p", f"{HOME}/models")
         copied = node.user("cp", "-r", model, each)

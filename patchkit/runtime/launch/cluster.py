@@ -39,7 +39,7 @@ class Cluster:
         """Return the units that a head may have; a worker has the first alone."""
         name = self.file.name
         watches = [f"patchkit-{name}-worker@{n}.service" for n in range(1, len(self.file.node))]
-        return [self.file.unit, *watches]
+        return [self.file.unit, *watches, f"patchkit-{name}-ray.service"]
 
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""

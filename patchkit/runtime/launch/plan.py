@@ -276,6 +276,7 @@ def group_units(
         url=url,
         ranks=tuple(_rank_unit(cluster, each, ranks[0], model) for each in ranks),
         links=tuple(map(tuple, links)),
+        ray=f"{ranks[0].address}:{_RAY_PORT}" if ranks[0].env.node.executor.name == "ray" else "",
     )
 
 
@@ -284,12 +285,11 @@ def _rank_unit(
 ) -> RankUnit:
     node, programs = rank.env.node, f"{absolute(cluster.venv, rank.facts)}/bin"
     ray: tuple[str, ...] = ()
-    if node.executor.name == "ray" and node.role != "single":
-        start = (f"{programs}/ray", "start", "--block", f"--node-ip-address={rank.address}")
-        own = f"--port={_RAY_PORT}"
-        ray = (*start, "--head", own) if node.role == "head" else ()
-        joined = (*start, f"--address={node.head}:{_RAY_PORT}")
-    words = joined if rank.command is None else served_words(cluster, rank.command, model, programs)
+    if node.executor.name == "ray":
+        first = ("--head", f"--port={_RAY_PORT}")
+        place = first if node.role == "head" else (f"--address={node.head}:{_RAY_PORT}",)
+        ray = (f"{programs}/ray", "start", "--block", f"--node-ip-address={rank.address}", *place)
+    words = ray if rank.command is None else served_words(cluster, rank.command, model, programs)
     return RankUnit(
         node=rank.ssh,
         words=words,

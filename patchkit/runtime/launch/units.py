@@ -18,6 +18,7 @@ REACH_SECONDS = 600
 at the same speed, and a start that fails counts towards the limit."""
 
 BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
+RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
 ASK_AGAIN = 20  # seconds between two starts
 STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
@@ -27,8 +28,8 @@ _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
 class RankUnit:
     """What a node runs: ``words`` is the command, ``env`` the text of its variables.
 
-    ``ray`` is the command of a head's `ray start`, where Ray starts the ranks; ``seconds`` is how
-    long a start may take, ``extra`` are variables of the unit alone.
+    ``ray`` is its `ray start`, where Ray starts the ranks: all that a worker runs then. ``seconds``
+    is how long a start may take, ``extra`` are variables of the unit alone.
     """
 
     node: str
@@ -44,7 +45,8 @@ class RankUnit:
 class GroupUnits:
     """A cluster's ranks, the head first: its name, what it serves, where it is asked.
 
-    ``links`` are the words of ssh from the head to each worker, by rank from 1.
+    ``links`` are the words of ssh from the head to each worker, by rank from 1; ``ray`` is where
+    Ray's head listens, "" without one.
     """
 
     name: str
@@ -52,6 +54,7 @@ class GroupUnits:
     url: str
     ranks: tuple[RankUnit, ...]
     links: tuple[tuple[str, ...], ...] = ()
+    ray: str = ""
 
     @property
     def unit(self) -> str:
@@ -60,12 +63,6 @@ class GroupUnits:
     def watch(self, rank: str) -> str:
         """Return the unit on the head that has a worker's rank started, watched and stopped."""
         return f"patchkit-{self.name}-worker@{rank}.service"
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        """Return the units on the head: the rank's own, and one for each worker."""
-        ray = (self.ray_unit,) if self.ranks[0].ray else ()
-        return (self.unit, *ray, *(self.watch(str(rank)) for rank in range(1, len(self.ranks))))
 
     @property
     def ray_unit(self) -> str:
@@ -87,7 +84,7 @@ class GroupUnits:
         yield self.unit, _text(self._head() if rank == 0 else self._worker(rank))
         if rank == 0 and len(self.ranks) > 1:
             yield self.watch(""), _text(self._watch())
-        if rank == 0 and self.ranks[0].ray:
+        if rank == 0 and self.ray:
             yield self.ray_unit, _text(self._ray())
 
     def _json(self, group: str, rank: int) -> str:
@@ -96,6 +93,7 @@ class GroupUnits:
             said |= {
                 "model": self.model,
                 "url": self.url,
+                **({"ray": self.ray} if self.ray else {}),
                 "reach_seconds": REACH_SECONDS,
                 "workers": {
                     str(number): {"node": self.ranks[number].node, "ssh": list(words)}
@@ -121,7 +119,9 @@ class GroupUnits:
     def _head(self) -> Mapping[str, list[tuple[str, str]]]:
         own = self.ranks[0]
         watches = [self.watch(str(rank)) for rank in range(1, len(self.ranks))]
-        before = [self.ray_unit, *watches] if own.ray else watches
+        before = [self.ray_unit, *watches] if self.ray else watches
+        # Else vLLM takes any Ray of this machine, or starts one of its own and waits for ever.
+        found = [("Environment", f"RAY_ADDRESS={self.ray}")] if self.ray else []
         return {
             "Unit": [
                 ("Description", self._described(0)),
@@ -143,6 +143,7 @@ class GroupUnits:
                 ("Restart", "always"),
                 ("RestartSec", str(ASK_AGAIN)),
                 ("TimeoutStartSec", str(max(own.seconds, REACH_SECONDS + 60))),
+                *found,
                 *self._common(0),
             ],
             "Install": [("WantedBy", "default.target")],
@@ -156,6 +157,7 @@ class GroupUnits:
                 ("Type", "exec"),
                 ("ExecStart", unit_line(self.ranks[rank].words)),
                 ("Restart", "no"),
+                *(_RAY_ENDS if self.ray else ()),
                 *self._common(rank),
             ],
         }
@@ -184,7 +186,10 @@ class GroupUnits:
             "Service": [
                 ("Type", "exec"),
                 ("ExecStart", unit_line(self.ranks[0].ray)),
+                ("ExecStartPost", f"{_PYTHON} {self._script} ray"),
+                ("TimeoutStartSec", str(RAY_SECONDS)),
                 ("Restart", "no"),
+                *_RAY_ENDS,
                 *self._common(0),
             ],
         }
@@ -200,6 +205,8 @@ class GroupUnits:
 
 
 _PYTHON = "/usr/bin/python3 -I"
+# Asked to end, Ray drains its node for 30 s, and nobody waits for what it has.
+_RAY_ENDS = (("KillSignal", "SIGKILL"), ("SuccessExitStatus", "SIGKILL"))
 
 
 def unit_text(text: str) -> str:

@@ -81,10 +81,11 @@ def _need(done: Completed) -> None:
 def end(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     """Stop a node's units, wait until the group has no process and its memory is back: there."""
     before = unit_state.state(name, units)
+    running = [each["unit"] for each in before["units"] if each["active"] != "inactive"]
     if disable:
         user_systemctl("disable", "--quiet", units[0])
     user_systemctl("stop", _watch(name), timeout=_PATIENCE)
-    done = user_systemctl("stop", *units, timeout=_PATIENCE)
+    done = user_systemctl("stop", *(running or units[:1]), timeout=_PATIENCE)
     # A unit that was never there is stopped.
     if done.trouble and "not loaded" not in done.errors:
         raise done.error(hint="systemctl --user status")

@@ -1,6 +1,7 @@
 """Tie the ranks of one model together: what the units of a cluster run, by systemd, on each node.
 
     group.py ready      after the head's server, and a pod's start: end once a token has come back
+    group.py ray        after Ray's head: end once it listens
     group.py worker N   on the head: start rank N on its node, watch it, stop it
     group.py hold ID    on a worker: its end of the same, run by `worker` over ssh
     group.py token      in a pod that runs: end with 0 if the server gives a token
@@ -43,6 +44,8 @@ def main() -> None:
     try:
         if verb == "ready":
             ready(settings)
+        elif verb == "ray":
+            ray(settings)
         elif verb == "worker":
             watch(settings, int(rest[0]))
         elif verb == "hold":
@@ -113,6 +116,17 @@ def ready(settings: dict[str, Any]) -> None:
     )
 
 
+def ray(settings: dict[str, Any]) -> None:
+    """Wait until Ray's head listens; end with 1 if it is gone before."""
+    host, _, port = settings["ray"].rpartition(":")
+    main_process = int(os.environ.get("MAINPID", "0"))
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
+            return
+        _check_alive(main_process)
+        time.sleep(0.5)
+
+
 def asker(settings: dict[str, Any]) -> Any:
     """Return what asks the server: ask(path, body, seconds) returns its JSON.
 
@@ -168,7 +182,7 @@ def _check_alive(process: int) -> None:
         try:
             os.kill(process, 0)
         except ProcessLookupError:
-            leave(1, "the server ended before it had answered")
+            leave(1, "it ended before it had answered")
 
 
 # The head's end of a worker
