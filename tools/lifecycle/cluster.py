@@ -150,12 +150,20 @@ class EmulatedCluster:
 
         ``failed``: units may be failed.
         """
-        for name, node in self.rack.nodes.items():
-            states = ON if failed else f"{ON},failed"
-            left = node.user("sh", "-c", LEFT, states).output if node.init else ""
-            insist(not left.strip(), f"left on {name}: {left}")
-        ranks = {name: found for name, found in self.ranks().items() if any(found.values())}
-        insist(not ranks, f"left: {ranks}")
+        left = self.left(ON if failed else f"{ON},failed")
+        insist(not left, f"left: {left}")
+
+    def left(self, states: str = f"{ON},failed") -> dict[str, str]:
+        """Return the processes of ranks and the units in these states, by node that has any."""
+        found = {
+            name: node.user("sh", "-c", LEFT, states).output.strip()
+            for name, node in self.rack.nodes.items()
+            if node.init
+        }
+        for name, ranks in self.ranks().items():
+            if any(ranks.values()):
+                found[name] = f"{found.get(name, '')} {ranks}"
+        return {name: text for name, text in found.items() if text}
 
     def _renewed(self, before: dict[str, dict[Process, list[str]]]) -> bool:
         now = self.ranks()

@@ -66,8 +66,7 @@ def held(lab: LifecycleLab) -> str:
             time.sleep(1)
             laptop.kill(started, number)
             status, began = started.wait(), time.monotonic()
-            wait(lambda: not any(map(any, _processes(cluster))), 30, "a rank is left")
-            cluster.insist_on_nothing()
+            wait(lambda: not cluster.left(), 30, "something is left")
             when = "serving" if loaded else "loading"
             told.append(f"{number.name}, {when}: gone after {time.monotonic() - began:.0f} s")
             insist(number == SIGKILL or status == 0, f"status {status}")
