@@ -33,7 +33,7 @@ def _parts(rules: VariableRules) -> Iterator[str]:
         ("rule", "variables", "when", "", "why, and what instead", "evidence"),
         map(_avoid, rules.avoids),
     )
-    yield "## What no variable mends\n\n" + table(
+    yield "## What no rule mends\n\n" + table(
         ("when", "what", "instead", "evidence"),
         ((in_words(each.when), each.says, each.instead, _evidence(each)) for each in rules.advice),
     )

@@ -93,17 +93,19 @@ def _without_address(command: CommandLine) -> Finding:
 
 
 def check_advice(content: FileContent, situation: Situation) -> Iterator[Finding]:
-    """Return what the rules know of these versions in a cluster, which no variable mends."""
+    """Return what the rules know of these versions in a cluster, which no rule mends."""
     names = {each.name for each in content.assignments}
     if not situation.get("role") and names.intersection(_BETWEEN_NODES):
         situation = {**situation, "role": "head"}
     for advice in holding(load_variable_rules().advice, situation):
+        if advice.unless in names:
+            continue
         projects = [name for name in ("nccl", "vllm") if name in advice.when]
         said = next(filter(None, map(content.version, projects)), None)
         facts = " and ".join(f"{name} {situation[name]}" for name in advice.when)
         yield Finding(
             line=said.line if said else 1,
-            level=Level.WARNING,
+            level=Level(advice.severity),
             what=advice.says,
             why=f"Known of {facts}.",
             hint=advice.instead,

@@ -468,3 +468,10 @@ def test_a_bug_of_nccl_is_told_to_a_cluster_alone():
         assert said(text, "x", nccl="2.28.9", **more) == [("warning", deadlock)]
     assert said("VLLM_LOGGING_LEVEL=INFO\n", "x.env", nccl="2.28.9") == []
     assert said("VLLM_LOGGING_LEVEL=INFO\n", "x.env", nccl="2.30.7", role="head") == []
+
+
+def test_an_open_ray_is_a_note_until_the_file_asks_for_a_token():
+    """Whether a token is in another file cannot be read from this one: no reason to refuse it."""
+    ((level, what),) = said("VLLM_LOGGING_LEVEL=INFO\n", "x.env", executor="ray")
+    assert (level, what.split(",")[0]) == ("note", "Ray listens on every network of a node")
+    assert said("RAY_AUTH_MODE=token\n", "x.env", executor="ray") == []
