@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from patchkit.errors import PatchkitError
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _held = 0  # blocks that are not to be interrupted, one within another
@@ -55,18 +57,21 @@ def leave_interrupts() -> None:
 
 @contextlib.contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise the Interrupted that caused an error of the block, instead of it.
+    """Raise the Interrupted that an error of the block came from, instead of it.
 
-    Before Python 3.12, what strikes while a class gets its fields comes out as a RuntimeError.
+    Before Python 3.12, what strikes while a class gets its fields comes out as a RuntimeError; and
+    a library's own `finally` may fail over the half that was done, as libcst's do with a KeyError.
     """
     try:
         yield
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, Interrupted):
-            cause = cause.__cause__
-        if cause is not None:
-            raise cause from None
+        origin: BaseException | None = error
+        while origin is not None and not isinstance(origin, Interrupted):
+            # What fails while an interrupted change is put away has to be said.
+            meant = isinstance(origin, PatchkitError | OSError)
+            origin = origin.__cause__ or (None if meant else origin.__context__)
+        if origin is not None:
+            raise origin from None
         raise
 
 

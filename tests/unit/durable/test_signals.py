@@ -6,11 +6,14 @@ import os
 import signal
 import time
 
+import libcst as cst
 import pytest
+from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from patchkit.digests import digest
 from patchkit.durable import signals
 from patchkit.durable.journal import Change, Journal
+from patchkit.errors import StorageError
 from support.faults import in_child
 
 CHANGES = [Change("a.py", digest(b"old\n"), b"new\n"), Change("b.py", "", b"created\n")]
@@ -111,6 +114,37 @@ def test_an_interrupt_that_python_wraps_is_unwrapped():
                 raise ValueError("a module cannot be loaded") from error
 
     assert interrupted(action, "nothing was changed") == 130
+
+
+class Struck(cst.Pass):
+    """Is hit by a signal while libcst counts where it stands."""
+
+    def _codegen_impl(self, state, default_semicolon=False):
+        signalled(signal.SIGHUP)
+        "".join(["here", "it", "strikes"])
+
+
+def test_an_interrupt_that_a_librarys_own_error_hides_comes_out():
+    block = cst.IndentedBlock([cst.SimpleStatementLine([Struck()])])
+    tree = cst.Module([cst.FunctionDef(cst.Name("f"), cst.Parameters(), block)])
+
+    def action():
+        with signals.unwrapped():
+            try:
+                MetadataWrapper(tree, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
+            except KeyError as error:
+                raise ValueError("the file cannot be read") from error
+
+    assert interrupted(action, "nothing was changed") == 129
+
+
+@pytest.mark.parametrize("error", [StorageError("a.py was not put back"), OSError(28, "full")])
+def test_what_fails_after_an_interrupt_is_said(error):
+    with pytest.raises(type(error)), signals.unwrapped():
+        try:
+            raise signals.Interrupted(signal.SIGINT)
+        finally:
+            raise error
 
 
 def test_at_the_end_of_a_run_signals_end_it_without_a_word(capfd):
