@@ -9,9 +9,9 @@ from patchkit.durable.signals import Interrupted, leave_interrupts, raise_interr
 
 def main() -> None:
     """Run the command line; an interrupt while it is loaded, or ends, is also one line."""
-    raise_interrupts()
     try:
         try:
+            raise_interrupts()
             with unwrapped():
                 from patchkit.cli import main as run
             run()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Generic, NoReturn, TypeVar
 
+from patchkit.durable.signals import deferred
 from patchkit.errors import StorageError
 from patchkit.proof.child_process import die_with, fork
 
@@ -66,8 +67,11 @@ class _Job(Generic[T]):
         os.close(self._result)
 
     def _wait(self) -> int:
-        status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
-        self._running = False
+        os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
+        # An interrupt in between would have `stop` send a signal to a number that is free again.
+        with deferred():
+            status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+            self._running = False
         return status
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import sys
 import time
 
 import libcst as cst
 import pytest
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
+from patchkit import __main__ as command_line
 from patchkit.digests import digest
 from patchkit.durable import signals
 from patchkit.durable.journal import Change, Journal
@@ -140,11 +143,15 @@ def test_an_interrupt_that_a_librarys_own_error_hides_comes_out():
 
 @pytest.mark.parametrize("error", [StorageError("a.py was not put back"), OSError(28, "full")])
 def test_what_fails_after_an_interrupt_is_said(error):
-    with pytest.raises(type(error)), signals.unwrapped():
+    @signals.unwrapped()
+    def put_away():
         try:
             raise signals.Interrupted(signal.SIGINT)
         finally:
             raise error
+
+    with pytest.raises(type(error)):
+        put_away()
 
 
 def test_at_the_end_of_a_run_signals_end_it_without_a_word(capfd):
@@ -155,3 +162,33 @@ def test_at_the_end_of_a_run_signals_end_it_without_a_word(capfd):
 
     assert in_child(ended) == -signal.SIGHUP
     assert capfd.readouterr().err == ""
+
+
+def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd, monkeypatch):
+    """Before the handlers stand, and after the last word, it ends as any other program."""
+    monkeypatch.setattr(sys, "argv", ["patchkit", "--version"])
+    files = {module.__file__ for module in (command_line, signals)}
+
+    def struck(line):
+        lines = itertools.count()
+
+        def traced(frame, event, _argument):
+            if frame.f_code.co_filename not in files:
+                return None
+            if event == "line" and next(lines) == line:
+                signalled(signal.SIGHUP)
+            return traced
+
+        def ended():
+            sys.settrace(traced)
+            try:
+                command_line.main()
+            except SystemExit as end:
+                os._exit(end.code or 0)
+
+        return in_child(ended)
+
+    codes = list(itertools.takewhile(bool, map(struck, itertools.count())))
+    assert len(codes) > 20
+    assert set(codes) == {129, -signal.SIGHUP}
+    assert set(capfd.readouterr().err.splitlines()) == {"interrupted; nothing was changed"}

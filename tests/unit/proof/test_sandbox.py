@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 import resource
 import signal
@@ -18,13 +19,16 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.durable import signals
 from patchkit.errors import DriftError, HostError, ProofError, StorageError
+from patchkit.proof import child_process, parallel
 from patchkit.proof.child_process import Limits, forked, run
 from patchkit.proof.parallel import side_by_side
 from patchkit.proof.questions import ask
 from patchkit.proof.sandbox import Box, missing, program_box
 from patchkit.proof.upstream_code import Code
 from patchkit.source.tree import Sandboxed
+from support.faults import in_child
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 SECRET = "do not tell"
@@ -399,3 +403,32 @@ def test_a_call_that_is_not_waited_for_puts_its_things_away(tmp_path):
     with pytest.raises(ProofError, match="first"):
         side_by_side([fails, works])
     assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_at_any_line_it_is_an_interrupt():
+    """Nothing else comes out: no signal to a child that is gone, no wait for one."""
+    files = {module.__file__ for module in (parallel, child_process)}
+
+    def struck(line):
+        lines = itertools.count()
+
+        def traced(process, frame, event, _argument):
+            if frame.f_code.co_filename not in files or os.getpid() != process:
+                return None
+            if event == "line" and next(lines) == line:
+                os.kill(process, signal.SIGHUP)
+            return partial(traced, process)
+
+        def work():
+            signals.raise_interrupts()
+            sys.settrace(partial(traced, os.getpid()))
+            try:
+                side_by_side([lambda: forked(os.getpid, None).trouble, os.getpid])
+            except signals.Interrupted as interrupt:
+                os._exit(interrupt.exit_code)
+
+        return in_child(work)
+
+    codes = list(itertools.takewhile(bool, map(struck, itertools.count())))
+    assert len(codes) > 30
+    assert set(codes) == {129}
