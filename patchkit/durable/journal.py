@@ -112,8 +112,14 @@ class Journal:
         self.check_finished()
         with translated():
             self._check_folder()
-            steps = self._stage(changes, note or {})
         with deferred():
+            with translated():
+                try:
+                    with undeferred():
+                        steps = self._stage(changes, note or {})
+                except BaseException:
+                    self._clear()
+                    raise
             try:
                 # Until `settle` is done, the next run takes back what is cut short.
                 self._start(Direction.BACK if settle else Direction.FORWARD)
@@ -180,22 +186,17 @@ class Journal:
     # What is staged: nothing outside of the folder is touched.
 
     def _stage(self, changes: Sequence[Change], note: Mapping[str, Any]) -> Steps:
-        try:
-            for side in (_BEFORE, _AFTER):
-                shutil.rmtree(self.folder / side, ignore_errors=True)
-                make_folders(self.folder / side)
-            (self.folder / "draft").unlink(missing_ok=True)
-            steps = tuple(self._stage_one(number, change) for number, change in enumerate(changes))
-            made = {path for each in changes if each.after is not None for path in self._new(each)}
-            found = Steps(steps, tuple(sorted(made)), note)
-            write_staged(self.folder / "draft", found.to_json(), None, self.root)
-            # All names have to last before that of the journal does.
-            for folder in (self.folder / _BEFORE, self.folder / _AFTER, self.folder):
-                sync(folder)
-        except BaseException:
-            with deferred():
-                self._clear()
-            raise
+        for side in (_BEFORE, _AFTER):
+            shutil.rmtree(self.folder / side, ignore_errors=True)
+            make_folders(self.folder / side)
+        (self.folder / "draft").unlink(missing_ok=True)
+        steps = tuple(self._stage_one(number, change) for number, change in enumerate(changes))
+        made = {path for each in changes if each.after is not None for path in self._new(each)}
+        found = Steps(steps, tuple(sorted(made)), note)
+        write_staged(self.folder / "draft", found.to_json(), None, self.root)
+        # All names have to last before that of the journal does.
+        for folder in (self.folder / _BEFORE, self.folder / _AFTER, self.folder):
+            sync(folder)
         return found
 
     def _stage_one(self, number: int, change: Change) -> Step:

@@ -78,44 +78,63 @@ def unwrapped() -> Iterator[None]:
 def _strike_again(unraisable: Any) -> None:
     # Raised in a finaliser, an interrupt goes no further; a moment later it is out of there.
     if isinstance(struck := unraisable.exc_value, Interrupted):
-        signal.signal(signal.SIGALRM, lambda _number, frame: _strike(struck.number, frame))
-        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        _later(struck.number)
     else:
         sys.__unraisablehook__(unraisable)
 
 
-def _strike(number: int, _frame: FrameType | None) -> None:
-    if not _held:
+def _later(number: int) -> None:
+    def again(_number: int, frame: FrameType | None) -> None:
+        if signal.getsignal(number) is _strike:
+            _strike(number, frame)
+        else:  # all is done and said by now
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+
+
+def _strike(number: int, frame: FrameType | None) -> None:
+    # Here, whether it is held back is just being changed, and would not be changed to its end.
+    if frame and frame.f_code.co_filename == _strike.__code__.co_filename:
+        _later(number)
+    elif _held:
+        _pending.append(number)
+    else:
         raise Interrupted(number)
-    _pending.append(number)
 
 
-@contextlib.contextmanager
-def deferred() -> Iterator[None]:
+# Both are classes: contextlib has code of its own between a block and what follows it.
+class deferred:  # noqa: N801
     """Hold Interrupted back until the block ends. An error of the block comes before it."""
-    global _held
-    _held += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _held
+        _held += 1
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        global _held
         _held -= 1
-    _raise_pending()
+        if error is None and not _held:
+            _raise_pending()
 
 
-@contextlib.contextmanager
-def undeferred() -> Iterator[None]:
-    """Let Interrupted come at once in a part of a deferred block that may take long."""
-    global _held
-    held, _held = _held, 0
-    try:
-        _raise_pending()
-        yield
-    finally:
-        _held = held
+class undeferred:  # noqa: N801
+    """Let Interrupted come at once in a part of a deferred block, unless that is in another."""
+
+    def __enter__(self) -> None:
+        global _held
+        if _held == 1:
+            _raise_pending()
+        _held -= 1
+
+    def __exit__(self, *_: object) -> None:
+        global _held
+        _held += 1
 
 
 def _raise_pending() -> None:
-    if _pending and not _held:
+    if _pending:
         number = _pending[0]
         _pending.clear()
         raise Interrupted(number)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import libcst as cst
 import pytest
@@ -192,3 +193,36 @@ def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd,
     assert len(codes) > 20
     assert set(codes) == {129, -signal.SIGHUP}
     assert set(capfd.readouterr().err.splitlines()) == {"interrupted; nothing was changed"}
+
+
+@pytest.mark.parametrize("settle", [None, lambda: time.sleep(0)], ids=["alone", "settled"])
+def test_at_any_line_of_a_commit_it_says_what_became_of_it(settle, root, journal):
+    home = str(Path(signals.__file__).parent)
+
+    def struck(line):
+        (root / "a.py").write_bytes(OLD["a.py"])
+        (root / "b.py").unlink(missing_ok=True)
+        lines = itertools.count()
+
+        def traced(frame, event, _argument):
+            if not frame.f_code.co_filename.startswith(home):
+                return None
+            if event == "line" and next(lines) == line:
+                signals._strike(signal.SIGHUP, frame)
+            return traced
+
+        def change():
+            signals.raise_interrupts()
+            sys.settrace(traced)
+            try:
+                journal.commit(CHANGES, settle=settle)
+                sys.settrace(None)
+                time.sleep(0.01)  # one that was put off comes now
+            except signals.Interrupted as interrupt:
+                os._exit(10 if "nothing was changed" in str(interrupt) else 11)
+
+        return in_child(change), contents(root)
+
+    said = list(itertools.takewhile(lambda each: each[0], map(struck, itertools.count())))
+    assert {code for code, _ in said} == {10, 11}
+    assert all(found == (OLD if code == 10 else NEW) for code, found in said), said
