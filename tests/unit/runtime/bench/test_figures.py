@@ -38,8 +38,8 @@ def test_the_summary_of_a_real_run(tmp_path):
     summarise(folder)
     assert (folder / "summary.md").read_text() == (H100 / "summary.md").read_text()
     rows = (folder / "summary.csv").read_text().splitlines()
-    assert len(rows) == 1 + 2 * 3 * 2 * len(MEASURES)  # variants, loads, rounds
-    assert rows[1] == "default,512,1,in512-out128-c1,output,tok/s,1,486.175"
+    assert len(rows) == 1 + 2 * 3 * 3 * len(MEASURES)  # variants, loads, rounds
+    assert rows[1] == "default,512,1,in512-out128-c1,output,tok/s,1,376.421"
 
 
 def test_prefill_and_decode_are_made_of_times():
@@ -80,10 +80,15 @@ def test_each_round_has_every_variant_once_and_the_order_turns(count, rounds):
     assert all(after == before[::-1] for before, after in pairwise(by_round))
 
 
-def test_a_run_of_another_kind_differs_by_its_setup_and_not_by_its_figures():
+def test_of_equals_too_three_rounds_may_lie_apart():
+    """The fixes leave a 9.0 as it is; docs/bench.md says how often chance alone does this."""
     stock = [each for each in series(DATA / "h100-patched", MAIN) if each.variant == "stock"]
     patched = [each for each in series(DATA / "h100-patched", MAIN) if each.variant == "patched"]
-    assert [each.verdict for each in differences(stock, patched)] == ["too few"] * 3
+    assert [each.verdict for each in differences(stock, patched)] == [
+        "worse",
+        "within the spread",
+        "within the spread",
+    ]
     digest = digest_of(DATA / "h100-patched")["variants"]
     assert {at for at, _, _ in changed(digest["stock"], digest["patched"])} == {
         "files.vllm",
