@@ -27,7 +27,7 @@ from tools.emulation.nodes import Node, NodeError, Nodes, obstacle  # noqa: E402
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-HEAD, WORKER = "/tmp/head.env", "/tmp/worker.env"  # noqa: S108
+HEAD, WORKER = "/tmp/head.env", "/tmp/worker.env"  # noqa: S108  # of the node
 SECONDS = 60
 # NCCL's log and the rank's own words come through two buffers, so they may be mixed.
 SAID = re.compile(r'\{"nccl": "([\d.]+)".*"gigabytes_per_second": ([\d.]+)\}')

@@ -94,7 +94,11 @@ def cluster_env(
         settings=tuple(settings),
         advice=(
             *(Beware(each.what, each.hint) for each in remarked if _is_grave(each)),
-            *(Beware(each.says, each.instead) for each in holding(rules.advice, node.situation)),
+            *(
+                Beware(each.says, each.instead)
+                for each in holding(rules.advice, node.situation)
+                if not each.solved({own.name: own.value for own in settings})
+            ),
         ),
         off=off,
         notes=(

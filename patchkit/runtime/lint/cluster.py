@@ -94,11 +94,11 @@ def _without_address(command: CommandLine) -> Finding:
 
 def check_advice(content: FileContent, situation: Situation) -> Iterator[Finding]:
     """Return what the rules know of these versions in a cluster, which no rule mends."""
-    names = {each.name for each in content.assignments}
-    if not situation.get("role") and names.intersection(_BETWEEN_NODES):
+    values = {each.name: each.value for each in content.assignments}
+    if not situation.get("role") and values.keys() & set(_BETWEEN_NODES):
         situation = {**situation, "role": "head"}
     for advice in holding(load_variable_rules().advice, situation):
-        if advice.unless in names:
+        if advice.solved(values):
             continue
         projects = [name for name in ("nccl", "vllm") if name in advice.when]
         said = next(filter(None, map(content.version, projects)), None)

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from patchkit.errors import UsageError
 from patchkit.evidence import SINGLE_REPORT, Confidence, Established
@@ -65,16 +65,10 @@ class Discouraged(Grounded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice(Grounded):
-    """A problem that no rule solves, reported while ``when`` holds.
-
-    It is a note where a file alone cannot tell whether it was solved; ``unless`` is the variable
-    by which a user solves it there.
-    """
+    """A problem that no variable and no flag solves, reported while ``when`` holds."""
 
     says: str
     instead: str
-    severity: Literal["warning", "note"] = "warning"
-    unless: str = ""
 
 
 def routed(routes: Routes, version: str) -> dict[str, str]:

@@ -46,10 +46,24 @@ class Avoid(Discouraged):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VariableAdvice(Advice):
+    """Add what a file of variables says of the problem: it is solved where ``unless`` is set.
+
+    It is a note where that may stand elsewhere, so that no file is refused for it.
+    """
+
+    severity: Literal["warning", "note"] = "warning"
+    unless: Mapping[VariableName, str] = field(default_factory=dict)
+
+    def solved(self, values: Mapping[str, str]) -> bool:
+        return bool(self.unless) and self.unless.items() <= values.items()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VariableRules:
     rules: tuple[VariableRule, ...] = field(metadata={"key": "rule"})
     avoids: tuple[Avoid, ...] = field(metadata={"key": "avoid"})
-    advice: tuple[Advice, ...]
+    advice: tuple[VariableAdvice, ...]
     executors: tuple[Executor, ...] = field(metadata={"key": "executor"})
 
     def __post_init__(self) -> None:

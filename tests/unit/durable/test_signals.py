@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ from patchkit.digests import digest
 from patchkit.durable import signals
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import StorageError
-from support.faults import in_child
+from support.faults import at_each_line, in_child
 
 CHANGES = [Change("a.py", digest(b"old\n"), b"new\n"), Change("b.py", "", b"created\n")]
 OLD, NEW = {"a.py": b"old\n"}, {"a.py": b"new\n", "b.py": b"created\n"}
@@ -166,30 +165,17 @@ def test_at_the_end_of_a_run_signals_end_it_without_a_word(capfd):
 
 
 def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd, monkeypatch):
-    """Before the handlers stand, and after the last word, it ends as any other program."""
+    """End as any other program does before the handlers stand, and after the last word."""
     monkeypatch.setattr(sys, "argv", ["patchkit", "--version"])
     files = {module.__file__ for module in (command_line, signals)}
 
-    def struck(line):
-        lines = itertools.count()
+    def ended():
+        try:
+            command_line.main()
+        except SystemExit as end:
+            os._exit(end.code or 0)
 
-        def traced(frame, event, _argument):
-            if frame.f_code.co_filename not in files:
-                return None
-            if event == "line" and next(lines) == line:
-                signalled(signal.SIGHUP)
-            return traced
-
-        def ended():
-            sys.settrace(traced)
-            try:
-                command_line.main()
-            except SystemExit as end:
-                os._exit(end.code or 0)
-
-        return in_child(ended)
-
-    codes = list(itertools.takewhile(bool, map(struck, itertools.count())))
+    codes = at_each_line(ended, files.__contains__, lambda _: signalled(signal.SIGHUP))
     assert len(codes) > 20
     assert set(codes) == {129, -signal.SIGHUP}
     assert set(capfd.readouterr().err.splitlines()) == {"interrupted; nothing was changed"}
@@ -198,31 +184,24 @@ def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd,
 @pytest.mark.parametrize("settle", [None, lambda: time.sleep(0)], ids=["alone", "settled"])
 def test_at_any_line_of_a_commit_it_says_what_became_of_it(settle, root, journal):
     home = str(Path(signals.__file__).parent)
+    became = {"nothing was changed": (10, OLD), "the commit was finished, 2 files": (11, NEW)}
 
-    def struck(line):
+    def begin():
         (root / "a.py").write_bytes(OLD["a.py"])
         (root / "b.py").unlink(missing_ok=True)
-        lines = itertools.count()
+        signals.raise_interrupts()
 
-        def traced(frame, event, _argument):
-            if not frame.f_code.co_filename.startswith(home):
-                return None
-            if event == "line" and next(lines) == line:
-                signals._strike(signal.SIGHUP, frame)
-            return traced
+    def change():
+        try:
+            journal.commit(CHANGES, settle=settle)
+            sys.settrace(None)
+            time.sleep(0.01)  # one that was put off comes now
+        except signals.Interrupted as interrupt:
+            code, files = became[str(interrupt).removeprefix("interrupted; ")]
+            os._exit(code if contents(root) == files else 99)
 
-        def change():
-            signals.raise_interrupts()
-            sys.settrace(traced)
-            try:
-                journal.commit(CHANGES, settle=settle)
-                sys.settrace(None)
-                time.sleep(0.01)  # one that was put off comes now
-            except signals.Interrupted as interrupt:
-                os._exit(10 if "nothing was changed" in str(interrupt) else 11)
+    def strike(frame):
+        signals._strike(signal.SIGHUP, frame)
 
-        return in_child(change), contents(root)
-
-    said = list(itertools.takewhile(lambda each: each[0], map(struck, itertools.count())))
-    assert {code for code, _ in said} == {10, 11}
-    assert all(found == (OLD if code == 10 else NEW) for code, found in said), said
+    codes = at_each_line(change, lambda file: file.startswith(home), strike, begin)
+    assert set(codes) == {10, 11}

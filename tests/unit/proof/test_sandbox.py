@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import itertools
 import os
 import resource
 import signal
@@ -28,7 +27,7 @@ from patchkit.proof.questions import ask
 from patchkit.proof.sandbox import Box, missing, program_box
 from patchkit.proof.upstream_code import Code
 from patchkit.source.tree import Sandboxed
-from support.faults import in_child
+from support.faults import at_each_line
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 SECRET = "do not tell"
@@ -406,29 +405,18 @@ def test_a_call_that_is_not_waited_for_puts_its_things_away(tmp_path):
 
 
 def test_interrupted_at_any_line_it_is_an_interrupt():
-    """Nothing else comes out: no signal to a child that is gone, no wait for one."""
+    """Send no signal to a child that is gone, and wait for none."""
     files = {module.__file__ for module in (parallel, child_process)}
 
-    def struck(line):
-        lines = itertools.count()
+    def work():
+        try:
+            side_by_side([lambda: forked(os.getpid, None).trouble, os.getpid])
+        except signals.Interrupted as interrupt:
+            os._exit(interrupt.exit_code)
 
-        def traced(process, frame, event, _argument):
-            if frame.f_code.co_filename not in files or os.getpid() != process:
-                return None
-            if event == "line" and next(lines) == line:
-                os.kill(process, signal.SIGHUP)
-            return partial(traced, process)
+    def strike(_frame):
+        os.kill(os.getpid(), signal.SIGHUP)
 
-        def work():
-            signals.raise_interrupts()
-            sys.settrace(partial(traced, os.getpid()))
-            try:
-                side_by_side([lambda: forked(os.getpid, None).trouble, os.getpid])
-            except signals.Interrupted as interrupt:
-                os._exit(interrupt.exit_code)
-
-        return in_child(work)
-
-    codes = list(itertools.takewhile(bool, map(struck, itertools.count())))
+    codes = at_each_line(work, files.__contains__, strike, signals.raise_interrupts)
     assert len(codes) > 30
     assert set(codes) == {129}

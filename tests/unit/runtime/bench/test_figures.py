@@ -81,7 +81,7 @@ def test_each_round_has_every_variant_once_and_the_order_turns(count, rounds):
 
 
 def test_of_equals_too_three_rounds_may_lie_apart():
-    """The fixes leave a 9.0 as it is; docs/bench.md says how often chance alone does this."""
+    """Keep what happened, a 9.0, which the fixes leave as it is; docs/bench.md says how often."""
     stock = [each for each in series(DATA / "h100-patched", MAIN) if each.variant == "stock"]
     patched = [each for each in series(DATA / "h100-patched", MAIN) if each.variant == "patched"]
     assert [each.verdict for each in differences(stock, patched)] == [

@@ -471,7 +471,8 @@ def test_a_bug_of_nccl_is_told_to_a_cluster_alone():
 
 
 def test_an_open_ray_is_a_note_until_the_file_asks_for_a_token():
-    """Whether a token is in another file cannot be read from this one: no reason to refuse it."""
-    ((level, what),) = said("VLLM_LOGGING_LEVEL=INFO\n", "x.env", executor="ray")
-    assert (level, what.split(",")[0]) == ("note", "Ray listens on every network of a node")
+    """Refuse no file for it: whether another file has a token cannot be read from this one."""
+    for text in ("VLLM_LOGGING_LEVEL=INFO\n", "RAY_AUTH_MODE=disabled\n"):
+        ((level, what),) = said(text, "x.env", executor="ray")
+        assert (level, what.split(",")[0]) == ("note", "Ray listens on every network of a node")
     assert said("RAY_AUTH_MODE=token\n", "x.env", executor="ray") == []
