@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
+import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -205,3 +209,25 @@ def test_at_any_line_of_a_commit_it_says_what_became_of_it(settle, root, journal
 
     codes = at_each_line(change, lambda file: file.startswith(home), strike, begin)
     assert set(codes) == {10, 11}
+
+
+def test_a_terminal_that_is_closed_is_sighup_and_no_error_of_its_own(tmp_path):
+    (tmp_path / "ssh").write_text("#!/bin/sh\n: > begun\nexec sleep 20\n")
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "one"\n[[node]]\nssh = "two"\n')
+    terminal, own = pty.openpty()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "patchkit", "cluster", "up", "a/b"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdin=own,
+        stdout=own,
+        stderr=own,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(own)
+    while not (tmp_path / "begun").exists() and started.poll() is None:
+        time.sleep(0.02)
+    os.close(terminal)
+    assert started.wait(30) == 129
