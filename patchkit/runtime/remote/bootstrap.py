@@ -20,7 +20,7 @@ COMMAND = "exec python3 -I -c 'import sys;exec(sys.stdin.buffer.readline())'"
 
 # Any Python 3 can read this. The folder is in memory where the machine has one for the user.
 _FIRST = """
-import io, json, os, sys, tempfile, zipfile
+import contextlib, io, json, os, sys, tempfile, zipfile
 if sys.version_info < (3, 11):
     what = "Python %d.%d is too old" % sys.version_info[:2]
     print(MARK + json.dumps({"error": {"kind": "HostError", "what": what,
@@ -30,8 +30,15 @@ sizes = json.loads(sys.stdin.buffer.readline())
 archive, request = map(sys.stdin.buffer.read, sizes)
 place = os.environ.get("XDG_RUNTIME_DIR", "")
 place = place if os.access(place, os.W_OK) else None
-with tempfile.TemporaryDirectory(prefix="patchkit-", dir=place) as home:
-    zipfile.ZipFile(io.BytesIO(archive)).extractall(home)
+with contextlib.ExitStack() as stack:
+    try:
+        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchkit-", dir=place))
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(home)
+    except OSError as error:
+        what = "%s: %s" % (place or tempfile.gettempdir(), error.strerror)
+        print(MARK + json.dumps({"error": {"kind": "StorageError", "what": what,
+            "why": "patchkit unpacks itself there, for the time of a call", "hint": "df -h"}}))
+        sys.exit()
     sys.path.insert(0, home)
     sys.dont_write_bytecode = True
     from patchkit.runtime.remote.answer import answer

@@ -1,12 +1,16 @@
 """Import what is sent to a node: it runs there on any Python, with the standard library alone."""
 
 import io
+import json
+import os
+import resource
 import subprocess
 import zipfile
 
 import pytest
 
 from patchkit import errors
+from patchkit.runtime.remote.bootstrap import COMMAND, MARK, first_bytes
 from patchkit.runtime.remote.failure import error_fields, sent_error
 from patchkit.runtime.remote.package import package
 from support.pythons import PYTHONS
@@ -64,3 +68,18 @@ def test_an_error_comes_back_as_what_it_was(kind):
 @pytest.mark.parametrize("fields", [None, [], {"kind": "HostError"}, {"kind": 1, "what": "x"}, "x"])
 def test_an_answer_that_is_none(fields):
     assert isinstance(sent_error(fields, "spark-2"), errors.HostError)
+
+
+def test_a_node_without_room_for_the_package_is_an_error_that_names_the_place(tmp_path):
+    given = first_bytes("patchkit.quoting", "visible", {"text": "x"})
+    done = subprocess.run(
+        ["sh", "-c", COMMAND.removeprefix("exec ")],
+        input=given,
+        capture_output=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        # As a full disk: no file may have a byte.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert done.stderr == b""
+    sent = json.loads(done.stdout.decode().removeprefix(MARK))["error"]
+    assert (sent["kind"], sent["what"]) == ("StorageError", f"{tmp_path}: File too large")
