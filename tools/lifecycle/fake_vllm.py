@@ -305,6 +305,7 @@ def serve(rank: FakeRank) -> None:
     FakeApi.rank = rank
     FakeApi.honest_from = time.monotonic() + float(setting("LIE"))
     ThreadingHTTPServer.daemon_threads = True
+    ThreadingHTTPServer.allow_reuse_port = True  # as vLLM's create_server_socket does
     try:
         server = ThreadingHTTPServer((rank.given.host, rank.given.port), FakeApi)
     except OSError as error:

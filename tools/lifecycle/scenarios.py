@@ -26,6 +26,7 @@ from tools.lifecycle.starting import (
     switch_back,
     wrong_token,
 )
+from tools.lifecycle.waiting import cable_cuts, link_killed, other_server, worker_off_long
 from tools.lifecycle.wiring import Net, qsfp_ip
 
 Scenario = Callable[[LifecycleLab], str]
@@ -171,6 +172,7 @@ SCENARIOS: dict[str, Scenario] = {
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
         *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
         *(second_up, held, switch_back, gives_up, wrong_token, port_taken, odd_words),
+        *(other_server, worker_off_long, cable_cuts, link_killed),
     )
 }
 

@@ -82,6 +82,8 @@ def gives_up(lab: LifecycleLab) -> str:
         status = json.loads(cluster.patchkit("status", "--json").output)
         starts = status["nodes"][0]["starts"]
         insist(starts == 4, f"{starts} starts")
+        said = cluster.patchkit("status").output
+        insist("systemd gave up" in " ".join(said.split()), f"status does not say so: {said}")
         cluster.insist_on_nothing(failed=True)
         cluster.change()
         cluster.up()

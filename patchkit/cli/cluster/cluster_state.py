@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -39,6 +40,8 @@ def status(*, cluster: Cluster, as_json: bool) -> None:
     states = cluster.states()
     unit = states[0].unit(cluster.file.unit) if isinstance(states[0], NodeState) else None
     well = unit is not None and unit.active == "active" and not any(map(_silent, states))
+    notes = list(_notes(states[0], unit)) if isinstance(states[0], NodeState) else []
+    well = well and not notes
     error = None
     if unit and (unit.active == "failed" or unit.sub == "auto-restart"):
         error = first_error(start.journals(cluster, lines=400))
@@ -56,6 +59,8 @@ def status(*, cluster: Cluster, as_json: bool) -> None:
             say(style(unit.description, bold=True))
         rows = [_row(cluster, number, state) for number, state in enumerate(states)]
         echo(table(rows, heads=_HEADS))
+        for each in notes:
+            say(each)
         if error:
             say(style("last error", fg="red") + f" {error[0]}: {error[1].text.strip()}")
         if error or any(map(_silent, states)):
@@ -63,6 +68,20 @@ def status(*, cluster: Cluster, as_json: bool) -> None:
             echo([next_step(*program(), "doctor", *([] if here else ["--cluster"]))])
     if not well:
         raise click.exceptions.Exit(HostError.exit_code)
+
+
+def _notes(head: NodeState, unit: UnitState | None) -> Iterator[str]:
+    """Yield what keeps the head from serving, or serves beside it."""
+    for each in head.units:
+        if each.text:
+            yield each.text
+    for stranger in head.strangers:
+        yield style("not the model", fg="red") + f" answers at {stranger}"
+    if unit and unit.active == "failed":
+        yield (
+            f"systemd gave up {unit.since.partition(' ')[2]}, after {head.starts} starts in an "
+            f"hour ({unit.result}, status {unit.status}); `patchkit cluster up` starts it again"
+        )
 
 
 def _silent(state: NodeState | PatchkitError) -> bool:
@@ -104,7 +123,8 @@ def _word(unit: UnitState, number: int) -> tuple[str, str | None]:
     word, colour = _STATES.get(unit.active, (unit.active, None))
     if number and unit.active == "active":
         return "runs", colour  # that it answers the head alone knows
-    return ("waits to restart", "yellow") if unit.sub == "auto-restart" else (word, colour)
+    waits = {"auto-restart": "waits to restart", "waiting": "waits"}
+    return (waits[unit.sub], "yellow") if unit.sub in waits else (word, colour)
 
 
 @click.command()
@@ -158,7 +178,9 @@ def down(*, cluster: Cluster, dry_run: bool, as_json: bool) -> None:
     if dry_run:
         echo(_would_stop(cluster))
         return
-    with cluster.alone():
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(HostError):  # a head that is off keeps nobody out
+            stack.enter_context(cluster.alone())
         results = stop.stopped(cluster)
     if as_json:
         nodes = zip(cluster.nodes, results, strict=True)

@@ -124,16 +124,16 @@ def _progress(cluster: Cluster, *, quiet: bool) -> Callable[[UnitState, float], 
     """Return what tells how a start goes: a line for each change of the unit."""
     told: list[str] = []
     words = {
-        "start-pre": "starting the workers",
+        "waiting": "starting the workers",
+        "start-pre": "starting",
         "start": "starting",
         "start-post": "loading the model",
-        "stop-post": "stopping the workers",
         "auto-restart": "waiting before the next start",
         "running": "answers",
     }
 
     def tell(unit: UnitState, seconds: float) -> None:
-        line = words.get(unit.sub, unit.sub)
+        line = (unit.sub == "waiting" and unit.text) or words.get(unit.sub, unit.sub)
         if not quiet and line not in told[-1:]:
             told.append(line)
             say(

@@ -20,6 +20,7 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch.cluster_file import ClusterFile
 from patchkit.runtime.launch.start_time import start_seconds
+from patchkit.runtime.launch.survey import node_findings
 from patchkit.runtime.launch.units import GroupUnits, RankUnit
 from patchkit.runtime.models.names import ModelFolder
 from patchkit.runtime.node.decision import Node, NodeOptions, decide
@@ -103,6 +104,9 @@ def planned_ranks(
         with named(node.ssh):
             _check_vllm(its, cluster)
             planned = _planned(cluster, number, its, model, head)
+        for lack in node_findings(node.ssh, its):
+            if lack.about == "memlock" and planned.env.node.attachment.hcas:
+                raise HostError(f"{lack.where}: {lack.what}", why=lack.why, hint=lack.hint)
         if number == 0:
             head = env_file(planned.text, f"{node.ssh}'s env file")
         ranks.append(planned)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from patchkit.errors import HostError
 from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.on_node import group_script
 from patchkit.runtime.on_node import ports as on_node
 from patchkit.runtime.remote.everywhere import all_of, everywhere
 from patchkit.runtime.remote.node import Remote
@@ -59,6 +60,17 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
                 raise _blocked(nodes[here], nodes[other], addresses, way, int(found[0]))
 
         all_of(everywhere(ways, tried))
+
+
+def check_server_port(head: Remote, url: str, unit: str) -> None:
+    """Raise HostError if another than the unit's own listens where its server is to be asked."""
+    for other in head.call(group_script.strangers, url=url, unit=unit):
+        sockets = there(head.destination, "ss", "-ltnp")
+        raise HostError(
+            f"{head.destination}: the server's port is taken: {other}",
+            why="it would answer instead of the model, or every second request",
+            hint=f"`{sockets}` lists who listens; end it, or set another `port`",
+        )
 
 
 def _taken(node: str, address: str, port: int) -> HostError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from patchkit.errors import HostError
 from patchkit.records import record
@@ -34,11 +34,11 @@ def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None
 
     ``tell`` gets the unit's state, and the seconds since the start.
     """
-    unit, began = cluster.file.unit, time.monotonic()
-    first = ""
-    for said in cluster.head.stream(unit_state.follow, units=[unit]):
-        (now,) = record(tuple[UnitState, ...], said["units"])
-        tell(now, time.monotonic() - began)
+    began, first = time.monotonic(), ""
+    for said in cluster.head.stream(unit_state.follow, units=cluster.units):
+        now, *watches = record(tuple[UnitState, ...], said["units"])
+        text = next((each.text for each in watches if each.text), "")
+        tell(replace(now, text=text), time.monotonic() - began)
         if now.active == "active":
             return answered(cluster, since)
         first = first or now.invocation

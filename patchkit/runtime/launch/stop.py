@@ -61,7 +61,7 @@ def check_stopped(cluster: Cluster, results: list[StoppedNode | PatchkitError]) 
     if trouble:
         raise HostError(
             "not stopped everywhere: " + "; ".join(trouble),
-            why="a node that did not answer may still hold memory; its rank ends by itself after "
-            "15 s without its head",
+            why="a node that did not answer may still hold memory; a rank ends by itself after "
+            "15 s without its head, and a head that boots starts all again",
             hint="patchkit cluster down",
         )

@@ -13,10 +13,6 @@ from patchkit.runtime.on_node.unit_state import MARK
 
 SCRIPT = Path(group_script.__file__)
 SECRETS = "%h/.config/patchkit/secrets.env"
-REACH_SECONDS = 600
-"""How long a head waits for a worker's sshd: two Sparks that are switched on together do not boot
-at the same speed, and a start that fails counts towards the limit."""
-
 BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
 RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
 ASK_AGAIN = 20  # seconds between two starts
@@ -94,7 +90,6 @@ class GroupUnits:
                 "model": self.model,
                 "url": self.url,
                 **({"ray": self.ray} if self.ray else {}),
-                "reach_seconds": REACH_SECONDS,
                 "workers": {
                     str(number): {"node": self.ranks[number].node, "ssh": list(words)}
                     for number, words in enumerate(self.links, start=1)
@@ -114,12 +109,17 @@ class GroupUnits:
             *(("Environment", unit_word(f"{key}={value}")) for key, value in variables.items()),
             ("KillMode", "control-group"),
             ("TimeoutStopSec", str(STOP)),
+            # Up to the hard limit of the user's systemd, which root alone raises.
+            ("LimitMEMLOCK", "infinity"),
+            # Other units of a user have 200; less than user@.service's 100 the kernel refuses.
+            ("OOMScoreAdjust", "100"),
+            ("ManagedOOMPreference", "avoid"),
         ]
 
     def _head(self) -> Mapping[str, list[tuple[str, str]]]:
         own = self.ranks[0]
         watches = [self.watch(str(rank)) for rank in range(1, len(self.ranks))]
-        before = [self.ray_unit, *watches] if self.ray else watches
+        before = " ".join([self.ray_unit, *watches] if self.ray else watches)
         # Else vLLM takes any Ray of this machine, or starts one of its own and waits for ever.
         found = [("Environment", f"RAY_ADDRESS={self.ray}")] if self.ray else []
         return {
@@ -127,22 +127,17 @@ class GroupUnits:
                 ("Description", self._described(0)),
                 ("StartLimitIntervalSec", "1h"),
                 ("StartLimitBurst", str(BURST)),
+                # While a worker is waited for, this start is a job that waits, and is not counted.
+                *((key, before) for key in ("Wants", "After") if before),
             ],
             "Service": [
                 ("Type", "exec"),
-                *(("ExecStartPre", f"/usr/bin/systemctl --user restart {each}") for each in before),
+                ("ExecStartPre", f"{_PYTHON} {self._script} begin"),
                 ("ExecStart", unit_line(own.words)),
                 ("ExecStartPost", f"{_PYTHON} {self._script} ready"),
-                *(
-                    (
-                        "ExecStopPost",
-                        f"-/usr/bin/systemctl --user stop {' '.join(reversed(before))}",
-                    )
-                    for _ in before[:1]
-                ),
                 ("Restart", "always"),
                 ("RestartSec", str(ASK_AGAIN)),
-                ("TimeoutStartSec", str(max(own.seconds, REACH_SECONDS + 60))),
+                ("TimeoutStartSec", str(own.seconds)),
                 *found,
                 *self._common(0),
             ],
@@ -151,8 +146,9 @@ class GroupUnits:
 
     def _worker(self, rank: int) -> Mapping[str, list[tuple[str, str]]]:
         return {
-            "Unit": [("Description", self._described(rank))],
-            # Not enabled and not restarted: the head alone says when a rank begins.
+            # Not enabled and not restarted: the head says when a rank begins, through the unit that
+            # wants it, without which it ends.
+            "Unit": [("Description", self._described(rank)), ("StopWhenUnneeded", "yes")],
             "Service": [
                 ("Type", "exec"),
                 ("ExecStart", unit_line(self.ranks[rank].words)),
@@ -163,18 +159,22 @@ class GroupUnits:
         }
 
     def _watch(self) -> Mapping[str, list[tuple[str, str]]]:
-        # Killed and not restarted: then RestartSec passes, in which memory comes back.
+        # Killed and not restarted: then RestartSec passes, in which memory comes back. BindsTo of
+        # the head would stop it for good.
         again = f"systemctl --user kill --kill-whom=main --signal=SIGKILL {self.unit}"
-        quiet = '[ "$$SERVICE_RESULT" = success ] || [ "$$EXIT_STATUS" = 75 ]'
         return {
-            "Unit": [("Description", f"Rank %i of the cluster {self.name}: starts and watches it")],
+            "Unit": [
+                ("Description", f"Rank %i of the cluster {self.name}: starts and watches it"),
+                ("BindsTo", self.unit),
+                *([("After", self.ray_unit)] if self.ray else []),
+            ],
             "Service": [
                 ("Type", "notify"),
-                ("ExecStart", f"{_PYTHON} {self._script} worker %i"),
-                # A rank that ended takes the others with it; one that never ran does not.
-                ("ExecStopPost", f"-/bin/sh -c '{quiet} || {again}'"),
+                ("ExecStart", f"{_PYTHON} {self._script} watch %i"),
+                # A rank that ended takes the others with it.
+                ("ExecStopPost", f"""-/bin/sh -c '[ "$$SERVICE_RESULT" = success ] || {again}'"""),
                 ("KillMode", "mixed"),  # the script asks the other end first
-                ("TimeoutStartSec", str(REACH_SECONDS + 30)),
+                ("TimeoutStartSec", "infinity"),  # a worker is waited for as long as it takes
                 ("TimeoutStopSec", str(STOP + 30)),
                 ("Environment", f"{MARK}={self.name}"),
             ],
@@ -182,7 +182,10 @@ class GroupUnits:
 
     def _ray(self) -> Mapping[str, list[tuple[str, str]]]:
         return {
-            "Unit": [("Description", f"Ray's head of the cluster {self.name}")],
+            "Unit": [
+                ("Description", f"Ray's head of the cluster {self.name}"),
+                ("BindsTo", self.unit),
+            ],
             "Service": [
                 ("Type", "exec"),
                 ("ExecStart", unit_line(self.ranks[0].ray)),

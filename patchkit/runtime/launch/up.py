@@ -16,7 +16,7 @@ from patchkit.runtime.launch.plan import (
     planned_ranks,
     served_model,
 )
-from patchkit.runtime.launch.ports import check_ports
+from patchkit.runtime.launch.ports import check_ports, check_server_port
 from patchkit.runtime.launch.start import Answered, waited
 from patchkit.runtime.launch.stop import check_stopped, stopped
 from patchkit.runtime.launch.units import GroupUnits
@@ -103,6 +103,7 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
     """
     with cluster.alone():
         plan = make_plan(cluster, model)
+        check_server_port(cluster.head, plan.units.url, cluster.file.unit)
         states = all_of(cluster.states())
         runs = _runs(states[0], cluster.file.unit)
         if plan.same and runs:

@@ -1,9 +1,11 @@
 """Tie the ranks of one model together: what the units of a cluster run, by systemd, on each node.
 
+    group.py begin      before the head's server: end with 1 if a rank or its port is missing
     group.py ready      after the head's server, and a pod's start: end once a token has come back
     group.py ray        after Ray's head: end once it listens
-    group.py worker N   on the head: start rank N on its node, watch it, stop it
-    group.py hold ID    on a worker: its end of the same, run by `worker` over ssh
+    group.py watch N    on the head: start rank N on its node, watch it, stop it
+    group.py hold ID    on a worker: its end of the same, run by `watch` over ssh
+    group.py held       in a unit that `hold` makes, and that the rank's unit needs: the rest of it
     group.py token      in a pod that runs: end with 0 if the server gives a token
 
 This file is copied to the nodes and runs there alone, with the standard library; `group.json`
@@ -14,8 +16,10 @@ whose head is gone waits for ever, and a head learns of a lost worker by the nex
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -23,7 +27,9 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,8 +37,10 @@ HEARTBEAT = 2.0  # seconds between two signs of life of the head
 SILENCE = 15.0  # seconds without one after which a rank is stopped, or given up
 _AGAIN = 5.0  # seconds between two tries to reach a worker
 _UNREACHED = 255  # ssh's own exit status
-NEVER_STARTED = 75  # exit status of a watch whose rank never ran: nothing is to be restarted
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
+_LISTENS = "0A"  # TCP_LISTEN of net/tcp_states.h, as /proc/net/tcp has it
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_WORD = 4  # bytes that the kernel prints as one number of its own byte order
 
 
 def main() -> None:
@@ -41,17 +49,9 @@ def main() -> None:
         signal.signal(number, _stopped)
     settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
     verb, *rest = sys.argv[1:]
+    verbs = (begin, ready, ray, token, watch, hold, held)
     try:
-        if verb == "ready":
-            ready(settings)
-        elif verb == "ray":
-            ray(settings)
-        elif verb == "worker":
-            watch(settings, int(rest[0]))
-        elif verb == "hold":
-            hold(settings, rest[0])
-        elif verb == "token":
-            token(settings)
+        {function.__name__: function for function in verbs}[verb](settings, *rest)
     except Stopped:  # what asked for it says why
         sys.exit(1)
 
@@ -79,6 +79,89 @@ def leave(code: int, text: str) -> NoReturn:
 # The head's server
 
 
+def begin(settings: dict[str, Any]) -> None:
+    """Check that all that the server needs was started, and that its port is free."""
+    watch = settings["unit"].replace(".service", "-{}.service")
+    needed = [watch.format(f"worker@{rank}") for rank in settings["workers"]]
+    needed += [watch.format("ray")] if "ray" in settings else []
+    for unit in needed:
+        if _shown(unit, "ActiveState") != "active":
+            leave(1, f"error: {unit} does not run: {_ending(unit)}")
+    _check_port(settings)
+
+
+def _check_port(settings: dict[str, Any]) -> None:
+    for other in strangers(settings["url"], settings["unit"]):
+        leave(1, f"error: the server's port is taken: {other}")
+
+
+def strangers(url: str, unit: str) -> list[str]:
+    """Return who else listens where a server is asked: processes that are not of its unit."""
+    place = urllib.parse.urlsplit(url)
+    asked = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
+    with contextlib.suppress(OSError):  # a name that nobody knows
+        found = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
+        asked |= {str(address[0]) for *_, address in found}
+    rows = [row for row in listening([place.port or 80]) if row[0] in asked]
+    holders = holding([inode for *_, inode in rows])
+    others = []
+    for address, port, uid, inode in rows:
+        pid = holders.get(inode)
+        if pid is None and uid != os.getuid():
+            others.append(f"{address} port {port}: a process of user {uid}")
+        elif pid is not None and not _is_of(pid, unit):
+            others.append(f"{address} port {port}: {_command_of(pid)}")
+    return others
+
+
+def _is_of(pid: int, unit: str) -> bool:
+    with contextlib.suppress(OSError):
+        return unit in re.split("[/\n]", Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8"))
+    return False
+
+
+def _command_of(pid: int) -> str:
+    words = ""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    return f"{words} (process {pid})"
+
+
+def listening(ports: Collection[int]) -> Iterator[tuple[str, int, int, str]]:
+    """Yield address, port, user and inode of the TCP sockets that listen at these ports."""
+    for table in ("tcp", "tcp6"):
+        lines: list[str] = []
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            lines = Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
+        for line in lines:
+            fields = line.split()
+            if len(fields) < 10 or fields[3] != _LISTENS:
+                continue
+            place, _, number = fields[1].partition(":")
+            if int(number, 16) in ports:
+                yield _address(place), int(number, 16), int(fields[7]), fields[9]
+
+
+def _address(text: str) -> str:
+    data = bytes.fromhex(text)
+    words = [data[start : start + _WORD][::-1] for start in range(0, len(data), _WORD)]
+    address = ipaddress.ip_address(b"".join(words))
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def holding(inodes: Collection[str]) -> dict[str, int]:
+    """Return inode → process, for the sockets of this user's processes."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
+        try:
+            match = _SOCKET.fullmatch(str(entry.readlink()))
+        except OSError:
+            continue  # it ended, or is not ours
+        if match and match[1] in inodes:
+            found[match[1]] = int(entry.parts[2])
+    return found
+
+
 def ready(settings: dict[str, Any]) -> None:
     """Wait until the server has answered a token; end with 1 if it is gone before."""
     began = time.monotonic()
@@ -90,6 +173,8 @@ def ready(settings: dict[str, Any]) -> None:
             break
         _check_alive(main_process)
         time.sleep(0.5)
+    if main_process:  # a pod has its ports for itself
+        _check_port(settings)
     loaded = time.monotonic()
     say(f"loaded after {loaded - began:.1f} s; asking for a token")
     while True:
@@ -188,15 +273,19 @@ def _check_alive(process: int) -> None:
 # The head's end of a worker
 
 
-def watch(settings: dict[str, Any], rank: int) -> None:
+def watch(settings: dict[str, Any], rank: str) -> None:
     """Start a rank on its node, say so to systemd, and end when it ends; stop it if asked to."""
-    worker = settings["workers"][str(rank)]
+    worker = settings["workers"][rank]
     link = None
     try:
         link = _connected(worker, settings)
-        _notify("READY=1")
+        _notify("READY=1\nSTATUS=")
         say(f"{worker['node']}: rank {rank} is started")
-        _beat(link, worker)
+        lost = _beat(link, worker)
+        # What had answered did not crash: systemd counts its starts from here.
+        if _shown(settings["unit"], "ActiveState") == "active":
+            _systemctl("reset-failed", settings["unit"])
+        leave(1, f"{worker['node']}: {lost}")
     except Stopped:
         if link:
             _end(link, worker)
@@ -204,7 +293,6 @@ def watch(settings: dict[str, Any], rank: int) -> None:
 
 def _connected(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Popen[str]:
     """Return the link to a worker whose rank was started; wait while it cannot be reached."""
-    deadline = time.monotonic() + settings["reach_seconds"]
     told = ""
     script = f".config/patchkit/{settings['name']}/group.py"  # from the home, where ssh begins
     command = f"exec python3 -I {script} hold {settings['id']}"
@@ -226,16 +314,17 @@ def _connected(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.P
                 return link
         status = link.wait()
         what = f"{worker['node']}: {words or 'no answer'}"
-        if status != _UNREACHED or time.monotonic() > deadline:
-            leave(NEVER_STARTED, what)
+        if status != _UNREACHED:
+            leave(1, f"error: {what}")
         if what != told:
             say(f"waiting for {what}")
+            _notify(f"STATUS=waiting for {what}")
             told = what
         time.sleep(_AGAIN)
 
 
-def _beat(link: subprocess.Popen[str], worker: dict[str, Any]) -> None:
-    """Send signs of life until the link or the rank ends, and end with 1."""
+def _beat(link: subprocess.Popen[str], worker: dict[str, Any]) -> str:
+    """Send signs of life; return how the link was lost. If the rank ends, end with 1."""
     assert link.stdin
     assert link.stdout
     heard = time.monotonic()
@@ -247,13 +336,13 @@ def _beat(link: subprocess.Popen[str], worker: dict[str, Any]) -> None:
         if readable:
             line = link.stdout.readline()
             if not line:
-                leave(1, f"{worker['node']}: the link is lost")
+                return "the link is lost"
             heard = time.monotonic()
             if line.strip():
                 leave(1, f"{worker['node']}: {line.strip()}")
         elif time.monotonic() - heard > SILENCE:
             link.kill()
-            leave(1, f"{worker['node']}: no sign of life for {SILENCE:.0f} s")
+            return f"no sign of life for {SILENCE:.0f} s"
 
 
 def _end(link: subprocess.Popen[str], worker: dict[str, Any]) -> None:
@@ -284,13 +373,23 @@ def _notify(state: str) -> None:
 # A worker's end
 
 
-def hold(settings: dict[str, Any], group: str) -> None:
-    """Start this node's rank; stop it when the head asks, is gone or is silent."""
+def hold(settings: dict[str, Any], group: str) -> NoReturn:
+    """Go on as a unit that the rank's own needs: however this process ends, the rank does."""
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     if settings["id"] != group:
         leave(3, "its files are of another start: run `patchkit cluster up` again")
+    rank = settings["unit"]
+    unit = rank.replace(".service", "-hold.service")
+    _systemctl("stop", unit, rank)  # of a link that is lost
+    words = ("systemd-run", "--user", "--quiet", "--pipe", "--collect", f"--unit={unit}")
+    python = (sys.executable, "-I", __file__, "held")
+    os.execvp(words[0], [*words, f"--property=Wants={rank}", *python])  # noqa: S606
+
+
+def held(settings: dict[str, Any]) -> None:
+    """Start this node's rank; stop it when the head asks, is gone or is silent."""
     unit = settings["unit"]
-    done = _systemctl("restart", unit)
+    done = _systemctl("start", unit)
     if done.returncode:
         leave(1, f"{unit} does not start: {done.stderr.strip()}")
     process = int(_shown(unit, "MainPID") or 0)

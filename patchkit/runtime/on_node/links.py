@@ -19,7 +19,6 @@ _STANDARD_PORT = "22"
 # others share may hang behind a cable that was out, and what it forwards is not needed.
 _OF_A_LINK = (
     *("-o", "ConnectTimeout=5"),
-    *("-o", "ServerAliveInterval=3"),
     *("-o", "ControlMaster=no"),
     *("-o", "ControlPath=none"),
     *("-o", "ClearAllForwardings=yes"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from patchkit.runtime.host.machine_root import Reader, ToolUnavailable
 from patchkit.runtime.host.nvml import gpu_state
 from patchkit.runtime.host.probe import LIVE
 from patchkit.runtime.host.system import memory
+from patchkit.runtime.on_node.group_script import strangers
+from patchkit.runtime.on_node.node_files import config_folder
 from patchkit.runtime.on_node.user_units import user_systemctl
 
 MARK = "PATCHKIT_CLUSTER"
@@ -23,13 +26,16 @@ MARK = "PATCHKIT_CLUSTER"
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"  # SD_MESSAGE_UNIT_STARTING of sd-messages.h
 _SHOWN = (
     *("Id", "ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts"),
-    *("StateChangeTimestamp", "InvocationID", "Description"),
+    *("StateChangeTimestamp", "InvocationID", "Description", "StatusText", "Job"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitState:
-    """A unit as systemd shows it; ``since`` is its last change, in systemd's words."""
+    """A unit as systemd shows it; ``since`` is its last change, ``text`` what it says of itself.
+
+    One that cannot start yet, since it needs another one, is ``activating`` and ``waiting``.
+    """
 
     unit: str
     active: str
@@ -40,19 +46,22 @@ class UnitState:
     since: str
     invocation: str
     description: str
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """A node's units, the processes that its group has, and its memory in KiB; None: unknown.
 
-    ``starts`` is how often its first unit was started in the last hour, of four at most.
+    ``starts`` is how often systemd started its first unit in the last hour, of four at most, since
+    it last answered or a person started it. ``strangers`` are who else listens at its port.
     """
 
     units: tuple[UnitState, ...]
     processes: tuple[int, ...]
     starts: int
     memory: Memory | None
+    strangers: tuple[str, ...] = ()
     celsius: int | None = None
     watts: float | None = None
 
@@ -69,15 +78,18 @@ def state(name: str, units: Sequence[str]) -> dict[str, Any]:
         celsius, watts = gpu.celsius, gpu.watts
     except ToolUnavailable:
         pass  # a node without NVML has no figures
-    found = NodeState(
-        units=tuple(unit_states(units)),
-        processes=tuple(processes(name)),
-        starts=_starts(units[0]),
-        memory=memory(Reader(LIVE, None)),
-        celsius=celsius,
-        watts=watts,
+    found = tuple(unit_states(units))
+    return asdict(
+        NodeState(
+            units=found,
+            processes=tuple(processes(name)),
+            starts=min(_starts(units[0]), found[0].restarts + 1),
+            strangers=tuple(_strangers(name, units[0])),
+            memory=memory(Reader(LIVE, None)),
+            celsius=celsius,
+            watts=watts,
+        )
     )
-    return asdict(found)
 
 
 def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
@@ -87,6 +99,10 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
         raise done.error(hint="systemctl --user status")
     for block in done.output.strip().split("\n\n"):
         shown = dict(line.partition("=")[::2] for line in block.splitlines())
+        if shown.get("SubState", "").startswith("auto-restart"):
+            shown["SubState"] = "auto-restart"  # systemd 254 has auto-restart-queued beside it
+        if shown.get("Job") and shown.get("SubState") in ("dead", "failed", "auto-restart"):
+            shown |= {"ActiveState": "activating", "SubState": "waiting", "InvocationID": ""}
         yield UnitState(
             unit=shown.get("Id", ""),
             active=shown.get("ActiveState", ""),
@@ -97,14 +113,23 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
             since=shown.get("StateChangeTimestamp", ""),
             invocation=shown.get("InvocationID", ""),
             description=shown.get("Description", ""),
+            text=shown.get("StatusText", ""),
         )
 
 
 def _starts(unit: str) -> int:
-    """Count the starts of an hour: NRestarts leaves out those that a lost worker brings about."""
+    """Count the starts of an hour, those that a person asked for as well."""
     mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}", f"_UID={os.getuid()}")
     options = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
     return len(attempt("journalctl", *options, *mine).output.splitlines())
+
+
+def _strangers(name: str, unit: str) -> list[str]:
+    try:
+        settings = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))
+        return strangers(settings["url"], unit)
+    except (OSError, ValueError, LookupError, TypeError):
+        return []  # nothing was started here, or it is a worker
 
 
 def processes(name: str) -> Iterator[int]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from patchkit.runtime.doctor.cluster import examined
 from patchkit.runtime.doctor.judgement import cluster_findings
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.runtime.on_node import examination
+from patchkit.runtime.on_node import examination, group_script
 from patchkit.runtime.on_node.group_processes import group_processes, listeners
 from patchkit.runtime.on_node.model_print import model_print
 from patchkit.runtime.on_node.python_contents import python_contents
@@ -52,10 +53,15 @@ def test_a_process_that_is_stopped(process):
     assert found.name.startswith("python")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_who_listens(address):
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("0.0.0.0", "127.0.0.2"), ("::", "localhost")],
+)
+def test_who_listens(address, asked):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    own = Path("/proc/self/cgroup").read_text().splitlines()[-1].rpartition("/")[2]
     with socket.socket(family) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             server.bind((address, 0))
         except OSError as error:
@@ -63,6 +69,15 @@ def test_who_listens(address):
         server.listen()
         port = server.getsockname()[1]
         found = [each for each in listeners([port]) if each.address == address]
+        url = f"http://{asked}:{port}"
+        (other,) = group_script.strangers(url, "patchkit-none.service")
+        assert other.startswith(f"{address} port {port}: python")
+        assert str(os.getpid()) in other
+        assert group_script.strangers(url, own) == []
+        assert group_script.strangers(f"http://127.0.0.3:{port}", "x") == [other] * (
+            address in ("0.0.0.0", "::")
+        )
+    assert group_script.strangers(url, "x") == []
     assert [(each.port, each.pid) for each in found] == [(port, os.getpid())]
     assert not [each for each in listeners([port]) if each.address == address]
 
