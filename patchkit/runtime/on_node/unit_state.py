@@ -53,8 +53,8 @@ class UnitState:
 class NodeState:
     """A node's units, the processes that its group has, and its memory in KiB; None: unknown.
 
-    ``starts`` is how often systemd started its first unit in the last hour, of four at most, since
-    it last answered or a person started it. ``strangers`` are who else listens at its port.
+    ``starts`` is how often its first unit was started in the last hour, of four at most, since a
+    person asked for it or it lost a link. ``strangers`` are who else listens at its server's port.
     """
 
     units: tuple[UnitState, ...]

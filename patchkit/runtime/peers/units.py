@@ -74,9 +74,10 @@ def _ports(file: ClusterFile, node: NodeReport, unit: UnitState | None) -> Itera
     needs |= {each.port: each.what for each in ports.needs(executor) if each.port}
     own = {each.pid for each in node.processes or ()}
     taken = [each for each in node.listeners if each.port in needs and each.pid not in own]
-    # A rank that runs has its ports, or it would not: what else listens does so elsewhere.
-    if _is_on(unit):
-        taken = []
+    # A rank that runs has its ports: what else listens does so elsewhere, or shares the server's.
+    if _is_on(unit) and node.state:
+        shared = " ".join(node.state.strangers)
+        taken = [each for each in taken if each.pid and f"(process {each.pid})" in shared]
     for each in {found.port: found for found in taken}.values():
         yield wrong(
             "port",

@@ -259,6 +259,17 @@ def test_what_is_left_of_a_cluster_that_is_down(well):
     assert (between.about, between.hint) == ("ports-between", error.hint)
 
 
+def test_a_server_that_shares_the_port_of_one_that_runs(well):
+    file, (head, worker) = well
+    other = Listener(address="0.0.0.0", port=8000, pid=77, name="python3")
+    head = replace(head, listeners=(*head.listeners, other))
+    assert wrong(file, [head, worker]) == []  # elsewhere
+    strangers = ("0.0.0.0 port 8000: python3 (process 77)",)
+    head = replace(head, state=replace(head.state, strangers=strangers))
+    (port,) = wrong(file, [head, worker])
+    assert (port.about, port.hint) == ("port", "ssh -t spark-1 'kill 77'")
+
+
 def test_an_address_of_another_node(well):
     """It is said where the address does not belong, and no way is judged by it."""
     file, (head, worker) = well
