@@ -62,6 +62,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     links = cluster.links([each.address for each in ranks[1:]])
     units = group_units(cluster.file, ranks, served, [each.words for each in links])
     files = units.files()
+    check_server_port(cluster.head, units.url, units.unit)
     return GroupPlan(
         model=served,
         ranks=tuple(ranks),
@@ -103,7 +104,6 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
     """
     with cluster.alone():
         plan = make_plan(cluster, model)
-        check_server_port(cluster.head, plan.units.url, cluster.file.unit)
         states = all_of(cluster.states())
         runs = _runs(states[0], cluster.file.unit)
         if plan.same and runs:
