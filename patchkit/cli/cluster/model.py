@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from types import NoneType
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from patchkit.cli.cluster.model_view import (
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, confirm, echo, print_json, say, table
 from patchkit.cli.progress import progress
-from patchkit.errors import PatchkitError, SourceError, UsageError
+from patchkit.errors import HostError, PatchkitError, SourceError, UsageError
 from patchkit.finding import worst
 from patchkit.quoting import quoted
 from patchkit.runtime.models.check import check_model
@@ -30,7 +31,7 @@ from patchkit.runtime.models.fetch import fetch_model
 from patchkit.runtime.models.held import remove_model
 from patchkit.runtime.models.names import split_revision
 from patchkit.runtime.models.pins import pin
-from patchkit.runtime.models.report import FetchPlan, HeldModel, ModelCheck, followed, read_answer
+from patchkit.runtime.models.report import FetchPlan, HeldModel, ModelCheck, followed
 from patchkit.runtime.models.sync import (
     ModelNode,
     SyncedModel,
@@ -71,14 +72,17 @@ def get(spec: str, *, cached: bool, dry_run: bool, place: ModelNodes, as_json: b
     repo, revision = split_revision(spec)
     if not revision and place.cluster:
         revision = place.cluster.models.get(repo, "")
-    head, plans = place.head, []
+    head = place.head
+    plans: list[FetchPlan] = []
 
-    def planned(value: Any) -> None:
-        plans.append(read_answer(FetchPlan, value))
+    def planned(plan: FetchPlan) -> None:
+        plans.append(plan)
         if not as_json:
-            echo(plan_lines(plans[0], head.ssh))
+            echo(plan_lines(plan, head.ssh))
 
-    answers = Remote(head.ssh).stream(
+    node = Remote(head.ssh)
+    answers = node.stream(
+        dict[str, Any],
         fetch_model,
         models=head.models,
         python=place.python,
@@ -87,14 +91,16 @@ def get(spec: str, *, cached: bool, dry_run: bool, place: ModelNodes, as_json: b
         cached=cached,
         dry_run=dry_run,
     )
+    kind = NoneType if dry_run else ModelCheck
     with progress() as report:
-        result = followed(answers, report(repo), planned)
+        check = followed(node, kind, answers, report(repo), planned)
+    if not plans:
+        raise HostError(f"{head.ssh}: does not say what it would fetch")
     plan = plans[0]
     fields = {"plan": {**asdict(plan), "left": plan.left}, "dry_run": dry_run}
-    if dry_run:
+    if check is None:
         print_json(fields) if as_json else say("nothing was changed")
         return
-    check = read_answer(ModelCheck, result)
     if check.complete and place.file:
         pin(place.file, repo, plan.commit)
     if as_json:
@@ -222,8 +228,10 @@ def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
             if node.ssh not in found:
                 again = quoted("patchkit", "model", "sync", spec)
                 raise SourceError(f"{node.ssh}: {spec} is not there", hint=again)
-            answers = Remote(node.ssh).stream(check_model, folder=found[node.ssh], full=not quick)
-            return read_answer(ModelCheck, followed(answers, report(f"{node.ssh}: hashing")))
+            wanted = {"folder": found[node.ssh], "full": not quick}
+            there = Remote(node.ssh)
+            answers = there.stream(dict[str, Any], check_model, **wanted)
+            return followed(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
 
         results = everywhere(place.nodes, look)
     _show(list(zip(place.nodes, results, strict=True)), as_json=as_json)
@@ -282,7 +290,7 @@ def remove(spec: str, *, yes: bool, dry_run: bool, place: ModelNodes, as_json: b
     results = everywhere(
         [node for node, _model in found],
         lambda node: Remote(node.ssh).call(
-            remove_model, models=node.models, folder=folders[node.ssh]
+            int, remove_model, models=node.models, folder=folders[node.ssh]
         ),
     )
     for each in results:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
-from patchkit.records import record
 from patchkit.runtime.doctor.cluster import examined
 from patchkit.runtime.doctor.gpu_visit import gpu_visit
 from patchkit.runtime.doctor.judgement import cluster_findings
@@ -89,17 +88,13 @@ def _server(cluster: Cluster, head: NodeReport, *, questions: bool) -> Iterator[
         return
     url = url_of(head.placed, cluster.file.serve.port)
     try:
-        said = record(
-            ServerAnswers,
-            cluster.head.call(server_answers.look, url=url, metrics=wanted_metrics()),
-        )
+        wanted = {"url": url, "metrics": wanted_metrics()}
+        said = cluster.head.call(ServerAnswers, server_answers.look, **wanted)
         yield from server_findings(head.node, said, head.state.units if head.state else ())
         if questions and said.asked and said.token and said.token.first_ms is not None:
-            asked = cluster.head.stream(
-                server_answers.ask_facts, url=url, model=said.asked, questions=questions_to_ask()
-            )
-            answers = [record(AskedFact, each) for each in asked]
-            yield from sense_findings(head.node, said.asked, answers)
+            asked = {"url": url, "model": said.asked, "questions": questions_to_ask()}
+            answers = cluster.head.stream(AskedFact, server_answers.ask_facts, **asked)
+            yield from sense_findings(head.node, said.asked, list(answers))
         else:
             why = "no server gave a token" if questions else "--ask asks ten questions"
             yield _unchecked("sense", head.node, why)
@@ -134,11 +129,9 @@ def _journals(
     since = unit.since if unit and unit.active == "active" else ""
     if not asked:
         return [], unread
-    try:
-        found = journals(cluster, since=since, lines=0 if since else _LINES, nodes=asked)
-        return list(found), unread
-    except PatchkitError as error:
-        return [], [*unread, *(_unchecked("log", each, error.what) for each in asked)]
+    found = journals(cluster, since=since, lines=0 if since else _LINES, nodes=asked)
+    lines = list(found.lines)
+    return lines, unread + [_unchecked("log", *each) for each in found.silent.items()]
 
 
 def _logs(
@@ -179,7 +172,9 @@ def _networks(
     yield from nccl_agreement(logs)
 
 
-def _unchecked(about: str, node: str, why: str) -> Finding:
+def _unchecked(about: str, node: str, why: str | PatchkitError) -> Finding:
+    if isinstance(why, PatchkitError):
+        why = why.what
     return Finding(level=Level.UNKNOWN, where=node, about=about, what=f"not checked: {why}")
 
 

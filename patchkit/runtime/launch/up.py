@@ -116,9 +116,9 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
             cluster.put(plan.files)
             committed("the files of this start are on every node")
         how = {"restart": not plan.same, "lasting": lasting}
-        since = cluster.head.call(begin, name=cluster.file.name, **how)["since"]
+        since = cluster.head.call(str, begin, name=cluster.file.name, **how)
         committed(f"{plan.model.name} is started, and goes on loading")
-        return Begun(plan=plan, since=str(since))
+        return Begun(plan=plan, since=since)
 
 
 def _runs(state: NodeState, unit: str) -> bool:
@@ -146,8 +146,8 @@ def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:
         with cluster.alone():
             check_stopped(cluster, stopped(cluster, disable=False))
             cluster.put(former)
-            since = cluster.head.call(begin, name=cluster.file.name, restart=True)["since"]
-        back = waited(cluster, str(since), tell)
+            since = cluster.head.call(str, begin, name=cluster.file.name, restart=True)
+        back = waited(cluster, since, tell)
         raise HostError(
             error.what,
             why=f"{error.why}\n  back:  {back.model} is served again",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.quoting import quoted
@@ -15,7 +16,6 @@ from patchkit.runtime.models.report import (
     ModelRoom,
     SentModel,
     followed,
-    read_answer,
 )
 from patchkit.runtime.models.transfer import make_room, send_model
 from patchkit.runtime.remote.everywhere import everywhere
@@ -46,8 +46,7 @@ def models_of(nodes: Sequence[ModelNode]) -> list[list[HeldModel] | PatchkitErro
     """Return the models of each node, or why it did not say."""
 
     def ask(node: ModelNode) -> list[HeldModel]:
-        answer = Remote(node.ssh).call(held_models, models=node.models)
-        return [read_answer(HeldModel, each) for each in answer]
+        return Remote(node.ssh).call(list[HeldModel], held_models, models=node.models)
 
     return everywhere(nodes, ask)
 
@@ -87,10 +86,8 @@ def source_of(
 def room_for(model: HeldModel, node: ModelNode, *, dry_run: bool = False) -> ModelRoom:
     """Return where a model goes on a node, and make its folder; raises what ``make_room`` does."""
     name = model.folder.rpartition("/")[2]
-    answer = Remote(node.ssh).call(
-        make_room, models=node.models, name=name, size=model.size, dry_run=dry_run
-    )
-    return read_answer(ModelRoom, answer)
+    wanted = {"models": node.models, "name": name, "size": model.size, "dry_run": dry_run}
+    return Remote(node.ssh).call(ModelRoom, make_room, **wanted)
 
 
 def sync_model(
@@ -98,10 +95,10 @@ def sync_model(
 ) -> SyncedModel:
     """Copy a model to a node and hash it there."""
     room = room_for(model, node)
-    sending = Remote(source.ssh).stream(
-        send_model, folder=model.folder, destination=node.peer, target=room.folder
-    )
-    sent = read_answer(SentModel, followed(sending, report(f"{node.ssh}: copying")))
-    checking = Remote(node.ssh).stream(check_anew, folder=room.folder)
-    check = read_answer(ModelCheck, followed(checking, report(f"{node.ssh}: checking")))
+    here, other = Remote(source.ssh), Remote(node.ssh)
+    wanted = {"folder": model.folder, "destination": node.peer, "target": room.folder}
+    sending = here.stream(dict[str, Any], send_model, **wanted)
+    sent = followed(here, SentModel, sending, report(f"{node.ssh}: copying"))
+    checking = other.stream(dict[str, Any], check_anew, folder=room.folder)
+    check = followed(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
     return SyncedModel(node=node, sent=sent, check=check)

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from patchkit.errors import HostError
 from patchkit.records import record
+from patchkit.runtime.on_node.node_files import config_folder
 from patchkit.runtime.openai.answer_parts import StreamedAnswer
 from patchkit.runtime.openai.api_key import SECRETS, find_key
 from patchkit.runtime.openai.chat_stream import ask_anyhow, ask_chat
@@ -50,6 +52,20 @@ class ServerAnswers:
     token: StreamedAnswer | None = None
     metrics: PathAnswer = PathAnswer()
     figures: Figures = field(default_factory=Figures)
+
+    @property
+    def silence(self) -> str:
+        """Return why no token came; "" if one came, or none was to be had of this server."""
+        if not self.health.status:
+            return self.health.trouble or "no answer"
+        token = self.token
+        if token is None:
+            return "" if self.listing.status else self.listing.trouble
+        if token.first_ms is not None or token.completion_tokens:
+            return ""
+        if token.status in (0, 200):
+            return token.trouble or token.said or "an answer without a token"
+        return f"HTTP {token.status} {token.said}" if token.status >= 500 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +116,15 @@ def look(
     return asdict(found)
 
 
+def look_at(name: str, seconds: float = 30.0) -> dict[str, Any]:
+    """Return the answers of the server that was started last in a cluster, on its head."""
+    try:
+        url = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))["url"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise HostError(f"group.json does not say where the server is: {error}") from None
+    return look(url, seconds=seconds)
+
+
 def ask_facts(
     url: str,
     model: str,
@@ -122,8 +147,7 @@ def ask_facts(
             answer = StreamedAnswer(path="", trouble="not asked: the time was over")
         else:
             answer = ask_chat(server, model, question["ask"], tokens, left)
-        found = asdict(AskedFact(id=question["id"], again=again, answer=answer))
-        return dict(json.loads(json.dumps(found)))  # the same here as over ssh: lists
+        return asdict(AskedFact(id=question["id"], again=again, answer=answer))
 
     first, *others = questions
     yield asked(first)

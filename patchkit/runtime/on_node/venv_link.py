@@ -49,6 +49,15 @@ class InstallState:
     free: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VenvLinks:
+    """The current and the former installation, "" for none, and those that are whole."""
+
+    current: str
+    former: str
+    whole: tuple[str, ...]
+
+
 def venv_folder() -> Path:
     """Return the folder of the installations."""
     return share_folder() / "venvs"
@@ -81,13 +90,14 @@ def look(venv: str, lock: Any) -> dict[str, Any]:
 
 
 def links(venv: str) -> dict[str, Any]:
-    """Return the current and the former installation, and those that are whole."""
+    """Return where a node's links lead."""
     link = Path(venv).expanduser()
-    return {
-        "current": _leads_to(link),
-        "former": _leads_to(_former(link)),
-        "whole": sorted(each.parent.name for each in venv_folder().glob(f"*/{MARKER}")),
-    }
+    found = VenvLinks(
+        current=_leads_to(link),
+        former=_leads_to(_former(link)),
+        whole=tuple(sorted(each.parent.name for each in venv_folder().glob(f"*/{MARKER}"))),
+    )
+    return asdict(found)
 
 
 def switch(venv: str, name: str, back: bool = False) -> str:

@@ -46,6 +46,8 @@ _CAUSES = (
     ("Connection refused", "no sshd listens there", "`sudo systemctl start ssh` on that machine"),
     ("timed out", "no answer: switched off, another network, or a firewall", "`ping {node}`"),
     ("No route to host", "switched off, or another network", "`ping {node}`"),
+    ("sign of life", "it is frozen or out of memory, or its login hangs", "`ssh {node} true`"),
+    ("", "ssh did not connect, or the link was cut", "ssh {node} true"),
 )
 
 
@@ -87,7 +89,9 @@ def check_destination(destination: str) -> None:
 
 def there(node: str, *words: str) -> str:
     """Return a command line that runs these words on a node, to paste here."""
-    return quoted(*words) if node == HERE else quoted("ssh", "-t", node, quoted(*words))
+    if node == HERE:
+        return quoted(*words)
+    return quoted("ssh", "-t", node, quoted(*words)) if words else quoted("ssh", node)
 
 
 def ssh_error(done: Completed, destination: str) -> PatchkitError:
@@ -96,11 +100,14 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
         return HostError(
             f"{done.command[0]} {done.trouble}", hint="sudo apt install openssh-client"
         )
-    words = (done.errors.strip() or done.trouble).split("\n")
     node = quoted(destination)
+    if done.status is None:
+        why, hint = advice(done.trouble, destination)
+        return HostError(f"{destination}: {done.trouble}", why=why, hint=hint)
+    lines = (done.errors.strip() or done.trouble).split("\n")
     if done.status == 127:
         return HostError(
-            f"{destination}: {words[-1]}",
+            f"{destination}: {lines[-1]}",
             why="patchkit needs Python 3.11 or later there",
             hint=f"ssh {node} sudo apt install python3",
         )
@@ -108,11 +115,13 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
         return HostError(
             f"{destination}: {done.trouble}", hint=f"look there: ssh {node} python3 --version"
         )
-    for text, why, hint in _CAUSES:
-        if text in done.errors:
-            return HostError(f"{destination}: {words[-1]}", why=why, hint=hint.format(node=node))
-    return HostError(
-        f"{destination}: {words[-1]}",
-        why="ssh did not connect, or the link was cut",
-        hint=f"ssh {node} true",
-    )
+    known = (line for text, *_ in _CAUSES[:-1] for line in lines if text in line)
+    line = next(known, lines[-1]).strip("@ ")
+    why, hint = advice(line, destination)
+    return HostError(f"{destination}: {line}", why=why, hint=hint)
+
+
+def advice(line: str, destination: str) -> tuple[str, str]:
+    """Return why ssh says this of a destination, and what to do."""
+    why, hint = next((why, hint) for text, why, hint in _CAUSES if text in line)
+    return why, hint.format(node=quoted(destination))
