@@ -106,14 +106,14 @@ class _DialogueReader:
             taken += len(read)
             rest += read
             if taken > self.limits.size:
-                self.given_up = f"it sent more than {self.limits.size / 2**20:.0f} MiB"
+                self.given_up = f"it sent more than {self.limits.size / 2**20:g} MiB"
                 return
             if b"\n" in read:
                 *whole, last = bytes(rest).split(b"\n")
                 rest = bytearray(last)
                 yield from (decoded(line + b"\n") for line in whole)
             elif len(rest) > self.limits.line:
-                self.given_up = f"it sent a line of more than {self.limits.line >> 20} MiB"
+                self.given_up = f"it sent a line of more than {self.limits.line / 2**20:g} MiB"
                 return
         if rest and not self.given_up:
             yield decoded(bytes(rest))

@@ -18,6 +18,13 @@ from tools.lifecycle.launcher import (
     ssh_refused,
 )
 from tools.lifecycle.nodes import SystemdNode
+from tools.lifecycle.silent import (
+    hold_frozen,
+    launcher_frozen,
+    login_prints_a_title,
+    server_hung,
+    silent_node,
+)
 from tools.lifecycle.starting import (
     gives_up,
     init_in_the_lab,
@@ -170,6 +177,7 @@ SCENARIOS: dict[str, Scenario] = {
         *(worker_lost, head_lost, cable_out_5, cable_out_60, lan_out),
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
         *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
+        *(silent_node, login_prints_a_title, server_hung, launcher_frozen, hold_frozen),
         *(second_up, held, switch_back, gives_up, wrong_token, port_taken, odd_words),
     )
 }

@@ -26,7 +26,7 @@ from patchkit.runtime.remote.ssh import (
 
 T = TypeVar("T")
 _DIGITS = 25  # of a whole number: a size in bytes has 20 at most
-_CALL_SECONDS = 600.0  # for an answer that comes at once; what takes longer is a stream
+_CALL_SECONDS, _CALL_SIZE = 600.0, 64 << 20  # what takes longer, or is more, is a stream
 _LIMITS = DialogueLimits(mark=MARK, silence=30, beat=HEARTBEAT, size=256 << 20)
 
 
@@ -53,7 +53,7 @@ class Remote:
         """Return what a function returns there, as what it has to be."""
         if self.here:
             return self.checked(kind, _as_sent(function(**arguments)))
-        limits = replace(_LIMITS, seconds=_CALL_SECONDS)
+        limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
         with contextlib.closing(self._answers(function, arguments, limits)) as answers:
             for name, value in answers:
                 if name == "value":
