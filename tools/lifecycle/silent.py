@@ -99,7 +99,7 @@ def server_hung(lab: LifecycleLab) -> str:
 def launcher_frozen(lab: LifecycleLab) -> str:
     """The launcher's machine sleeps while it holds the cluster, twice: waited for, and ended."""
     with lab.prepared("launcher_frozen") as cluster:
-        _freeze_holder(cluster)
+        _freeze_holder(cluster, "first")
         began = time.monotonic()
         busy = cluster.patchkit("up", MODEL)
         insist(busy.status == BusyError.exit_code, f"up: {busy.status} {busy.errors}")
@@ -111,17 +111,17 @@ def launcher_frozen(lab: LifecycleLab) -> str:
 
         wait(free, int(LEASE) + 30, "the lock is held for ever")
         lost = time.monotonic() - began
-        _freeze_holder(cluster)
+        _freeze_holder(cluster, "second")
         broken = cluster.patchkit("up", MODEL, "--break-lock")
         insist(broken.status == 0, f"--break-lock: {broken.errors}")
         cluster.down()
     return f"others exit with {busy.status}, for {lost:.0f} s; --break-lock ends it at once"
 
 
-def _freeze_holder(cluster: EmulatedCluster) -> None:
+def _freeze_holder(cluster: EmulatedCluster, log: str) -> None:
     laptop = cluster.rack.laptop
-    holder = laptop.start(sys.executable, "-c", HOLDS, log="holder")
-    wait(lambda: "held" in laptop.node.log("holder").read_text(), 30, "it does not hold")
+    holder = laptop.start(sys.executable, "-c", HOLDS, log=log)
+    wait(lambda: "held" in laptop.node.log(log).read_text(), 30, "it does not hold")
     laptop.kill(holder, SIGSTOP)
 
 

@@ -14,6 +14,7 @@ from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.process import Completed, output
 from patchkit.quoting import quoted
 
+_SILENCE = 300  # seconds without a byte: a login that hangs, for one
 INSTALL = ("sudo", "apt", "install", "rsync")
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
 _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
@@ -46,7 +47,7 @@ def rsync_words(
     if ":" in destination or "/" in destination or any(" " in word for word in ssh):
         raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
     return (
-        *("rsync", *options, "--partial", "--protect-args"),
+        *("rsync", *options, "--partial", "--protect-args", f"--timeout={_SILENCE}"),
         *("--info=progress2", "--stats", "--no-human-readable", "--outbuf=L"),
         # Plain words without a blank, which rsync splits at.
         *(("-e", " ".join(ssh)) if destination else ()),
