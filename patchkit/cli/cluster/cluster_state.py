@@ -81,8 +81,9 @@ def _hanging(cluster: Cluster) -> str | None:
             return None
     except PatchkitError as error:
         why = error.what
-    written = start.journals(cluster, lines=1, nodes=[cluster.head.destination])
-    last = [line for _node, line in written.lines]
+    written = start.journals(cluster, lines=200, nodes=[cluster.head.destination]).lines
+    # What it wrote about being asked says nothing of the model.
+    last = [line for _node, line in written if " HTTP/1." not in line.text]
     since = f"{_clock(last[-1])}, when it wrote its last line" if last else "an unknown time"
     return f"since {since}: {why}"
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any
 
 from patchkit.finding import Finding
 from patchkit.finding_text import told
-from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
-from patchkit.records import read_toml
 from patchkit.runtime.on_node.server_answers import ServerAnswers
 from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.openai.answer_parts import StreamedAnswer
@@ -20,12 +16,6 @@ _FILE = "server.toml"
 _FULL = 0.95  # of the KV cache: what is left does not hold another long request
 _TOKENS = 1000  # tokens of the prefix cache's questions from which no hit says something
 _CLUSTER_LOGS, _CLUSTER_STATUS = "patchkit cluster logs", "patchkit cluster status"
-
-
-@cache
-def wanted_metrics() -> list[dict[str, Any]]:
-    """Return the figures that ``server_answers.look`` is to find, as its argument ``metrics``."""
-    return list(read_toml(tuple[dict[str, Any], ...], RECIPES / "doctor" / _FILE, key="metric"))
 
 
 def server_findings(

@@ -14,7 +14,7 @@ from patchkit.runtime.doctor.log import log_findings
 from patchkit.runtime.doctor.nccl_log import read_nccl
 from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.runtime.doctor.sense import questions_to_ask, sense_findings
-from patchkit.runtime.doctor.server import server_findings, wanted_metrics
+from patchkit.runtime.doctor.server import server_findings
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.journal import read_journals
 from patchkit.runtime.launch.start import journals
@@ -88,7 +88,7 @@ def _server(cluster: Cluster, head: NodeReport, *, questions: bool) -> Iterator[
         return
     url = url_of(head.placed, cluster.file.serve.port)
     try:
-        wanted = {"url": url, "metrics": wanted_metrics()}
+        wanted = {"url": url, "metrics": server_answers.wanted_metrics()}
         said = cluster.head.call(ServerAnswers, server_answers.look, **wanted)
         yield from server_findings(head.node, said, head.state.units if head.state else ())
         if questions and said.asked and said.token and said.token.first_ms is not None:

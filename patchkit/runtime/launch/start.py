@@ -15,7 +15,7 @@ from patchkit.runtime.launch import journal
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.on_node import journal as of_node
 from patchkit.runtime.on_node.journal import JournalLine
-from patchkit.runtime.on_node.server_answers import ServerAnswers, look_at
+from patchkit.runtime.on_node.server_answers import ServerAnswers, look_at, wanted_metrics
 from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.remote.node import Remote
 
@@ -86,7 +86,8 @@ def _anew(cluster: Cluster) -> str:
 
 def token_silence(cluster: Cluster) -> str:
     """Ask the server for a token, on the head; return why none came, "" if one did."""
-    return cluster.head.call(ServerAnswers, look_at, name=cluster.file.name).silence
+    asked = {"name": cluster.file.name, "metrics": wanted_metrics()}
+    return cluster.head.call(ServerAnswers, look_at, **asked).silence
 
 
 def failed(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> HostError:

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from patchkit.errors import HostError
-from patchkit.records import record
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml, record
 from patchkit.runtime.on_node.node_files import config_folder
 from patchkit.runtime.openai.answer_parts import StreamedAnswer
 from patchkit.runtime.openai.api_key import SECRETS, find_key
@@ -64,7 +66,9 @@ class ServerAnswers:
         if token.first_ms is not None or token.completion_tokens:
             return ""
         if token.status in (0, 200):
-            return token.trouble or token.said or "an answer without a token"
+            waiting = self.figures.numbers.get("waiting", 0)
+            why = token.trouble or token.said or "an answer without a token"
+            return f"{why}; {waiting:.0f} requests wait before" if waiting else why
         return f"HTTP {token.status} {token.said}" if token.status >= 500 else ""
 
 
@@ -75,6 +79,14 @@ class AskedFact:
     id: str
     again: bool = False
     answer: StreamedAnswer
+
+
+@cache
+def wanted_metrics() -> list[dict[str, Any]]:
+    """Return the figures that ``look`` is to find, as its argument ``metrics``: for who asks."""
+    return list(
+        read_toml(tuple[dict[str, Any], ...], RECIPES / "doctor" / "server.toml", key="metric")
+    )
 
 
 def look(
@@ -116,13 +128,15 @@ def look(
     return asdict(found)
 
 
-def look_at(name: str, seconds: float = 30.0) -> dict[str, Any]:
+def look_at(
+    name: str, metrics: Sequence[dict[str, Any]] = (), seconds: float = 30.0
+) -> dict[str, Any]:
     """Return the answers of the server that was started last in a cluster, on its head."""
     try:
         url = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))["url"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise HostError(f"group.json does not say where the server is: {error}") from None
-    return look(url, seconds=seconds)
+    return look(url, metrics=metrics, seconds=seconds)
 
 
 def ask_facts(

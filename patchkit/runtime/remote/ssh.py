@@ -46,6 +46,7 @@ _CAUSES = (
     ("Connection refused", "no sshd listens there", "`sudo systemctl start ssh` on that machine"),
     ("timed out", "no answer: switched off, another network, or a firewall", "`ping {node}`"),
     ("No route to host", "switched off, or another network", "`ping {node}`"),
+    ("no answer within", "it is frozen or out of memory, or its login hangs", "`ssh {node} true`"),
     ("sign of life", "it is frozen or out of memory, or its login hangs", "`ssh {node} true`"),
     ("", "ssh did not connect, or the link was cut", "ssh {node} true"),
 )

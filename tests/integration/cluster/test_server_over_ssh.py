@@ -3,8 +3,14 @@
 import pytest
 
 from patchkit.runtime.doctor.sense import questions, questions_to_ask, sense_findings
-from patchkit.runtime.doctor.server import server_findings, wanted_metrics
-from patchkit.runtime.on_node.server_answers import AskedFact, ServerAnswers, ask_facts, look
+from patchkit.runtime.doctor.server import server_findings
+from patchkit.runtime.on_node.server_answers import (
+    AskedFact,
+    ServerAnswers,
+    ask_facts,
+    look,
+    wanted_metrics,
+)
 from patchkit.runtime.remote.node import Remote
 from patchkit.runtime.remote.ssh import sharing
 from support import ssh_server

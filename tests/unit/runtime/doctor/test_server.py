@@ -6,8 +6,8 @@ import pytest
 
 from patchkit.errors import UsageError
 from patchkit.finding import Level
-from patchkit.runtime.doctor.server import server_findings, wanted_metrics
-from patchkit.runtime.on_node.server_answers import ServerAnswers, look
+from patchkit.runtime.doctor.server import server_findings
+from patchkit.runtime.on_node.server_answers import ServerAnswers, look, wanted_metrics
 from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.remote.node import Remote
 from support.model_server import REASONING, VERSIONS, ModelServer, metrics
