@@ -153,7 +153,7 @@ class Cluster:
                 breaking = quoted("patchkit", "cluster", "down", *where, "--break-lock")
                 raise BusyError(
                     error.what,
-                    why=f"whose launcher is silent loses it after {LEASE:.0f} s",
+                    why=f"a launcher loses the cluster after {LEASE:.0f} s of silence",
                     hint=f"wait until it is done; `{breaking}` ends it, and what is served",
                 ) from None
             yield

@@ -119,10 +119,11 @@ def _described(process: int | None) -> str:
         environ = (home / "environ").read_bytes().split(b"\0")
         ticks = int((home / "stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])
+        ssh = [each for each in environ if each.startswith(b"SSH_CONNECTION=")]
+        peer = ssh[0].decode().partition("=")[2].split()[0] if ssh else ""
     except (OSError, ValueError, IndexError):
         return "another user's process"
-    ssh = [each.decode() for each in environ if each.startswith(b"SSH_CONNECTION=")]
-    place = f"from {ssh[0].partition('=')[2].split()[0]}" if ssh else "on this machine"
+    place = f"from {peer}" if peer else "on this machine"
     seconds = up - ticks / os.sysconf("SC_CLK_TCK")
     since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
     return f"process {process}, {place}, since {since} ({seconds:.0f} s)"
