@@ -109,7 +109,7 @@ def hold_alone(name: str, break_lock: bool = False) -> Iterator[bool]:
                 time.sleep(_LONG)
     except BusyError:
         who = _described(holder(folder))
-        raise BusyError(f"another patchkit changes the cluster {name!r}: {who}") from None
+        raise BusyError(f"another patchkit is changing the cluster {name!r}: {who}") from None
 
 
 def _described(process: int | None) -> str:
