@@ -11,9 +11,9 @@ import click
 from patchkit.cli import show
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json
-from patchkit.cli.out import echo, print_json, say, style, table, tell
+from patchkit.cli.out import LaidOut, echo, print_json, say, style, table, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.wheel import index, override
+from patchkit.cli.wheel import override
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
@@ -54,7 +54,6 @@ def command() -> None:
     """Keep finished wheels with a manifest, hashes, and locked requirements."""
 
 
-command.add_command(index.command)
 command.add_command(override.command)
 
 
@@ -90,9 +89,15 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
     elif not others:
         say(next_step(*program(), "wheelhouse", "fill", "--dir", house))
     elif all(entry.kind is not Kind.LOCKED for entry in others):
-        say(index.next_index(house))
+        say(_next_offer(house))
     if signed or doubt:
         say(_signed(house, signed) if signed else f"signature: {doubt}")
+
+
+def _next_offer(house: Path) -> LaidOut:
+    """Return the line that offers a whole wheelhouse to nodes, which take it by `--find-links`."""
+    words = ("-m", "http.server", "--bind", "127.0.0.1", "--directory", house, "8000")
+    return next_step("python3", *words, where="to offer them to every node")
 
 
 def _signature(house: Path) -> tuple[Signed | None, str]:
@@ -292,7 +297,7 @@ def fill_wheels(
     where = "" if here else f"on a node, {node.machine}"
     say(next_step(*(pip() if here else ["pip"]), "install", *options, *lock, where=where))
     if not lock_only:
-        say(index.next_index(house))
+        say(_next_offer(house))
 
 
 def _filled_lines(
