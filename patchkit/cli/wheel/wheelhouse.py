@@ -19,7 +19,6 @@ from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
 from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
-from patchkit.quoting import quoted
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
@@ -91,7 +90,8 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
     elif all(entry.kind is not Kind.LOCKED for entry in others):
         say(_next_offer(house))
     if signed or doubt:
-        say(_signed(house, signed) if signed else f"signature: {doubt}")
+        who = "`patchkit verify --signers FILE` says whose that is"
+        say(f"signed with the key {signed.key}; {who}" if signed else f"signature: {doubt}")
 
 
 def _next_offer(house: Path) -> LaidOut:
@@ -107,15 +107,6 @@ def _signature(house: Path) -> tuple[Signed | None, str]:
     # A list is worth having in spite of a bad signature; `verify` refuses.
     except (HashMismatchError, HostError) as error:
         return None, error.what
-
-
-def _signed(house: Path, signed: Signed) -> str:
-    statement = signed.statement
-    said = f"signed on {statement.date}, counter {statement.counter}, with the key {signed.key}"
-    if signed.stale:
-        again = quoted(*program(), "wheelhouse", "sign", "--dir", house)
-        return f"{said}\n  stale: {', '.join(signed.stale)} changed since; sign again: {again}"
-    return f"{said}; `patchkit verify --signers FILE` says whose key that is"
 
 
 def _cells(entry: ManifestEntry) -> tuple[str, ...]:
@@ -148,17 +139,14 @@ def verify_wheels(house: Path, *, trust: Trust | None, as_json: bool) -> None:
 def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     """Sign what the wheelhouse holds now, with an SSH key, for others to verify.
 
-    SHA256SUMS.signed has the sha256 of SHA256SUMS, manifest.json and requirements.txt, a date, and
-    a counter that grows with every signature; ssh-keygen signs it. Nothing is signed that verify
-    finds fault with.
+    ssh-keygen signs SHA256SUMS, which has the sha256 of the wheels, of manifest.json and of
+    requirements.txt. Nothing is signed that verify finds fault with.
     """
     signed = sign(house, key)
     if as_json:
         print_json({"dir": str(house), **signed.fields()})
         return
-    said = f"{house}: signed on {signed.statement.date}, counter {signed.statement.counter}"
-    say(show.GOOD + said)
-    say(f"  wheelhouse {signed.statement.wheelhouse}, key {signed.key}")
+    say(show.GOOD + f"{house}: signed with the key {signed.key}")
     say(next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used"))
 
 
