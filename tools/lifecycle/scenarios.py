@@ -18,6 +18,12 @@ from tools.lifecycle.launcher import (
     ssh_refused,
 )
 from tools.lifecycle.nodes import SystemdNode
+from tools.lifecycle.refusing import (
+    mixed_installations,
+    no_linger,
+    rotten_copies,
+    switch_cut_short,
+)
 from tools.lifecycle.starting import (
     gives_up,
     init_in_the_lab,
@@ -171,6 +177,7 @@ SCENARIOS: dict[str, Scenario] = {
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
         *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
         *(second_up, held, switch_back, gives_up, wrong_token, port_taken, odd_words),
+        *(switch_cut_short, rotten_copies, no_linger, mixed_installations),
     )
 }
 

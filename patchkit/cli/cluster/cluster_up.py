@@ -62,7 +62,7 @@ def switch(model: str, *, cluster: Cluster, dry_run: bool, as_json: bool) -> Non
         tell_plan(cluster, launch.make_plan(cluster, model), as_json=as_json)
         return
     tell = _progress(cluster, quiet=as_json)
-    done = _attached(cluster, lambda: launch.switch(cluster, model, tell), model)
+    done = _attached(lambda: launch.switch(cluster, model, tell))
     _tell_answered(cluster, done, as_json=as_json, url="")
 
 
@@ -78,12 +78,13 @@ def bring_up(
     if not as_json:
         what = "runs with these files already" if begun.running else "is started"
         say(style("✓", fg="green") + f" {begun.plan.model.name} {what} on {_names(cluster)}")
+        _tell_notes(begun.plan)
     if not wait:
         if as_json:
             print_json({"model": begun.plan.model.name, "url": url, "answered": None})
         return
     tell = _progress(cluster, quiet=as_json)
-    done = _attached(cluster, lambda: launch.wait_for(cluster, begun, tell), model, here=here)
+    done = _attached(lambda: launch.wait_for(cluster, begun, tell), here=here)
     _tell_answered(cluster, done, as_json=as_json, url=url)
 
 
@@ -106,15 +107,19 @@ def _names(cluster: Cluster) -> str:
     return ", ".join(each.destination for each in cluster.nodes)
 
 
-def _attached(
-    cluster: Cluster, wait: Callable[[], Answered], model: str, *, here: bool = False
-) -> Answered:
+def _tell_notes(plan: GroupPlan) -> None:
+    for note in plan.notes:
+        say(style("!", fg="yellow") + f" {note}")
+    if plan.notes and plan.model.name != plan.model.folder:
+        say(next_step(*program(), "model", "check", plan.model.name))
+
+
+def _attached(wait: Callable[[], Answered], *, here: bool = False) -> Answered:
     """Wait; an interrupt leaves the start to the head's systemd, and says how to come back."""
     try:
         return wait()
     except Interrupted:
         say("", err=True)
-        say(f"{model} goes on starting on {cluster.head.destination}", err=True)
         again = ["cluster", "status", *(["--here"] if here else [])]
         say(next_step(*program(), *again), err=True)
         raise
@@ -163,6 +168,7 @@ def tell_plan(cluster: Cluster, plan: GroupPlan, *, as_json: bool) -> None:
             {
                 "model": plan.model.name,
                 "url": plan.units.url,
+                "notes": plan.notes,
                 "nodes": [
                     {"node": node.destination, "changed": changed, "files": files}
                     for node, files, changed in nodes
@@ -172,6 +178,7 @@ def tell_plan(cluster: Cluster, plan: GroupPlan, *, as_json: bool) -> None:
         return
     for number, node in enumerate(cluster.nodes):
         echo(_node_lines(node.destination, plan, number))
+    _tell_notes(plan)
     if plan.same:
         say("nothing to write: every node has these files")
 

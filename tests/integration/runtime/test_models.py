@@ -15,7 +15,7 @@ import pytest
 
 from patchkit.errors import HostError, SourceError
 from patchkit.runtime.models.names import ModelFolder
-from patchkit.runtime.models.sync import ModelNode, models_of, source_of, sync_model
+from patchkit.runtime.models.sync import ModelNode, models_of, sources_of, sync_model
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest, hub_server, safetensors
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server
@@ -233,7 +233,7 @@ def silent(_task):
 
 
 def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
-    source, model = source_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
+    source, model = sources_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
     assert source is nodes[0]
     first = sync_model(source, model, nodes[1], silent)
     there = tmp_path / "a b'$(c)" / FOLDER
@@ -258,7 +258,7 @@ def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
 
 
 def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_path):
-    source, model = source_of(nodes, models_of(nodes), "org/small", "")
+    source, model = sources_of(nodes, models_of(nodes), "org/small", "")
     unknown = ModelNode(ssh="spark-2", peer="no-such-host", models=nodes[1].models)
     with pytest.raises(HostError, match="no-such-host") as refused:
         sync_model(source, model, unknown, silent)
@@ -267,7 +267,7 @@ def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_pat
     with pytest.raises(SourceError, match="is not complete"):
         sync_model(source, model, nodes[1], silent)
     with pytest.raises(SourceError, match="no node has the whole model"):
-        source_of(nodes, models_of(nodes), "org/small", "")
+        sources_of(nodes, models_of(nodes), "org/small", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
