@@ -26,7 +26,7 @@ from tools.lifecycle.launcher import CLUSTER
 from tools.lifecycle.nodes import HOME, UID, USER
 from tools.lifecycle.starting import MASTER_PORT
 
-MOMENTS = (0.8, 1.4, 2.0, 2.6, 3.4)  # seconds from the start to Ctrl-C
+MOMENTS = ("at once", "stopped", "loading")  # when Ctrl-C comes
 REPO, COMMIT = "org/small", "0123456789abcdef0123456789abcdef01234567"
 FOLDER = f"{HOME}/models/{ModelFolder(repo=REPO, commit=COMMIT).name}"
 WEIGHTS = "model.safetensors"
@@ -65,13 +65,22 @@ def switch_cut_short(lab: LifecycleLab) -> str:
     return f"disk full: the former again; port taken: both named; Ctrl-C: {', '.join(told)}"
 
 
-def _interrupted(cluster: EmulatedCluster, moment: float) -> str:
+def _interrupted(cluster: EmulatedCluster, moment: str) -> str:
     """Interrupt a switch; what it says is served has to be."""
     laptop, before, former = cluster.rack.laptop, cluster.ranks(), _served(cluster)
     target = MODEL if former == OTHER_MODEL else OTHER_MODEL
-    log = f"interrupted-{moment}"
+    log = f"interrupted-{moment.replace(' ', '-')}"
     started = laptop.start(*CLUSTER, "switch", target, log=log)
-    time.sleep(moment)
+    if moment == "at once":
+        time.sleep(0.5)
+    else:
+        old = {pid for found in before.values() for pids in found.values() for pid in pids}
+
+        def reached() -> bool:
+            now = {p for found in cluster.ranks().values() for pids in found.values() for p in pids}
+            return not now & old and (moment == "stopped" or bool(now))
+
+        wait(reached, cluster.patience, f"the former one is not {moment}")
     laptop.kill(started, SIGINT)
     status, said = started.wait(), laptop.node.log(log).read_text()
     insist(status == 128 + SIGINT, f"status {status}: {said}")
@@ -80,6 +89,7 @@ def _interrupted(cluster: EmulatedCluster, moment: float) -> str:
     served = _served(cluster)
     if "nothing was changed" in last:
         insist(cluster.ranks() == before, f"it says {last!r}, and ranks are new")
+        insist(moment == "at once", f"it says {last!r}, {moment}")
         return "as it was"
     back = f"{former} is started again" in last
     insist(back or f"{target} is started" in last, f"it does not say what is served: {said}")

@@ -15,6 +15,7 @@ from patchkit.errors import UsageError
 from patchkit.runtime.launch import up as launch
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.hold import held
+from patchkit.runtime.launch.plan import by_cluster_file
 from patchkit.runtime.launch.start import Answered
 from patchkit.runtime.launch.up import GroupPlan
 from patchkit.runtime.on_node.unit_state import UnitState
@@ -190,4 +191,4 @@ def _node_lines(node: str, plan: GroupPlan, number: int) -> Iterator[Shown]:
         yield shown(f"  {'removes' if text is None else 'writes'} {name}")
     yield LaidOut(shown("  runs    ") + shown(" ".join(plan.units.ranks[number].words)))
     for note in plan.ranks[number].env.notes:
-        yield style("  note", fg="yellow") + f" {note}"
+        yield style("  note", fg="yellow") + f" {by_cluster_file(note)}"

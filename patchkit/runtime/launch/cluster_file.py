@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from patchkit.errors import UsageError
 from patchkit.reading import require_file
 from patchkit.records import RecordError, matching, one_of, read_toml
+from patchkit.runtime.node.address import named_address
 from patchkit.runtime.remote.ssh import check_destination
 from patchkit.runtime.rules.condition import CHOICES
 
@@ -28,6 +29,17 @@ def _destination(text: str) -> None:
         raise RecordError(error.what) from None
 
 
+def _address(text: str) -> None:
+    try:
+        named_address(text)
+    except UsageError as error:
+        raise RecordError(error.what) from None
+
+
+def _or_empty(check: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda text: check(text) if text else None
+
+
 Destination = Annotated[str, _destination]
 
 
@@ -35,12 +47,13 @@ Destination = Annotated[str, _destination]
 class ClusterNode:
     """A machine: ``ssh`` leads there from here, ``peer`` from the head, by default the same.
 
-    ``address`` is its IPv4 address on the cable, "" for what its facts say.
+    ``address`` is its IPv4 address on the cable, "" for what its facts say. A worker's has to be
+    the one that its facts say.
     """
 
     ssh: Destination
-    peer: Destination | Literal[""] = ""
-    address: str = ""
+    peer: Annotated[str, _or_empty(_destination)] = ""
+    address: Annotated[str, _or_empty(_address)] = ""
 
     @property
     def from_head(self) -> str:

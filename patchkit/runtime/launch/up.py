@@ -27,6 +27,7 @@ from patchkit.runtime.on_node.node_facts import NodeFacts
 from patchkit.runtime.on_node.unit_state import NodeState, UnitState
 from patchkit.runtime.remote.everywhere import all_of
 
+_FIRST_PORT = 1024  # net.ipv4.ip_unprivileged_port_start
 Tell = Callable[[UnitState, float], None]
 
 
@@ -88,7 +89,13 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
 
 
 def _check_nodes(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
-    """Raise HostError for what would end ranks later, or make them differ."""
+    """Raise HostError for what would end ranks, at once or later, or make them differ."""
+    if cluster.file.serve.port < _FIRST_PORT:
+        raise HostError(
+            f"port {cluster.file.serve.port}: a user's units may not open it",
+            why=f"ports below {_FIRST_PORT} are root's",
+            hint=f"another one, {_FIRST_PORT} or more: `port` in [serve], or --port",
+        )
     for found in survey([each.ssh for each in cluster.file.node], facts):
         if found.about in ("systemd", "linger", "installation"):
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
