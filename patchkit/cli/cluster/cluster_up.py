@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 import click
 
@@ -79,10 +80,13 @@ def bring_up(
     if not as_json:
         what = "runs with these files already" if begun.running else "is started"
         say(style("✓", fg="green") + f" {begun.plan.model.name} {what} on {_names(cluster)}")
-        _tell_notes(begun.plan)
     if not wait:
+        notes = begun.plan.notes
         if as_json:
-            print_json({"model": begun.plan.model.name, "url": url, "answered": None})
+            fields = {"model": begun.plan.model.name, "url": url, "answered": None}
+            print_json({**fields, "notes": notes})
+        else:
+            _tell_notes(notes, begun.plan.model.name)
         return
     tell = _progress(cluster, quiet=as_json)
     done = _attached(lambda: launch.wait_for(cluster, begun, tell), here=here)
@@ -108,11 +112,11 @@ def _names(cluster: Cluster) -> str:
     return ", ".join(each.destination for each in cluster.nodes)
 
 
-def _tell_notes(plan: GroupPlan) -> None:
-    for note in plan.notes:
+def _tell_notes(notes: Sequence[str], model: str) -> None:
+    for note in notes:
         say(style("!", fg="yellow") + f" {note}")
-    if plan.notes and plan.model.name != plan.model.folder:
-        say(next_step(*program(), "model", "check", plan.model.name))
+    if notes and not model.startswith(("/", "~")):
+        say(next_step(*program(), "model", "check", model))
 
 
 def _attached(wait: Callable[[], Answered], *, here: bool = False) -> Answered:
@@ -150,12 +154,12 @@ def _progress(cluster: Cluster, *, quiet: bool) -> Callable[[UnitState, float], 
 
 
 def _tell_answered(cluster: Cluster, done: Answered, *, as_json: bool, url: str) -> None:
-    fields = {"model": done.model, "load_s": done.load_s, "token_s": done.token_s}
     if as_json:
-        print_json({**fields, "url": url, "answered": True})
+        print_json({**asdict(done), "url": url, "answered": True})
         return
     times = f"loaded in {done.load_s:.0f} s, first token after {done.token_s:.1f} s"
     say(style("✓", fg="green") + f" {done.model} answers: {times}")
+    _tell_notes(done.notes, done.model)
     if url:
         where = "" if cluster.head.here else f"on {cluster.head.destination}"
         echo([next_step("curl", f"{url}/v1/models", where=where)])
@@ -179,7 +183,7 @@ def tell_plan(cluster: Cluster, plan: GroupPlan, *, as_json: bool) -> None:
         return
     for number, node in enumerate(cluster.nodes):
         echo(_node_lines(node.destination, plan, number))
-    _tell_notes(plan)
+    _tell_notes(plan.notes, plan.model.name)
     if plan.same:
         say("nothing to write: every node has these files")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError
@@ -170,7 +170,7 @@ def _runs(state: NodeState, unit: str) -> bool:
 
 def wait_for(cluster: Cluster, begun: Begun, tell: Tell) -> Answered:
     """Return once the model has answered. Raises HostError with the first error of all ranks."""
-    return waited(cluster, begun.since, tell)
+    return replace(waited(cluster, begun.since, tell), notes=begun.plan.notes)
 
 
 def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:

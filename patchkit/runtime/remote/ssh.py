@@ -106,7 +106,9 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
         )
     if done.status != _DID_NOT_CONNECT:
         return HostError(
-            f"{destination}: {done.trouble}", hint=f"look there: ssh {node} python3 --version"
+            f"{destination}: {done.trouble}",
+            why="the login shell there, or its Python, ended before it answered",
+            hint=f"see what it says: ssh {node} python3 --version",
         )
     for text, why, hint in _CAUSES:
         if text in done.errors:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.errors import HostError, SourceError
+from patchkit.errors import HostError, SourceError, StorageError
 from patchkit.runtime.models.names import ModelFolder
 from patchkit.runtime.models.sync import ModelNode, models_of, sources_of, sync_model
+from patchkit.runtime.remote.rsync import copied
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest, hub_server, safetensors
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server
@@ -161,7 +162,7 @@ def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
     said = cli(
         "model", "get", "org/small", "--python", python, "--models", disk, rc=7, env=env
     ).stderr
-    assert "GB are free" in said
+    assert "are free" in said
     assert not list(disk.iterdir())
 
 
@@ -233,7 +234,7 @@ def silent(_task):
 
 
 def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
-    source, model = sources_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
+    (source, model), *_ = sources_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
     assert source is nodes[0]
     first = sync_model(source, model, nodes[1], silent)
     there = tmp_path / "a b'$(c)" / FOLDER
@@ -257,8 +258,18 @@ def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
     assert sync_model(source, model, nodes[1], silent).check.complete
 
 
+def test_a_copy_that_fails_shows_no_progress():
+    need("rsync")
+    script = (
+        "printf '  32,768  12%% 1.00MB/s 0:00:01\\r  65,536  24%% 1.00MB/s 0:00:01'; kill -9 $$"
+    )
+    with pytest.raises(StorageError) as failed:
+        list(copied(("sh", "-c", script), 1 << 20, "spark-2"))
+    assert failed.value.what == "rsync to spark-2 failed: killed by SIGKILL"
+
+
 def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_path):
-    source, model = sources_of(nodes, models_of(nodes), "org/small", "")
+    ((source, model),) = sources_of(nodes, models_of(nodes), "org/small", "")
     unknown = ModelNode(ssh="spark-2", peer="no-such-host", models=nodes[1].models)
     with pytest.raises(HostError, match="no-such-host") as refused:
         sync_model(source, model, unknown, silent)

@@ -25,6 +25,8 @@ NODE = '[[node]]\nssh = "spark-1"\n'
             '[[node]]\nssh = "-oProxyCommand=x"\n',
             ":2: node[1].ssh: '-oProxyCommand=x' is not a host",
         ),
+        (f'{NODE}peer = "-oX"\n', ":3: node[1].peer: '-oX' is not a host"),
+        (f'{NODE}address = "$(touch x)"\n', ":3: node[1].address: '$(touch x)' is not an IPv4"),
         (f'venv = "here"\n{NODE}', ":1: venv: is 'here', not a path from / or ~/"),
         (f'name = "A b"\n{NODE}', ":1: name: is 'A b', not a short name"),
         (f"{NODE}[serve]\nport = 70000\n", ":4: serve.port: is 70000, not a port"),
