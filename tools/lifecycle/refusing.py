@@ -31,11 +31,12 @@ REPO, COMMIT = "org/small", "0123456789abcdef0123456789abcdef01234567"
 FOLDER = f"{HOME}/models/{ModelFolder(repo=REPO, commit=COMMIT).name}"
 WEIGHTS = "model.safetensors"
 FLIP = """\
-import pathlib, sys
+import os, pathlib, sys
 path = pathlib.Path(sys.argv[1])
-data = bytearray(path.read_bytes())
+data, before = bytearray(path.read_bytes()), path.stat()
 data[-1] ^= 1
 path.write_bytes(data)
+os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 """
 
 
@@ -104,6 +105,7 @@ def rotten_copies(lab: LifecycleLab) -> str:
         for node in nodes:
             for name, text in {**small_model(), ".cache/patchkit/model.json": _record()}.items():
                 fake_venv.write(node, f"{FOLDER}/{name}", text)
+            node.user("touch", "--date=@1700000000", f"{FOLDER}/{WEIGHTS}")
         file = cluster.home / "cluster.toml"
         file.write_text(f'{file.read_text()}\n[models]\n"{REPO}" = "{COMMIT}"\n')
         _flip(cluster, "spark1")

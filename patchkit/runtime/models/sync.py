@@ -122,10 +122,14 @@ def sync_model(
 ) -> SyncedModel:
     """Copy a model to a node and hash it there."""
     room = room_for(model, node)
-    sending = Remote(source.ssh).stream(
-        send_model, folder=model.folder, destination=node.peer, target=room.folder
-    )
-    sent = read_answer(SentModel, followed(sending, report(f"{node.ssh}: copying")))
-    checking = Remote(node.ssh).stream(check_anew, folder=room.folder)
-    check = read_answer(ModelCheck, followed(checking, report(f"{node.ssh}: checking")))
+    # Twice: rsync keeps what has the right size and time, and the check removes what is wrong.
+    for _ in range(2):
+        sending = Remote(source.ssh).stream(
+            send_model, folder=model.folder, destination=node.peer, target=room.folder
+        )
+        sent = read_answer(SentModel, followed(sending, report(f"{node.ssh}: copying")))
+        checking = Remote(node.ssh).stream(check_anew, folder=room.folder)
+        check = read_answer(ModelCheck, followed(checking, report(f"{node.ssh}: checking")))
+        if check.complete:
+            break
     return SyncedModel(node=node, sent=sent, check=check)

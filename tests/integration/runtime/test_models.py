@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.errors import HostError, SourceError, StorageError
+from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError
 from patchkit.runtime.models.names import ModelFolder
-from patchkit.runtime.models.sync import ModelNode, models_of, sources_of, sync_model
+from patchkit.runtime.models.sync import ModelNode, check_sources, models_of, sources_of, sync_model
 from patchkit.runtime.remote.rsync import copied
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest, hub_server, safetensors
 from support.needed import need
@@ -254,8 +254,17 @@ def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
     data[-1] ^= 1
     place.write_bytes(data)
     os.utime(place, ns=(kept.st_atime_ns, kept.st_mtime_ns))
-    assert not sync_model(source, model, nodes[1], silent).check.complete
     assert sync_model(source, model, nodes[1], silent).check.complete
+    # A source whose bytes are wrong is none.
+    rotten = tmp_path / "models" / FOLDER / SHARDS[0]
+    rotten.write_bytes(bytes(data[: rotten.stat().st_size].ljust(rotten.stat().st_size)))
+    (found,) = sources_of(nodes[1:], models_of(nodes[1:]), "org/small", "")
+    node, _model, wrong = check_sources([(source, model), found], silent)
+    assert node is nodes[1]
+    with pytest.raises(HashMismatchError, match="has the hash") as refused:
+        check_sources([(source, model)], silent)
+    assert [refused.value.what] == wrong
+    assert wrong[0].startswith(f"{source.ssh}: {SHARDS[0]}: has the hash")
 
 
 def test_a_copy_that_fails_shows_no_progress():
