@@ -162,7 +162,7 @@ def _by_cluster_file() -> Iterator[None]:
 def by_cluster_file(text: str) -> str:
     """Return a text with the keys of cluster.toml instead of the flags of a node's verbs."""
     text = re.sub(r": --role \w+ --nodes \d+", "", text)
-    text = re.sub(r"--head-ip (\S+)", r'address = "\1" in the head\'s [[node]]', text)
+    text = re.sub(r"--head-ip (\S+)", r"""address = "\1" in the head's [[node]]""", text)
     return re.sub(r"--(topology|executor|target|preset) (\w+)", r'\1 = "\2" in [serve]', text)
 
 

@@ -89,8 +89,11 @@ def test_an_address_of_the_file_is_the_nodes_own(number, address, says, facts):
 @pytest.mark.parametrize(
     ("name", "nodes", "model", "says"),
     [
-        ("cable_out", PAIR, MODEL, "on spark-1: give it one, for example as `patchkit net plan`"),
-        ("cable_out", PAIR, MODEL, 'by sockets: address = "ADDRESS" in the head\'s [[node]]'),
+        (
+            *("cable_out", PAIR, MODEL),
+            "on spark-1: give it one, for example as `patchkit net plan` says; or use another "
+            'network, by sockets: address = "ADDRESS" in the head\'s [[node]]',
+        ),
         ("cable_port0", PAIR[:1], "Qwen/Qwen2.5-72B-Instruct", "2 nodes; or "),
     ],
 )
