@@ -22,25 +22,22 @@ _SECRET_FLAGS = ("--api-key", "--hf-token")
 _NAME = r"[a-z][a-z0-9-]{0,30}"  # a part of a unit's name, and of a folder's
 
 
-def _destination(text: str) -> None:
-    try:
-        check_destination(text)
-    except UsageError as error:
-        raise RecordError(error.what) from None
+def _record_check(
+    check: Callable[[str], object], *, optional: bool = False
+) -> Callable[[str], None]:
+    """Return a check for ``Annotated`` of one that raises UsageError; ``optional`` may be empty."""
+
+    def tried(text: str) -> None:
+        try:
+            if text or not optional:
+                check(text)
+        except UsageError as error:
+            raise RecordError(error.what) from None
+
+    return tried
 
 
-def _address(text: str) -> None:
-    try:
-        named_address(text)
-    except UsageError as error:
-        raise RecordError(error.what) from None
-
-
-def _or_empty(check: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda text: check(text) if text else None
-
-
-Destination = Annotated[str, _destination]
+Destination = Annotated[str, _record_check(check_destination)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +49,8 @@ class ClusterNode:
     """
 
     ssh: Destination
-    peer: Annotated[str, _or_empty(_destination)] = ""
-    address: Annotated[str, _or_empty(_address)] = ""
+    peer: Annotated[str, _record_check(check_destination, optional=True)] = ""
+    address: Annotated[str, _record_check(named_address, optional=True)] = ""
 
     @property
     def from_head(self) -> str:

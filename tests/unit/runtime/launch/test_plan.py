@@ -11,6 +11,10 @@ from support.clusters import cluster, node_facts, units_of
 
 MODEL = "openai/gpt-oss-120b"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NO_CABLE = (
+    "on spark-1: give it one, for example as `patchkit net plan` says; "
+    'or use another network, by sockets: address = "ADDRESS" in the head\'s [[node]]'
+)
 PAIR = ("spark-1", "spark-2")
 
 
@@ -89,11 +93,7 @@ def test_an_address_of_the_file_is_the_nodes_own(number, address, says, facts):
 @pytest.mark.parametrize(
     ("name", "nodes", "model", "says"),
     [
-        (
-            *("cable_out", PAIR, MODEL),
-            "on spark-1: give it one, for example as `patchkit net plan` says; or use another "
-            'network, by sockets: address = "ADDRESS" in the head\'s [[node]]',
-        ),
+        ("cable_out", PAIR, MODEL, NO_CABLE),
         ("cable_port0", PAIR[:1], "Qwen/Qwen2.5-72B-Instruct", "2 nodes; or "),
     ],
 )
