@@ -6,7 +6,7 @@ The same decisions as `patchkit env` and `patchkit serve-args` make on each node
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -102,7 +102,7 @@ def planned_ranks(
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
     for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
-        with named(node.ssh), _by_cluster_file():
+        with named(node.ssh, by_cluster_file):
             _check_vllm(its, cluster)
             if node.address and not its.host.has_address(node.address):
                 raise _not_its_address(node.address, f"it has {addresses(its.host)}")
@@ -141,22 +141,14 @@ def _not_its_address(address: str, has: str) -> HostError:
 
 
 @contextmanager
-def named(node: str) -> Iterator[None]:
+def named(node: str, spell: Callable[[str], str] = str) -> Iterator[None]:
     """Put a node's name before the text of what is raised, and before a command for it."""
     try:
         yield
     except PatchkitError as error:
-        hint = f"on {node}: {error.hint}" if "`patchkit " in error.hint else error.hint
+        hint = spell(error.hint)
+        hint = f"on {node}: {hint}" if "`patchkit " in hint else hint
         raise type(error)(f"{node}: {error.what}", why=error.why, hint=hint) from None
-
-
-@contextmanager
-def _by_cluster_file() -> Iterator[None]:
-    """Let what is raised name the keys of cluster.toml instead of the flags of a node's verbs."""
-    try:
-        yield
-    except PatchkitError as error:
-        raise type(error)(error.what, why=error.why, hint=by_cluster_file(error.hint)) from None
 
 
 def by_cluster_file(text: str) -> str:
