@@ -21,6 +21,7 @@ from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
 from patchkit.quoting import quoted
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _EPILOG = """\
 \b
@@ -167,7 +168,8 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("PATCHKIT_DEBUG"):
             raise
-        out.say(f"patchkit: internal error: {type(error).__name__}: {error}", err=True)
+        said = mask_secrets(f"{type(error).__name__}: {error}")
+        out.say(f"patchkit: internal error: {said}", err=True)
         out.say("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
         sys.exit(1)
 
@@ -195,7 +197,8 @@ def _fail(error: PatchkitError) -> NoReturn:
 def _show(error: PatchkitError) -> None:
     # Looked for as a word: the error may be older than the parsed options.
     if "--json" in sys.argv:
-        fields = {"what": error.what, "why": error.why, "next": error.hint}
+        parts = {"what": error.what, "why": error.why, "next": error.hint}
+        fields = {name: mask_secrets(text) for name, text in parts.items()}
         # If standard output is what failed, the message goes where it can still be read.
         with contextlib.suppress(OSError):
             # A line, since what came before it may be lines.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
@@ -17,6 +17,7 @@ from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.journal import first_error
 from patchkit.runtime.on_node.journal import JournalLine
 from patchkit.runtime.on_node.unit_state import NodeState, UnitState
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _STATES = {
@@ -134,7 +135,8 @@ def logs(
     found = start.journals(
         cluster, since=since, lines=0 if since else lines, nodes=nodes, follow=follow
     )
-    for node, line in found:
+    for node, raw in found:
+        line = replace(raw, text=mask_secrets(raw.text))
         if as_json:
             print_json({"node": node, **asdict(line)})
         else:

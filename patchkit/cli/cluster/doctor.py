@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.cluster.cluster_options import alone, named
-from patchkit.cli.findings import finding_lines
+from patchkit.cli.findings import finding_lines, without_secrets
 from patchkit.cli.out import as_json, echo, print_json, say, table
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
@@ -85,7 +85,7 @@ def command(
         several = with_cluster or file is not None
         cluster = named(file or FILE) if several else alone(venv=venv)
         seen = visit(cluster, questions=ask, gpu=gpu)
-    found = seen.findings
+    found = tuple(map(without_secrets, seen.findings))
     if as_json:
         print_json({"findings": [each.fields() for each in found]})
     else:

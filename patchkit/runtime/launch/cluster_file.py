@@ -14,11 +14,11 @@ from patchkit.records import RecordError, matching, one_of, read_toml
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.remote.ssh import check_destination
 from patchkit.runtime.rules.condition import CHOICES
+from patchkit.runtime.rules.sensitive_names import secret_flag
 
 FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"
 MODELS = "~/models"
-_SECRET_FLAGS = ("--api-key", "--hf-token")
 _NAME = r"[a-z][a-z0-9-]{0,30}"  # a part of a unit's name, and of a folder's
 
 
@@ -80,9 +80,9 @@ class ServeChoices:
         if not 0 < self.port < 1 << 16:
             raise RecordError(f"is {self.port}, not a port", "port")
         for each in self.args:
-            if each.partition("=")[0] in _SECRET_FLAGS:
+            if flag := secret_flag(each):
                 raise RecordError(
-                    f"{each.partition('=')[0]} would show a secret to every user of the node: put "
+                    f"{flag} would show a secret to every user of the node: put "
                     "VLLM_API_KEY or HF_TOKEN into ~/.config/patchkit/secrets.env there",
                     "args",
                 )

@@ -72,3 +72,13 @@ def test_explain_by_the_text_of_an_error(cli):
         "did you mean cuda-12-library-missing?"
         in cli("explain", "cuda-12-libary-missing", rc=2).stderr
     )
+
+
+def test_a_line_that_is_quoted_keeps_no_secret(cli, tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "RuntimeError: odd arguments {'api_key': ['s3cr3t-1'], 'url': 'http://u:pw9@h'}\n"
+    )
+    for more in ((), ("--json",)):
+        said = cli("doctor", "--elsewhere", "--log", log, *more, rc=9).stdout
+        assert "odd arguments {'api_key': ['(masked)'], 'url': 'http://(masked)@h'}" in said

@@ -33,6 +33,8 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         (f'{NODE}[serve]\nlisten = "all"\n', ":4: serve.listen: is 'all', not one of"),
         (f'{NODE}[models]\n"a/b" = "main"\n', ":4: models.a/b: is 'main', not a commit"),
         (f'{NODE}[serve]\nargs = ["--api-key=x"]\n', ":4: serve.args: --api-key would show"),
+        (f'{NODE}[serve]\nargs = ["--api_key", "x"]\n', ":4: serve.args: --api-key would show"),
+        (f'{NODE}[serve]\nargs = ["--hf_token=x"]\n', ":4: serve.args: --hf-token would show"),
         ("[[node]\n", "is not TOML"),
     ],
 )
