@@ -16,7 +16,7 @@ import click
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.next_step import error_text
-from patchkit.cli.verbs import CLICK_ALONE, VERBS, WING_OF, WINGS
+from patchkit.cli.verbs import CLICK_ALONE, MEANT, VERBS, WING_OF, WINGS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
@@ -74,8 +74,9 @@ class _Verbs(click.Group):
         verb, *rest = args
         if verb in WING_OF or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close = difflib.get_close_matches(verb, WING_OF, n=1)
-        hint = quoted("patchkit", close[0], *rest) if close else "`patchkit --help` lists them"
+        close = MEANT.get(verb) or " ".join(difflib.get_close_matches(verb, WING_OF, n=1))
+        words = ("patchkit", *close.split(), *rest)
+        hint = quoted(*words) if close else "`patchkit --help` lists them"
         raise UsageError(f"no verb is called {verb!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:

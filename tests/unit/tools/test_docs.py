@@ -34,6 +34,15 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.skipif(not (ROOT / "recipes").exists(), reason="an sdist has recipes/ in patchkit/")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_row_of_a_table_is_below_its_heading(page):
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert re.match(r"\|.*\n\|[ :|-]+\|\n", table), table[:100]
+
+
 def test_every_page_is_reached_from_the_readme():
     reached, ahead = set(), {ROOT / "README.md"}
     while ahead:
