@@ -226,7 +226,7 @@ def test_what_the_tables_know_of_a_release_is_said(tmp_path):
 
 
 def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
-    host = probe(hosts.build(tmp_path, "single"))
+    host = probe(hosts.build(tmp_path, "single"), environment={})
     node = decide(NodeOptions(role="single", vllm="0.33.0"), host, None)
     rules = load_variable_rules()
     rule = next(each for each in holding(rules.rules, node.situation) if each.default and each.set)
