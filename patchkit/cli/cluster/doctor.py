@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -11,10 +11,10 @@ from patchkit.cli.cluster.cluster_options import alone, named
 from patchkit.cli.findings import finding_lines, without_secrets
 from patchkit.cli.out import as_json, echo, print_json, say, table
 from patchkit.errors import UsageError
-from patchkit.finding import Finding, Level, worst
+from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
-from patchkit.runtime.doctor.log import log_findings
+from patchkit.runtime.doctor.log import log_findings, text_chunks
 from patchkit.runtime.doctor.visit import Visit, facts_here, visit
 from patchkit.runtime.launch.cluster_file import FILE
 from patchkit.runtime.on_node.journal import unit_lines
@@ -75,12 +75,9 @@ def command(
     """
     if sum((log is not None, unit is not None, with_cluster or file is not None)) > 1:
         raise UsageError("--log, --unit, --cluster: one of them", hint="patchkit doctor --cluster")
-    if log is not None:
+    if log is not None or unit is not None:
         known = {} if elsewhere else facts_here(alone(venv=venv))
-        seen = Visit(findings=tuple(_of_log(log, known)))
-    elif unit is not None:
-        read = read_log(unit_lines(unit), facts_here(alone(venv=venv)))
-        seen = Visit(findings=tuple(log_findings(read, unit)))
+        seen = _of_log(log, known) if log else _of_lines(unit_lines(unit or ""), unit or "", known)
     else:
         several = with_cluster or file is not None
         cluster = named(file or FILE) if several else alone(venv=venv)
@@ -89,6 +86,8 @@ def command(
     if as_json:
         print_json({"findings": [each.fields() for each in found]})
     else:
+        if (log or unit) and not verbose:
+            echo(each.what for each in found if each.level is Level.OK)
         echo(finding_lines(found, verbose=verbose))
     if save is not None:
         _save(seen, save, verbose=verbose)
@@ -96,9 +95,16 @@ def command(
         raise SystemExit(code)
 
 
-def _of_log(log: Path, known: Situation) -> Sequence[Finding]:
-    read = read_log(read_chunks(log, hint="patchkit doctor --log -"), known)
-    return list(log_findings(read, "standard input" if str(log) == "-" else str(log)))
+def _of_log(log: Path, known: Situation) -> Visit:
+    where = "standard input" if str(log) == "-" else str(log)
+    chunks = read_chunks(log, hint="patchkit doctor --log -")
+    return _of_lines(text_chunks(chunks, where), where, known)
+
+
+def _of_lines(chunks: Iterable[bytes], where: str, known: Situation) -> Visit:
+    read = read_log(chunks, known)
+    lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
+    return Visit(findings=tuple(log_findings(read, where)), lines=lines)
 
 
 def _save(seen: Visit, place: Path, *, verbose: bool) -> None:

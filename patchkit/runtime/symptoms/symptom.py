@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,13 +22,15 @@ SaidIn = Annotated[str, check_said]
 class Cause(Grounded):
     """Why a text was printed, while ``when`` holds, and what cures that.
 
-    ``seen`` are texts that must be elsewhere in the same log, ``unseen`` those that must not.
+    ``seen`` are texts that must be elsewhere in the same log, ``unseen`` those that must not;
+    ``values`` are patterns for what stands at {names} of the symptom's text.
     ``command`` is one that cures it or shows it, ``costs`` what the cure costs, ``tell`` the
     command that tells this cause from the symptom's others.
     """
 
     cause: str
     cure: str
+    values: Mapping[str, str] = field(default_factory=dict)
     seen: tuple[SaidIn, ...] = ()
     unseen: tuple[SaidIn, ...] = ()
     command: str = ""
@@ -38,15 +40,18 @@ class Cause(Grounded):
     @property
     def is_default(self) -> bool:
         """Return whether it has no condition: then it holds where no other cause does."""
-        return not (self.when or self.seen or self.unseen)
+        return not (self.when or self.values or self.seen or self.unseen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
     """A text that somebody meets, in one of the forms of ``says``, and its causes by likelihood.
 
-    One that ``follows`` only tells that something else has failed before. ``example`` are texts
-    that are this symptom, ``other`` are near ones that are not.
+    One that ``follows`` only tells that something else has failed before; one that ``yields`` has
+    causes of its own, unless another error stands in the same log. A server does not outlive what
+    ``ends`` it, what ``lasts`` is wrong with one that serves, too, and what is of a ``request``
+    is its client's. ``example`` are texts that are this symptom, ``other`` are near ones that are
+    not.
     """
 
     id: Id
@@ -57,6 +62,10 @@ class Symptom:
     example: tuple[str, ...]
     other: tuple[str, ...] = ()
     follows: bool = False
+    yields: bool = False
+    ends: bool = False
+    lasts: bool = False
+    request: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for an entry whose parts contradict each other."""
@@ -67,6 +76,9 @@ class Symptom:
             raise ValueError("has two causes of one name")
         if [each.id for each in self.cause if each.is_default] not in ([], ids[-1:]):
             raise ValueError("a cause without conditions comes last")
+        names = frozenset[str]().union(*(text.names for text in self.texts))
+        if any(not names.issuperset(cause.values) for cause in self.cause):
+            raise ValueError("a cause has values that no text has")
 
     @property
     def texts(self) -> tuple[SaidText, ...]:
