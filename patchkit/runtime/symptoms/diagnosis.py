@@ -304,10 +304,7 @@ def _causes(
 def _holds(cause: Cause, hit: Hit, found: Scan, facts: Situation, *, whole: bool) -> bool | None:
     """Return whether a cause's conditions are met, None if that is not known."""
     met: list[bool | None] = [decided(cause.when, facts)]
-    met += [
-        re.fullmatch(pattern, hit.values.get(name) or "") is not None
-        for name, pattern in cause.values.items()
-    ]
+    met += [re.search(cause.matches, hit.text) is not None]
     met += [found.has(text) or (False if whole else None) for text in cause.seen]
     met += [False if found.has(text) else (True if whole else None) for text in cause.unseen]
     if False in met:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,15 +23,15 @@ SaidIn = Annotated[str, check_said]
 class Cause(Grounded):
     """Why a text was printed, while ``when`` holds, and what cures that.
 
-    ``seen`` are texts that must be elsewhere in the same log, ``unseen`` those that must not;
-    ``values`` are patterns for what stands at {names} of the symptom's text.
+    ``matches`` is a pattern for the text that was printed, where its numbers decide. ``seen`` are
+    texts that must be elsewhere in the same log, ``unseen`` those that must not.
     ``command`` is one that cures it or shows it, ``costs`` what the cure costs, ``tell`` the
     command that tells this cause from the symptom's others.
     """
 
     cause: str
     cure: str
-    values: Mapping[str, str] = field(default_factory=dict)
+    matches: Annotated[str, re.compile] = ""
     seen: tuple[SaidIn, ...] = ()
     unseen: tuple[SaidIn, ...] = ()
     command: str = ""
@@ -40,7 +41,7 @@ class Cause(Grounded):
     @property
     def is_default(self) -> bool:
         """Return whether it has no condition: then it holds where no other cause does."""
-        return not (self.when or self.values or self.seen or self.unseen)
+        return not (self.when or self.matches or self.seen or self.unseen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +77,6 @@ class Symptom:
             raise ValueError("has two causes of one name")
         if [each.id for each in self.cause if each.is_default] not in ([], ids[-1:]):
             raise ValueError("a cause without conditions comes last")
-        names = frozenset[str]().union(*(text.names for text in self.texts))
-        if any(not names.issuperset(cause.values) for cause in self.cause):
-            raise ValueError("a cause has values that no text has")
 
     @property
     def texts(self) -> tuple[SaidText, ...]:
