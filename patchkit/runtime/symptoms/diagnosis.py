@@ -227,10 +227,10 @@ def _strange(
                     yield hit
 
 
-def _order(diagnosis: Diagnosis) -> tuple[int, bool, bool, int]:
+def _order(diagnosis: Diagnosis) -> tuple[int, bool, bool, bool, int]:
     symptom = diagnosis.symptom
     level = _LEVELS.index(diagnosis.level)
-    return level, symptom.follows, symptom.yields, diagnosis.hit.number
+    return level, symptom.follows, symptom.yields, symptom.ends, diagnosis.hit.number
 
 
 def _rank(symptom: Symptom) -> tuple[int, bool]:

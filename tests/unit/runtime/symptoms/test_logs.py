@@ -122,7 +122,8 @@ def test_an_other_engine_gets_no_cure_of_vllm():
 
 
 def test_a_line_with_two_texts_of_a_symptom_counts_once():
-    line = b"ValueError: Free memory on device cuda:0 (3/9 GiB) on startup is less than desired GPU memory utilization (0.83, 8 GiB).\n"
+    line = b"Free memory on device cuda:0 (3/9 GiB) on startup is less than desired GPU memory "
+    line += b"utilization (0.83, 8 GiB).\n"
 
     assert [read_log([line * count]).diagnoses[0].count for count in (1, 2, 9)] == [1, 2, 9]
 
@@ -149,8 +150,10 @@ def test_a_log_that_was_cut_while_written_is_read():
 
 
 def test_a_long_prompt_is_not_searched():
-    line = b"INFO 11-22 10:00:00 [logger.py:39] Received request chatcmpl-1: prompt: '%s CUDA out of memory'\n"
-    log = line % (b"x" * 3_000_000) + b"CUDA error: invalid argument\n"
+    line = (
+        b"INFO 11-22 10:00:00 [logger.py:39] Received request chatcmpl-1: prompt: '%s CUDA out of "
+    )
+    log = (line + b"memory'\n") % (b"x" * 3_000_000) + b"CUDA error: invalid argument\n"
 
     pieces = [log[at : at + 65536] for at in range(0, len(log), 65536)]
 
