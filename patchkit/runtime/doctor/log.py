@@ -19,7 +19,8 @@ _SHOWN = 300  # characters of a text that was found
 _BEHIND = 2  # lines behind an error that nobody knows
 _UNPRINTED = re.compile(r"[\x00-\x07\x0b\x0e-\x1a\ufffd]")
 _REPORT = (
-    "look at the lines before it; `patchkit doctor --save report.tar.gz` packs them for a report"
+    "look at the lines before it; the same command with `--save report.tar.gz` packs them for a "
+    "report"
 )
 _UNKNOWN = "none of the causes that are known holds here"
 
@@ -76,7 +77,7 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
         node, line = place(log.earlier.number)
         what = f"an earlier start failed, the last of {log.begun} is judged: {_shown(log.earlier)}"
         yield Finding(level=Level.NOTE, where=node, line=line, about="earlier-start", what=what)
-    if log.serving and all(each.level not in (Level.ERROR, Level.WARNING) for each in found):
+    if log.serving and not log.unread and all(each.level not in (Level.ERROR, Level.WARNING) for each in found):
         node, line = place(log.serving)
         stopped = f", stopped in order at line {log.stopped}" if log.stopped else ""
         what = f"nothing fatal; serving since line {log.serving}{stopped}"

@@ -14,6 +14,8 @@ from patchkit.runtime.symptoms.diagnosis import read_log
 LOGS = Path(__file__).parents[3] / "data" / "logs"
 GOOD = sorted((LOGS / "good").iterdir())
 UNKNOWN = sorted((LOGS / "failing").glob("unknown-*"))
+MISMATCH = "Bootstrap Root : mismatch in info from procs"
+ROOTS = "nroots 1 vs 1, iroot 0 vs 0"
 FIRST = {
     "consequences-first": "free-memory",
     "consequences-last": "free-memory",
@@ -74,20 +76,10 @@ def test_what_points_elsewhere_is_not_sure():
         ("Message truncated : received 176 bytes instead of 64", "other-release"),
         ("Message truncated : received 4096 bytes instead of 2048", "other-message"),
         ("Message truncated : received 4,176 bytes instead of 4,172", "other-message"),
-        (
-            "Bootstrap Root : mismatch in info from procs, nranks 2 vs 4, nroots 1 vs 1",
-            "world-sizes",
-        ),
-        (
-            "Bootstrap Root : mismatch in info from procs, nranks 2 vs 4, nroots 1 vs 1, "
-            "iroot 0 vs 0, offset 0 vs 0",
-            "world-sizes",
-        ),
-        (
-            "Bootstrap Root : mismatch in info from procs, nranks 16 vs 16, nroots 1 vs 1, "
-            "iroot 0 vs 0, offset 0 vs -981270526",
-            "fields-shifted",
-        ),
+        (f"{MISMATCH}, nranks 2 vs 4, nroots 1 vs 1", "world-sizes"),
+        (f"{MISMATCH}, nranks 2 vs 4, {ROOTS}, offset 0 vs 0", "world-sizes"),
+        (f"{MISMATCH}, nranks 2 vs 0, nroots 1 vs 0", "fields-shifted"),
+        (f"{MISMATCH}, nranks 16 vs 16, {ROOTS}, offset 0 vs -981270526", "fields-shifted"),
     ],
 )
 def test_numbers_decide(text, cause):
