@@ -77,7 +77,11 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
         node, line = place(log.earlier.number)
         what = f"an earlier start failed, the last of {log.begun} is judged: {_shown(log.earlier)}"
         yield Finding(level=Level.NOTE, where=node, line=line, about="earlier-start", what=what)
-    if log.serving and not log.unread and all(each.level not in (Level.ERROR, Level.WARNING) for each in found):
+    if (
+        log.serving
+        and not log.unread
+        and all(each.level not in (Level.ERROR, Level.WARNING) for each in found)
+    ):
         node, line = place(log.serving)
         stopped = f", stopped in order at line {log.stopped}" if log.stopped else ""
         what = f"nothing fatal; serving since line {log.serving}{stopped}"

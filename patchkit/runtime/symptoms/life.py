@@ -61,11 +61,13 @@ def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mappi
 
     A stream without a server of its own, such as a worker's, lives as the first that serves.
     """
-    lives = {stream: _life(scan) for stream, scan in streams.items()}
+    lives = {stream: _life(scan, endings) for stream, scan in streams.items()}
     serving = [stream for stream, life in lives.items() if life.serving]
     head = min(serving, key=lambda stream: lives[stream].serving, default=None)
     owners = {
-        stream: stream if lives[stream].serving or _first(scan, "start") else head or stream
+        stream: stream
+        if lives[stream].serving or _first(scan, _marks()["start"])
+        else head or stream
         for stream, scan in streams.items()
     }
     for stream, scan in streams.items():
@@ -75,14 +77,16 @@ def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mappi
     return {stream: lives[owner] for stream, owner in owners.items()}
 
 
-def _life(scan: Scan) -> Life:
-    serving = _first(scan, "serving")
+def _life(scan: Scan, endings: Collection[str]) -> Life:
+    serving = _first(scan, _marks()["serving"])
+    if 0 < _first(scan, endings) < serving:
+        serving = 0  # it ended before and did not begin anew: that is another program
     stopped = max((scan.last.get(text, 0) for text in _marks()["stopped"]), default=0)
     return Life(
         serving=serving, answered=scan.answered, stopped=stopped if stopped > serving else 0
     )
 
 
-def _first(scan: Scan, name: MarkName) -> int:
-    hits = (hit for text in _marks()[name] for hit in scan.hits.get(text, ()))
+def _first(scan: Scan, texts: Collection[str]) -> int:
+    hits = (hit for text in texts for hit in scan.hits.get(text, ()))
     return min((hit.number for hit in hits), default=0)

@@ -23,6 +23,7 @@ FIRST = {
     "serves-then-fails": "free-memory",
     "crash-loop-cut": "free-memory",
     "dies-while-serving": "unknown",
+    "another-program-starts": "free-memory",
     "weights-skipped": "weights-skipped",
     "one-of-two-services": "free-memory",
 }
