@@ -14,7 +14,7 @@ from patchkit.errors import UsageError
 from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
-from patchkit.runtime.doctor.log import log_findings, text_chunks
+from patchkit.runtime.doctor.log import log_findings
 from patchkit.runtime.doctor.visit import Visit, facts_here, visit
 from patchkit.runtime.launch.cluster_file import FILE
 from patchkit.runtime.on_node.journal import unit_lines
@@ -22,6 +22,7 @@ from patchkit.runtime.report.bundle import pack, private_names
 from patchkit.runtime.report.bundle import save as save_report
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.symptoms.diagnosis import read_log
+from patchkit.runtime.symptoms.text import STDIN, text_chunks
 
 
 @click.command()
@@ -96,7 +97,7 @@ def command(
 
 
 def _of_log(log: Path, known: Situation) -> Visit:
-    where = "standard input" if str(log) == "-" else str(log)
+    where = STDIN if str(log) == "-" else str(log)
     chunks = read_chunks(log, hint="patchkit doctor --log -")
     return _of_lines(text_chunks(chunks, where), where, known)
 

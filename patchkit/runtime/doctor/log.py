@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from patchkit.errors import HostError, SourceError
+from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.quoting import quoted
 from patchkit.runtime.rules.condition import in_words
 from patchkit.runtime.symptoms.diagnosis import Diagnosis, ReadLog
 from patchkit.runtime.symptoms.lines import log_line
@@ -17,37 +15,11 @@ from patchkit.runtime.symptoms.symptom import Cause
 
 _SHOWN = 300  # characters of a text that was found
 _BEHIND = 2  # lines behind an error that nobody knows
-_UNPRINTED = re.compile(r"[\x00-\x07\x0b\x0e-\x1a\ufffd]")
 _REPORT = (
     "look at the lines before it; the same command with `--save report.tar.gz` packs them for a "
     "report"
 )
 _UNKNOWN = "none of the causes that are known holds here"
-
-
-def text_chunks(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """Yield a text in pieces, as they come. Raises SourceError for what is empty or no UTF-8."""
-    pieces = iter(chunks)
-    first = next(filter(None, pieces), b"")
-    start = first.lstrip(b"\0")[: 1 << 16]  # a log that was cut while it was written begins so
-    shown = start.decode(errors="replace")
-    if not start:
-        raise SourceError(
-            f"{where}: is empty",
-            why="a container's log goes to standard error, too",
-            hint="docker logs vllm 2>&1 | patchkit doctor --log -",
-        )
-    # Every other byte of UTF-16 is 0 where the text is English.
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")) or 3 * start.count(b"\0") > len(start):
-        raise SourceError(
-            f"{where}: is UTF-16, not UTF-8",
-            why="PowerShell writes that",
-            hint=f"iconv -f UTF-16 -t UTF-8 {quoted(where)} | patchkit doctor --log -",
-        )
-    if 10 * len(_UNPRINTED.findall(shown)) > len(shown):
-        raise SourceError(f"{where}: is binary, not a text", hint="name the log itself")
-    yield first
-    yield from pieces
 
 
 def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> Iterator[Finding]:

@@ -8,8 +8,9 @@ import pytest
 
 from patchkit.errors import SourceError
 from patchkit.finding import Level, worst
-from patchkit.runtime.doctor.log import log_findings, text_chunks
+from patchkit.runtime.doctor.log import log_findings
 from patchkit.runtime.symptoms.diagnosis import read_log
+from patchkit.runtime.symptoms.text import text_chunks
 
 LOGS = Path(__file__).parents[3] / "data" / "logs"
 GOOD = sorted((LOGS / "good").iterdir())
@@ -127,7 +128,9 @@ def test_a_line_with_two_texts_of_a_symptom_counts_once():
         (b"", "is empty"),
         (b"\0" * 9000, "is empty"),
         ("RuntimeError: x\n".encode("utf-16"), "is UTF-16"),
-        ("RuntimeError: x\n".encode("utf-16-le"), "is UTF-16"),
+        ("RuntimeError: x\n".encode("utf-16-le"), "is UTF-16LE"),
+        ("RuntimeError: x\n".encode("utf-16-be"), "is UTF-16BE"),
+        (b"\x7fELF" + b"\0" * 900 + bytes(range(99)), "is binary"),
         (bytes(range(256)) * 9, "is binary"),
     ],
 )
@@ -137,9 +140,9 @@ def test_what_is_no_text_is_named(data, what):
 
 
 def test_a_log_that_was_cut_while_written_is_read():
-    text = b"\0" * 5000 + "RuntimeError: größer\n".encode("latin-1")
+    zeros, text = b"\0" * 99_999, "RuntimeError: größer\n".encode("latin-1")
 
-    assert b"".join(text_chunks([text], "vllm.log")) == text
+    assert b"".join(text_chunks([zeros, zeros, zeros + text], "vllm.log")) == zeros + text
 
 
 def test_a_long_prompt_is_not_searched():
