@@ -21,7 +21,7 @@ def text_chunks(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
     first = next((piece for piece in pieces if piece.strip(b"\0")), b"")
     zeros = len(first) - len(first.lstrip(b"\0"))
     start = first[zeros // 2 * 2 :][:_READ]
-    shown = start.decode(errors="replace")
+    shown = start.lstrip(b"\0").decode(errors="replace")
     if not start:
         raise SourceError(
             f"{where}: is empty",
