@@ -16,11 +16,12 @@ import click
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.next_step import error_text
-from patchkit.cli.verbs import CLICK_ALONE, VERBS, WING_OF, WINGS
+from patchkit.cli.verbs import CLICK_ALONE, MEANT, VERBS, WING_OF, WINGS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
 from patchkit.quoting import quoted
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _EPILOG = """\
 \b
@@ -73,8 +74,9 @@ class _Verbs(click.Group):
         verb, *rest = args
         if verb in WING_OF or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close = difflib.get_close_matches(verb, WING_OF, n=1)
-        hint = quoted("patchkit", close[0], *rest) if close else "`patchkit --help` lists them"
+        close = MEANT.get(verb) or " ".join(difflib.get_close_matches(verb, WING_OF, n=1))
+        words = ("patchkit", *close.split(), *rest)
+        hint = quoted(*words) if close else "`patchkit --help` lists them"
         raise UsageError(f"no verb is called {verb!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -167,7 +169,8 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("PATCHKIT_DEBUG"):
             raise
-        out.say(f"patchkit: internal error: {type(error).__name__}: {error}", err=True)
+        said = mask_secrets(f"{type(error).__name__}: {error}")
+        out.say(f"patchkit: internal error: {said}", err=True)
         out.say("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
         sys.exit(1)
 
@@ -195,7 +198,8 @@ def _fail(error: PatchkitError) -> NoReturn:
 def _show(error: PatchkitError) -> None:
     # Looked for as a word: the error may be older than the parsed options.
     if "--json" in sys.argv:
-        fields = {"what": error.what, "why": error.why, "next": error.hint}
+        parts = {"what": error.what, "why": error.why, "next": error.hint}
+        fields = {name: mask_secrets(text) for name, text in parts.items()}
         # If standard output is what failed, the message goes where it can still be read.
         with contextlib.suppress(OSError):
             # A line, since what came before it may be lines.

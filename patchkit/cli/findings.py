@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from patchkit.cli.out import Shown, style
 from patchkit.finding import Finding, Level
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.ERROR: ("✗", {"fg": "red", "bold": True}),
@@ -23,6 +25,12 @@ _COUNTED = {
     Level.UNKNOWN: ("not checked", "not checked"),
     Level.OK: ("fine", "fine"),
 }
+
+
+def without_secrets(found: Finding) -> Finding:
+    """Return a finding that quotes a log or an error, without the secrets in it."""
+    what, why, hint = map(mask_secrets, (found.what, found.why, found.hint))
+    return replace(found, what=what, why=why, hint=hint)
 
 
 def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:

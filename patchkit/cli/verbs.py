@@ -46,6 +46,15 @@ VERBS = {
         "export": "Write an image's Containerfile, manifests for Kubernetes, Ray jobs.",
     },
 }
+# What others call a verb.
+MEANT = {
+    "serve": "up",
+    "down": "cluster down",
+    "logs": "cluster logs",
+    "check": "env check",
+    "lint": "env check",
+    "upgrade": "cluster install",
+}
 # What a node runs without any library but click; of inspect only --loaded.
 CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}
 WING_OF = {verb: wing for wing, verbs in VERBS.items() for verb in verbs}

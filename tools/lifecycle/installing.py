@@ -26,7 +26,7 @@ def newcomer(lab: LifecycleLab) -> str:
         fill(cluster, HOUSE)
         words = ("--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1))
         cluster.patchkit("init", *cluster.names, *words)
-        _install(cluster)
+        run_install(cluster)
         cluster.up()
         cluster.down()
     return "from nothing to an answer"
@@ -38,17 +38,17 @@ def install(lab: LifecycleLab) -> str:
         cluster.describe()
         for name in (HOUSE, LATER):
             fill(cluster, name)
-        _install(cluster)
+        run_install(cluster)
         first = _used(cluster)
-        again = _install(cluster)
+        again = run_install(cluster)
         insist("as it is" in again and _used(cluster) == first, f"again: {again}")
         cluster.up()
         before = cluster.ranks()
-        _install(cluster, "--wheelhouse", LATER)
+        run_install(cluster, "--wheelhouse", LATER)
         later = _used(cluster)
         insist(later != first, "another wheelhouse is the same installation")
         insist(cluster.ranks() == before and cluster.answers(), "what ran was disturbed")
-        _install(cluster, "--rollback")
+        run_install(cluster, "--rollback")
         insist(_used(cluster) == first, "--rollback does not go back")
         cluster.down()
         cluster.up()
@@ -66,13 +66,13 @@ def launcher_killed_in_install(lab: LifecycleLab) -> str:
             for node in cluster.rack.nodes.values():
                 node.user("rm", "-rf", ".local/share/patchkit")
             count += killed(cluster, moment, "install")
-            _install(cluster)
+            run_install(cluster)
         cluster.up()
         cluster.down()
     return f"killed {count} times; install again is whole each time, and it serves"
 
 
-def _install(cluster: EmulatedCluster, *words: str) -> str:
+def run_install(cluster: EmulatedCluster, *words: str) -> str:
     done = cluster.patchkit("install", *words)
     insist(done.status == 0, f"install: {done.trouble}")
     return done.output + done.errors

@@ -18,6 +18,12 @@ from tools.lifecycle.launcher import (
     ssh_refused,
 )
 from tools.lifecycle.nodes import SystemdNode
+from tools.lifecycle.refusing import (
+    mixed_installations,
+    no_linger,
+    rotten_copies,
+    switch_cut_short,
+)
 from tools.lifecycle.silent import (
     hold_frozen,
     launcher_frozen,
@@ -179,6 +185,7 @@ SCENARIOS: dict[str, Scenario] = {
         *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
         *(silent_node, login_prints_a_title, server_hung, launcher_frozen, hold_frozen),
         *(second_up, held, switch_back, gives_up, wrong_token, port_taken, odd_words),
+        *(switch_cut_short, rotten_copies, no_linger, mixed_installations),
     )
 }
 

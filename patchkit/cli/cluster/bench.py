@@ -28,6 +28,8 @@ from patchkit.runtime.bench.plots import plot
 from patchkit.runtime.bench.results import ENOUGH, MAIN, digest_of, series
 from patchkit.runtime.bench.run import BenchPlan, bench
 from patchkit.runtime.bench.variants import Variant, loads, read_variants
+from patchkit.runtime.openai.http_exchange import HttpServer
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 
 class _Bench(click.Group):
@@ -124,6 +126,8 @@ def run(
         raise UsageError("--url, --compare, --variants, --cluster: one of them")
     if every == bool(model) or (every and (url or tokenizer)):
         raise UsageError("name a model, or --all of them without --url and --tokenizer")
+    if url:
+        HttpServer(url)  # refuses a login, which every user of a host would see
     ways = _ways(compare, variants, cluster, venv)
     load = loads(depths, outputs, at_once, prompts)
     day = date.today().isoformat()
@@ -189,7 +193,11 @@ def _tell_all(done: Sequence[MeasuredModel], place: Path, *, as_json: bool) -> N
     if as_json:
         models = [
             {"model": each.name, "folder": str(each.folder)}
-            | ({"error": each.error.what} if each.error else {"figures": figures(each.folder)})
+            | (
+                {"error": mask_secrets(each.error.what)}
+                if each.error
+                else {"figures": figures(each.folder)}
+            )
             for each in done
         ]
         print_json({"folder": str(place), "models": models})
@@ -199,7 +207,7 @@ def _tell_all(done: Sequence[MeasuredModel], place: Path, *, as_json: bool) -> N
         if each.error is None:
             show(each.folder)
         else:
-            say(style("✗", fg="red") + f" {each.error.what}")
+            say(style("✗", fg="red") + f" {mask_secrets(each.error.what)}")
     say(f"kept: {place}/summary.md, and a folder for each model")
 
 

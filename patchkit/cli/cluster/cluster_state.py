@@ -18,6 +18,7 @@ from patchkit.runtime.launch.journal import first_error
 from patchkit.runtime.on_node.journal import JournalLine
 from patchkit.runtime.on_node.unit_state import NodeState, UnitState
 from patchkit.runtime.remote.everywhere import all_of
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _EMPTY = ("",) * (len(_HEADS) - 3)  # of a node that says nothing
@@ -156,7 +157,8 @@ def logs(
     found = start.journals(
         cluster, since=since, lines=0 if since else lines, nodes=nodes, follow=follow
     )
-    for node, line in found.lines:
+    for node, raw in found.lines:
+        line = replace(raw, text=mask_secrets(raw.text))
         if as_json:
             print_json({"node": node, **asdict(line)})
         else:

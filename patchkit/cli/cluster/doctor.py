@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from patchkit.cli.cluster.cluster_options import alone, named
-from patchkit.cli.findings import finding_lines
+from patchkit.cli.findings import finding_lines, without_secrets
 from patchkit.cli.out import as_json, echo, print_json, say, table
 from patchkit.errors import UsageError
-from patchkit.finding import Finding, Level, worst
+from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.doctor.log import log_findings
@@ -22,6 +22,7 @@ from patchkit.runtime.report.bundle import pack, private_names
 from patchkit.runtime.report.bundle import save as save_report
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.symptoms.diagnosis import read_log
+from patchkit.runtime.symptoms.text import STDIN, text_chunks
 
 
 @click.command()
@@ -75,20 +76,19 @@ def command(
     """
     if sum((log is not None, unit is not None, with_cluster or file is not None)) > 1:
         raise UsageError("--log, --unit, --cluster: one of them", hint="patchkit doctor --cluster")
-    if log is not None:
+    if log is not None or unit is not None:
         known = {} if elsewhere else facts_here(alone(venv=venv))
-        seen = Visit(findings=tuple(_of_log(log, known)))
-    elif unit is not None:
-        read = read_log(unit_lines(unit), facts_here(alone(venv=venv)))
-        seen = Visit(findings=tuple(log_findings(read, unit)))
+        seen = _of_log(log, known) if log else _of_lines(unit_lines(unit or ""), unit or "", known)
     else:
         several = with_cluster or file is not None
         cluster = named(file or FILE) if several else alone(venv=venv)
         seen = visit(cluster, questions=ask, gpu=gpu)
-    found = seen.findings
+    found = tuple(map(without_secrets, seen.findings))
     if as_json:
         print_json({"findings": [each.fields() for each in found]})
     else:
+        if (log or unit) and not verbose:
+            echo(each.what for each in found if each.level is Level.OK)
         echo(finding_lines(found, verbose=verbose))
     if save is not None:
         _save(seen, save, verbose=verbose)
@@ -96,9 +96,16 @@ def command(
         raise SystemExit(code)
 
 
-def _of_log(log: Path, known: Situation) -> Sequence[Finding]:
-    read = read_log(read_chunks(log, hint="patchkit doctor --log -"), known)
-    return list(log_findings(read, "standard input" if str(log) == "-" else str(log)))
+def _of_log(log: Path, known: Situation) -> Visit:
+    where = STDIN if str(log) == "-" else str(log)
+    chunks = read_chunks(log, hint="patchkit doctor --log -")
+    return _of_lines(text_chunks(chunks, where), where, known)
+
+
+def _of_lines(chunks: Iterable[bytes], where: str, known: Situation) -> Visit:
+    read = read_log(chunks, known)
+    lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
+    return Visit(findings=tuple(log_findings(read, where)), lines=lines)
 
 
 def _save(seen: Visit, place: Path, *, verbose: bool) -> None:

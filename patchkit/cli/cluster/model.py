@@ -23,7 +23,13 @@ from patchkit.cli.cluster.model_view import (
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, confirm, echo, print_json, say, table
 from patchkit.cli.progress import progress
-from patchkit.errors import HostError, PatchkitError, SourceError, UsageError
+from patchkit.errors import (
+    HashMismatchError,
+    HostError,
+    PatchkitError,
+    SourceError,
+    UsageError,
+)
 from patchkit.finding import worst
 from patchkit.quoting import quoted
 from patchkit.runtime.models.check import check_model
@@ -35,9 +41,10 @@ from patchkit.runtime.models.report import FetchPlan, HeldModel, ModelCheck, fol
 from patchkit.runtime.models.sync import (
     ModelNode,
     SyncedModel,
+    check_sources,
     models_of,
     room_for,
-    source_of,
+    sources_of,
     sync_model,
 )
 from patchkit.runtime.models.transfer import send_words
@@ -131,7 +138,7 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
-    side; run it again after an interrupt. Every file is hashed on the node that got it.
+    side; run it again after an interrupt. Every file is hashed before, and on the node that got it.
     """
     if len(place.nodes) < 2:
         raise UsageError(
@@ -143,15 +150,20 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
     held = models_of(place.nodes)
     results: list[tuple[ModelNode, SyncedModel | PatchkitError]] = []
     for spec in specs:
-        source, model = source_of(place.nodes, held, *place.wanted(spec))
-        others = [node for node in place.nodes if node is not source]
+        sources = sources_of(place.nodes, held, *place.wanted(spec))
         if dry_run:
+            source, model = sources[0]
+            others = [node for node in place.nodes if node is not source]
             _show_copies(source, model, others, as_json=as_json)
             continue
         with progress() as report:
+            source, model, wrong = check_sources(sources, report)
+            for each in wrong:
+                say(f"{each}: the copy of {source.ssh} is taken", err=True)
+            others = [node for node in place.nodes if node is not source]
             results += zip(others, everywhere(others, _copier(source, model, report)), strict=True)
     if not dry_run:
-        _show(results, as_json=as_json)
+        _show(place, specs, results, as_json=as_json)
 
 
 def _copier(
@@ -187,7 +199,11 @@ def _show_copies(
 
 
 def _show(
-    results: Sequence[tuple[ModelNode, SyncedModel | ModelCheck | PatchkitError]], *, as_json: bool
+    place: ModelNodes,
+    specs: Sequence[str],
+    results: Sequence[tuple[ModelNode, SyncedModel | ModelCheck | PatchkitError]],
+    *,
+    as_json: bool,
 ) -> None:
     """Print what came of it on each node; SystemExit with the code of the worst."""
     fields, codes = [], [0]
@@ -206,6 +222,9 @@ def _show(
             echo(shown)
     if as_json:
         print_json({"nodes": fields})
+    elif HashMismatchError.exit_code in codes:
+        verb = "sync" if len(place.nodes) > 1 else "get"
+        say(next_step(*program(), "model", verb, *specs))
     if code := max(codes):
         raise SystemExit(code)
 
@@ -234,7 +253,7 @@ def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
             return followed(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
 
         results = everywhere(place.nodes, look)
-    _show(list(zip(place.nodes, results, strict=True)), as_json=as_json)
+    _show(place, [spec], list(zip(place.nodes, results, strict=True)), as_json=as_json)
 
 
 @command.command("list")

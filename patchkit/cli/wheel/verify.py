@@ -18,7 +18,6 @@ from patchkit.cli.wheel.override import offer_lines, override_fields, override_l
 from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.quoting import quoted
-from patchkit.wheel.wheelhouse.accepted import remember
 from patchkit.wheel.wheelhouse.manifest import Kind
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, check
 from patchkit.wheel.wheelhouse.verify import Verified, verify
@@ -27,25 +26,19 @@ LARGE = 1e9  # bytes; less takes a few seconds
 
 
 def trust_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --signers, --revoked and --newer-than; hand them on as ``trust``, None without one."""
+    """Add --signers and --revoked; hand them on as ``trust``, None without one."""
 
     @functools.wraps(command)
-    def wrapped(
-        signers: Path | None, revoked: Path | None, newer_than: str | None, **rest: Any
-    ) -> None:
-        if signers is None and (revoked, newer_than) != (None, None):
+    def wrapped(signers: Path | None, revoked: Path | None, **rest: Any) -> None:
+        if revoked and not signers:
             raise UsageError(
-                "--revoked and --newer-than are about a signature",
+                "--revoked is about a signature",
                 hint="say with --signers FILE whose signatures count",
             )
-        trust = Trust(signers, revoked, newer_than) if signers else None
-        command(trust=trust, **rest)
+        command(trust=Trust(signers, revoked) if signers else None, **rest)
 
     file = click.Path(path_type=Path)
     for option in (
-        click.option(
-            "--newer-than", metavar="N|DATE", help="A counter or a UTC date that is too old."
-        ),
         click.option(
             "--revoked", type=file, metavar="FILE", help="Keys that count no more (KRL or keys)."
         ),
@@ -96,9 +89,6 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
             hint="name a wheelhouse; or put a wheel there: "
             + quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", house),
         )
-    # Later runs must not fall behind this counter: only a sound state may set it.
-    if signed and not done.findings:
-        remember(signed.statement)
     if as_json:
         print_json(
             {
@@ -125,7 +115,7 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
     yield from override_lines(done.overrides)
     yield from offer_lines(house, done.offers)
     if signed:
-        yield show.GOOD + _signature(signed)
+        yield show.GOOD + f"signed by {signed.signer}, key {signed.key}"
     if not done.findings:
         yield show.GOOD + f"{house}: {_counted(done)}, all as listed"
     if done.unmet:
@@ -148,17 +138,6 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
         if why:
             yield f"  why: {why}"
         yield style(f"  next: {spelled(hint)}", dim=True)
-
-
-def _signature(signed: Signed) -> str:
-    statement, seen = signed.statement, signed.seen
-    past = "the first time that it is seen here: nothing to compare with"
-    if seen:
-        past = f"counter {seen.counter} was accepted here on {seen.accepted}"
-    return (
-        f"signed by {signed.signer} on {statement.date}, counter {statement.counter}; {past}\n"
-        f"  wheelhouse {statement.wheelhouse}, key {signed.key}"
-    )
 
 
 def _counted(done: Verified) -> str:

@@ -127,7 +127,9 @@ def _serving(
         tell(told.format(server.load_s, server.token_s))
         yield server.url, server.model
     # Of a server that failed the log stays as it is: who measured has to read it.
-    _write(log, plan.redactor.text(read_text(log)))
+    text = read_text(log)
+    plan.redactor.learn(text)
+    _write(log, plan.redactor.text(text))
 
 
 def summarise(folder: Path) -> None:

@@ -12,7 +12,7 @@ from patchkit.durable.failure import translated
 from patchkit.errors import UsageError
 from patchkit.reading import read_bytes
 from patchkit.runtime.envfile.header import untouched
-from patchkit.runtime.rules.sensitive_names import masked
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _PRIVATE = 0o600
 
@@ -87,8 +87,8 @@ def _difference(path: Path, old: str, new: str, by: str) -> str:
     import difflib  # 5 ms, and seldom needed
 
     lines = difflib.unified_diff(
-        [masked(line) for line in old.splitlines()],
-        [masked(line) for line in new.splitlines()],
+        mask_secrets(old).splitlines(),
+        mask_secrets(new).splitlines(),
         fromfile=str(path),
         tofile=by,
         lineterm="",

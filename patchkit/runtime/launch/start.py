@@ -33,11 +33,15 @@ class _GateLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What a start came to: seconds until the server was up, and until it gave its first token."""
+    """What a start came to: seconds until the server was up, and until it gave its first token.
+
+    ``notes`` are about the model's files.
+    """
 
     model: str
     load_s: float
     token_s: float
+    notes: tuple[str, ...] = ()
 
 
 def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None]) -> Answered:

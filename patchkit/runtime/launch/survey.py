@@ -99,6 +99,17 @@ def _between(first: str, head: NodeFacts, name: str, its: NodeFacts) -> Iterator
                 why=each.why,
                 hint=each.hint,
             )
+    same_cpu = head.host.system.machine == its.host.system.machine
+    if head.venv and its.venv and same_cpu and head.installation != its.installation:
+        used = [each.installation or "one of its own" for each in (head, its)]
+        yield Finding(
+            kind=HostError,
+            where=pair,
+            about="installation",
+            what=f"{head.venv} is {used[0]} on {first}, and {used[1]} on {name}",
+            why="an install or a rollback was cut short, or one node's link was moved by hand",
+            hint="patchkit cluster install",
+        )
     kinds = target_of(head.host), target_of(its.host)
     if kinds[0] != kinds[1]:
         yield Finding(

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.errors import PatchkitError, SourceError
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError
+from patchkit.finding import Level
 from patchkit.quoting import quoted
+from patchkit.runtime.models.check import check_model
 from patchkit.runtime.models.fetch import check_anew
 from patchkit.runtime.models.held import held_models
 from patchkit.runtime.models.report import (
@@ -51,13 +53,13 @@ def models_of(nodes: Sequence[ModelNode]) -> list[list[HeldModel] | PatchkitErro
     return everywhere(nodes, ask)
 
 
-def source_of(
+def sources_of(
     nodes: Sequence[ModelNode],
     held: Sequence[list[HeldModel] | PatchkitError],
     repo: str,
     commit: str,
-) -> tuple[ModelNode, HeldModel]:
-    """Return the first node with the whole model, and the model there.
+) -> list[tuple[ModelNode, HeldModel]]:
+    """Return the nodes with the whole model, by its sizes, and the model there.
 
     Raises SourceError if there is none, and if commits of it differ and none was named.
     """
@@ -80,7 +82,30 @@ def source_of(
             if commits
             else quoted("patchkit", "model", "get", named),
         )
-    return found[0]
+    return found
+
+
+def check_sources(
+    sources: Sequence[tuple[ModelNode, HeldModel]], report: Callable[[str], Progress]
+) -> tuple[ModelNode, HeldModel, list[str]]:
+    """Return the first source whose hashes are right, and what is wrong with those before it.
+
+    Raises HashMismatchError if there is none.
+    """
+    wrong: list[str] = []
+    for node, model in sources:
+        there = Remote(node.ssh)
+        checking = there.stream(dict[str, Any], check_model, folder=model.folder, full=True)
+        check = followed(there, ModelCheck, checking, report(f"{node.ssh}: checking"))
+        if check.complete:
+            return node, model, wrong
+        errors = [each for each in check.findings if each.level is Level.ERROR]
+        wrong += [f"{node.ssh}: {each.where}: {each.what}" for each in errors]
+    raise HashMismatchError(
+        "\n".join(wrong),
+        why="no node has a whole copy to take, and nothing was copied",
+        hint=quoted("patchkit", "model", "get", f"{model.repo}@{model.commit}"),
+    )
 
 
 def room_for(model: HeldModel, node: ModelNode, *, dry_run: bool = False) -> ModelRoom:
@@ -97,8 +122,12 @@ def sync_model(
     room = room_for(model, node)
     here, other = Remote(source.ssh), Remote(node.ssh)
     wanted = {"folder": model.folder, "destination": node.peer, "target": room.folder}
-    sending = here.stream(dict[str, Any], send_model, **wanted)
-    sent = followed(here, SentModel, sending, report(f"{node.ssh}: copying"))
-    checking = other.stream(dict[str, Any], check_anew, folder=room.folder)
-    check = followed(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
+    # Twice: rsync keeps what has the right size and time, and the check removes what is wrong.
+    for _ in range(2):
+        sending = here.stream(dict[str, Any], send_model, **wanted)
+        sent = followed(here, SentModel, sending, report(f"{node.ssh}: copying"))
+        checking = other.stream(dict[str, Any], check_anew, folder=room.folder)
+        check = followed(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
+        if check.complete:
+            break
     return SyncedModel(node=node, sent=sent, check=check)

@@ -61,7 +61,7 @@ class HttpServer:
 
     def __post_init__(self) -> None:
         parts = self._parts()
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
             raise UsageError(
                 f"{clean(self.url)!r} is not the address of a server",
                 hint="write it as http://ADDRESS:PORT",

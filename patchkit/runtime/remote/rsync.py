@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
-from patchkit.process import Completed, output
+from patchkit.process import Completed, ending, output
 from patchkit.quoting import quoted
 
 _SILENCE = 300  # seconds without a byte: a login that hangs, for one
@@ -93,7 +93,8 @@ def _failure(done: Completed, destination: str) -> PatchkitError:
     lines = [line.strip() for line in done.output.split("\n")]
     told = [line for line in lines if line and "rsync error" not in line and "%" not in line]
     told = [line for line in told if not line.startswith("rsync: connection unexpectedly closed")]
-    what = f"rsync to {destination} failed: {told[-1] if told else done.trouble}"
+    last = told[-1] if told else ending(done.status) if done.status else done.trouble
+    what = f"rsync to {destination} failed: {last}"
     if _NO_LOGIN.search(done.output) or done.status == 255:
         return HostError(
             what,

@@ -114,7 +114,9 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
         )
     if done.status != _DID_NOT_CONNECT:
         return HostError(
-            f"{destination}: {done.trouble}", hint=f"look there: ssh {node} python3 --version"
+            f"{destination}: {done.trouble}",
+            why="the login shell there, or its Python, ended before it answered",
+            hint=f"see what it says: ssh {node} python3 --version",
         )
     known = (line for text, *_ in _CAUSES[:-1] for line in lines if text in line)
     line = next(known, lines[-1]).strip("@ ")
