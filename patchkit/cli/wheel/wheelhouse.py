@@ -17,7 +17,6 @@ from patchkit.cli.wheel import override
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
-from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
@@ -252,7 +251,6 @@ def fill_wheels(
     CPUs alone is refused. Nothing changes until everything is there; the next run resumes an
     interrupted one.
     """
-    require_build()
     has = read_packages(listings)
     built = built_wheels(house)
     if with_known:
