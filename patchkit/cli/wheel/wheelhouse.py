@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli import show
+from patchkit.cli.alive import unwatched
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json
 from patchkit.cli.out import LaidOut, echo, print_json, say, style, table, tell
@@ -141,7 +142,8 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     ssh-keygen signs SHA256SUMS, which has the sha256 of the wheels, of manifest.json and of
     requirements.txt. Nothing is signed that verify finds fault with.
     """
-    signed = sign(house, key)
+    with unwatched():  # ssh-keygen may ask for a passphrase
+        signed = sign(house, key)
     if as_json:
         print_json({"dir": str(house), **signed.fields()})
         return
