@@ -129,6 +129,7 @@ def nccl(
     toolkit = Path(cuda) if cuda not in (None, "locked") else None
     plan = plan_nccl(
         spec,
+        sha256=sha256,
         machine=machine,
         cuda=device.cuda,
         toolkit=toolkit,

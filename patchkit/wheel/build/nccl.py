@@ -22,7 +22,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import cache_dir
 from patchkit.source.git import is_kept, parse_git
-from patchkit.source.nccl import SourceOrigin
+from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.releases import load_facts
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
@@ -101,6 +101,7 @@ class NcclOrder:
 def plan_nccl(
     spec: str,
     *,
+    sha256: str | None,
     machine: str,
     cuda: str,
     toolkit: Path | None,
@@ -110,24 +111,25 @@ def plan_nccl(
 ) -> BuildPlan:
     """Plan a build of the sources that ``spec`` names, as ``nccl_tree`` takes it.
 
-    ``network`` asks whether git's host answers. A build does not: where it is silent, an archive
-    may come another way. Raises SourceError for a release that is not known, UsageError for a
+    ``network`` asks what cannot be had. A build does not: where git's host is silent, an archive
+    may come another way, and its error names them all. Raises SourceError for a release that is not known, UsageError for a
     toolkit that does not fit.
     """
     fetches = (
-        _planned_source(spec),
+        _planned_source(spec, sha256),
         *planned_toolchain(machine, cuda=cuda, toolkit=toolkit, locked=locked),
     )
     missing = [*missing_tools(), *missing_compiler(machine)]
-    if network or offline:
+    if network:
         missing += not_to_be_had(fetches, offline=offline)
     return BuildPlan(title=spec.replace("nccl==", "NCCL "), fetches=fetches, missing=tuple(missing))
 
 
-def _planned_source(spec: str) -> PlannedFetch:
-    if Path(spec).exists():
-        return PlannedFetch(name=spec, there=True)
+def _planned_source(spec: str, sha256: str | None) -> PlannedFetch:
     store, facts, (_, _, version) = cache_dir() / "sources", load_facts(), spec.partition("nccl==")
+    if Path(spec).exists() or not (version or parse_git(spec)):
+        nccl_tree(spec, sha256=sha256, check=load_recipe("nccl").check)  # it is here, or an error
+        return PlannedFetch(name=spec, there=True)
     if git := parse_git(spec):
         there = git.exact and is_kept(git.name, store)
         return PlannedFetch(name=spec, there=there, url=git.url)
