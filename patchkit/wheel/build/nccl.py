@@ -112,8 +112,8 @@ def plan_nccl(
     """Plan a build of the sources that ``spec`` names, as ``nccl_tree`` takes it.
 
     ``network`` asks what cannot be had. A build does not: where git's host is silent, an archive
-    may come another way, and its error names them all. Raises SourceError for a release that is not known, UsageError for a
-    toolkit that does not fit.
+    may come another way, and its error names them all. Raises SourceError for a release that is
+    not known, UsageError for a toolkit that does not fit.
     """
     fetches = (
         _planned_source(spec, sha256),
