@@ -14,6 +14,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,13 +67,17 @@ def make_flags(
             environment={"PATH": "/usr/bin:/bin", **(environment or {})},
         )
     lines = [line for line in done.text.splitlines() if line.startswith("patchkit ")]
-    if done.trouble or len(lines) != 1:
-        raise ProofError(
-            f"make stopped in {COMMON_MK}: {(done.error_text or done.text).strip()}",
-            why="the file was edited by hand, or upstream rewrote it",
-            hint="restore the file from the release",
-        )
-    return tuple(shlex.split(lines[0])[1:])
+    trouble = done.trouble or f"it says {len(lines)} times what nvcc is given, expected 1"
+    try:
+        if not done.trouble and len(lines) == 1:
+            return tuple(shlex.split(lines[0])[1:])
+    except ValueError as error:  # a quote without its second
+        trouble = f"what nvcc is given has {error}"
+    raise ProofError(
+        f"make stopped in {COMMON_MK} ({trouble}): {(done.error_text or done.text).strip()}",
+        why="the file was edited by hand, or upstream rewrote it",
+        hint="restore the file from the release",
+    )
 
 
 def gencodes(flags: Sequence[str]) -> tuple[str, ...]:
@@ -89,8 +94,8 @@ class Configured:
 
     archs: str
     pkgconfig: str
-    sources: Mapping[str, tuple[str, ...]]
-    libraries: Mapping[str, tuple[str, ...]]
+    sources: Mapping[str, Sequence[str]]
+    libraries: Mapping[str, Sequence[str]]
     outputs: tuple[str, ...]
 
 
@@ -124,8 +129,8 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
         return Configured(
             archs=_said(ended.text),
             pkgconfig=written.get(str(build / PC_FILE), ""),
-            sources=dict(_targets(calls, "add_library", "target_sources")),
-            libraries=dict(_targets(calls, "target_link_libraries")),
+            sources=_targets(calls, "add_library", "target_sources"),
+            libraries=_targets(calls, "target_link_libraries"),
             outputs=tuple(_outputs(calls, f"{build}/")),
         )
 
@@ -140,14 +145,14 @@ def _said(output: str) -> str:
     return said[0]
 
 
-def _targets(calls: _Calls, *commands: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each target and the arguments of those commands for it, without keywords."""
-    found: dict[str, list[str]] = {}
+def _targets(calls: _Calls, *commands: str) -> Mapping[str, Sequence[str]]:
+    """Return the arguments of those commands by target, without keywords; none for a stranger."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for arguments in _named(calls, commands):
-        found.setdefault(arguments[0], []).extend(
+        found[arguments[0]].extend(
             item for argument in arguments[1:] for item in argument.split(";") if not _keyword(item)
         )
-    yield from ((target, tuple(items)) for target, items in found.items())
+    return found
 
 
 def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[tuple[str, ...]]:

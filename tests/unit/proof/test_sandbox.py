@@ -23,7 +23,7 @@ from patchkit.errors import DriftError, HostError, ProofError, StorageError
 from patchkit.proof import child_process, parallel
 from patchkit.proof.child_process import Limits, forked, run
 from patchkit.proof.parallel import side_by_side
-from patchkit.proof.questions import ask
+from patchkit.proof.questions import ask as ask_for
 from patchkit.proof.sandbox import Box, missing, program_box
 from patchkit.proof.upstream_code import Code
 from patchkit.source.tree import Sandboxed
@@ -31,6 +31,7 @@ from support.faults import at_each_line
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 SECRET = "do not tell"
+ask = partial(ask_for, kind=object)
 
 
 @pytest.fixture
@@ -282,7 +283,7 @@ def test_a_child_changes_nothing_here(tree):
     from patchkit.proof import questions
     from patchkit.recipes.vllm import routing
 
-    assert questions.ask is ask
+    assert questions.ask is ask_for
     assert routing.prove_decision is not None
     assert tree.seen == {"forged": ""}  # looked at here: there is no such file
 
