@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from patchkit.durable.signals import SIGNALS
+from patchkit.durable.signals import SIGNALS, deferred, undeferred
 from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.proof.sandbox import Box, enter
 
@@ -92,16 +92,18 @@ def forked(
     ended, alive = os.pipe()
     try:
         parent = os.getpid()
-        child = fork()
-        if not child:
-            _live(action, box, limits, folder, parent, (*outputs, alive))
-        try:
-            os.close(alive)
-            in_time = _wait(ended, limits.clock)
-        finally:
-            _kill(child)
-            # Until it is waited for, an ended child keeps its number: no stranger was killed.
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with deferred():  # no child is left to itself
+            child = fork()
+            if not child:
+                _live(action, box, limits, folder, parent, (*outputs, alive))
+            try:
+                with undeferred():
+                    os.close(alive)
+                    in_time = _wait(ended, limits.clock)
+            finally:
+                _kill(child)
+                # Until it is waited for, an ended child keeps its number: no stranger was killed.
+                status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.set_blocking(ended, False)
         ready = _said(ended) == _READY
         output, errors = (os.pread(each, limits.output, 0) for each in outputs)
@@ -117,8 +119,12 @@ def forked(
 
 
 def fork() -> int:
-    """Return what ``os.fork`` does. Raises StorageError if there can be no more processes."""
+    """Return what ``os.fork`` does; the child has SIGNALS blocked until it says what they do there.
+
+    Raises StorageError if there can be no more processes.
+    """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # none strikes in a hook of fork's
+    child = -1
     try:
         child = os.fork()
     except OSError as error:
@@ -127,7 +133,8 @@ def fork() -> int:
             why="this user has as many as are allowed, or there is no memory left",
         ) from error
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        if child:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
     if not child:
         gc.disable()  # a collection would write to all objects, and so copy the parent's memory
     return child
@@ -230,8 +237,10 @@ def _arrange(files: Sequence[int]) -> None:
     # Output 1 is for the answer, which is written to the descriptor: no print may mix with it.
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     # Python ignores SIGPIPE and SIGXFSZ, which programs inherit: none would end at its limit.
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_DFL)
+    for number in (*SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
+        if number not in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _limit(limits: Limits) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from patchkit.durable.scratch import ScratchFolder
 from patchkit.errors import HostError, ProofError
 from patchkit.proof.child_process import run
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
@@ -52,7 +52,7 @@ def make_flags(
     make = shutil.which("make")
     if make is None:
         raise HostError("make is not installed", hint="sudo apt install make")
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         home = Path(folder)
         (home / "common.mk").write_text(tree.read(COMMON_MK), encoding="utf-8")
         (home / "Makefile").write_text(_PRINT, encoding="utf-8")
@@ -104,7 +104,7 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
 
     Raises ProofError if CMake stops, or does not say what archs it uses.
     """
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         root, build = Path(folder, "tree"), Path(folder, "build")
         build.mkdir()
         mirror(tree, {path: tree.read(path) for path in (ROOT_FILE, SOURCE_FILE)}, root)

@@ -8,12 +8,12 @@ not reached is not built; a call that was reached but not read is an error.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from patchkit.durable.scratch import ScratchFolder
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError, UsageError
 from patchkit.proof.child_process import Ended
@@ -249,7 +249,7 @@ def traced(
     build would have written by then. Paths in the tree are relative to it, those of external
     sources to them. Raises ProofError if CMake stops.
     """
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
         mirror(tree, {**dict.fromkeys(generated, ""), **texts}, root)
         (scratch / "include/cutlass").mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -383,7 +384,7 @@ def test_calls_side_by_side_keep_their_order_and_their_errors():
     with pytest.raises(ProofError, match="second") as caught:
         side_by_side([os.getpid, partial(fails, "second"), partial(fails, "third")])
     assert (caught.value.why, caught.value.hint) == ("w", "h")
-    with pytest.raises(StorageError, match="ended early"):
+    with pytest.raises(StorageError, match="ended early: killed by SIGKILL"):
         side_by_side([os.getpid, lambda: os.kill(os.getpid(), signal.SIGKILL)])
 
 
@@ -403,6 +404,77 @@ def test_a_call_that_is_not_waited_for_puts_its_things_away(tmp_path):
     with pytest.raises(ProofError, match="first"):
         side_by_side([fails, works])
     assert not list(tmp_path.iterdir())
+
+
+COMMAND = """
+import sys, time
+from pathlib import Path
+from patchkit import __main__, cli
+from patchkit.durable.scratch import ScratchFolder
+from patchkit.proof.child_process import forked
+from patchkit.proof.parallel import side_by_side
+
+end = Path(sys.argv[1])
+
+def wait():
+    while not end.exists():
+        time.sleep(0.01)
+
+def work():
+    with ScratchFolder() as folder:
+        for number in range(300):
+            Path(folder, str(number)).touch()
+        Path(folder, "begun").touch()
+        return forked(wait, None).trouble
+
+cli.main = lambda: print(side_by_side([work] * 4))
+__main__.main()
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Start a command in a group of its own, and wait until it works in four processes."""
+
+    def start(before="", end=tmp_path / "end"):
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": scratch}
+        started = subprocess.Popen(
+            ["/bin/sh", "-c", f'{before} exec "$@"', "sh", sys.executable, "-c", COMMAND, end],
+            env=environment,
+            start_new_session=True,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        while len([*scratch.glob("*/begun")]) < 4 and started.poll() is None:
+            time.sleep(0.01)
+        return started, scratch
+
+    return start
+
+
+@pytest.mark.parametrize("number", signals.SIGNALS)
+def test_a_storm_of_signals_to_the_whole_group_leaves_nothing(number, command):
+    started, scratch = command()
+    for _ in range(30):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, number)
+        time.sleep(0.001)
+    assert started.communicate() == ("", "interrupted; nothing was changed\n")
+    assert started.returncode == 128 + number
+    assert not [*scratch.iterdir()]
+
+
+def test_a_signal_that_the_parent_ignores_ends_no_child(command, tmp_path):
+    """A shell's background jobs ignore SIGINT, and Ctrl-C reaches their whole group."""
+    started, scratch = command("trap '' INT TERM HUP;")
+    for number in signals.SIGNALS:
+        os.killpg(started.pid, number)
+    (tmp_path / "end").touch()
+    assert started.communicate() == ("['', '', '', '']\n", "")
+    assert not [*scratch.iterdir()]
 
 
 def test_interrupted_at_any_line_it_is_an_interrupt():
