@@ -1,7 +1,9 @@
 """A child process in a sandbox: a program, or a call, with limits on what it uses.
 
 Limits on time, memory and output (rlimits, and a clock in the parent) end what does not end by
-itself. The child has no open file but its outputs, and it and its children end with the parent.
+itself. A child that may start others is watched by the parent: rlimits count each process for
+itself, or all of a user, and never root's. The child has no open file but its outputs, and it and
+its children end with the parent.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import resource
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +28,24 @@ from patchkit.proof.sandbox import Box, enter
 
 _READY = b"."  # what the child says once its sandbox is closed
 _TOO_MUCH = "it wrote {} bytes or more"
+_PERIOD = 0.05  # seconds between two looks at what a child has started
 _ALIVE = 3  # the descriptor that closes when a child, and all that it has started, is gone
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a child: seconds of processor and clock, bytes of memory and of each file."""
+    """Limits of a child: seconds of processor and clock, bytes of memory and of each file.
+
+    If it may start others: how many ``tasks`` (processes and threads) there are at a time; and all
+    of them together have ``memory``, too.
+    """
 
     processor: int = 60
     clock: float = 120.0
     memory: int = 2 << 30
     output: int = 16 << 20
+    tasks: int = 16
 
 
 LIMITS = Limits()
@@ -99,7 +108,7 @@ def forked(
             try:
                 with undeferred():
                     os.close(alive)
-                    in_time = _wait(ended, limits.clock)
+                    excess = _wait(ended, limits, child if box and box.children else 0)
             finally:
                 _kill(child)
                 # Until it is waited for, an ended child keeps its number: no stranger was killed.
@@ -110,9 +119,9 @@ def forked(
     finally:
         for each in (*outputs, ended):
             os.close(each)
-    if not ready and in_time:
+    if not ready and not excess:
         raise _not_set_up(errors.decode(errors="replace"), box)
-    trouble = _trouble(status, limits) if in_time else f"it ran longer than {limits.clock:g} s"
+    trouble = excess or _trouble(status, limits)
     if limits.output in (len(output), len(errors)):
         trouble = trouble or _TOO_MUCH.format(limits.output)
     return Ended(output=output, errors=errors, trouble=trouble)
@@ -140,12 +149,37 @@ def fork() -> int:
     return child
 
 
-def _wait(ended: int, seconds: float) -> bool:
-    """Wait until the last process that holds the pipe's other end is gone."""
-    poll = select.poll()
+def _wait(ended: int, limits: Limits, group: int) -> str:
+    """Wait until the last process that holds the pipe's other end is gone.
+
+    Return "", or which limit was exceeded; those on a ``group``, unless it is 0, among them.
+    """
+    poll, deadline = select.poll(), time.monotonic() + limits.clock
     # No event is asked for: POLLHUP, which always comes, says that all writers are gone.
     poll.register(ended, 0)
-    return bool(poll.poll(seconds * 1000))  # milliseconds
+    while (left := deadline - time.monotonic()) > 0:
+        if poll.poll((min(left, _PERIOD) if group else left) * 1000):  # milliseconds
+            return ""
+        if group and (excess := _excess(group, limits)):
+            return excess
+    return f"it ran longer than {limits.clock:g} s"
+
+
+def _excess(group: int, limits: Limits) -> str:
+    """Return what a process group has too much of, "" if nothing."""
+    tasks = memory = 0
+    for process in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123
+            # proc_pid_stat(5), behind the name: pgrp is field 5, num_threads 20, rss 24.
+            fields = file.read().rpartition(b")")[2].split()
+            if int(fields[2]) == group:
+                tasks += max(1, int(fields[17]))  # 0: ended, and not yet waited for
+                memory += int(fields[21]) * resource.getpagesize()
+    if tasks > limits.tasks:
+        return f"it started more than {limits.tasks} processes at a time"
+    if memory > limits.memory:
+        return f"it and what it started took more than {limits.memory} bytes of memory"
+    return ""
 
 
 def _said(pipe: int) -> bytes:

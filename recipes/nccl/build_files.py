@@ -5,7 +5,7 @@ the two CMakeLists.txt that decide archs, libraries and nccl.pc in script mode; 
 every target would be given.
 
 Both run in a sandbox. CMake can read the tree, and write nothing but its trace. Make needs
-``$(shell …)``, even for ``test``: it may start programs of the system, one after another, that can
+``$(shell …)``, even for ``test``: it may start programs of the system, a few at a time, that can
 read as little as make itself, and write nothing at all.
 """
 

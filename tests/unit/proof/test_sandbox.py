@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from patchkit.proof.sandbox import Box, missing, program_box
 from patchkit.proof.upstream_code import Code
 from patchkit.source.tree import Sandboxed
 from support.faults import at_each_line
+from support.needed import need
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 SECRET = "do not tell"
@@ -319,6 +321,34 @@ def test_a_programs_output_and_time_have_limits(tmp_path):
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     ended = run(command, None, folder=tmp_path, environment={}, limits=Limits(clock=0.2))
     assert ended.trouble == "it ran longer than 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("sleep 100", "it started more than 16 processes at a time"),
+        (
+            "awk 'BEGIN { s = \"x\"; while (length(s) < 6e7) s = s s; while (1); }'",
+            "268435456 bytes",
+        ),
+    ],
+)
+def test_what_make_starts_is_limited_as_a_whole(program, said, tmp_path):
+    need("make")
+    make = Path(shutil.which("make"))
+    number = 40 if "sleep" in program else 8
+    rules = f"all: $(addprefix x,$(shell seq {number}))\nx%:\n\t@{program.replace('$', '$$')}\n"
+    (tmp_path / "Makefile").write_text(rules)
+    box = program_box(make, children=True)
+    system = tuple(map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache")))
+    ended = run(
+        [str(make), f"-j{number}"],
+        replace(box, read=(tmp_path, *system)),
+        folder=tmp_path,
+        environment={"PATH": "/usr/bin:/bin"},
+        limits=Limits(memory=256 << 20, clock=60),
+    )
+    assert said in ended.trouble, ended.error_text
 
 
 def test_a_sandbox_that_cannot_be_set_up_is_said_before_anything_runs(tmp_path):
