@@ -52,7 +52,7 @@ class _Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _ChildAnswer:
     """All that a child says: its code may have written it."""
 
     answers: list[object] | None
@@ -74,7 +74,7 @@ def ask(
     if ended.trouble:
         raise _silent(ended.trouble)
     try:
-        said = read_json(_Sent, ended.output)
+        said = read_json(_ChildAnswer, ended.output)
         answers = [record(kind, answer) for answer in said.answers or ()]
         for path in said.read:
             # `seen` gets the digest that this process reads, not one that the child tells.
