@@ -15,8 +15,9 @@ import click
 
 from patchkit import __version__
 from patchkit.cli import out
+from patchkit.cli.alive import end_silence, watch_silence
 from patchkit.cli.next_step import error_text
-from patchkit.cli.verbs import CLICK_ALONE, MEANT, VERBS, WING_OF, WINGS
+from patchkit.cli.verbs import CLICK_ALONE, MEANT, TALKING, VERBS, WING_OF, WINGS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
@@ -58,9 +59,11 @@ class _Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(WING_OF)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in WING_OF:
             return None
+        if cmd_name not in TALKING and not ctx.resilient_parsing:
+            watch_silence()
         if cmd_name not in CLICK_ALONE:
             require_base()
         module = f"patchkit.cli.{WING_OF[cmd_name]}.{cmd_name.replace('-', '_')}"
@@ -146,6 +149,7 @@ def main() -> None:
         with unwrapped():
             # click itself would print errors and exit with codes of its own.
             code = group.main(prog_name="patchkit", standalone_mode=False)
+        end_silence()
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as interrupt:
         out.say(str(interrupt), err=True)

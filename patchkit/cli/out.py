@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from patchkit.cli.alive import end_silence, unwatched
 from patchkit.cli.layout import columns, grid, wrap
 from patchkit.quoting import prose, visible
 
@@ -68,6 +69,7 @@ def say(text: str, *, err: bool = False, end: str = "\n", hang: int = 2) -> None
         kept = Shown(
             "\n".join(each for line in kept.split("\n") for each in wrap(line, width, hang))
         )
+    end_silence()
     click.echo(kept + Shown(end), nl=False, err=err, color=colour())
 
 
@@ -136,7 +138,8 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
 
 def confirm(question: str) -> bool:
     """Ask in the terminal; no is the default."""
-    return click.confirm(shown(question))
+    with unwatched():
+        return click.confirm(shown(question))
 
 
 def table(

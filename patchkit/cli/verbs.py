@@ -57,4 +57,6 @@ MEANT = {
 }
 # What a node runs without any library but click; of inspect only --loaded.
 CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}
+# What writes to the terminal by itself, piece by piece, or asks there.
+TALKING = {"chat", "completion", "net", "tune"}
 WING_OF = {verb: wing for wing, verbs in VERBS.items() for verb in verbs}

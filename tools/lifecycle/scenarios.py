@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from tools.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
-from tools.lifecycle.installing import install, launcher_killed_in_install, newcomer
+from tools.lifecycle.installing import install, launcher_killed_in_install, newcomer, upgraded
 from tools.lifecycle.launcher import (
     held,
     launcher_killed_in_switch,
@@ -178,7 +178,7 @@ def rebooted_head_first(lab: LifecycleLab) -> str:
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
-        *(lab, newcomer, init_in_the_lab, install, up_and_down, three_nodes),
+        *(lab, newcomer, init_in_the_lab, install, upgraded, up_and_down, three_nodes),
         *(api_server_killed, head_worker_killed, rank_killed, rank_worker_killed),
         *(worker_lost, head_lost, cable_out_5, cable_out_60, lan_out),
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),

@@ -26,8 +26,9 @@ from patchkit.runtime.bench.measure import TOOLS, VLLM
 from patchkit.runtime.bench.planned import planned
 from patchkit.runtime.bench.plots import plot
 from patchkit.runtime.bench.results import ENOUGH, MAIN, digest_of, series
-from patchkit.runtime.bench.run import BenchPlan, bench
+from patchkit.runtime.bench.run import BenchPlan, bench, rounds_left
 from patchkit.runtime.bench.variants import Variant, loads, read_variants
+from patchkit.runtime.models.names import ModelFolder
 from patchkit.runtime.openai.http_exchange import HttpServer
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
@@ -62,6 +63,7 @@ def command() -> None:
     """
 
 
+_LEFT = ("round", "variant", "loads", "prompts")
 _WAYS = "Ways to serve it, in turns: a TOML file with [[variant]]."
 
 
@@ -101,6 +103,7 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
     type=click.Path(path_type=Path),
     help="Default: bench-MODEL-DAY.",
 )
+@click.option("--dry-run", is_flag=True, help="Only say what would be served and measured.")
 @as_json
 def run(
     model: str | None,
@@ -119,6 +122,7 @@ def run(
     rounds: int,
     tokenizer: str,
     folder: Path | None,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Serve a model in one way or several, in turns, and measure each; called again it goes on."""
@@ -147,16 +151,25 @@ def run(
             url=url.rstrip("/"),
             tool=tool,
         )
+        if dry_run:
+            _tell_plan(plan, as_json=as_json)
+            return
         bench(plan, tell)
         plot(place)
 
     if model:
         place = folder or Path(f"bench-{Path(model).name}-{day}")
         measured(model, place, {})
+        if dry_run:
+            return
         _tell_kept(place, as_json=as_json)
         return
     commits = models_pinned(Path(cluster)) if cluster else models_here()
     place = folder or Path(f"bench-all-{day}")
+    if dry_run:
+        for name, commit in commits.items():
+            measured(name, place / ModelFolder(repo=name, commit=commit).name, commits)
+        return
     done = measure_every(commits, place, lambda name, own: measured(name, own, commits), tell)
     _tell_all(done, place, as_json=as_json)
     insist_on_all(done)
@@ -175,6 +188,24 @@ def _ways(
         else Variant(name=each.stem, venv=venv, env_file=str(each))
         for each in map(Path, compare)
     )
+
+
+def _tell_plan(plan: BenchPlan, *, as_json: bool) -> None:
+    """Print what is left to measure, in the order in which it would be."""
+    left = [
+        (number + 1, variant.name, [load.name for load in own], sum(each.prompts for each in own))
+        for number, variant, own in rounds_left(plan)
+    ]
+    served = {each.variant.name: plan.redactor.text(quoted(*each.words)) for each in plan.variants}
+    if as_json:
+        rows = [dict(zip(_LEFT, row, strict=True)) for row in left]
+        print_json({"dry_run": True, "folder": str(plan.folder), "serves": served, "left": rows})
+        return
+    for name, words in served.items():
+        say(style(name, bold=True) + f": {plan.url or words}")
+    for number, name, names, prompts in left:
+        say(f"round {number}, {name}: {', '.join(names)}; {prompts} prompts")
+    say(f"dry run: {len(left)} rounds are left, into {plan.folder}")
 
 
 def _tell_kept(place: Path, *, as_json: bool) -> None:

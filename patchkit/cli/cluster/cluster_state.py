@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import click
 
+from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_or_here
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, shown, style, table
@@ -157,12 +158,13 @@ def logs(
     found = start.journals(
         cluster, since=since, lines=0 if since else lines, nodes=nodes, follow=follow
     )
-    for node, raw in found.lines:
-        line = replace(raw, text=mask_secrets(raw.text))
-        if as_json:
-            print_json({"node": node, **asdict(line)})
-        else:
-            say(_line(node.ljust(width), line))
+    with unwatched():
+        for node, raw in found.lines:
+            line = replace(raw, text=mask_secrets(raw.text))
+            if as_json:
+                print_json({"node": node, **asdict(line)})
+            else:
+                say(_line(node.ljust(width), line))
     if found.skew:
         say(f"{found.skew}: these lines are in order", err=True)
     all_of(list(found.silent.values()))

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import click
 
 from patchkit.cli import complete
+from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style
@@ -100,7 +101,8 @@ def _held(cluster: Cluster, model: str, *, as_json: bool) -> None:
         with held(cluster, model, _progress(cluster, quiet=as_json)) as group:
             began = True
             _tell_answered(cluster, group.answered, as_json=as_json, url=group.url)
-            raise group.until_it_ends()
+            with unwatched():
+                raise group.until_it_ends()
     except Interrupted:
         if not began:
             raise

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli import show
+from patchkit.cli.alive import unwatched
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json
 from patchkit.cli.out import LaidOut, echo, print_json, say, style, table, tell
@@ -17,7 +18,6 @@ from patchkit.cli.wheel import override
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
-from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
@@ -142,7 +142,8 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     ssh-keygen signs SHA256SUMS, which has the sha256 of the wheels, of manifest.json and of
     requirements.txt. Nothing is signed that verify finds fault with.
     """
-    signed = sign(house, key)
+    with unwatched():  # ssh-keygen may ask for a passphrase
+        signed = sign(house, key)
     if as_json:
         print_json({"dir": str(house), **signed.fields()})
         return
@@ -252,7 +253,6 @@ def fill_wheels(
     CPUs alone is refused. Nothing changes until everything is there; the next run resumes an
     interrupted one.
     """
-    require_build()
     has = read_packages(listings)
     built = built_wheels(house)
     if with_known:
