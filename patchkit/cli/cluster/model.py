@@ -23,6 +23,7 @@ from patchkit.cli.cluster.model_view import (
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, confirm, echo, print_json, say, table
 from patchkit.cli.progress import progress
+from patchkit.durable.atomic import status_of_file
 from patchkit.errors import (
     HashMismatchError,
     HostError,
@@ -79,6 +80,8 @@ def get(spec: str, *, cached: bool, dry_run: bool, place: ModelNodes, as_json: b
     repo, revision = split_revision(spec)
     if not revision and place.cluster:
         revision = place.cluster.models.get(repo, "")
+    if place.file:
+        status_of_file(place.file)  # hours before it gets its line
     head = place.head
     plans: list[FetchPlan] = []
 
