@@ -7,7 +7,6 @@ import difflib
 import gc
 import importlib
 import os
-import signal
 import sys
 from typing import Any, NoReturn
 
@@ -83,7 +82,7 @@ class _Verbs(click.Group):
         raise UsageError(f"no verb is called {verb!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:
-        out.lenient()
+        out.prepare_streams()
         if _COMPLETE in os.environ:
             from click.shell_completion import add_completion_class
 
@@ -93,16 +92,12 @@ class _Verbs(click.Group):
         return super().main(*args, **options)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with out.shown_usage():
+        with out.click_translated():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with out.shown_usage():
-                return super().invoke(ctx)
-        except BrokenPipeError:  # click would exit with 1, which stands for a bug
-            _discard_output()
-            sys.exit(128 + signal.SIGPIPE)
+        with out.click_translated():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for wing, verbs in VERBS.items():
@@ -152,7 +147,7 @@ def main() -> None:
         end_silence()
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as interrupt:
-        out.say(str(interrupt), err=True)
+        out.say_at_end(str(interrupt))
         sys.exit(interrupt.exit_code)
     except click.Abort:  # standard input ended where a question was asked
         _fail(UsageError("nobody answered; nothing was changed", hint="--yes answers beforehand"))
@@ -168,20 +163,17 @@ def main() -> None:
     except OSError as error:
         where = error.filename or "standard output"
         _show(StorageError(f"{where}: {error.strerror}", hint="check space and permissions"))
-        _discard_output()
+        out.discard_output()
         sys.exit(StorageError.exit_code)
     except Exception as error:
         if os.environ.get("PATCHKIT_DEBUG"):
             raise
         said = mask_secrets(f"{type(error).__name__}: {error}")
-        out.say(f"patchkit: internal error: {said}", err=True)
-        out.say("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
+        out.say_at_end(
+            f"patchkit: internal error: {said}\n"
+            "  next: run again with PATCHKIT_DEBUG=1 and report what it prints"
+        )
         sys.exit(1)
-
-
-def _discard_output() -> None:
-    # Else Python would fail once more when it empties the buffer at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _own(error: click.ClickException) -> UsageError:
@@ -209,4 +201,4 @@ def _show(error: PatchkitError) -> None:
             # A line, since what came before it may be lines.
             out.print_json({"error": {**fields, "exit_code": error.exit_code}}, indent=None)
             return
-    out.say(error_text(error), err=True)
+    out.say_at_end(error_text(error))
