@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
@@ -15,9 +16,11 @@ from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.visit import Visit, facts_here, visit
-from patchkit.runtime.launch.cluster_file import FILE
+from patchkit.runtime.doctor.visit import Visit, facts_here, visit, visit_server
+from patchkit.runtime.launch.cluster_file import FILE, ServeChoices
 from patchkit.runtime.on_node.journal import unit_lines
+from patchkit.runtime.openai.api_key import is_here
+from patchkit.runtime.openai.http_exchange import server_at
 from patchkit.runtime.report.bundle import pack, private_names
 from patchkit.runtime.report.bundle import save as save_report
 from patchkit.runtime.rules.condition import Situation
@@ -40,6 +43,10 @@ from patchkit.runtime.symptoms.text import STDIN, text_chunks
     help="What a program wrote; - is standard input.",
 )
 @click.option("--unit", metavar="NAME", help="What a systemd unit wrote, of root's or yours.")
+@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000.")
+@click.option(
+    "--url", metavar="URL", help="The server: here, or one elsewhere, which alone is asked."
+)
 @click.option("--elsewhere", is_flag=True, help="The log is another machine's: ask not this one.")
 @click.option("--gpu", is_flag=True, help="Also try the GPUs, one by one and together: minutes.")
 @click.option("--ask", is_flag=True, help="Ask the model ten questions with known answers.")
@@ -58,6 +65,8 @@ def command(
     file: Path | None,
     log: Path | None,
     unit: str | None,
+    port: int | None,
+    url: str | None,
     elsewhere: bool,
     gpu: bool,
     ask: bool,
@@ -70,19 +79,29 @@ def command(
 
     \b
       patchkit doctor
+      patchkit doctor --port 8888
       patchkit doctor --cluster
       patchkit doctor --log vllm.log
       docker logs vllm 2>&1 | patchkit doctor --log -
     """
-    if sum((log is not None, unit is not None, with_cluster or file is not None)) > 1:
-        raise UsageError("--log, --unit, --cluster: one of them", hint="patchkit doctor --cluster")
+    several = with_cluster or file is not None
+    if sum((log is not None, unit is not None, several, port is not None, url is not None)) > 1:
+        raise UsageError(
+            "--log, --unit, --cluster, --port, --url: one of them", hint="patchkit doctor --cluster"
+        )
+    if url or port:
+        url = server_at(url or f"http://127.0.0.1:{port}").url
     if log is not None or unit is not None:
         known = {} if elsewhere else facts_here(alone(venv=venv))
         seen = _of_log(log, known) if log else _of_lines(unit_lines(unit or ""), unit or "", known)
+    elif several:
+        seen = visit(named(file or FILE), questions=ask, gpu=gpu, here=False)
+    elif url and not is_here(url):
+        seen = visit_server(url, questions=ask)
     else:
-        several = with_cluster or file is not None
-        cluster = named(file or FILE) if several else alone(venv=venv)
-        seen = visit(cluster, questions=ask, gpu=gpu)
+        choices = {"serve": ServeChoices(port=urlsplit(url).port or 80)} if url else {}
+        cluster = alone(venv=venv, **choices)
+        seen = visit(cluster, questions=ask, gpu=gpu, url=url or "", here=True)
     found = tuple(map(without_secrets, seen.findings))
     if as_json:
         print_json({"findings": [each.fields() for each in found]})

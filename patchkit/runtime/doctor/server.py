@@ -10,6 +10,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.on_node.server_answers import ServerAnswers
 from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.openai.answer_parts import StreamedAnswer
+from patchkit.runtime.openai.api_key import is_here
 from patchkit.runtime.remote.ssh import there
 
 _FILE = "server.toml"
@@ -58,7 +59,9 @@ class _Judge:
         if trouble.startswith("no answer in"):
             return self.say("server-health-silent", trouble=trouble)
         states = "; ".join(f"{each.unit} is {each.active}" for each in self.units if each.unit)
-        status = _CLUSTER_STATUS if self.units else there(self.node, "ss", "-ltn")
+        here = there(self.node, "ss", "-ltn")
+        apart = here if is_here(self.answers.url) else self._look("/health")
+        status = _CLUSTER_STATUS if self.units else apart
         units = f"; {states}" if states else ""
         return self.say(
             "server-answers", url=self.answers.url, trouble=trouble, units=units, status=status

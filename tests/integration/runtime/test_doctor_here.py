@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 
 import pytest
 
@@ -34,6 +35,39 @@ def test_a_server_that_answers_and_knows(here):
     assert found["sense"]["level"] == Level.OK
     assert found["log"]["level"] == Level.UNKNOWN
     assert found["log"]["what"].startswith("not checked: ")
+
+
+def test_a_vllm_that_answers_is_the_server_whoever_started_it(here, cli):
+    with ModelServer() as server:
+        port = server.server_address[1]
+        found = here(port)
+        own = cli("doctor", "--port", port, rc=(0, 9)).stdout
+        by_url = cli("doctor", "--url", f"{server.url}/v1/", "-v", rc=(0, 9)).stdout
+
+    assert (found["server-token"]["level"], found["port"]["level"]) == (Level.OK, Level.OK)
+    assert "is taken by" not in own + by_url
+    assert "server-token: small answers" in " ".join(by_url.split())
+
+
+def test_what_answers_otherwise_has_the_port(here):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        found = here(other.getsockname()[1], rc=9)
+
+    assert found["port"]["level"] == Level.ERROR
+    assert found["port"]["hint"] == f"kill {os.getpid()}"
+
+
+def test_of_a_server_elsewhere_the_server_alone_is_asked(cli):
+    said = cli("doctor", "--url", "http://127.0.0.1.invalid:8888", "--json", rc=9).stdout
+    found = {each["about"]: each for each in json.loads(said)["findings"]}
+    assert {each["where"] for each in found.values()} == {"127.0.0.1.invalid"}
+    assert found["server-answers"]["level"] == Level.ERROR
+
+
+def test_a_password_in_a_url_is_refused_and_not_printed(cli):
+    said = cli("doctor", "--url", "http://me:s3cret@127.0.0.1:8000", rc=2)
+    assert "s3cret" not in said.stdout + said.stderr
+    assert "'127.0.0.1:8000' is not the address of a server" in said.stderr
 
 
 def test_what_was_not_looked_at_is_never_fine(here):
