@@ -39,8 +39,7 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
     for each in findings:
         if each.level in shown:
             yield from _whole(each, verbose=verbose)
-    if verbose:
-        yield from _looked_at(findings)
+    yield from _looked_at(findings if verbose else filter(_leaves_open, findings))
     yield summary(findings)
 
 
@@ -57,7 +56,12 @@ def _looked_at(findings: Iterable[Finding]) -> Iterator[Shown]:
         yield style(mark, **how) + " " + style(where, bold=True) + f"  {', '.join(checks)}: {what}"
 
 
-def summary(findings: Iterable[Finding]) -> Shown:
+def _leaves_open(finding: Finding) -> bool:
+    """Return whether nothing can be called fine, since this was not checked."""
+    return finding.level is Level.UNKNOWN and finding.about == "gpu-throttled"
+
+
+def summary(findings: Sequence[Finding]) -> Shown:
     """Return one line: how many findings there are of each level."""
     counts = Counter(each.level for each in findings)
     parts = [
@@ -67,7 +71,7 @@ def summary(findings: Iterable[Finding]) -> Shown:
     ]
     bad = counts[Level.ERROR] or counts[Level.WARNING]
     mark = style("✗", fg="red") if bad else style("✓", fg="green")
-    if not bad and not counts[Level.OK]:
+    if not bad and (not counts[Level.OK] or any(map(_leaves_open, findings))):
         mark = style("?", fg="cyan")
     hidden = [each for each in (Level.NOTE, Level.UNKNOWN) if counts[each]]
     return mark + f" {', '.join(parts) or 'nothing found'}" + ("; -v shows all" if hidden else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host.target import target_of
+from patchkit.runtime.host.target import is_spark, target_of
 from patchkit.runtime.net.cages import cabled
 from patchkit.runtime.net.pair import pair_checks
 from patchkit.runtime.on_node.node_facts import NodeFacts
@@ -37,6 +37,13 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
             kind=HostError, where=name, about=about, what=what, why=why, hint=hint, level=level
         )
 
+    if not facts.host.gpus and is_spark(facts.host):
+        yield wrong(
+            "gpu",
+            next((each for each in facts.host.notes if "GPU" in each), "no GPU is found"),
+            "this is a GB10: its driver is not loaded, or a container was started without --gpus",
+            there(name, "nvidia-smi") + "; after an update of the kernel or the driver, reboot it",
+        )
     if facts.systemd == 0 or "systemctl" not in facts.has:
         yield wrong("systemd", "no systemd answers", "it keeps the ranks", "use DGX OS")
     if not facts.linger:

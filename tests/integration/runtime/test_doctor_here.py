@@ -37,16 +37,27 @@ def test_a_server_that_answers_and_knows(here):
     assert found["log"]["what"].startswith("not checked: ")
 
 
-def test_a_vllm_that_answers_is_the_server_whoever_started_it(here, cli):
+@pytest.mark.parametrize("how", ["--port", "--url"])
+def test_a_vllm_that_answers_is_the_server_whoever_started_it(cli, how):
     with ModelServer() as server:
-        port = server.server_address[1]
-        found = here(port)
-        own = cli("doctor", "--port", port, rc=(0, 9)).stdout
-        by_url = cli("doctor", "--url", f"{server.url}/v1/", "-v", rc=(0, 9)).stdout
+        place = server.server_address[1] if how == "--port" else f"{server.url}/v1/"
+        said = json.loads(cli("doctor", how, place, "--json", rc=(0, 9)).stdout)["findings"]
+    found = {each["about"]: each for each in said}
 
+    assert found["server-token"]["what"].startswith("small answers")
     assert (found["server-token"]["level"], found["port"]["level"]) == (Level.OK, Level.OK)
-    assert "is taken by" not in own + by_url
-    assert "server-token: small answers" in " ".join(by_url.split())
+    assert str(server.server_address[1]) in found["port"]["what"]
+
+
+def test_of_one_node_in_a_file_all_is_asked_that_up_needs(cli, tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'venv = "{tmp_path}/none"\n[[node]]\nssh = "localhost"\n')
+    levels = []
+    for words in (("--file", file), ("--venv", tmp_path / "none")):
+        said = json.loads(cli("doctor", *words, "--json", rc=(0, 9)).stdout)["findings"]
+        levels += [each["level"] for each in said if each["about"] == "python"]
+
+    assert levels == [Level.ERROR, Level.NOTE]
 
 
 def test_what_answers_otherwise_has_the_port(here):

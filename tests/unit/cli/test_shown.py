@@ -27,8 +27,10 @@ from hypothesis import strategies as st
 
 from patchkit import __version__, cli
 from patchkit.cli import out, show
+from patchkit.cli.findings import finding_lines
 from patchkit.cli.progress import PERIOD, progress
 from patchkit.errors import PatchkitError
+from patchkit.finding import Finding, Level
 from patchkit.patching.fix import State
 from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
 from patchkit.patching.recipe import load_recipe
@@ -233,6 +235,17 @@ def test_streams_that_are_closed_or_full_are_no_bug(words, streams, code, said):
     assert done.returncode == code
     assert said in done.stderr
     assert b"internal error" not in done.stderr
+
+
+@pytest.mark.parametrize(("about", "mark"), [("gpu-throttled", "?"), ("clock-sync", "✓")])
+def test_nothing_is_fine_while_the_gpu_is_not_checked(about, mark):
+    unchecked = Finding(level=Level.UNKNOWN, where="spark-1", about=about, what="not checked: why")
+    found = [Finding(level=Level.OK, where="spark-1", about="ssh", what="answers"), unchecked]
+
+    *shown, summary = map(click.unstyle, finding_lines(found, verbose=False))
+
+    assert summary == f"{mark} 1 not checked, 1 fine; -v shows all"
+    assert shown == [f"? spark-1  {about}: not checked: why"] * (mark == "?")
 
 
 def test_data_goes_out_byte_for_byte():

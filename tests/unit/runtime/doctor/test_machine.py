@@ -256,7 +256,7 @@ def test_what_nobody_read_is_never_fine(well):
     assert all(each.what.startswith("not checked: ") for each in found.values())
     assert found["kernel-log"].what == "not checked: only root may"
     assert "dmesg" in found["kernel-log"].hint
-    assert found["gpu-throttled"].what == "not checked: no NVML"
+    assert found["gpu-throttled"].what == "not checked: no GPU is found here: no NVML"
 
 
 def test_each_check_answers_whatever_is_missing(well):

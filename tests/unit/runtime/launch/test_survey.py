@@ -19,6 +19,25 @@ LACKS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("product", "cpu", "level"),
+    [
+        ("NVIDIA_DGX_Spark", "", Level.ERROR),
+        ("Dell Pro Max with GB10 FCM1253", "", Level.ERROR),
+        ("80YX", "10 x Cortex-X925, 10 x Cortex-A725", Level.ERROR),
+        ("ThinkPad", "16 x AMD Ryzen", None),
+    ],
+)
+def test_a_spark_without_a_driver_is_no_machine_without_a_gpu(tmp_path, product, cpu, level):
+    facts = node_facts(tmp_path)
+    system = replace(facts.host.system, product=product, cpu=cpu)
+    host = replace(facts.host, system=system, gpus=(), notes=("no GPU is found: NVML: no file",))
+
+    found = [each.level for each in survey(["spark-1"], [replace(facts, host=host)])]
+
+    assert found == [level] * (level is not None)
+
+
 @pytest.mark.parametrize("about", LACKS)
 def test_what_a_node_lacks(about, tmp_path):
     changes, level, hint = LACKS[about]
