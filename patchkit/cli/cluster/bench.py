@@ -23,13 +23,13 @@ from patchkit.runtime.bench.every_model import (
     models_pinned,
 )
 from patchkit.runtime.bench.measure import TOOLS, VLLM
-from patchkit.runtime.bench.planned import planned
+from patchkit.runtime.bench.planned import planned, planned_elsewhere
 from patchkit.runtime.bench.plots import plot
 from patchkit.runtime.bench.results import ENOUGH, MAIN, digest_of, series
 from patchkit.runtime.bench.run import BenchPlan, bench, rounds_left
 from patchkit.runtime.bench.variants import Variant, loads, read_variants
 from patchkit.runtime.models.names import ModelFolder
-from patchkit.runtime.openai.http_exchange import HttpServer
+from patchkit.runtime.openai.http_exchange import server_at
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 
@@ -130,14 +130,14 @@ def run(
         raise UsageError("--url, --compare, --variants, --cluster: one of them")
     if every == bool(model) or (every and (url or tokenizer)):
         raise UsageError("name a model, or --all of them without --url and --tokenizer")
-    if url:
-        HttpServer(url)  # refuses a login, which every user of a host would see
+    # Refuses a login, which every user of a host would see.
+    url = server_at(url).url if url else ""
     ways = _ways(compare, variants, cluster, venv)
     load = loads(depths, outputs, at_once, prompts)
     day = date.today().isoformat()
 
     def measured(name: str, place: Path, commits: Mapping[str, str]) -> None:
-        planned_ways = planned(ways, name, commits)
+        planned_ways = [planned_elsewhere(url, venv)] if url else planned(ways, name, commits)
         redactor = redactor_of(planned_ways)
         plan = BenchPlan(
             model=name,
@@ -148,7 +148,7 @@ def run(
             digest=digest(name, planned_ways, load, TOOLS[tool].name, redactor),
             redactor=redactor,
             tokenizer=tokenizer,
-            url=url.rstrip("/"),
+            url=url,
             tool=tool,
         )
         if dry_run:

@@ -49,8 +49,10 @@ class BenchPlan:
 def bench(plan: BenchPlan, tell: Callable[[str], None]) -> None:
     """Measure what is not measured yet, then write the summary. ``tell`` gets each step.
 
-    Raises UsageError if the folder holds figures of another setup.
+    Raises HostError without the tool, UsageError if the folder holds figures of another setup.
     """
+    for each in plan.variants:
+        TOOLS[plan.tool].program(each.python)  # before a server is started
     _begin(plan)
     by_name = {each.variant.name: each for each in plan.variants}
     for number, variant, left in rounds_left(plan):
