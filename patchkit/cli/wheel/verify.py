@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,12 @@ from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, style, tell
 from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
-from patchkit.errors import UsageError
-from patchkit.finding import worst
+from patchkit.errors import StorageError, UsageError
+from patchkit.finding import Finding, worst
 from patchkit.quoting import quoted
+from patchkit.runtime.python.distributions import import_path
+from patchkit.runtime.python.file_owners import lost_files
+from patchkit.runtime.python.startup import STEM
 from patchkit.wheel.wheelhouse.manifest import Kind
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, check
 from patchkit.wheel.wheelhouse.verify import Verified, verify
@@ -82,6 +88,7 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
     signed = check(house, trust) if trust else None
     done = verify(house)
+    done = replace(done, findings=(*done.findings, *_lost(house)))
     if not done.entries and not done.findings:
         raise UsageError(
             f"{house}: holds no wheels",
@@ -105,6 +112,19 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
         echo(lines(house, done, signed))
     if code := worst(done.findings):
         raise SystemExit(code)
+
+
+def _lost(house: Path) -> Iterator[Finding]:
+    """Yield what another package's uninstall deleted of an installed NCCL, in the active venv."""
+    venv = os.environ.get("VIRTUAL_ENV") or sys.prefix
+    for file in lost_files(import_path(venv), STEM):
+        yield Finding(
+            kind=StorageError,
+            where=venv,
+            what=f"a library is gone: {file}",
+            why="another package had the same file, as nvidia-nccl-cu12 has, and pip deleted it",
+            hint=quoted(*file.cure(f"{venv}/bin/python", str(house))),
+        )
 
 
 def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator[str]:
