@@ -20,9 +20,9 @@ from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import read_stdin, read_text
-from patchkit.runtime.doctor.answered import unanswered, unlisted
 from patchkit.runtime.on_node import node_files
 from patchkit.runtime.openai.answer_parts import StreamedAnswer, StreamPiece
+from patchkit.runtime.openai.answered import unanswered, unlisted
 from patchkit.runtime.openai.api_key import key_for
 from patchkit.runtime.openai.chat_stream import AnswerStream
 from patchkit.runtime.openai.conversation import Conversation, request_fields

@@ -20,6 +20,7 @@ from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
 from patchkit.errors import StorageError, UsageError
 from patchkit.finding import Finding, worst
+from patchkit.finding_text import told
 from patchkit.quoting import quoted
 from patchkit.runtime.python.distributions import import_path
 from patchkit.runtime.python.file_owners import lost_files
@@ -118,13 +119,9 @@ def _lost(house: Path) -> Iterator[Finding]:
     """Yield what another package's uninstall deleted of an installed NCCL, in the active venv."""
     venv = os.environ.get("VIRTUAL_ENV") or sys.prefix
     for file in lost_files(import_path(venv), STEM):
-        yield Finding(
-            kind=StorageError,
-            where=venv,
-            what=f"a library is gone: {file}",
-            why="another package had the same file, as nvidia-nccl-cu12 has, and pip deleted it",
-            hint=quoted(*file.cure(f"{venv}/bin/python", str(house))),
-        )
+        command = quoted(*file.cure(f"{venv}/bin/python", str(house)))
+        found = told("machine.toml", "nccl-lost", venv, lost=file, command=command)
+        yield replace(found, kind=StorageError)
 
 
 def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator[str]:

@@ -74,7 +74,7 @@ def visit(
     """
     reports = examined(cluster)
     node, listens = reports[0], url_of(reports[0].placed, cluster.file.serve.port)
-    said = node.silence or _answers(cluster.head, url or listens, SECRETS)
+    said = node.silence or _answers(cluster.head, url or listens, key_file=SECRETS)
     judged = [_without_server(node, said)] if len(reports) == 1 else reports
     found = cluster_findings(cluster.file, judged)
     if here and not node.placed:
@@ -96,7 +96,9 @@ def visit(
 def visit_server(url: str, *, questions: bool = False) -> Visit:
     """Return what is wrong with a server on a machine of which nothing else is known."""
     head, place = Remote(HERE), urlsplit(url).hostname or url
-    found = _server(head, NodeReport(node=HERE), _answers(head, url), questions=questions)
+    # The key of this machine's own server goes to no other.
+    said = _answers(head, url, key_file="")
+    found = _server(head, NodeReport(node=HERE), said, questions=questions)
     return Visit(findings=tuple(replace(_insist(each), where=place) for each in found))
 
 
@@ -106,11 +108,11 @@ def _insist(finding: Finding) -> Finding:
     return replace(finding, level=Level.ERROR, kind=HostError) if silent else finding
 
 
-def _answers(head: Remote, url: str, key_file: str = "") -> ServerAnswers | PatchkitError:
+def _answers(head: Remote, url: str, *, key_file: str) -> ServerAnswers | PatchkitError:
     """Return what the server answers; it is asked on the head, since it may listen there alone."""
     try:
         wanted = {"url": url, "key_file": key_file, "metrics": server_answers.wanted_metrics()}
-        return head.call(ServerAnswers, server_answers.look, **wanted)
+        return replace(head.call(ServerAnswers, server_answers.look, **wanted), url=url)
     except PatchkitError as error:
         return error
 
@@ -136,7 +138,9 @@ def _server(
         yield _unchecked("sense", node.node, why)
         return
     try:
-        asked = {"url": said.url, "model": said.asked, "questions": questions_to_ask()}
+        # With the key of before, from where it was found.
+        given = {"url": said.url, "model": said.asked, "key_file": said.key}
+        asked = {**given, "questions": questions_to_ask()}
         answers = head.stream(AskedFact, server_answers.ask_facts, **asked)
         yield from sense_findings(node.node, said.asked, list(answers))
     except PatchkitError as error:

@@ -75,6 +75,18 @@ def test_of_a_server_elsewhere_the_server_alone_is_asked(cli):
     assert found["server-answers"]["level"] == Level.ERROR
 
 
+def test_the_key_of_this_machine_goes_to_no_other(cli, tmp_path):
+    folder = tmp_path / ".config/patchkit"
+    folder.mkdir(parents=True)
+    (folder / "secrets.env").write_text("VLLM_API_KEY=not-for-others\n")
+    with ModelServer() as server:
+        url = f"http://0.0.0.0:{server.server_address[1]}"  # no loopback by its name
+        cli("doctor", "--url", url, "--ask", rc=(0, 9), env={"HOME": str(tmp_path)})
+
+    assert server.headers_seen
+    assert not any("not-for-others" in str(each) for each in server.headers_seen)
+
+
 def test_a_password_in_a_url_is_refused_and_not_printed(cli):
     said = cli("doctor", "--url", "http://me:s3cret@127.0.0.1:8000", rc=2)
     assert "s3cret" not in said.stdout + said.stderr
