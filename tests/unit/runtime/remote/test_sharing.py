@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +15,10 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(monkeypatch):
     need("ssh")
     # Shorter than pytest's own, since a socket's address is short.
-    home = tmp_path.parent.parent / "h"
+    home = Path(tempfile.mkdtemp(dir="/tmp"))
     (home / ".ssh").mkdir(parents=True, mode=0o700)
     home.chmod(0o755)
     monkeypatch.setenv("HOME", str(home))
