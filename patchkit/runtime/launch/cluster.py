@@ -154,6 +154,6 @@ class Cluster:
                 raise BusyError(
                     error.what,
                     why=f"a launcher loses the cluster after {LEASE:.0f} s of silence",
-                    hint=f"wait until it is done; `{breaking}` ends it, and what is served",
+                    hint=f"wait until it is done; or end it, and what is served: {breaking}",
                 ) from None
             yield
