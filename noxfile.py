@@ -170,15 +170,22 @@ def torture(session: nox.Session) -> None:
 @nox.session(name="build-nccl")
 def build_nccl(session: nox.Session) -> None:
     """The libnccl wheel, into wheelhouse/; takes what `patchkit build nccl --help` lists."""
-    _install(session, "build")
-    session.run("patchkit", "build", "nccl", *session.posargs)
+    _build(session, "nccl")
 
 
 @nox.session(name="build-vllm")
 def build_vllm(session: nox.Session) -> None:
-    """The vLLM wheel, into wheelhouse/; takes what `patchkit build vllm --help` lists."""
+    """The vLLM wheel, into wheelhouse/; takes what `patchkit build vllm --help` lists.
+
+    Both: `nox -s build-vllm build-nccl -- --vllm X.Y.Z --nccl X.Y.Z`, and options of either.
+    """
+    _build(session, "vllm")
+
+
+def _build(session: nox.Session, project: str) -> None:
     _install(session, "build")
-    session.run("patchkit", "build", "vllm", *session.posargs)
+    called = [name for name in ("vllm", "nccl") if name == project or f"build-{name}" in sys.argv]
+    _tool(session, "build", project, *called, "--", *session.posargs)
 
 
 @nox.session

@@ -18,6 +18,7 @@ def main() -> None:
         finally:
             leave_interrupts()
     except Interrupted as interrupt:
+        leave_interrupts()
         print(interrupt, file=sys.stderr)  # noqa: T201  (perhaps nothing that prints is loaded yet)
         sys.exit(interrupt.exit_code)
 

@@ -13,7 +13,7 @@ from patchkit.quoting import quoted
 
 # Not the name of the package: `patchkit` on the package index is another project.
 DISTRIBUTION = "patchkit-gb10"
-BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core", "uv")
+BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core")
 """Import names of what the extra ``build`` brings."""
 BASE = (
     "cmake",
@@ -24,6 +24,7 @@ BASE = (
     "rich",
     "tree_sitter",
     "tree_sitter_bash",
+    "uv",
     "yaml",
 )
 """Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""

@@ -2,9 +2,9 @@
 
 ``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer,
 ``stream`` for one that takes long and tells how far it is, ``output`` for one that a generator
-follows, ``dialogue`` for one that answers by lines as long as somebody listens, ``sieve`` for one
-that lets parts of a stream through, ``ask`` for a question to another Python. Their output is read
-as UTF-8, with U+FFFD for what is not.
+follows, ``sieve`` for one that lets parts of a stream through, ``ask`` for a question to another
+Python; ``dialogue.py`` is for one that answers by lines as long as somebody listens. Their output
+is read as UTF-8, with U+FFFD for what is not.
 
 Those of proofs (``proof/child_process.py``) and the one that measures for `patchkit tune`
 (``runtime/tune/process.py``), which is asked many times, are started where they are used.
@@ -12,7 +12,6 @@ Those of proofs (``proof/child_process.py``) and the one that measures for `patc
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -29,7 +28,9 @@ from patchkit.quoting import quoted
 if TYPE_CHECKING:
     import subprocess
 
-_dialogues: set[subprocess.Popen[bytes]] = set()
+RUNNING: set[subprocess.Popen[bytes]] = set()
+"""Programs that an interrupt ends: of ``output``, and of dialogues."""
+
 _TAIL, _SHOWN = 400, 8  # lines of a program's output that are kept, and that an error shows
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
 _MARK = "patchkit:"  # before an answer: a sitecustomize may also print
@@ -134,7 +135,7 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
             stderr=None if terminal and os.isatty(2) else subprocess.PIPE,
         )
     except (OSError, ValueError) as error:
-        return _not_started(command, env, error)
+        return not_started(command, env, error)
     with process:
         try:
             output, errors = process.communicate(given or None, timeout)
@@ -146,7 +147,7 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
         except BaseException:
             process.kill()  # an interrupt: `with` would wait until the program ends by itself
             raise
-    return _completed(command, process.returncode, _text(output), _text(errors))
+    return completed(command, process.returncode, decoded(output), decoded(errors))
 
 
 def stream(
@@ -180,7 +181,7 @@ def stream(
             errors="replace",
         )
     except (OSError, ValueError) as error:
-        return _not_started(command, env, error)
+        return not_started(command, env, error)
     tail: deque[str] = deque(maxlen=_TAIL)
     with process:
         assert process.stdout is not None
@@ -191,7 +192,7 @@ def stream(
         except BaseException:
             process.terminate()  # an interrupt must not wait for the end of a build
             raise
-    return _completed(command, process.returncode, "".join(tail), "")
+    return completed(command, process.returncode, "".join(tail), "")
 
 
 def output(
@@ -216,9 +217,9 @@ def output(
             bufsize=0,
         )
     except (OSError, ValueError) as error:
-        return _not_started(command, env, error)
+        return not_started(command, env, error)
     tail: deque[str] = deque(maxlen=_TAIL)
-    _dialogues.add(process)
+    RUNNING.add(process)
     with process:
         assert process.stdout is not None
         rest = b""
@@ -230,49 +231,16 @@ def output(
                 if not (read := process.stdout.read(1 << 16)):
                     break
                 *whole, rest = (rest + read).replace(b"\r", b"\n").split(b"\n")
-                for each in map(_text, filter(None, whole)):
+                for each in map(decoded, filter(None, whole)):
                     tail.append(f"{each}\n")
                     yield each
-            tail.append(_text(rest))
+            tail.append(decoded(rest))
         except BaseException:
             _end(process)
             raise
         finally:
-            _dialogues.discard(process)
-    return _completed(command, process.returncode, "".join(tail), "")
-
-
-def dialogue(*words: str | Path, given: bytes) -> Generator[str, None, Completed]:
-    """Yield the lines that a program answers to what it is given; return how it ended.
-
-    Its standard input stays open behind ``given``: when it ends, the program can tell that nobody
-    listens any more. That is so when the generator is closed, and when this process is killed.
-    """
-    import subprocess
-    import tempfile
-
-    command = tuple(map(str, words))
-    with tempfile.TemporaryFile() as errors:  # a pipe that nobody empties would block the program
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-            )
-        except (OSError, ValueError) as error:
-            return _not_started(command, None, error)
-        _dialogues.add(process)
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it says why on standard error
-                process.stdin.write(given)
-                process.stdin.flush()
-            for line in process.stdout:
-                yield _text(line)
-        finally:
-            _dialogues.discard(process)
-            _hang_up(process)
-        errors.seek(0)
-        return _completed(command, process.wait(), "", _text(errors.read()))
+            RUNNING.discard(process)
+    return completed(command, process.returncode, "".join(tail), "")
 
 
 def sieve(
@@ -295,7 +263,7 @@ def sieve(
                 command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
         except (OSError, ValueError) as error:
-            return _not_started(command, env, error)
+            return not_started(command, env, error)
         assert process.stdin is not None
         assert process.stdout is not None
 
@@ -323,28 +291,13 @@ def sieve(
         if failed:
             raise failed[0]
         errors.seek(0)
-        return _completed(command, process.returncode, "", _text(errors.read()))
+        return completed(command, process.returncode, "", decoded(errors.read()))
 
 
 def end_dialogues() -> None:
     """End the programs of ``dialogue`` and ``output`` in all threads: an interrupt came."""
-    for each in list(_dialogues):
+    for each in list(RUNNING):
         each.terminate()
-
-
-def _hang_up(process: subprocess.Popen[bytes]) -> None:
-    """Close both pipes of a program and wait for its end, for three seconds."""
-    import subprocess
-
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with contextlib.suppress(OSError):
-            pipe.close()
-    try:
-        process.wait(3)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -401,16 +354,17 @@ def ending(status: int) -> str:
     return f"killed by {names.get(-status, f'signal {-status}')}"
 
 
-def _completed(command: tuple[str, ...], status: int, output: str, errors: str) -> Completed:
+def completed(command: tuple[str, ...], status: int, output: str, errors: str) -> Completed:
+    """Return how a program ended, with its last words."""
     words = (errors.strip() or output.strip() or "it printed nothing").split("\n")[-_SHOWN:]
     trouble = f"{ending(status)}: {chr(10).join(words)}" if status else ""
     return Completed(command=command, status=status, output=output, errors=errors, trouble=trouble)
 
 
-def _not_started(
+def not_started(
     command: tuple[str, ...], env: Mapping[str, str] | None, error: OSError | ValueError
 ) -> Completed:
-    """Return the reason: no such program, or what the system says, Python of a NUL."""
+    """Return why a program did not start: it is absent, or what the system or Python says."""
     path = None if env is None else env.get("PATH", os.defpath)
     # ENOENT alone may also be about the folder, or about the interpreter of a script.
     absent = "/" not in command[0] and shutil.which(command[0], path=path) is None
@@ -421,5 +375,6 @@ def _not_started(
     return Completed(command=command, status=None, trouble=trouble, started=False)
 
 
-def _text(data: bytes | None) -> str:
+def decoded(data: bytes | None) -> str:
+    """Return what a program wrote."""
     return (data or b"").decode(errors="replace")

@@ -16,7 +16,7 @@ from patchkit.records import read_toml
 MODES = ("native", "family")  # what a build is for: one device, or all devices of its family
 # One digit of minor: nvcc writes 12.1 as 121, without a separator.
 _ARCH = re.compile(
-    r"(?P<major>\d+)\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
+    r"(?P<major>\d{1,3})\.(?P<minor>\d)(?P<suffix>[af]?)(?P<ptx>\+PTX)?(?P<virtual>-virtual)?"
 )
 
 

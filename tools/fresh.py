@@ -168,13 +168,14 @@ def entering(root: Path, binds: Mapping[Path, str], inside: str) -> str:
 
 
 def commands(arguments: list[str]) -> str:
-    """Return README's two blocks and its tests, with arguments for pytest, as a script."""
+    """Return README's two blocks, those by hand, and its tests, with arguments for pytest."""
     return f"""\
 PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}
 ({readme.script(readme.ONE, MACHINES)}
 )
 (. .venv/bin/activate
 {readme.script(readme.TWO, MACHINES)}
+{readme.script(readme.BY_HAND, MACHINES)}
 )
 {readme.tests_command()}{f" -- {shlex.join(arguments)}" if arguments else ""}"""
 

@@ -1,6 +1,6 @@
 """Record what `patchkit env` writes for machines of every kind, in tests/data/env.
 
-    python -m tools.golden_env             writes them anew (tools/regenerate.py does so, too)
+    python -m tools.regenerate --pages     writes them anew, with PYTHONPATH=tests
 
 Look at the difference before you commit it.
 """
@@ -8,8 +8,8 @@ Look at the difference before you commit it.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from patchkit.cli import group
-from patchkit.errors import PatchkitError
+from patchkit.errors import PatchkitError, UsageError
 from patchkit.runtime.envfile.parse import parse
 from patchkit.runtime.envfile.syntax import Format
 from support import hosts
@@ -175,16 +175,21 @@ def run(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     return done.stdout, {"variables": parse(Format.ENV, done.stdout, name), "notes": notes}
 
 
+def refuse_new_errors(table: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Raise UsageError for a case that had a file and is an error now: a slip in a rule."""
+    for name, facts in table.items():
+        if "error" in facts and "error" not in before.get(name, facts):
+            raise UsageError(
+                f"{name!r} of tools/golden_env.py had a file, and now: {facts['error']}",
+                hint=f"mend the rule; or, if that is meant, take the case out of {TABLE} first",
+            )
+
+
 def golden() -> dict[Path, str]:
     """Return path → text of everything."""
     with tempfile.TemporaryDirectory() as folder:
         found = {name: run(name, Path(folder)) for name in CASES}
     table = {name: facts for name, (_, facts) in found.items()}
+    refuse_new_errors(table, json.loads(TABLE.read_text(encoding="utf-8")))
     files = {DATA / f"{name.replace(' ', '-')}.env": found[name][0] for name in WHOLE}
     return {TABLE: json.dumps(table, indent=1, ensure_ascii=False) + "\n", **files}
-
-
-if __name__ == "__main__":
-    for path, text in golden().items():
-        path.write_text(text, encoding="utf-8")
-        print(path, file=sys.stderr)

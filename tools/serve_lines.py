@@ -60,7 +60,10 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     },
     "files read fast, where that comes with vLLM": {"model": "Qwen/Qwen3-Coder-Next-FP8"},
     "experts by another kernel": {"model": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"},
-    "a preset for a build": {"model": "deepseek-ai/DeepSeek-V4-Flash-0731", **TWO},
+    "a recipe without the flags of its build": {
+        "model": "deepseek-ai/DeepSeek-V4-Flash-0731",
+        **TWO,
+    },
     "four bits on two": {"model": "Qwen/Qwen3-235B-A22B-GPTQ-Int4", **TWO},
     "JSON for sh": {"model": "saricles/MiniMax-M2.7-NVFP4-GB10", **TWO},
     "unknown model": {"model": "some/model"},

@@ -17,7 +17,7 @@ TITLES = (
     "The workstation compiles",
     "Both Sparks get the same files",
     "Each Spark installs them",
-    "Or from an index",
+    "Or from a server",
     "Settings of its own for each",
 )
 _RELEASE = re.compile(r"patchkit build vllm --version (\S+)")
@@ -66,7 +66,7 @@ PAGE = Page(
             rf"{_BUILT} && \1 -r built.txt --target {_NODE} {_AARCH64}"
         ),
         r"ssh -R \S+ (spark-\d) patchkit/.venv/bin/(pip install .*) -r patchkit/requirements.txt": (
-            rf"\2 -r built.txt --target /srv/\1-index {_AARCH64}"
+            rf"\2 -r built.txt --target /srv/\1-server {_AARCH64}"
         ),
         r"(patchkit status) \.venv/lib/python3.12/site-packages": rf"\1 {_NODE}",
         r"(patchkit env)": r"\1 --root {root} --lock wheelhouse",

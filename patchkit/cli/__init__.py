@@ -7,7 +7,6 @@ import difflib
 import gc
 import importlib
 import os
-import signal
 import sys
 from typing import Any, NoReturn
 
@@ -15,12 +14,14 @@ import click
 
 from patchkit import __version__
 from patchkit.cli import out
+from patchkit.cli.alive import end_silence, watch_silence
 from patchkit.cli.next_step import error_text
-from patchkit.cli.verbs import CLICK_ALONE, VERBS, WING_OF, WINGS
+from patchkit.cli.verbs import CLICK_ALONE, MEANT, TALKING, VERBS, WING_OF, WINGS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
 from patchkit.quoting import quoted
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _EPILOG = """\
 \b
@@ -57,9 +58,11 @@ class _Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(WING_OF)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in WING_OF:
             return None
+        if cmd_name not in TALKING and not ctx.resilient_parsing:
+            watch_silence()
         if cmd_name not in CLICK_ALONE:
             require_base()
         module = f"patchkit.cli.{WING_OF[cmd_name]}.{cmd_name.replace('-', '_')}"
@@ -73,12 +76,13 @@ class _Verbs(click.Group):
         verb, *rest = args
         if verb in WING_OF or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close = difflib.get_close_matches(verb, WING_OF, n=1)
-        hint = quoted("patchkit", close[0], *rest) if close else "`patchkit --help` lists them"
+        close = MEANT.get(verb) or " ".join(difflib.get_close_matches(verb, WING_OF, n=1))
+        words = ("patchkit", *close.split(), *rest)
+        hint = quoted(*words) if close else "`patchkit --help` lists them"
         raise UsageError(f"no verb is called {verb!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:
-        out.lenient()
+        out.prepare_streams()
         if _COMPLETE in os.environ:
             from click.shell_completion import add_completion_class
 
@@ -88,16 +92,12 @@ class _Verbs(click.Group):
         return super().main(*args, **options)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with out.shown_usage():
+        with out.click_translated():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with out.shown_usage():
-                return super().invoke(ctx)
-        except BrokenPipeError:  # click would exit with 1, which stands for a bug
-            _discard_output()
-            sys.exit(128 + signal.SIGPIPE)
+        with out.click_translated():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for wing, verbs in VERBS.items():
@@ -144,9 +144,10 @@ def main() -> None:
         with unwrapped():
             # click itself would print errors and exit with codes of its own.
             code = group.main(prog_name="patchkit", standalone_mode=False)
+        end_silence()
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as interrupt:
-        out.say(str(interrupt), err=True)
+        out.say_at_end(str(interrupt))
         sys.exit(interrupt.exit_code)
     except click.Abort:  # standard input ended where a question was asked
         _fail(UsageError("nobody answered; nothing was changed", hint="--yes answers beforehand"))
@@ -162,19 +163,17 @@ def main() -> None:
     except OSError as error:
         where = error.filename or "standard output"
         _show(StorageError(f"{where}: {error.strerror}", hint="check space and permissions"))
-        _discard_output()
+        out.discard_output()
         sys.exit(StorageError.exit_code)
     except Exception as error:
         if os.environ.get("PATCHKIT_DEBUG"):
             raise
-        out.say(f"patchkit: internal error: {type(error).__name__}: {error}", err=True)
-        out.say("  next: run again with PATCHKIT_DEBUG=1 and report what it prints", err=True)
+        said = mask_secrets(f"{type(error).__name__}: {error}")
+        out.say_at_end(
+            f"patchkit: internal error: {said}\n"
+            "  next: run again with PATCHKIT_DEBUG=1 and report what it prints"
+        )
         sys.exit(1)
-
-
-def _discard_output() -> None:
-    # Else Python would fail once more when it empties the buffer at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _own(error: click.ClickException) -> UsageError:
@@ -195,10 +194,11 @@ def _fail(error: PatchkitError) -> NoReturn:
 def _show(error: PatchkitError) -> None:
     # Looked for as a word: the error may be older than the parsed options.
     if "--json" in sys.argv:
-        fields = {"what": error.what, "why": error.why, "next": error.hint}
+        parts = {"what": error.what, "why": error.why, "next": error.hint}
+        fields = {name: mask_secrets(text) for name, text in parts.items()}
         # If standard output is what failed, the message goes where it can still be read.
         with contextlib.suppress(OSError):
             # A line, since what came before it may be lines.
             out.print_json({"error": {**fields, "exit_code": error.exit_code}}, indent=None)
             return
-    out.say(error_text(error), err=True)
+    out.say_at_end(error_text(error))

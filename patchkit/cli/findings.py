@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from patchkit.cli.out import Shown, style
 from patchkit.finding import Finding, Level
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.ERROR: ("✗", {"fg": "red", "bold": True}),
@@ -25,14 +27,19 @@ _COUNTED = {
 }
 
 
+def without_secrets(found: Finding) -> Finding:
+    """Return a finding that quotes a log or an error, without the secrets in it."""
+    what, why, hint = map(mask_secrets, (found.what, found.why, found.hint))
+    return replace(found, what=what, why=why, hint=hint)
+
+
 def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
     """Yield errors and warnings whole, then how many other findings there are; or all of them."""
     shown = (Level.ERROR, Level.WARNING, *((Level.NOTE,) if verbose else ()))
     for each in findings:
         if each.level in shown:
             yield from _whole(each, verbose=verbose)
-    if verbose:
-        yield from _looked_at(findings)
+    yield from _looked_at(findings if verbose else filter(_leaves_open, findings))
     yield summary(findings)
 
 
@@ -49,7 +56,12 @@ def _looked_at(findings: Iterable[Finding]) -> Iterator[Shown]:
         yield style(mark, **how) + " " + style(where, bold=True) + f"  {', '.join(checks)}: {what}"
 
 
-def summary(findings: Iterable[Finding]) -> Shown:
+def _leaves_open(finding: Finding) -> bool:
+    """Return whether nothing can be called fine, since this was not checked."""
+    return finding.level is Level.UNKNOWN and finding.about == "gpu-throttled"
+
+
+def summary(findings: Sequence[Finding]) -> Shown:
     """Return one line: how many findings there are of each level."""
     counts = Counter(each.level for each in findings)
     parts = [
@@ -59,7 +71,7 @@ def summary(findings: Iterable[Finding]) -> Shown:
     ]
     bad = counts[Level.ERROR] or counts[Level.WARNING]
     mark = style("✗", fg="red") if bad else style("✓", fg="green")
-    if not bad and not counts[Level.OK]:
+    if not bad and (not counts[Level.OK] or any(map(_leaves_open, findings))):
         mark = style("?", fg="cyan")
     hidden = [each for each in (Level.NOTE, Level.UNKNOWN) if counts[each]]
     return mark + f" {', '.join(parts) or 'nothing found'}" + ("; -v shows all" if hidden else "")

@@ -17,6 +17,7 @@ from patchkit.cli.out import LaidOut, Shown, style
 from patchkit.cli.verbs import WING_OF
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(WING_OF)})\b)")
 
@@ -38,7 +39,7 @@ def program() -> list[str]:
 def error_text(error: PatchkitError) -> Shown:
     """Return what is said of an error."""
     said = PatchkitError(error.what, why=error.why, hint=spelled(error.hint))
-    return style("error:", fg="red", bold=True) + f" {said}"
+    return style("error:", fg="red", bold=True) + f" {mask_secrets(str(said))}"
 
 
 def spelled(text: str) -> str:

@@ -11,12 +11,14 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
 
+from patchkit.cli.alive import end_silence, unwatched
 from patchkit.cli.layout import columns, grid, wrap
 from patchkit.quoting import prose, visible
 
@@ -68,6 +70,7 @@ def say(text: str, *, err: bool = False, end: str = "\n", hang: int = 2) -> None
         kept = Shown(
             "\n".join(each for line in kept.split("\n") for each in wrap(line, width, hang))
         )
+    end_silence()
     click.echo(kept + Shown(end), nl=False, err=err, color=colour())
 
 
@@ -136,7 +139,8 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
 
 def confirm(question: str) -> bool:
     """Ask in the terminal; no is the default."""
-    return click.confirm(shown(question))
+    with unwatched():
+        return click.confirm(shown(question))
 
 
 def table(
@@ -157,17 +161,42 @@ def table(
     return list(map(LaidOut, grid(kept, width, heads=bold, labels=labels, indent=indent)))
 
 
-def lenient() -> None:
-    """Let standard output escape what its encoding lacks, as standard error does."""
+def prepare_streams() -> None:
+    """Open the standard streams that the caller closed, and let output escape what it must.
+
+    What is written to a closed standard output fails, as on a full disk; standard error is lost.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # Else a file that is opened later would be what child processes write to.
+            os.dup2(os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def discard_output(number: int = 1) -> None:
+    """Drop what could not be written: else Python fails once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+def say_at_end(text: str) -> None:
+    """Print why the run ends on standard error; if that fails, the exit code alone says it."""
+    try:
+        say(text, err=True)
+    except OSError:
+        discard_output(2)
+
+
 @contextlib.contextmanager
-def shown_usage() -> Iterator[None]:
-    """Escape what click's own errors quote from the command line."""
+def click_translated() -> Iterator[None]:
+    """Escape what click's own errors quote; exit with 141 if the reader of the output has left."""
     try:
         yield
     except click.ClickException as error:
         error.message = visible(error.message)  # type: ignore[misc]  # final, says click
         raise
+    except BrokenPipeError:  # click would exit with 1, which stands for a bug
+        discard_output()
+        sys.exit(128 + signal.SIGPIPE)

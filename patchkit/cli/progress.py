@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from patchkit.cli.alive import unwatched
 from patchkit.cli.out import tell
 from patchkit.quoting import visible
 
@@ -26,7 +27,7 @@ def progress(
 
     Else print a line every PERIOD. Of bytes, or of what ``counted`` names.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as drawn:
         bars: list[Any] = []
         first = threading.Lock()  # nodes report side by side
 
@@ -38,26 +39,32 @@ def progress(
                 nonlocal identifier
                 with first:
                     if not bars:
-                        bars.append(stack.enter_context(_bars_of(counted)))
+                        bars.append(_bars_of(counted))
                 if bars[0] is None or bars[0].disable:
                     in_lines(done, total)
                     return
-                # At the first step: a task without any draws no bar.
-                if identifier is None:
-                    identifier = bars[0].add_task(visible(task), total=total)
-                bars[0].update(identifier, completed=done, total=total)
+                with first:
+                    if not bars[0].live.is_started:
+                        drawn.enter_context(unwatched())
+                        drawn.enter_context(bars[0])
+                    # At the first step: a task without any draws no bar.
+                    if identifier is None:
+                        identifier = bars[0].add_task(visible(task), total=total)
+                    bars[0].update(identifier, completed=done, total=total)
+                    if bars[0].finished:  # a bar that stands still is no sign of life
+                        drawn.close()
 
             return update
 
         yield report
 
 
-def _bars_of(counted: str) -> contextlib.AbstractContextManager[Any]:
+def _bars_of(counted: str) -> Any:
     """Return the bars of rich; without rich, which a node need not have, None."""
     try:
         from patchkit.cli.bars import bars_of
     except ModuleNotFoundError:
-        return contextlib.nullcontext()
+        return None
     return bars_of(counted)
 
 

@@ -83,4 +83,5 @@ def _cause_lines(found: Diagnosis, cause: Cause) -> Iterator[Shown]:
         yield shown(f"      costs {cause.costs}")
     if cause.tell and len(found.causes) > 1:
         yield shown("      to tell: ") + found.pasted(cause.tell)
-    yield style(f"      {cause.evidence}, confidence {cause.confidence}: {cause.source}", dim=True)
+    sure = "" if found.symptom.follows else f", confidence {cause.confidence}"
+    yield style(f"      {cause.evidence}{sure}: {cause.source}", dim=True)

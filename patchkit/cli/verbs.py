@@ -46,6 +46,17 @@ VERBS = {
         "export": "Write an image's Containerfile, manifests for Kubernetes, Ray jobs.",
     },
 }
+# What others call a verb.
+MEANT = {
+    "serve": "up",
+    "down": "cluster down",
+    "logs": "cluster logs",
+    "check": "env check",
+    "lint": "env check",
+    "upgrade": "cluster install",
+}
 # What a node runs without any library but click; of inspect only --loaded.
 CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}
+# What writes to the terminal by itself, piece by piece, or asks there.
+TALKING = {"chat", "completion", "net", "tune"}
 WING_OF = {verb: wing for wing, verbs in VERBS.items() for verb in verbs}

@@ -14,6 +14,7 @@ from typing import IO
 
 from patchkit.durable.failure import translated
 from patchkit.durable.signals import committed, deferred
+from patchkit.errors import UsageError
 
 
 @contextlib.contextmanager
@@ -22,15 +23,17 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
     The owner, group and mode of a file that is replaced are kept; a new one gets what umask leaves,
     and the owner of its folder if root writes it. ``private`` takes the rights of others away.
-    Raises OSError as long as nothing was changed, StorageError if it was and may not last.
+    Raises UsageError for a link and anything else that is no file, OSError as long as nothing was
+    changed, StorageError if it was and may not last.
     """
+    status_of_file(path)
     _sweep(path)
     with _opened_beside(path) as file:
         part = Path(file.name)
         try:
             yield file
             file.flush()
-            give(file.fileno(), _status(path), path.parent, private=private)
+            give(file.fileno(), status_of_file(path), path.parent, private=private)
             os.fsync(file.fileno())
             # An interrupt in between would say that nothing was changed.
             with deferred():
@@ -43,6 +46,23 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     # fsync of a file does not make its name last; fsync of its folder does.
     with translated(f"{path} was written, but may not outlast a power cut"):
         sync(path.parent)
+
+
+def status_of_file(path: Path) -> os.stat_result | None:
+    """Return the status of a file that may be replaced, None for none. Raises UsageError."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        raise UsageError(
+            f"{path}: is a link to {path.readlink()}",
+            why="replacing it would cut the link, and following it write where nobody looked",
+            hint="name the file that it points to",
+        )
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{path}: is not a file", hint="name a file, or a new one")
+    return status
 
 
 def give(
@@ -80,7 +100,7 @@ def _sweep(path: Path) -> None:
     """Remove what killed runs left of the same file: parts that nobody holds."""
     # A name may hold * or [.
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        with contextlib.suppress(OSError), part.open("rb") as file:
+        with contextlib.suppress(OSError), open(part, "rb", opener=_open_at_once) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             part.unlink()
 
@@ -97,11 +117,9 @@ def _opened_beside(path: Path) -> IO[bytes]:
         file.close()  # a sweep was quicker
 
 
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except FileNotFoundError:
-        return None
+def _open_at_once(path: str, flags: int) -> int:
+    # A FIFO of such a name would wait for a writer.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _umask() -> int:

@@ -39,6 +39,20 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
         os.close(handle)
 
 
+def holder(folder: Path) -> int | None:
+    """Return the process that holds a folder; None if no process of this user does."""
+    own = folder.stat()
+    for line in Path("/proc/locks").read_text().splitlines():
+        _number, kind, _how, _access, pid, place, *_range = line.split()
+        if kind != "FLOCK" or not place.endswith(f":{own.st_ino}"):
+            continue
+        for handle in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(handle.stat(), own):
+                    return int(pid)
+    return None
+
+
 def _taken(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

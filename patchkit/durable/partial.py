@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from patchkit.durable.atomic import give, replacing, sync
+from patchkit.durable.atomic import give, replacing, status_of_file, sync
 from patchkit.durable.failure import translated
+from patchkit.durable.names import is_file
 from patchkit.durable.signals import committed, deferred
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -22,10 +23,14 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces ``path`` when the block ends, with what an earlier run left of it.
 
     It is ``.NAME.partial``, open for reading and writing; if the block fails, it stays as long as
-    it holds something. A run beside another one of the same file starts from nothing. Raises
-    OSError as long as nothing was changed, StorageError if it was and may not last.
+    it holds something. A run beside another one of the same file starts from nothing. Raises as
+    ``replacing`` does.
     """
+    status_of_file(path)
     part = _part(path)
+    if not is_file(part):  # a FIFO of that name would wait for a writer
+        with contextlib.suppress(OSError):
+            part.unlink()
     with open(part, "r+b", opener=_made) as file:
         if _is_ours(file, part):
             try:

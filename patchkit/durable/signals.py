@@ -7,9 +7,11 @@ import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 from patchkit.errors import PatchkitError
 
@@ -18,7 +20,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _held = 0  # blocks that are not to be interrupted, one within another
 _pending: list[int] = []
 _committed: list[str] = []
-os.register_at_fork(after_in_child=_committed.clear)  # a child has changed nothing yet
+_raised: WeakSet[Interrupted] = WeakSet()  # while they are on their way
+_raised_at = 0.0
+_SAME = 1.0  # seconds; a signal that comes so soon does not disturb what the first one ends
 
 
 # As KeyboardInterrupt, so that no `except Exception` swallows it.
@@ -29,9 +33,12 @@ class Interrupted(BaseException):
     """
 
     def __init__(self, number: int) -> None:
+        global _raised_at
         super().__init__(number)
         self.number = number
         self.exit_code = 128 + number
+        _raised.add(self)
+        _raised_at = time.monotonic()
 
     def __str__(self) -> str:
         return f"interrupted; {'; '.join(dict.fromkeys(_committed)) or 'nothing was changed'}"
@@ -50,10 +57,39 @@ def leave_interrupts() -> None:
     """Let SIGNALS end the process from now on: all is done and said, and Python winds itself up.
 
     Interrupted would be raised there where nobody can catch it, and be printed with its traceback.
+    After an interrupt they are ignored: the exit code is decided.
     """
+    # Python complains of a signal that comes while its handler is taken away.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGALRM))
+    # Python would take its handler away at the end, and the alarm then kill the process.
+    signal.setitimer(signal.ITIMER_REAL, 0)
     for number in SIGNALS:
         if signal.getsignal(number) is _strike:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if _raised else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def obey(number: signal.Signals) -> None:
+    """Raise Interrupted at this signal alone, in a forked child: its parent sends it.
+
+    A terminal sends SIGNALS to both; what becomes of them is decided by the parent.
+    """
+    for ignored in SIGNALS:
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(number, _strike)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, number))
+    sys.unraisablehook = _strike_again
+
+
+def _begin_child() -> None:
+    """Forget, after a fork, what is the parent's: a child has changed nothing yet."""
+    global _held
+    _held = 0
+    for known in (_pending, _committed, _raised):
+        known.clear()
+
+
+os.register_at_fork(after_in_child=_begin_child)
 
 
 @contextlib.contextmanager
@@ -109,6 +145,8 @@ def _strike(number: int, frame: FrameType | None) -> None:
     # Here, whether it is held back is just being changed, and would not be changed to its end.
     if frame and frame.f_code.co_filename == _strike.__code__.co_filename:
         _later(number)
+    elif _raised and time.monotonic() < _raised_at + _SAME:
+        pass  # it belongs to the one that is on its way
     elif _held:
         _pending.append(number)
     else:

@@ -1,7 +1,9 @@
 """A child process in a sandbox: a program, or a call, with limits on what it uses.
 
 Limits on time, memory and output (rlimits, and a clock in the parent) end what does not end by
-itself. The child has no open file but its outputs, and it and its children end with the parent.
+itself. A child that may start others is watched by the parent: rlimits count each process for
+itself, or all of a user, and never root's. The child has no open file but its outputs, and it and
+its children end with the parent.
 """
 
 from __future__ import annotations
@@ -14,29 +16,36 @@ import resource
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from patchkit.durable.signals import SIGNALS
+from patchkit.durable.signals import SIGNALS, deferred, undeferred
 from patchkit.errors import HostError, PatchkitError, StorageError
 from patchkit.proof.sandbox import Box, enter
 
 _READY = b"."  # what the child says once its sandbox is closed
 _TOO_MUCH = "it wrote {} bytes or more"
+_PERIOD = 0.05  # seconds between two looks at what a child has started
 _ALIVE = 3  # the descriptor that closes when a child, and all that it has started, is gone
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a child: seconds of processor and clock, bytes of memory and of each file."""
+    """Limits of a child: seconds of processor and clock, bytes of memory and of each file.
+
+    If it may start others: how many ``tasks`` (processes and threads) there are at a time; and all
+    of them together have ``memory``, too.
+    """
 
     processor: int = 60
     clock: float = 120.0
     memory: int = 2 << 30
     output: int = 16 << 20
+    tasks: int = 16
 
 
 LIMITS = Limits()
@@ -92,33 +101,39 @@ def forked(
     ended, alive = os.pipe()
     try:
         parent = os.getpid()
-        child = fork()
-        if not child:
-            _live(action, box, limits, folder, parent, (*outputs, alive))
-        try:
-            os.close(alive)
-            in_time = _wait(ended, limits.clock)
-        finally:
-            _kill(child)
-            # Until it is waited for, an ended child keeps its number: no stranger was killed.
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with deferred():  # no child is left to itself
+            child = fork()
+            if not child:
+                _live(action, box, limits, folder, parent, (*outputs, alive))
+            try:
+                with undeferred():
+                    os.close(alive)
+                    excess = _wait(ended, limits, child if box and box.children else 0)
+            finally:
+                _kill(child)
+                # Until it is waited for, an ended child keeps its number: no stranger was killed.
+                status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.set_blocking(ended, False)
         ready = _said(ended) == _READY
         output, errors = (os.pread(each, limits.output, 0) for each in outputs)
     finally:
         for each in (*outputs, ended):
             os.close(each)
-    if not ready and in_time:
+    if not ready and not excess:
         raise _not_set_up(errors.decode(errors="replace"), box)
-    trouble = _trouble(status, limits) if in_time else f"it ran longer than {limits.clock:g} s"
+    trouble = excess or _trouble(status, limits)
     if limits.output in (len(output), len(errors)):
         trouble = trouble or _TOO_MUCH.format(limits.output)
     return Ended(output=output, errors=errors, trouble=trouble)
 
 
 def fork() -> int:
-    """Return what ``os.fork`` does. Raises StorageError if there can be no more processes."""
+    """Return what ``os.fork`` does; the child has SIGNALS blocked until it says what they do there.
+
+    Raises StorageError if there can be no more processes.
+    """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # none strikes in a hook of fork's
+    child = -1
     try:
         child = os.fork()
     except OSError as error:
@@ -127,18 +142,44 @@ def fork() -> int:
             why="this user has as many as are allowed, or there is no memory left",
         ) from error
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        if child:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
     if not child:
         gc.disable()  # a collection would write to all objects, and so copy the parent's memory
     return child
 
 
-def _wait(ended: int, seconds: float) -> bool:
-    """Wait until the last process that holds the pipe's other end is gone."""
-    poll = select.poll()
+def _wait(ended: int, limits: Limits, group: int) -> str:
+    """Wait until the last process that holds the pipe's other end is gone.
+
+    Return "", or which limit was exceeded; those on a ``group``, unless it is 0, among them.
+    """
+    poll, deadline = select.poll(), time.monotonic() + limits.clock
     # No event is asked for: POLLHUP, which always comes, says that all writers are gone.
     poll.register(ended, 0)
-    return bool(poll.poll(seconds * 1000))  # milliseconds
+    while (left := deadline - time.monotonic()) > 0:
+        if poll.poll((min(left, _PERIOD) if group else left) * 1000):  # milliseconds
+            return ""
+        if group and (excess := _excess(group, limits)):
+            return excess
+    return f"it ran longer than {limits.clock:g} s"
+
+
+def _excess(group: int, limits: Limits) -> str:
+    """Return what a process group has too much of, "" if nothing."""
+    tasks = memory = 0
+    for process in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123
+            # proc_pid_stat(5), behind the name: pgrp is field 5, num_threads 20, rss 24.
+            fields = file.read().rpartition(b")")[2].split()
+            if int(fields[2]) == group:
+                tasks += max(1, int(fields[17]))  # 0: ended, and not yet waited for
+                memory += int(fields[21]) * resource.getpagesize()
+    if tasks > limits.tasks:
+        return f"it started more than {limits.tasks} processes at a time"
+    if memory > limits.memory:
+        return f"it and what it started took more than {limits.memory} bytes of memory"
+    return ""
 
 
 def _said(pipe: int) -> bytes:
@@ -230,8 +271,10 @@ def _arrange(files: Sequence[int]) -> None:
     # Output 1 is for the answer, which is written to the descriptor: no print may mix with it.
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     # Python ignores SIGPIPE and SIGXFSZ, which programs inherit: none would end at its limit.
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_DFL)
+    for number in (*SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
+        if number not in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _limit(limits: Limits) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from patchkit.errors import ProofError, StorageError
+from patchkit.durable.names import inside, plain
+from patchkit.errors import ProofError, SourceError, StorageError
 from patchkit.proof.child_process import Ended, run
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
@@ -64,7 +65,14 @@ def read_trace(log: Path, root: Path) -> Iterator[Traced]:
             if not all(isinstance(each, str) for each in arguments):
                 raise TypeError
             call = Traced(entry["cmd"].lower(), place, arguments)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ):
             raise ProofError(
                 f"CMake's trace has a line that is none of its own: {line[:200]}",
                 why="the build files write into it, or they fill it up",
@@ -74,15 +82,37 @@ def read_trace(log: Path, root: Path) -> Iterator[Traced]:
 
 
 def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
-    """Write build files, with pending edits, into ``root``; link what else is in their folders."""
+    """Write build files, with pending edits, into ``root``; link what else is in their folders.
+
+    Raises ProofError for a path that leads elsewhere: a child of a sandbox may have named it.
+    """
     for path, text in texts.items():
+        _check_writable(tree, path)
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
-    for folder in {PurePosixPath(path).parent for path in texts}:
+    for folder in {parent for path in texts for parent in PurePosixPath(path).parents}:
         for entry in (tree.root / folder).iterdir():
             if not (root / folder / entry.name).exists():
                 (root / folder / entry.name).symlink_to(entry)
+
+
+def _check_writable(tree: SourceTree, path: str) -> None:
+    """Raise ProofError unless a build may write this file: in a folder of the tree, by no link."""
+    try:
+        place = inside(tree.root, path)
+        sound = plain(path) and place.parent.is_dir() and not place.is_dir()
+        reason = "" if sound else "not the plain name of a file in one of its folders"
+    except SourceError as error:
+        reason = error.what.removeprefix(f"{path}: ")
+    except (OSError, ValueError) as error:  # too long, or not for a file system
+        reason = str(error)
+    if reason:
+        raise ProofError(
+            f"a build of this tree would write {path!r:.200}: {reason:.200}",
+            why="a generator or a build file was edited by hand, or somebody prepared it",
+            hint="restore the files from the release",
+        )
 
 
 def cmake_program() -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from typing import Generic, NoReturn, TypeVar
 
-from patchkit.durable.signals import deferred
+from patchkit.durable.signals import Interrupted, deferred, obey
 from patchkit.errors import StorageError
+from patchkit.process import ending
 from patchkit.proof.child_process import die_with, fork
 
 T = TypeVar("T")
+_STOP = signal.SIGUSR1
 
 
 def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
@@ -27,11 +28,14 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
     """
     jobs: list[_Job[T]] = []
     try:
-        jobs.extend(map(_Job, calls[1:]))
+        for call in calls[1:]:
+            with deferred():  # none is started that is not stopped
+                jobs.append(_Job(call))
         return [*(call() for call in calls[:1]), *(job.result() for job in jobs)]
     finally:
-        for job in jobs:
-            job.stop()
+        with deferred():
+            for job in jobs:
+                job.stop()
 
 
 class _Job(Generic[T]):
@@ -51,9 +55,10 @@ class _Job(Generic[T]):
             file.seek(0)
             data = file.read()
         if not data:
+            killed = status == -signal.SIGKILL
             raise StorageError(
-                f"a process of patchkit's ended early, with {status}",
-                why="it was killed, perhaps for want of memory",
+                f"a process of patchkit's ended early: {ending(status) or 'without an answer'}",
+                why="Linux kills so for want of memory; else somebody did" if killed else "",
             )
         value, error = pickle.loads(data)  # noqa: S301  written by this very program
         if error is not None:
@@ -62,7 +67,7 @@ class _Job(Generic[T]):
 
     def stop(self) -> None:
         if self._running:
-            os.kill(self._child, signal.SIGTERM)
+            os.kill(self._child, _STOP)
             self._wait()
         os.close(self._result)
 
@@ -76,19 +81,18 @@ class _Job(Generic[T]):
 
 
 def _live(call: Callable[[], object], result: int, parent: int) -> NoReturn:
-    """Live the child's whole life. An interrupt ends it, after it has put its own things away."""
+    """Live the child's whole life. The parent ends it, after it has put its own things away."""
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
-        die_with(parent, signal.SIGTERM)
-        # An interrupt may strike in a finaliser, where it cannot be raised: print nothing.
-        sys.unraisablehook = lambda _unraisable: None
+        obey(_STOP)
+        die_with(parent, _STOP)
         try:
             outcome: tuple[object, Exception | None] = (call(), None)
         except Exception as error:  # noqa: BLE001
             outcome = (None, error)
         with open(result, "wb", closefd=False) as file:
             file.write(pickle.dumps(outcome))
+    except Interrupted:
+        pass  # here its frames go, and with them what they hold
     finally:
         # os._exit: the parent's exit hooks and finally blocks are not the child's to run.
         os._exit(0)

@@ -13,14 +13,16 @@ import json
 import os
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import PurePosixPath
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
 from patchkit import errors
+from patchkit.durable.names import PlainPath
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.proof import upstream_code
 from patchkit.proof.child_process import Limits, forked
 from patchkit.proof.sandbox import box_for, python_box
+from patchkit.records import RecordError, Utf8, read_json, record
 from patchkit.source.tree import SourceTree
 
 LIMITS = Limits(output=1 << 20)
@@ -37,13 +39,33 @@ _KINDS: dict[str, type[PatchkitError]] = {
     )
 }
 
-
+T = TypeVar("T")
 Questions = Sequence[Callable[[], object]]
 
 
-def ask(tree: SourceTree, questions: Questions, *, limits: Limits = LIMITS) -> list[Any]:
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    kind: str
+    what: Utf8
+    why: Utf8
+    hint: Utf8
+
+
+@dataclass(frozen=True, slots=True)
+class _ChildAnswer:
+    """All that a child says: its code may have written it."""
+
+    answers: list[object] | None
+    raised: _Raised | None
+    read: list[PlainPath]
+
+
+def ask(
+    tree: SourceTree, questions: Questions, kind: type[T], *, limits: Limits = LIMITS
+) -> list[T]:
     """Return what each question returns, as JSON has it: lists for tuples, strings for keys.
 
+    ``kind`` is what ``records`` takes each answer for; with ``object`` the caller looks what it is.
     ``tree`` is where the code comes from; what the questions read of it is noted in its ``seen``.
     Raises ProofError if there is no answer, HostError if there is no sandbox, and the DriftError,
     ProofError, SourceError or StorageError that a question raises.
@@ -52,28 +74,18 @@ def ask(tree: SourceTree, questions: Questions, *, limits: Limits = LIMITS) -> l
     if ended.trouble:
         raise _silent(ended.trouble)
     try:
-        said = json.loads(ended.output)
-        read, answers, raised = said["read"], said["answers"], said["raised"]
-        error = _error(**raised) if raised else None
-        if not error and not (isinstance(answers, list) and len(answers) == len(questions)):
-            raise ValueError("not an answer to each question")
-        if not all(map(_is_path, read)):
-            raise ValueError("files that no tree has")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
-        raise _silent(f"it answered with {type(wrong).__name__}: {str(wrong)[:_SHOWN]}") from None
-    for path in read:
-        # `seen` gets the digest that this process reads, not one that the child tells.
-        tree.find(path)
-    if error is not None:
-        raise error
-    return list(answers)
-
-
-def _is_path(path: object) -> bool:
-    """Return whether this can be the path of a file in a tree."""
-    if not isinstance(path, str) or not path.isprintable():
-        return False
-    return ".." not in PurePosixPath(path).parts and not path.startswith("/")
+        said = read_json(_ChildAnswer, ended.output)
+        answers = [record(kind, answer) for answer in said.answers or ()]
+        for path in said.read:
+            # `seen` gets the digest that this process reads, not one that the child tells.
+            tree.find(path)
+        if not said.raised and len(answers) != len(questions):
+            raise RecordError(f"{len(answers)} answers to {len(questions)} questions")
+    except (RecordError, OSError) as wrong:  # OSError: a path that is too long
+        raise _silent(f"it answered with what does not fit: {str(wrong)[:_SHOWN]}") from None
+    if said.raised:
+        raise _error(said.raised)
+    return answers
 
 
 def _silent(trouble: str) -> ProofError:
@@ -84,10 +96,10 @@ def _silent(trouble: str) -> ProofError:
     )
 
 
-def _error(kind: str, what: str, why: str, hint: str) -> PatchkitError:
+def _error(raised: _Raised) -> PatchkitError:
     """Return the error that the child raised, from its words."""
-    made = _KINDS.get(kind, ProofError)
-    return made(str(what)[:_SHOWN], why=str(why)[:_SHOWN], hint=str(hint)[:_SHOWN])
+    made = _KINDS.get(raised.kind, ProofError)
+    return made(raised.what[:_SHOWN], why=raised.why[:_SHOWN], hint=raised.hint[:_SHOWN])
 
 
 # In the child

@@ -64,7 +64,7 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
     """
     assert _COMMIT.fullmatch(commit)
     repository = cache / "git" / commit
-    if not _is_kept(repository):
+    if not is_kept(commit, cache):
         if offline:
             raise SourceError(
                 f"the commit {commit} is not in the cache, and offline it cannot be fetched",
@@ -129,9 +129,15 @@ def _joined(url: str, relative: str) -> str:
     return "/".join(parts)
 
 
-def _is_kept(repository: Path) -> bool:
-    """Return whether the commit was put in place; ``_verify`` says whether it is complete."""
-    return (repository / "HEAD").is_file()
+def is_kept(commit: str, cache: Path) -> bool:
+    """Return whether a commit was put in place; ``_verify`` says whether it is complete."""
+    return (cache / "git" / commit / "HEAD").is_file()
+
+
+def unreachable(url: str) -> str:
+    """Return why a repository does not answer, in git's words; "" if it does."""
+    done = _call(None, "ls-remote", "--quiet", url, "HEAD", seconds=15)
+    return _last(done.errors) if done.status else ""
 
 
 def _fetch(url: str, commit: str, repository: Path) -> None:
@@ -152,7 +158,7 @@ def _fetch(url: str, commit: str, repository: Path) -> None:
             try:
                 fresh.rename(repository)
             except OSError:
-                if not _is_kept(repository):  # another process may have been quicker
+                if not (repository / "HEAD").is_file():  # another process may have been quicker
                     raise
     except OSError as error:
         raise StorageError(
@@ -201,20 +207,16 @@ def _run(repository: Path | None, *arguments: str) -> None:
         raise StorageError(f"git {arguments[0]} failed: {_last(done.errors)}")
 
 
-def _call(repository: Path | None, *arguments: str) -> Completed:
+def _call(repository: Path | None, *arguments: str, seconds: float = _TIMEOUT_S) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
     where = [] if repository is None else [f"--git-dir={repository}"]
     # Others of git's variables would send it to another repository than the one named.
     kept = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG")
-    inherited = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith("GIT_") or key.startswith(kept)
-    }
+    inherited = {k: v for k, v in os.environ.items() if k[:4] != "GIT_" or k.startswith(kept)}
     done = attempt(
         *("git", *where, *arguments),
         env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},  # no question for a password
-        timeout=_TIMEOUT_S,
+        timeout=seconds,
     )
     if not done.started:
         raise done.error(hint="install git, or use an archive")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from packaging.version import Version
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
+from patchkit.durable.scratch import ScratchFolder
 from patchkit.durable.staging import make_folders
 from patchkit.errors import (
     HashMismatchError,
@@ -258,7 +258,7 @@ def _from_distribution(release: Release, wanted: _Wanted) -> SourceOrigin:
     facts, version = wanted.facts, str(release.version)
     if wanted.offline:
         raise _not_kept(release, wanted)
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         found = upstream_archive(facts.package, version, facts.distributions, Path(folder))
         _check(found, release)
         place = _place(release, wanted.store)
@@ -302,7 +302,7 @@ def _check(path: Path, release: Release) -> None:
 
 def _version_inside(archive: Path) -> Version:
     """Return the version in an archive's makefiles; check that it is one of NCCL, and safe."""
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         tree = unpack(archive, Path(folder) / PROJECT)
         try:
             return detect(tree, PROJECT).version

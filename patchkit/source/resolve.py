@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from patchkit.durable.scratch import ScratchFolder
 from patchkit.durable.signals import committed
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
@@ -75,7 +75,7 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
         dest = options.dest or _default_dest(options.project, found.label)
         yield _unpacked(found, dest, options)
     else:
-        with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+        with ScratchFolder() as folder:
             yield Resolved(_unpack(found.path, Path(folder) / "tree", options), found.locked)
 
 

@@ -5,7 +5,7 @@ the two CMakeLists.txt that decide archs, libraries and nccl.pc in script mode; 
 every target would be given.
 
 Both run in a sandbox. CMake can read the tree, and write nothing but its trace. Make needs
-``$(shell …)``, even for ``test``: it may start programs of the system, one after another, that can
+``$(shell …)``, even for ``test``: it may start programs of the system, a few at a time, that can
 read as little as make itself, and write nothing at all.
 """
 
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from patchkit.durable.scratch import ScratchFolder
 from patchkit.errors import HostError, ProofError
 from patchkit.proof.child_process import run
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
@@ -51,7 +52,7 @@ def make_flags(
     make = shutil.which("make")
     if make is None:
         raise HostError("make is not installed", hint="sudo apt install make")
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         home = Path(folder)
         (home / "common.mk").write_text(tree.read(COMMON_MK), encoding="utf-8")
         (home / "Makefile").write_text(_PRINT, encoding="utf-8")
@@ -66,13 +67,17 @@ def make_flags(
             environment={"PATH": "/usr/bin:/bin", **(environment or {})},
         )
     lines = [line for line in done.text.splitlines() if line.startswith("patchkit ")]
-    if done.trouble or len(lines) != 1:
-        raise ProofError(
-            f"make stopped in {COMMON_MK}: {(done.error_text or done.text).strip()}",
-            why="the file was edited by hand, or upstream rewrote it",
-            hint="restore the file from the release",
-        )
-    return tuple(shlex.split(lines[0])[1:])
+    trouble = done.trouble or f"it says {len(lines)} times what nvcc is given, expected 1"
+    try:
+        if not done.trouble and len(lines) == 1:
+            return tuple(shlex.split(lines[0])[1:])
+    except ValueError as error:  # a quote without its second
+        trouble = f"what nvcc is given has {error}"
+    raise ProofError(
+        f"make stopped in {COMMON_MK} ({trouble}): {(done.error_text or done.text).strip()}",
+        why="the file was edited by hand, or upstream rewrote it",
+        hint="restore the file from the release",
+    )
 
 
 def gencodes(flags: Sequence[str]) -> tuple[str, ...]:
@@ -89,8 +94,8 @@ class Configured:
 
     archs: str
     pkgconfig: str
-    sources: Mapping[str, tuple[str, ...]]
-    libraries: Mapping[str, tuple[str, ...]]
+    sources: Mapping[str, Sequence[str]]
+    libraries: Mapping[str, Sequence[str]]
     outputs: tuple[str, ...]
 
 
@@ -99,7 +104,7 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
 
     Raises ProofError if CMake stops, or does not say what archs it uses.
     """
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         root, build = Path(folder, "tree"), Path(folder, "build")
         build.mkdir()
         mirror(tree, {path: tree.read(path) for path in (ROOT_FILE, SOURCE_FILE)}, root)
@@ -124,8 +129,8 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
         return Configured(
             archs=_said(ended.text),
             pkgconfig=written.get(str(build / PC_FILE), ""),
-            sources=dict(_targets(calls, "add_library", "target_sources")),
-            libraries=dict(_targets(calls, "target_link_libraries")),
+            sources=_targets(calls, "add_library", "target_sources"),
+            libraries=_targets(calls, "target_link_libraries"),
             outputs=tuple(_outputs(calls, f"{build}/")),
         )
 
@@ -140,14 +145,14 @@ def _said(output: str) -> str:
     return said[0]
 
 
-def _targets(calls: _Calls, *commands: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each target and the arguments of those commands for it, without keywords."""
-    found: dict[str, list[str]] = {}
+def _targets(calls: _Calls, *commands: str) -> Mapping[str, Sequence[str]]:
+    """Return the arguments of those commands by target, without keywords; none for a stranger."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for arguments in _named(calls, commands):
-        found.setdefault(arguments[0], []).extend(
+        found[arguments[0]].extend(
             item for argument in arguments[1:] for item in argument.split(";") if not _keyword(item)
         )
-    yield from ((target, tuple(items)) for target, items in found.items())
+    return found
 
 
 def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -7,18 +7,19 @@ not reached is not built; a call that was reached but not read is an error.
 
 from __future__ import annotations
 
-import tempfile
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from patchkit.durable.scratch import ScratchFolder
 from patchkit.edit.cmake import Command, commands
-from patchkit.errors import DriftError, ProofError
+from patchkit.errors import DriftError, ProofError, UsageError
 from patchkit.proof.child_process import Ended
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.source.tree import SourceTree
-from patchkit.target import Target, listed
+from patchkit.target import Target, listed, parse_arch
 
 ROOT_FILE = "CMakeLists.txt"
 EXTERNAL_FILES = "cmake/external_projects/*.cmake"
@@ -29,6 +30,7 @@ _SCRIPT = Path(__file__).with_name("arch_trace.cmake")
 _FLAG = "set_gencode_flag_for_srcs"  # what the release's own GENCODE calls
 # Calls that arch_trace.cmake adds for the trace alone.
 _LIST, _CODE = "patchkit_archs", "patchkit_code"
+_CODE_NAME = re.compile(r"(sm|compute)_[0-9]{2,4}[af]?")
 
 Place = tuple[str, int]  # file, ordinal of the call in that file: lines may move, ordinals do not
 
@@ -127,7 +129,7 @@ def _sites(path: str, text: str) -> Iterator[_Site]:
             name = _first_source(calls[:index], _keyword(call, "SRCS"))
             defines = tuple(_defines(calls, call))
             yield _Site((path, ordinal), call, name, variable, defines)
-        elif call.name == INTERSECTION and _names_project(path, call, used):
+        elif call.name == INTERSECTION and call.arguments and _names_project(path, call, used):
             variable = call.arguments[0].value
             yield _Site((path, ordinal), call, PurePosixPath(path).stem, variable, ())
         else:
@@ -196,29 +198,39 @@ def _archs(
     sources = project = None  # what the next records are about
     for call in calls:
         if call.command == _FLAG or (call.command == GENCODE and call.where not in known):
-            raise _unreadable(call)
+            raise unreadable(call)
         if call.command == GENCODE:
             sources, codes = call.where, []
             found[sources] = ()
         elif call.command == _CODE and sources:
+            if not (call.arguments and _CODE_NAME.fullmatch(call.arguments[0])):
+                raise unreadable(call)
             codes.append(call.arguments[0])
             found[sources] = listed(codes)
         elif call.command == INTERSECTION:
             project = call.where if call.where in known else None
         elif call.command == _LIST and project:
-            found[project] = _items(call.arguments[1])
+            found[project] = _listed_archs(call)
             project = None
     return found
 
 
-def _items(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(";")))
+def _listed_archs(call: Traced) -> tuple[str, ...]:
+    _name, *texts = call.arguments or ("",)
+    archs = tuple(arch for text in texts for arch in text.split(";") if arch)
+    try:
+        for arch in archs:
+            parse_arch(arch)
+    except UsageError:
+        raise unreadable(call) from None
+    return archs
 
 
-def _unreadable(call: Traced) -> ProofError:
+def unreadable(call: Traced) -> ProofError:
+    """Return the error for a call that has another form than those that are known."""
     path, line = call.where
     return ProofError(
-        f"{path}:{line}: CMake builds a kernel group here that patchkit cannot read",
+        f"{path}:{line}: CMake calls {call.command} here in a form that patchkit cannot read",
         why="upstream introduced a form of call that the reader does not know",
         hint="please report it with the vLLM version",
     )
@@ -237,11 +249,9 @@ def traced(
     build would have written by then. Paths in the tree are relative to it, those of external
     sources to them. Raises ProofError if CMake stops.
     """
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
-        mirror(tree, texts, root)
-        for path in generated:
-            _touch(root, PurePosixPath(path))
+        mirror(tree, {**dict.fromkeys(generated, ""), **texts}, root)
         (scratch / "include/cutlass").mkdir(parents=True)
         (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
         build_files = [path for path in texts if _is_build_file(path)]
@@ -262,20 +272,6 @@ def traced(
         if ended.trouble:
             raise _stopped(ended, root)
         return [_relative(call, root, scratch) for call in read_trace(log, root)]
-
-
-def _touch(root: Path, path: PurePosixPath) -> None:
-    """Make an empty file below ``root``, where folders are links into a tree that stays as is."""
-    for parent in reversed(path.parents[:-1]):
-        place = root / parent
-        if place.is_symlink():
-            linked = place.resolve()
-            place.unlink()
-            place.mkdir()
-            for entry in linked.iterdir():
-                (place / entry.name).symlink_to(entry)
-    if not (root / path).exists():
-        (root / path).touch()
 
 
 def _relative(call: Traced, *roots: Path) -> Traced:

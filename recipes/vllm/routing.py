@@ -93,7 +93,7 @@ def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
         for tree, capabilities in ((case.patched, ALL), (case.stock, decision.others))
         for capability in capabilities
     ]
-    answers = iter(ask(case.stock, asked))
+    answers = iter(ask(case.stock, asked, object))
     return [_proved(decision, answers) for decision in decisions]
 
 

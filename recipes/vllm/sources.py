@@ -23,7 +23,7 @@ from patchkit.paths import RECIPES
 from patchkit.proof.cmake import Traced
 from patchkit.proof.questions import ask
 from patchkit.proof.upstream_code import execute
-from patchkit.recipes.vllm.archs import cmake_texts, traced
+from patchkit.recipes.vllm.archs import cmake_texts, traced, unreadable
 from patchkit.recipes.vllm.build import known_externals
 from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.records import read_toml
@@ -33,7 +33,7 @@ from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch
 Codes = frozenset[tuple[str, Arch]]
 """Kind ("sass" or "ptx") and arch of the entries of one fat binary."""
 
-_NAME = re.compile(r"\b(sm|compute)_(\d+)(\d)([af]?)\b")
+_NAME = re.compile(r"\b(sm|compute)_(\d{1,3})(\d)([af]?)\b")
 _GENERATOR = "generate_kernels.py"  # Marlin's; Machete's asks CUTLASS, and is for 9.x alone
 # Calls that arch_trace.cmake adds for the trace alone.
 _CODE, _LIBRARY = "patchkit_code", "patchkit_library"
@@ -183,7 +183,9 @@ def _compiled(calls: Iterable[Traced]) -> Iterator[CudaSource]:
     libraries: dict[tuple[str, str], None] = {}
     for call in calls:
         if call.command in (_CODE, _LIBRARY):
-            first, *named = _items(call.arguments)
+            if not (items := _items(call.arguments)):
+                raise unreadable(call)
+            first, *named = items
             for source in (each for each in named if each.endswith(".cu")):
                 if call.command == _CODE:
                     codes[source].add(first)
@@ -206,20 +208,19 @@ def _counted(tree: SourceTree, target: Target) -> Iterator[CudaSource]:
 
 def _generated(tree: SourceTree, calls: Iterable[Traced]) -> list[str]:
     """Return the CUDA sources that the release's generators write, as CMake starts them."""
-    started = [
-        _items(call.arguments)
-        for call in calls
-        if call.command == "execute_process" and call.where[0].endswith("CMakeLists.txt")
-    ]
     questions = []
-    for command in started:
-        for place, word in enumerate(command):
-            if PurePosixPath(word).name == _GENERATOR:
-                rest = command[place + 1 :]
-                archs = rest[: next(i for i, each in enumerate(rest) if each.endswith("_VARIABLE"))]
-                questions.append(partial(_written, tree, word, archs))
-    written = [path for paths in ask(tree, questions) for path in paths] if questions else []
-    return sorted({path for path in written if path.endswith(".cu")})
+    for call in calls:
+        if call.command == "execute_process" and call.where[0].endswith("CMakeLists.txt"):
+            words = _items(call.arguments)
+            for place, word in enumerate(words):
+                if PurePosixPath(word).name == _GENERATOR:
+                    rest = words[place + 1 :]
+                    ends = [i for i, each in enumerate(rest) if each.endswith("_VARIABLE")]
+                    if not ends:
+                        raise unreadable(call)
+                    questions.append(partial(_written, tree, word, rest[: ends[0]]))
+    written = ask(tree, questions, list[str]) if questions else []
+    return sorted({path for paths in written for path in paths if path.endswith(".cu")})
 
 
 def _written(tree: SourceTree, script: str, arguments: Sequence[str]) -> list[str]:

@@ -71,7 +71,7 @@ class EmulatedCluster:
         """Put two models on all nodes."""
         for node in self.rack.nodes.values():
             for model in (MODEL, OTHER_MODEL):
-                for name, text in _model().items():
+                for name, text in small_model().items():
                     fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
 
     def describe(self, **choices: object) -> None:
@@ -230,7 +230,7 @@ def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _model() -> dict[str, str]:
+def small_model() -> dict[str, str]:
     """Return the files of a model of one number."""
     header = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     weights = struct.pack("<Q", len(header)).decode() + header + "\0" * 4

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from packaging.version import Version
+
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
+from patchkit.wheel.vllm.needs import recorded_needs
 from support.wheels import write_wheel
 from tools.emulation.nodes import NodeError
 from tools.lifecycle.fake_vllm import VERSION
@@ -24,7 +27,7 @@ from tools.lifecycle.nodes import HOME, SystemdNode
 VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it
 SETTINGS = "fake.env"  # in the environment's bin
 INSTALLED = {"vllm": VERSION, "torch": "2.11.0"}
-NEEDS = {"vllm": f"torch=={INSTALLED['torch']}", "torch": "nvidia-cuda-runtime==13.0.96"}
+_CUDA = "nvidia-cuda-runtime==13.0.96"
 PROGRAM = Path(__file__).with_name("fake_vllm.py")
 # What says which variables and flags there are, and which values they take.
 READ = (
@@ -67,29 +70,35 @@ def write(node: SystemdNode, path: str, text: str) -> None:
     _insist(node, "sh", "-c", script, path, input=text.encode() or b"\n")
 
 
-def wheels(folder: Path, note: str = "", nccl: NcclWheel | None = None) -> list[Path]:
+def wheels(
+    folder: Path, note: str = "", nccl: NcclWheel | None = None, release: str = VERSION
+) -> list[Path]:
     """Write wheels of what `install` puts there by hand, for pip; return their paths, vLLM's first.
 
-    ``note`` is in them, so that they are others. torch needs a library, as one for CUDA does, and
-    with ``nccl`` that as well.
+    ``note`` is in them, so that they are others. torch is the one that the release needs; it needs
+    a library, as one for CUDA does, and with ``nccl`` that as well.
     """
     made = []
-    for name, version in INSTALLED.items():
-        files = {path: data for path, data in _files().items() if path.startswith(f"{name}/")}
+    torch = str(recorded_needs(Version(release)).torch)
+    needed = {"vllm": f"torch=={torch}", "torch": _CUDA}
+    for name, version in {"vllm": release, "torch": torch}.items():
+        unpacked = _files(release).items()
+        files = {path: data for path, data in unpacked if path.startswith(f"{name}/")}
         if name == "vllm":
             entry = f"[console_scripts]\nvllm = vllm.{PROGRAM.stem}:main\n"
-            files[f"vllm/{PROGRAM.name}"] = PROGRAM.read_bytes()
+            program = PROGRAM.read_text().replace(VERSION, release)
+            files[f"vllm/{PROGRAM.name}"] = program.encode()
             files[f"vllm-{version}.dist-info/entry_points.txt"] = entry.encode()
         files[f"{name}/note.txt"] = note.encode()
         if name == "torch":
             files["torch/lib/libtorch_cuda.so"] = b""  # a torch without is one for CPUs alone
             files |= nccl.torch if nccl else {}
-        needs = [NEEDS[name]]
+        needs = [needed[name]]
         if name == "torch" and nccl:
             needs.append(f"{nccl.project}=={nccl.version}")
         made.append(write_wheel(folder, version, project=name, files=files, requires=needs))
-    library, _, release = NEEDS["torch"].partition("==")
-    made.append(write_wheel(folder, release, project=library))
+    library, _, version = _CUDA.partition("==")
+    made.append(write_wheel(folder, version, project=library))
     if nccl:
         files = {"nvidia/nccl/lib/libnccl.so.2": nccl.library}
         made.append(write_wheel(folder, nccl.version, project=nccl.project, files=files))
@@ -109,17 +118,17 @@ def site_packages() -> bytes:
 
 
 @cache
-def _files() -> Mapping[str, bytes]:
+def _files(release: str = VERSION) -> Mapping[str, bytes]:
     """Return the packages; the release comes from the package index, once.
 
     Raises PatchkitError if it cannot be had.
     """
     recipe = load_recipe()
-    archive = fetch(recipe.project, VERSION, read_lock(recipe.home / "lock.toml"))
-    files = {"vllm/__init__.py": f'__version__ = "{VERSION}"\n'.encode(), "torch/__init__.py": b""}
+    archive = fetch(recipe.project, release, read_lock(recipe.home / "lock.toml"))
+    files = {"vllm/__init__.py": f'__version__ = "{release}"\n'.encode(), "torch/__init__.py": b""}
     with tarfile.open(archive) as source:
         for member in source:
-            path = PurePosixPath(member.name).relative_to(f"vllm-{VERSION}")
+            path = PurePosixPath(member.name).relative_to(f"vllm-{release}")
             if any(path.match(f"vllm/{each}") for each in READ):
                 content = source.extractfile(member)
                 assert content is not None

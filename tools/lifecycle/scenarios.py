@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from tools.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
-from tools.lifecycle.installing import install, launcher_killed_in_install, newcomer
+from tools.lifecycle.installing import install, launcher_killed_in_install, newcomer, upgraded
 from tools.lifecycle.launcher import (
     held,
     launcher_killed_in_switch,
@@ -18,6 +18,19 @@ from tools.lifecycle.launcher import (
     ssh_refused,
 )
 from tools.lifecycle.nodes import SystemdNode
+from tools.lifecycle.refusing import (
+    mixed_installations,
+    no_linger,
+    rotten_copies,
+    switch_cut_short,
+)
+from tools.lifecycle.silent import (
+    hold_frozen,
+    launcher_frozen,
+    login_prints_a_title,
+    server_hung,
+    silent_node,
+)
 from tools.lifecycle.starting import (
     gives_up,
     init_in_the_lab,
@@ -166,13 +179,15 @@ def rebooted_head_first(lab: LifecycleLab) -> str:
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
-        *(lab, newcomer, init_in_the_lab, install, up_and_down, three_nodes),
+        *(lab, newcomer, init_in_the_lab, install, upgraded, up_and_down, three_nodes),
         *(api_server_killed, head_worker_killed, rank_killed, rank_worker_killed),
         *(worker_lost, head_lost, cable_out_5, cable_out_60, lan_out),
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
         *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
+        *(silent_node, login_prints_a_title, server_hung, launcher_frozen, hold_frozen),
         *(second_up, held, switch_back, gives_up, wrong_token, port_taken, odd_words),
         *(other_server, worker_off_long, cable_cuts, link_killed),
+        *(switch_cut_short, rotten_copies, no_linger, mixed_installations),
     )
 }
 

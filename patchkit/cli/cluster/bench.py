@@ -23,11 +23,14 @@ from patchkit.runtime.bench.every_model import (
     models_pinned,
 )
 from patchkit.runtime.bench.measure import TOOLS, VLLM
-from patchkit.runtime.bench.planned import planned
+from patchkit.runtime.bench.planned import planned, planned_elsewhere
 from patchkit.runtime.bench.plots import plot
 from patchkit.runtime.bench.results import ENOUGH, MAIN, digest_of, series
-from patchkit.runtime.bench.run import BenchPlan, bench
+from patchkit.runtime.bench.run import BenchPlan, bench, rounds_left
 from patchkit.runtime.bench.variants import Variant, loads, read_variants
+from patchkit.runtime.models.names import ModelFolder
+from patchkit.runtime.openai.http_exchange import server_at
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 
 class _Bench(click.Group):
@@ -60,6 +63,7 @@ def command() -> None:
     """
 
 
+_LEFT = ("round", "variant", "loads", "prompts")
 _WAYS = "Ways to serve it, in turns: a TOML file with [[variant]]."
 
 
@@ -99,6 +103,7 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
     type=click.Path(path_type=Path),
     help="Default: bench-MODEL-DAY.",
 )
+@click.option("--dry-run", is_flag=True, help="Only say what would be served and measured.")
 @as_json
 def run(
     model: str | None,
@@ -117,6 +122,7 @@ def run(
     rounds: int,
     tokenizer: str,
     folder: Path | None,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Serve a model in one way or several, in turns, and measure each; called again it goes on."""
@@ -124,12 +130,14 @@ def run(
         raise UsageError("--url, --compare, --variants, --cluster: one of them")
     if every == bool(model) or (every and (url or tokenizer)):
         raise UsageError("name a model, or --all of them without --url and --tokenizer")
+    # Refuses a login, which every user of a host would see.
+    url = server_at(url).url if url else ""
     ways = _ways(compare, variants, cluster, venv)
     load = loads(depths, outputs, at_once, prompts)
     day = date.today().isoformat()
 
     def measured(name: str, place: Path, commits: Mapping[str, str]) -> None:
-        planned_ways = planned(ways, name, commits)
+        planned_ways = [planned_elsewhere(url, venv)] if url else planned(ways, name, commits)
         redactor = redactor_of(planned_ways)
         plan = BenchPlan(
             model=name,
@@ -140,19 +148,28 @@ def run(
             digest=digest(name, planned_ways, load, TOOLS[tool].name, redactor),
             redactor=redactor,
             tokenizer=tokenizer,
-            url=url.rstrip("/"),
+            url=url,
             tool=tool,
         )
+        if dry_run:
+            _tell_plan(plan, as_json=as_json)
+            return
         bench(plan, tell)
         plot(place)
 
     if model:
         place = folder or Path(f"bench-{Path(model).name}-{day}")
         measured(model, place, {})
+        if dry_run:
+            return
         _tell_kept(place, as_json=as_json)
         return
     commits = models_pinned(Path(cluster)) if cluster else models_here()
     place = folder or Path(f"bench-all-{day}")
+    if dry_run:
+        for name, commit in commits.items():
+            measured(name, place / ModelFolder(repo=name, commit=commit).name, commits)
+        return
     done = measure_every(commits, place, lambda name, own: measured(name, own, commits), tell)
     _tell_all(done, place, as_json=as_json)
     insist_on_all(done)
@@ -173,6 +190,24 @@ def _ways(
     )
 
 
+def _tell_plan(plan: BenchPlan, *, as_json: bool) -> None:
+    """Print what is left to measure, in the order in which it would be."""
+    left = [
+        (number + 1, variant.name, [load.name for load in own], sum(each.prompts for each in own))
+        for number, variant, own in rounds_left(plan)
+    ]
+    served = {each.variant.name: plan.redactor.text(quoted(*each.words)) for each in plan.variants}
+    if as_json:
+        rows = [dict(zip(_LEFT, row, strict=True)) for row in left]
+        print_json({"dry_run": True, "folder": str(plan.folder), "serves": served, "left": rows})
+        return
+    for name, words in served.items():
+        say(style(name, bold=True) + f": {plan.url or words}")
+    for number, name, names, prompts in left:
+        say(f"round {number}, {name}: {', '.join(names)}; {prompts} prompts")
+    say(f"dry run: {len(left)} rounds are left, into {plan.folder}")
+
+
 def _tell_kept(place: Path, *, as_json: bool) -> None:
     drawn = sorted(str(each.relative_to(place)) for each in place.glob("plots/*"))
     if as_json:
@@ -189,7 +224,11 @@ def _tell_all(done: Sequence[MeasuredModel], place: Path, *, as_json: bool) -> N
     if as_json:
         models = [
             {"model": each.name, "folder": str(each.folder)}
-            | ({"error": each.error.what} if each.error else {"figures": figures(each.folder)})
+            | (
+                {"error": mask_secrets(each.error.what)}
+                if each.error
+                else {"figures": figures(each.folder)}
+            )
             for each in done
         ]
         print_json({"folder": str(place), "models": models})
@@ -199,7 +238,7 @@ def _tell_all(done: Sequence[MeasuredModel], place: Path, *, as_json: bool) -> N
         if each.error is None:
             show(each.folder)
         else:
-            say(style("✗", fg="red") + f" {each.error.what}")
+            say(style("✗", fg="red") + f" {mask_secrets(each.error.what)}")
     say(f"kept: {place}/summary.md, and a folder for each model")
 
 

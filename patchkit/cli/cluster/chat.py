@@ -20,13 +20,13 @@ from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import read_stdin, read_text
-from patchkit.runtime.doctor.answered import unanswered, unlisted
 from patchkit.runtime.on_node import node_files
 from patchkit.runtime.openai.answer_parts import StreamedAnswer, StreamPiece
+from patchkit.runtime.openai.answered import unanswered, unlisted
 from patchkit.runtime.openai.api_key import key_for
 from patchkit.runtime.openai.chat_stream import AnswerStream
 from patchkit.runtime.openai.conversation import Conversation, request_fields
-from patchkit.runtime.openai.http_exchange import HttpServer
+from patchkit.runtime.openai.http_exchange import HttpServer, server_at
 from patchkit.runtime.openai.model_list import list_models
 from patchkit.runtime.peers.placed_files import placed_files, url_of
 
@@ -85,7 +85,7 @@ def command(
     if asked is not None and not asked.strip():
         raise UsageError("the question is empty", hint='patchkit chat "What is six times seven?"')
     more = _fields_of(body) if body else {}
-    bare = HttpServer((url or _own_url()).rstrip("/").removesuffix("/v1"))
+    bare = server_at(url or _own_url())
     server = replace(bare, key=key_for(bare.url, key_env or ""))
     talk = Conversation(
         server=server,

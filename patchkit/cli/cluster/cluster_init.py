@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.next_step import next_step, program
+from patchkit.cli.next_step import next_step, program, spelled
 from patchkit.cli.out import as_json, data, echo, print_json, say, style
 from patchkit.cli.runtime.net_view import fields, mark, reasons
 from patchkit.errors import HostError
@@ -90,7 +90,9 @@ def init(
         else:
             say(style("✓", fg="green") + f" {file} {outcome}")
             verb = "up MODEL" if all(each.host.versions["vllm"] for each in facts) else "install"
-            echo([next_step(*program(), "cluster", *verb.split())])
+            cures = [each.hint for each in found if each.level is Level.ERROR and each.hint]
+            first = style("next:", bold=True) + f" {spelled(cures[0])}" if cures else None
+            echo([first or next_step(*program(), "cluster", *verb.split())])
     if code := worst(found):
         raise click.exceptions.Exit(code)
 
@@ -107,7 +109,8 @@ def _linked(
     try:
         addresses = node_addresses(cluster.file, facts, choices)
     except HostError as error:
-        return nodes, [_finding(error)]
+        where, _, what = error.what.partition(": ")
+        return nodes, [_finding(error, where, "address", what)]
     kept, found = [nodes[0]], []
     for worker, where in zip(nodes[1:], addresses[1:], strict=True):
         user = f"{worker.ssh.partition('@')[0]}@" if "@" in worker.ssh else ""
@@ -122,12 +125,14 @@ def _linked(
                 break
         else:
             kept.append(worker)
-            found.append(_finding(failed[0]))
+            found.append(_finding(failed[0], worker.ssh, "link", failed[0].what))
     return tuple(kept), found
 
 
-def _finding(error: HostError) -> Finding:
-    return Finding(kind=HostError, about="link", what=error.what, why=error.why, hint=error.hint)
+def _finding(error: HostError, where: str, about: str, what: str) -> Finding:
+    return Finding(
+        kind=HostError, where=where, about=about, what=what, why=error.why, hint=error.hint
+    )
 
 
 def _show(nodes: Sequence[str], facts: Sequence[NodeFacts], found: Sequence[Finding]) -> None:

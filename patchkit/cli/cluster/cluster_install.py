@@ -100,6 +100,7 @@ def _go_back(cluster: Cluster, *, dry_run: bool, as_json: bool) -> None:
         say(GOOD + f"{node.destination}: {cluster.file.venv} {does} {name}")
     if before:
         say("what runs goes on with the environment that it was started from")
+        echo([next_step(*program(), "cluster", "up", "MODEL")])
 
 
 def _copied(each: WheelCopy) -> str:

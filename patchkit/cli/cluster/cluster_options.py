@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -28,13 +29,18 @@ _FILE = click.option(
 )
 
 
+BREAK_LOCK = click.option("--break-lock", is_flag=True, help="End another patchkit that is at it.")
+
+
 def cluster_option(function: F) -> F:
-    """Add ``--file``, and hand over the cluster that it names."""
+    """Add ``--file`` and ``--break-lock``, and hand over the cluster that it names."""
 
     @_FILE
+    @BREAK_LOCK
     @functools.wraps(function)
-    def wrapped(*arguments: Any, file: Path, **options: Any) -> Any:
-        return function(*arguments, cluster=named(file), **options)
+    def wrapped(*arguments: Any, file: Path, break_lock: bool, **options: Any) -> Any:
+        cluster = replace(named(file), break_lock=break_lock)
+        return function(*arguments, cluster=cluster, **options)
 
     return cast("F", wrapped)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_or_here
+from patchkit.cli.alive import unwatched
+from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_or_here
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, shown, style, table
 from patchkit.errors import HostError, PatchkitError, UsageError
@@ -18,8 +19,11 @@ from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.journal import first_error
 from patchkit.runtime.on_node.journal import JournalLine
 from patchkit.runtime.on_node.unit_state import NodeState, UnitState
+from patchkit.runtime.remote.everywhere import all_of
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
+_EMPTY = ("",) * (len(_HEADS) - 3)  # of a node that says nothing
 _STATES = {
     "active": ("answers", "green"),
     "activating": ("loading", "yellow"),
@@ -38,17 +42,19 @@ def status(*, cluster: Cluster, as_json: bool) -> None:
     The exit code is 0 while the model answers, 9 if it does not or a node is silent.
     """
     states = cluster.states()
+    silent = [each for each in states if isinstance(each, PatchkitError)]
     unit = states[0].unit(cluster.file.unit) if isinstance(states[0], NodeState) else None
-    well = unit is not None and unit.active == "active" and not any(map(_silent, states))
+    hangs = _hanging(cluster) if unit and unit.active == "active" else None
     notes = list(_notes(states[0], unit)) if isinstance(states[0], NodeState) else []
-    well = well and not notes
+    well = bool(unit and unit.active == "active") and not (silent or hangs or notes)
     error = None
     if unit and (unit.active == "failed" or unit.sub == "auto-restart"):
-        error = first_error(start.journals(cluster, lines=400))
+        error = first_error(start.journals(cluster, lines=400).lines)
     if as_json:
         print_json(
             {
                 "answers": well,
+                "hangs": hangs,
                 "serves": unit.description if unit else None,
                 "nodes": [_fields(*each) for each in zip(cluster.nodes, states, strict=True)],
                 "error": {"node": error[0], "text": error[1].text} if error else None,
@@ -57,13 +63,17 @@ def status(*, cluster: Cluster, as_json: bool) -> None:
     else:
         if unit:
             say(style(unit.description, bold=True))
-        rows = [_row(cluster, number, state) for number, state in enumerate(states)]
+        rows = [_row(cluster, number, state, hangs) for number, state in enumerate(states)]
         echo(table(rows, heads=_HEADS))
-        for each in notes:
-            say(each)
+        for note in notes:
+            say(note)
+        for why in silent:
+            say(style("silent", fg="red") + f" {why.what}")
+        if hangs:
+            say(style("hangs", fg="red") + f" {cluster.head.destination}: {hangs}")
         if error:
             say(style("last error", fg="red") + f" {error[0]}: {error[1].text.strip()}")
-        if error or any(map(_silent, states)):
+        if error or silent or hangs:
             here = cluster.head.here and len(states) == 1
             echo([next_step(*program(), "doctor", *([] if here else ["--cluster"]))])
     if not well:
@@ -84,8 +94,18 @@ def _notes(head: NodeState, unit: UnitState | None) -> Iterator[str]:
         )
 
 
-def _silent(state: NodeState | PatchkitError) -> bool:
-    return isinstance(state, PatchkitError)
+def _hanging(cluster: Cluster) -> str | None:
+    """Return since when the head's server gives no token, and why; None if it gives one."""
+    try:
+        if not (why := start.token_silence(cluster)):
+            return None
+    except PatchkitError as error:
+        why = error.what
+    written = start.journals(cluster, lines=200, nodes=[cluster.head.destination]).lines
+    # What it wrote about being asked says nothing of the model.
+    last = [line for _node, line in written if " HTTP/1." not in line.text]
+    since = f"{_clock(last[-1])}, when it wrote its last line" if last else "an unknown time"
+    return f"since {since}: {why}"
 
 
 def _fields(node: object, state: NodeState | PatchkitError) -> dict[str, object]:
@@ -95,13 +115,15 @@ def _fields(node: object, state: NodeState | PatchkitError) -> dict[str, object]
     return {"node": destination, **asdict(state)}
 
 
-def _row(cluster: Cluster, number: int, state: NodeState | PatchkitError) -> tuple[str, ...]:
+def _row(
+    cluster: Cluster, number: int, state: NodeState | PatchkitError, hangs: str | None
+) -> tuple[str, ...]:
     name = cluster.nodes[number].destination
     if isinstance(state, PatchkitError):
-        return name, str(number), style("silent", fg="red"), state.what.removeprefix(f"{name}: ")
+        return style(name, bold=True), str(number), style("silent", fg="red"), *_EMPTY
     unit = state.unit(cluster.file.unit)
     assert unit is not None
-    word, colour = _word(unit, number)
+    word, colour = ("hangs", "red") if hangs and not number else _word(unit, number)
     heat = [f"{state.celsius} °C"] if state.celsius is not None else []
     heat += [f"{state.watts:.0f} W"] if state.watts is not None else []
     memory = state.memory
@@ -143,9 +165,10 @@ def logs(
     lines: int,
     as_json: bool,
 ) -> None:
-    """Show what all ranks wrote, merged by time.
+    """Show what all ranks wrote, merged by time, by this machine's clock.
 
-    Each node's journal keeps it; --json prints a line of JSON for each.
+    Each node's journal keeps it; --json prints a line of JSON for each. --since is by each node's
+    own clock. The exit code is 9 if a node is silent.
     """
     known = [each.destination for each in cluster.nodes]
     if strange := [each for each in nodes if each not in known]:
@@ -154,23 +177,32 @@ def logs(
     found = start.journals(
         cluster, since=since, lines=0 if since else lines, nodes=nodes, follow=follow
     )
-    for node, line in found:
-        if as_json:
-            print_json({"node": node, **asdict(line)})
-        else:
-            say(_line(node.ljust(width), line))
+    with unwatched():
+        for node, raw in found.lines:
+            line = replace(raw, text=mask_secrets(raw.text))
+            if as_json:
+                print_json({"node": node, **asdict(line)})
+            else:
+                say(_line(node.ljust(width), line))
+    if found.skew:
+        say(f"{found.skew}: these lines are in order", err=True)
+    all_of(list(found.silent.values()))
 
 
 def _line(node: str, line: JournalLine) -> LaidOut:
-    clock = time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
-    return LaidOut(style(f"{clock} {node} ", dim=True) + shown(line.text))
+    return LaidOut(style(f"{_clock(line)} {node} ", dim=True) + shown(line.text))
+
+
+def _clock(line: JournalLine) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
 
 
 @click.command()
 @cluster_or_here
+@BREAK_LOCK
 @click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
 @as_json
-def down(*, cluster: Cluster, dry_run: bool, as_json: bool) -> None:
+def down(*, cluster: Cluster, break_lock: bool, dry_run: bool, as_json: bool) -> None:
     """Stop the model on every node, and check: no unit, no process, the memory back.
 
     It does not come back after a reboot until the next `up`. A node that did not answer is named.
@@ -180,7 +212,7 @@ def down(*, cluster: Cluster, dry_run: bool, as_json: bool) -> None:
         return
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(HostError):  # a head that is off keeps nobody out
-            stack.enter_context(cluster.alone())
+            stack.enter_context(replace(cluster, break_lock=break_lock).alone())
         results = stop.stopped(cluster)
     if as_json:
         nodes = zip(cluster.nodes, results, strict=True)

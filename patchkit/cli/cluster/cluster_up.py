@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 import click
 
 from patchkit.cli import complete
+from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style
@@ -15,6 +17,7 @@ from patchkit.errors import UsageError
 from patchkit.runtime.launch import up as launch
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.hold import held
+from patchkit.runtime.launch.plan import by_cluster_file
 from patchkit.runtime.launch.start import Answered
 from patchkit.runtime.launch.up import GroupPlan
 from patchkit.runtime.on_node.unit_state import UnitState
@@ -62,7 +65,7 @@ def switch(model: str, *, cluster: Cluster, dry_run: bool, as_json: bool) -> Non
         tell_plan(cluster, launch.make_plan(cluster, model), as_json=as_json)
         return
     tell = _progress(cluster, quiet=as_json)
-    done = _attached(cluster, lambda: launch.switch(cluster, model, tell), model)
+    done = _attached(lambda: launch.switch(cluster, model, tell))
     _tell_answered(cluster, done, as_json=as_json, url="")
 
 
@@ -79,11 +82,15 @@ def bring_up(
         what = "runs with these files already" if begun.running else "is started"
         say(style("✓", fg="green") + f" {begun.plan.model.name} {what} on {_names(cluster)}")
     if not wait:
+        notes = begun.plan.notes
         if as_json:
-            print_json({"model": begun.plan.model.name, "url": url, "answered": None})
+            fields = {"model": begun.plan.model.name, "url": url, "answered": None}
+            print_json({**fields, "notes": notes})
+        else:
+            _tell_notes(notes, begun.plan.model.name)
         return
     tell = _progress(cluster, quiet=as_json)
-    done = _attached(cluster, lambda: launch.wait_for(cluster, begun, tell), model, here=here)
+    done = _attached(lambda: launch.wait_for(cluster, begun, tell), here=here)
     _tell_answered(cluster, done, as_json=as_json, url=url)
 
 
@@ -94,7 +101,8 @@ def _held(cluster: Cluster, model: str, *, as_json: bool) -> None:
         with held(cluster, model, _progress(cluster, quiet=as_json)) as group:
             began = True
             _tell_answered(cluster, group.answered, as_json=as_json, url=group.url)
-            raise group.until_it_ends()
+            with unwatched():
+                raise group.until_it_ends()
     except Interrupted:
         if not began:
             raise
@@ -106,15 +114,19 @@ def _names(cluster: Cluster) -> str:
     return ", ".join(each.destination for each in cluster.nodes)
 
 
-def _attached(
-    cluster: Cluster, wait: Callable[[], Answered], model: str, *, here: bool = False
-) -> Answered:
+def _tell_notes(notes: Sequence[str], model: str) -> None:
+    for note in notes:
+        say(style("!", fg="yellow") + f" {note}")
+    if notes and not model.startswith(("/", "~")):
+        say(next_step(*program(), "model", "check", model))
+
+
+def _attached(wait: Callable[[], Answered], *, here: bool = False) -> Answered:
     """Wait; an interrupt leaves the start to the head's systemd, and says how to come back."""
     try:
         return wait()
     except Interrupted:
         say("", err=True)
-        say(f"{model} goes on starting on {cluster.head.destination}", err=True)
         again = ["cluster", "status", *(["--here"] if here else [])]
         say(next_step(*program(), *again), err=True)
         raise
@@ -144,12 +156,12 @@ def _progress(cluster: Cluster, *, quiet: bool) -> Callable[[UnitState, float], 
 
 
 def _tell_answered(cluster: Cluster, done: Answered, *, as_json: bool, url: str) -> None:
-    fields = {"model": done.model, "load_s": done.load_s, "token_s": done.token_s}
     if as_json:
-        print_json({**fields, "url": url, "answered": True})
+        print_json({**asdict(done), "url": url, "answered": True})
         return
     times = f"loaded in {done.load_s:.0f} s, first token after {done.token_s:.1f} s"
     say(style("✓", fg="green") + f" {done.model} answers: {times}")
+    _tell_notes(done.notes, done.model)
     if url:
         where = "" if cluster.head.here else f"on {cluster.head.destination}"
         echo([next_step("curl", f"{url}/v1/models", where=where)])
@@ -163,6 +175,7 @@ def tell_plan(cluster: Cluster, plan: GroupPlan, *, as_json: bool) -> None:
             {
                 "model": plan.model.name,
                 "url": plan.units.url,
+                "notes": plan.notes,
                 "nodes": [
                     {"node": node.destination, "changed": changed, "files": files}
                     for node, files, changed in nodes
@@ -172,6 +185,7 @@ def tell_plan(cluster: Cluster, plan: GroupPlan, *, as_json: bool) -> None:
         return
     for number, node in enumerate(cluster.nodes):
         echo(_node_lines(node.destination, plan, number))
+    _tell_notes(plan.notes, plan.model.name)
     if plan.same:
         say("nothing to write: every node has these files")
 
@@ -183,4 +197,4 @@ def _node_lines(node: str, plan: GroupPlan, number: int) -> Iterator[Shown]:
         yield shown(f"  {'removes' if text is None else 'writes'} {name}")
     yield LaidOut(shown("  runs    ") + shown(" ".join(plan.units.ranks[number].words)))
     for note in plan.ranks[number].env.notes:
-        yield style("  note", fg="yellow") + f" {note}"
+        yield style("  note", fg="yellow") + f" {by_cluster_file(note)}"

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
 from patchkit.cli.cluster.cluster_options import alone, named
-from patchkit.cli.findings import finding_lines
+from patchkit.cli.findings import finding_lines, without_secrets
 from patchkit.cli.out import as_json, echo, print_json, say, table
 from patchkit.errors import UsageError
-from patchkit.finding import Finding, Level, worst
+from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.visit import Visit, facts_here, visit
-from patchkit.runtime.launch.cluster_file import FILE
+from patchkit.runtime.doctor.visit import Visit, facts_here, visit, visit_server
+from patchkit.runtime.launch.cluster_file import FILE, ServeChoices
 from patchkit.runtime.on_node.journal import unit_lines
+from patchkit.runtime.openai.api_key import is_here
+from patchkit.runtime.openai.http_exchange import server_at
 from patchkit.runtime.report.bundle import pack, private_names
 from patchkit.runtime.report.bundle import save as save_report
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.symptoms.diagnosis import read_log
+from patchkit.runtime.symptoms.text import STDIN, text_chunks
 
 
 @click.command()
@@ -39,6 +43,10 @@ from patchkit.runtime.symptoms.diagnosis import read_log
     help="What a program wrote; - is standard input.",
 )
 @click.option("--unit", metavar="NAME", help="What a systemd unit wrote, of root's or yours.")
+@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000.")
+@click.option(
+    "--url", metavar="URL", help="The server: here, or one elsewhere, which alone is asked."
+)
 @click.option("--elsewhere", is_flag=True, help="The log is another machine's: ask not this one.")
 @click.option("--gpu", is_flag=True, help="Also try the GPUs, one by one and together: minutes.")
 @click.option("--ask", is_flag=True, help="Ask the model ten questions with known answers.")
@@ -57,6 +65,8 @@ def command(
     file: Path | None,
     log: Path | None,
     unit: str | None,
+    port: int | None,
+    url: str | None,
     elsewhere: bool,
     gpu: bool,
     ask: bool,
@@ -69,26 +79,35 @@ def command(
 
     \b
       patchkit doctor
+      patchkit doctor --port 8888
       patchkit doctor --cluster
       patchkit doctor --log vllm.log
       docker logs vllm 2>&1 | patchkit doctor --log -
     """
-    if sum((log is not None, unit is not None, with_cluster or file is not None)) > 1:
-        raise UsageError("--log, --unit, --cluster: one of them", hint="patchkit doctor --cluster")
-    if log is not None:
+    several = with_cluster or file is not None
+    if sum((log is not None, unit is not None, several, port is not None, url is not None)) > 1:
+        raise UsageError(
+            "--log, --unit, --cluster, --port, --url: one of them", hint="patchkit doctor --cluster"
+        )
+    if url or port:
+        url = server_at(url or f"http://127.0.0.1:{port}").url
+    if log is not None or unit is not None:
         known = {} if elsewhere else facts_here(alone(venv=venv))
-        seen = Visit(findings=tuple(_of_log(log, known)))
-    elif unit is not None:
-        read = read_log(unit_lines(unit), facts_here(alone(venv=venv)))
-        seen = Visit(findings=tuple(log_findings(read, unit)))
+        seen = _of_log(log, known) if log else _of_lines(unit_lines(unit or ""), unit or "", known)
+    elif several:
+        seen = visit(named(file or FILE), questions=ask, gpu=gpu, here=False)
+    elif url and not is_here(url):
+        seen = visit_server(url, questions=ask)
     else:
-        several = with_cluster or file is not None
-        cluster = named(file or FILE) if several else alone(venv=venv)
-        seen = visit(cluster, questions=ask, gpu=gpu)
-    found = seen.findings
+        choices = {"serve": ServeChoices(port=urlsplit(url).port or 80)} if url else {}
+        cluster = alone(venv=venv, **choices)
+        seen = visit(cluster, questions=ask, gpu=gpu, url=url or "", here=True)
+    found = tuple(map(without_secrets, seen.findings))
     if as_json:
         print_json({"findings": [each.fields() for each in found]})
     else:
+        if (log or unit) and not verbose:
+            echo(each.what for each in found if each.level is Level.OK)
         echo(finding_lines(found, verbose=verbose))
     if save is not None:
         _save(seen, save, verbose=verbose)
@@ -96,9 +115,16 @@ def command(
         raise SystemExit(code)
 
 
-def _of_log(log: Path, known: Situation) -> Sequence[Finding]:
-    read = read_log(read_chunks(log, hint="patchkit doctor --log -"), known)
-    return list(log_findings(read, "standard input" if str(log) == "-" else str(log)))
+def _of_log(log: Path, known: Situation) -> Visit:
+    where = STDIN if str(log) == "-" else str(log)
+    chunks = read_chunks(log, hint="patchkit doctor --log -")
+    return _of_lines(text_chunks(chunks, where), where, known)
+
+
+def _of_lines(chunks: Iterable[bytes], where: str, known: Situation) -> Visit:
+    read = read_log(chunks, known)
+    lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
+    return Visit(findings=tuple(log_findings(read, where)), lines=lines)
 
 
 def _save(seen: Visit, place: Path, *, verbose: bool) -> None:

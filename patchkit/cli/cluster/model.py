@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from types import NoneType
 from typing import Any
 
 import click
@@ -22,7 +23,14 @@ from patchkit.cli.cluster.model_view import (
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, confirm, echo, print_json, say, table
 from patchkit.cli.progress import progress
-from patchkit.errors import PatchkitError, SourceError, UsageError
+from patchkit.durable.atomic import status_of_file
+from patchkit.errors import (
+    HashMismatchError,
+    HostError,
+    PatchkitError,
+    SourceError,
+    UsageError,
+)
 from patchkit.finding import worst
 from patchkit.quoting import quoted
 from patchkit.runtime.models.check import check_model
@@ -30,13 +38,14 @@ from patchkit.runtime.models.fetch import fetch_model
 from patchkit.runtime.models.held import remove_model
 from patchkit.runtime.models.names import split_revision
 from patchkit.runtime.models.pins import pin
-from patchkit.runtime.models.report import FetchPlan, HeldModel, ModelCheck, followed, read_answer
+from patchkit.runtime.models.report import FetchPlan, HeldModel, ModelCheck, followed
 from patchkit.runtime.models.sync import (
     ModelNode,
     SyncedModel,
+    check_sources,
     models_of,
     room_for,
-    source_of,
+    sources_of,
     sync_model,
 )
 from patchkit.runtime.models.transfer import send_words
@@ -71,14 +80,19 @@ def get(spec: str, *, cached: bool, dry_run: bool, place: ModelNodes, as_json: b
     repo, revision = split_revision(spec)
     if not revision and place.cluster:
         revision = place.cluster.models.get(repo, "")
-    head, plans = place.head, []
+    if place.file:
+        status_of_file(place.file)  # hours before it gets its line
+    head = place.head
+    plans: list[FetchPlan] = []
 
-    def planned(value: Any) -> None:
-        plans.append(read_answer(FetchPlan, value))
+    def planned(plan: FetchPlan) -> None:
+        plans.append(plan)
         if not as_json:
-            echo(plan_lines(plans[0], head.ssh))
+            echo(plan_lines(plan, head.ssh))
 
-    answers = Remote(head.ssh).stream(
+    node = Remote(head.ssh)
+    answers = node.stream(
+        dict[str, Any],
         fetch_model,
         models=head.models,
         python=place.python,
@@ -87,14 +101,16 @@ def get(spec: str, *, cached: bool, dry_run: bool, place: ModelNodes, as_json: b
         cached=cached,
         dry_run=dry_run,
     )
+    kind = NoneType if dry_run else ModelCheck
     with progress() as report:
-        result = followed(answers, report(repo), planned)
+        check = followed(node, kind, answers, report(repo), planned)
+    if not plans:
+        raise HostError(f"{head.ssh}: does not say what it would fetch")
     plan = plans[0]
     fields = {"plan": {**asdict(plan), "left": plan.left}, "dry_run": dry_run}
-    if dry_run:
+    if check is None:
         print_json(fields) if as_json else say("nothing was changed")
         return
-    check = read_answer(ModelCheck, result)
     if check.complete and place.file:
         pin(place.file, repo, plan.commit)
     if as_json:
@@ -125,7 +141,7 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
-    side; run it again after an interrupt. Every file is hashed on the node that got it.
+    side; run it again after an interrupt. Every file is hashed before, and on the node that got it.
     """
     if len(place.nodes) < 2:
         raise UsageError(
@@ -137,15 +153,20 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
     held = models_of(place.nodes)
     results: list[tuple[ModelNode, SyncedModel | PatchkitError]] = []
     for spec in specs:
-        source, model = source_of(place.nodes, held, *place.wanted(spec))
-        others = [node for node in place.nodes if node is not source]
+        sources = sources_of(place.nodes, held, *place.wanted(spec))
         if dry_run:
+            source, model = sources[0]
+            others = [node for node in place.nodes if node is not source]
             _show_copies(source, model, others, as_json=as_json)
             continue
         with progress() as report:
+            source, model, wrong = check_sources(sources, report)
+            for each in wrong:
+                say(f"{each}: the copy of {source.ssh} is taken", err=True)
+            others = [node for node in place.nodes if node is not source]
             results += zip(others, everywhere(others, _copier(source, model, report)), strict=True)
     if not dry_run:
-        _show(results, as_json=as_json)
+        _show(place, specs, results, as_json=as_json)
 
 
 def _copier(
@@ -181,7 +202,11 @@ def _show_copies(
 
 
 def _show(
-    results: Sequence[tuple[ModelNode, SyncedModel | ModelCheck | PatchkitError]], *, as_json: bool
+    place: ModelNodes,
+    specs: Sequence[str],
+    results: Sequence[tuple[ModelNode, SyncedModel | ModelCheck | PatchkitError]],
+    *,
+    as_json: bool,
 ) -> None:
     """Print what came of it on each node; SystemExit with the code of the worst."""
     fields, codes = [], [0]
@@ -200,6 +225,9 @@ def _show(
             echo(shown)
     if as_json:
         print_json({"nodes": fields})
+    elif HashMismatchError.exit_code in codes:
+        verb = "sync" if len(place.nodes) > 1 else "get"
+        say(next_step(*program(), "model", verb, *specs))
     if code := max(codes):
         raise SystemExit(code)
 
@@ -222,11 +250,13 @@ def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
             if node.ssh not in found:
                 again = quoted("patchkit", "model", "sync", spec)
                 raise SourceError(f"{node.ssh}: {spec} is not there", hint=again)
-            answers = Remote(node.ssh).stream(check_model, folder=found[node.ssh], full=not quick)
-            return read_answer(ModelCheck, followed(answers, report(f"{node.ssh}: hashing")))
+            wanted = {"folder": found[node.ssh], "full": not quick}
+            there = Remote(node.ssh)
+            answers = there.stream(dict[str, Any], check_model, **wanted)
+            return followed(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
 
         results = everywhere(place.nodes, look)
-    _show(list(zip(place.nodes, results, strict=True)), as_json=as_json)
+    _show(place, [spec], list(zip(place.nodes, results, strict=True)), as_json=as_json)
 
 
 @command.command("list")
@@ -282,7 +312,7 @@ def remove(spec: str, *, yes: bool, dry_run: bool, place: ModelNodes, as_json: b
     results = everywhere(
         [node for node, _model in found],
         lambda node: Remote(node.ssh).call(
-            remove_model, models=node.models, folder=folders[node.ssh]
+            int, remove_model, models=node.models, folder=folders[node.ssh]
         ),
     )
     for each in results:

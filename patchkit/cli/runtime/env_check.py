@@ -19,6 +19,7 @@ from patchkit.finding import Finding, Level, worst
 from patchkit.reading import read_stdin, read_text
 from patchkit.runtime.files.content import SaidVersion
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.target import target_of
 from patchkit.runtime.rules.condition import Situation
 
 # The time of a check grows with the lines: a limit beside that of bytes.
@@ -84,7 +85,11 @@ def check(file: Path, *, elsewhere: bool, with_host: bool, as_json: bool, **opti
         print_json({"file": str(file), "situation": situation, "versions": said, "findings": shown})
     else:
         against = [_against(name, situation, versions_of(content, name)) for name in _PROJECTS]
-        echo(_lines(file, findings, [*against, "this host"] if host else against))
+        if host:
+            against.append("this host")
+        if not options["target"] and (host is None or target_of(host) != situation["target"]):
+            against[-1] += f"; judged for {situation['target']}, --target names another"
+        echo(_lines(file, findings, against))
     if code := worst(findings, Level.ERROR, Level.WARNING):
         raise SystemExit(code)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -18,6 +17,7 @@ from patchkit.cli.wheel.build_options import (
     chosen_jobs,
     compilers,
     cpu_option,
+    dry_run_option,
     fresh_option,
     house_option,
     jobs_option,
@@ -25,17 +25,18 @@ from patchkit.cli.wheel.build_options import (
     place,
     print_built,
     reduced,
+    show_plan,
 )
 from patchkit.cli.wheel.build_vllm import command as vllm
 from patchkit.cli.wheel.override import known_option, offer_lines, record_offers
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
-from patchkit.source.nccl import SourceOrigin, nccl_tree
+from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import load_facts
 from patchkit.versions import named_version
 from patchkit.wheel.build.make import BuiltWheel
-from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
+from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl, plan_nccl
 from patchkit.wheel.build.toolchain import find_toolchain
 from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.wheelhouse.contents import make_room, manifest
@@ -98,6 +99,7 @@ command.add_command(vllm, "vllm")
 @house_option
 @objects_option
 @known_option
+@dry_run_option
 @as_json
 def nccl(
     version: str | None,
@@ -113,6 +115,7 @@ def nccl(
     house: Path,
     objects: Path | None,
     with_known: bool,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
@@ -121,13 +124,33 @@ def nccl(
     device = find_target(target)
     if with_known:
         record_offers(house)
+    spec = _spec(version, source, house)
+    machine, locked = cpu or device.cpu, cuda == "locked"
+    toolkit = Path(cuda) if cuda not in (None, "locked") else None
+    plan = plan_nccl(
+        spec,
+        sha256=sha256,
+        machine=machine,
+        cuda=device.cuda,
+        toolkit=toolkit,
+        locked=locked,
+        offline=offline,
+        network=dry_run,
+    )
+    number = chosen_jobs(jobs, JOB_MEMORY)
+    if dry_run:
+        show_plan(plan, number, as_json=as_json)
+        return
+    plan.require()
     with progress() as report:
-        origin = _origin(version, source, sha256, house, offline=offline, report=report)
+        check = load_recipe("nccl").check
+        origin = nccl_tree(spec, sha256=sha256, offline=offline, report=report, check=check)
+        require_wanted(house, origin.version)
         toolchain = find_toolchain(
-            cpu or device.cpu,
+            machine,
             cuda=device.cuda,
-            toolkit=Path(cuda) if cuda not in (None, "locked") else None,
-            locked=cuda == "locked",
+            toolkit=toolkit,
+            locked=locked,
             offline=offline,
             progress=report("CUDA toolkit"),
         )
@@ -136,7 +159,7 @@ def nccl(
         target=device,
         toolchain=toolchain,
         functions=functions,
-        jobs=chosen_jobs(jobs, JOB_MEMORY).number,
+        jobs=number.number,
         fresh=fresh,
     )
     # Space and rights are checked before the build, not when it is done.
@@ -151,35 +174,22 @@ def nccl(
         _show(order, built, placed)
 
 
-def _origin(
-    version: str | None,
-    source: str | None,
-    sha256: str | None,
-    house: Path,
-    *,
-    offline: bool,
-    report: Any,
-) -> SourceOrigin:
+def _spec(version: str | None, source: str | None, house: Path) -> str:
+    """Return which sources to take. Raises UsageError for a release that the wheelhouse refuses."""
     if version is not None and source is not None:
         raise UsageError("--version and --src exclude each other: the sources say their version")
-    if version is None and source is None:
+    if source is not None:
+        return source
+    if version is None:
         chosen, reason = default_version(house)
-        version = str(chosen)
-        tell(f"NCCL {version}: {reason}")
+        tell(f"NCCL {chosen}: {reason}")
         for line in offer_lines(house, offers(house)):
             tell(line)
-    elif version is not None:
-        require_wanted(house, named_version(version, "for example 2.30.7"))
-    recipe = load_recipe("nccl")
-    origin = nccl_tree(
-        source or f"nccl=={version}",
-        sha256=sha256,
-        offline=offline,
-        report=report,
-        check=recipe.check,
-    )
-    require_wanted(house, origin.version)
-    return origin
+        return f"nccl=={chosen}"
+    named = named_version(version, "for example 2.30.7")
+    require_wanted(house, named)
+    load_recipe("nccl").check(named)
+    return f"nccl=={version}"
 
 
 def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:

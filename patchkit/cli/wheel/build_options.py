@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,11 +14,13 @@ import click
 from patchkit.cli import show
 from patchkit.cli.next_step import install
 from patchkit.cli.options import Renamed
-from patchkit.cli.out import Shown, echo, tell
+from patchkit.cli.out import Shown, echo, print_json, say, style, table, tell
 from patchkit.errors import UsageError
+from patchkit.finding import worst
 from patchkit.target import targets
 from patchkit.wheel.build.jobs import Jobs, jobs_for
 from patchkit.wheel.build.make import BuiltWheel
+from patchkit.wheel.build.plan import BuildPlan
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.name import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add
@@ -42,6 +44,41 @@ house_option = click.option(
     show_default=True,
     help="The wheelhouse to put the wheel into.",
 )
+
+
+dry_run_option = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would be fetched and compiled, and all that is missing.",
+)
+
+
+def show_plan(plan: BuildPlan, jobs: Jobs, *, as_json: bool) -> None:
+    """Print a plan, and exit with the code of what is missing."""
+    if as_json:
+        fields = asdict(replace(plan, missing=()))
+        missing = [each.fields() for each in plan.missing]
+        print_json({"dry_run": True, **fields, "missing": missing, "jobs": jobs.number})
+    else:
+        say(style(plan.title, bold=True) + f", with {jobs.number} jobs ({jobs.reason})")
+        rows = [
+            (
+                style("there", fg="green") if each.there else "fetch",
+                each.name,
+                f"{each.size / 1e6:,.1f} MB" if each.size else "",
+            )
+            for each in plan.fetches
+        ]
+        echo(table(rows, indent="  "))
+        if size := sum(each.size for each in plan.fetches if not each.there):
+            say(f"to fetch: {size / 1e6:,.0f} MB where the size is locked, and the rest")
+        echo(plan.compiles)
+        for each in plan.missing:
+            say(style("✗", fg="red") + f" {each.what}")
+            say(f"  next:  {each.hint}")
+        say("dry run: nothing was compiled" if plan.missing else show.GOOD + "it could start")
+    if code := worst(plan.missing):
+        raise SystemExit(code)
 
 
 def cpu_option(default: str, *former: str) -> Callable[[F], F]:

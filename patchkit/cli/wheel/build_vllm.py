@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from patchkit.cli.wheel.build_options import (
     chosen_jobs,
     compilers,
     cpu_option,
+    dry_run_option,
     fresh_option,
     house_option,
     jobs_option,
@@ -26,27 +27,30 @@ from patchkit.cli.wheel.build_options import (
     place,
     print_built,
     reduced,
+    show_plan,
 )
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
 from patchkit.patching.fix import Request
+from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import by_option, with_targets
+from patchkit.recipes.vllm.build import Wanted, by_option, with_targets
 from patchkit.recipes.vllm.idle import idle_sources
-from patchkit.source.resolve import Report
+from patchkit.recipes.vllm.sources import counts, planned_sources
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.build.jobs import Jobs
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.network import can_cut_off, network
-from patchkit.wheel.build.toolchain import MACHINES, Toolchain, find_toolchain
+from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
 from patchkit.wheel.vllm.build import JOB_MEMORY, build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.order import VllmOrder
-from patchkit.wheel.vllm.preflight import check_machine
-from patchkit.wheel.vllm.prepare import check_choice
-from patchkit.wheel.vllm.source import VllmSource, vllm_source
+from patchkit.wheel.vllm.preflight import left_out as left_out_parts
+from patchkit.wheel.vllm.preflight import plan_vllm
+from patchkit.wheel.vllm.prepare import check_choice, chosen
+from patchkit.wheel.vllm.source import vllm_source
 from patchkit.wheel.vllm.upstream_parts import foretold
 from patchkit.wheel.wheelhouse.contents import make_room
 
@@ -104,6 +108,7 @@ For an H200, to test there:
 @click.option("--offline", is_flag=True, help="Use only what is in caches and mirrors.")
 @house_option
 @objects_option
+@dry_run_option
 @as_json
 def command(
     version: str | None,
@@ -121,6 +126,7 @@ def command(
     offline: bool,
     house: Path,
     objects: Path | None,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
@@ -131,17 +137,49 @@ def command(
     parts, sources = frozenset(filter(None, extensions.split(","))), parse_given(given)
 
     idle: dict[str, str] = {}
+    wanted: list[Wanted] = []
+    compiles: list[str] = []
 
     def check(tree: SourceTree) -> None:
         named = sources.keys() | left_out | with_targets(parts)
         idle.update(idle_sources(tree, request, named))
         without = left_out | idle.keys()
-        check_choice(tree, without=without, extensions=parts, given=sources)
+        wanted.extend(check_choice(tree, without=without, extensions=parts, given=sources))
+        if dry_run:
+            compiles.extend(_compiles(tree, request, without, parts))
 
+    number = chosen_jobs(jobs, JOB_MEMORY)
+    toolkit = Path(cuda) if cuda != "locked" else None
     with progress() as report:
         source = vllm_source(version, named, check=check, report=report, offline=offline)
-        toolchain = _toolchain(source, request.target, machine, python, cuda, offline, report)
-    number = chosen_jobs(jobs, JOB_MEMORY)
+        plan = plan_vllm(
+            source,
+            wanted,
+            machine=machine,
+            cuda=request.target.cuda,
+            toolkit=toolkit,
+            python=python,
+            requirements=requirements,
+            given=sources,
+            mirror=mirror,
+            offline=offline,
+            compiles=compiles,
+        )
+        if not dry_run:
+            plan.require()
+            toolchain = find_toolchain(
+                machine,
+                cuda=request.target.cuda,
+                toolkit=toolkit,
+                locked=toolkit is None,
+                offline=offline,
+                progress=report("CUDA toolkit"),
+            )
+    for note in left_out_parts(source.needs):
+        tell(note)
+    if dry_run:
+        show_plan(plan, number, as_json=as_json)
+        return
     order = VllmOrder(
         source=source.path,
         identity=source.identity,
@@ -208,29 +246,16 @@ def _machine(device: Target, cpu: str | None, python: Path | None) -> str:
     return chosen
 
 
-def _toolchain(
-    source: VllmSource,
-    device: Target,
-    machine: str,
-    python: Path | None,
-    cuda: str,
-    offline: bool,
-    report: Report,
-) -> Toolchain:
-    """Return the toolchain, once the machine has all that the sources need."""
-    release = str(source.version)
-    for note in check_machine(
-        source.needs, release=release, python=python, cuda=device.cuda, machine=machine
-    ):
-        tell(note)
-    return find_toolchain(
-        machine,
-        cuda=device.cuda,
-        toolkit=Path(cuda) if cuda != "locked" else None,
-        locked=cuda == "locked",
-        offline=offline,
-        progress=report("CUDA toolkit"),
-    )
+def _compiles(
+    tree: SourceTree, request: Request, without: Collection[str], extensions: Collection[str]
+) -> list[str]:
+    """Return what the release's own CMake would compile for the device, of its patched tree."""
+    patched = make_plan(tree, load_recipe(), request).patched
+    reduced, target = chosen(patched, without, extensions), request.target
+    found = counts(planned_sources(reduced, target, request.arch_list, target.cuda), target)
+    parts = ", ".join(f"{each.sources} of {each.library}" for each in found)
+    total = sum(each.sources for each in found)
+    return [f"to compile: {total} CUDA sources, {parts}; and C++ beside them"]
 
 
 def _foretell(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,13 @@ from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, style, tell
 from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
-from patchkit.errors import UsageError
-from patchkit.finding import worst
+from patchkit.errors import StorageError, UsageError
+from patchkit.finding import Finding, worst
+from patchkit.finding_text import told
 from patchkit.quoting import quoted
-from patchkit.wheel.wheelhouse.accepted import remember
+from patchkit.runtime.python.distributions import import_path
+from patchkit.runtime.python.file_owners import lost_files
+from patchkit.runtime.python.startup import STEM
 from patchkit.wheel.wheelhouse.manifest import Kind
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, check
 from patchkit.wheel.wheelhouse.verify import Verified, verify
@@ -27,25 +33,19 @@ LARGE = 1e9  # bytes; less takes a few seconds
 
 
 def trust_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --signers, --revoked and --newer-than; hand them on as ``trust``, None without one."""
+    """Add --signers and --revoked; hand them on as ``trust``, None without one."""
 
     @functools.wraps(command)
-    def wrapped(
-        signers: Path | None, revoked: Path | None, newer_than: str | None, **rest: Any
-    ) -> None:
-        if signers is None and (revoked, newer_than) != (None, None):
+    def wrapped(signers: Path | None, revoked: Path | None, **rest: Any) -> None:
+        if revoked and not signers:
             raise UsageError(
-                "--revoked and --newer-than are about a signature",
+                "--revoked is about a signature",
                 hint="say with --signers FILE whose signatures count",
             )
-        trust = Trust(signers, revoked, newer_than) if signers else None
-        command(trust=trust, **rest)
+        command(trust=Trust(signers, revoked) if signers else None, **rest)
 
     file = click.Path(path_type=Path)
     for option in (
-        click.option(
-            "--newer-than", metavar="N|DATE", help="A counter or a UTC date that is too old."
-        ),
         click.option(
             "--revoked", type=file, metavar="FILE", help="Keys that count no more (KRL or keys)."
         ),
@@ -89,6 +89,7 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
     signed = check(house, trust) if trust else None
     done = verify(house)
+    done = replace(done, findings=(*done.findings, *_lost(house)))
     if not done.entries and not done.findings:
         raise UsageError(
             f"{house}: holds no wheels",
@@ -96,9 +97,6 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
             hint="name a wheelhouse; or put a wheel there: "
             + quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", house),
         )
-    # Later runs must not fall behind this counter: only a sound state may set it.
-    if signed and not done.findings:
-        remember(signed.statement)
     if as_json:
         print_json(
             {
@@ -117,6 +115,15 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
         raise SystemExit(code)
 
 
+def _lost(house: Path) -> Iterator[Finding]:
+    """Yield what another package's uninstall deleted of an installed NCCL, in the active venv."""
+    venv = os.environ.get("VIRTUAL_ENV") or sys.prefix
+    for file in lost_files(import_path(venv), STEM):
+        command = quoted(*file.cure(f"{venv}/bin/python", str(house)))
+        found = told("machine.toml", "nccl-lost", venv, lost=file, command=command)
+        yield replace(found, kind=StorageError)
+
+
 def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator[str]:
     """Return what verification found, for people."""
     if done.pins:
@@ -125,7 +132,7 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
     yield from override_lines(done.overrides)
     yield from offer_lines(house, done.offers)
     if signed:
-        yield show.GOOD + _signature(signed)
+        yield show.GOOD + f"signed by {signed.signer}, key {signed.key}"
     if not done.findings:
         yield show.GOOD + f"{house}: {_counted(done)}, all as listed"
     if done.unmet:
@@ -148,17 +155,6 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
         if why:
             yield f"  why: {why}"
         yield style(f"  next: {spelled(hint)}", dim=True)
-
-
-def _signature(signed: Signed) -> str:
-    statement, seen = signed.statement, signed.seen
-    past = "the first time that it is seen here: nothing to compare with"
-    if seen:
-        past = f"counter {seen.counter} was accepted here on {seen.accepted}"
-    return (
-        f"signed by {signed.signer} on {statement.date}, counter {statement.counter}; {past}\n"
-        f"  wheelhouse {statement.wheelhouse}, key {signed.key}"
-    )
 
 
 def _counted(done: Verified) -> str:

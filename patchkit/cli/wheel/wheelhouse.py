@@ -9,17 +9,16 @@ from pathlib import Path
 import click
 
 from patchkit.cli import show
+from patchkit.cli.alive import unwatched
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json
-from patchkit.cli.out import echo, print_json, say, style, table, tell
+from patchkit.cli.out import LaidOut, echo, print_json, say, style, table, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.wheel import index, override
+from patchkit.cli.wheel import override
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, HostError, UsageError
-from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
-from patchkit.quoting import quoted
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
@@ -54,7 +53,6 @@ def command() -> None:
     """Keep finished wheels with a manifest, hashes, and locked requirements."""
 
 
-command.add_command(index.command)
 command.add_command(override.command)
 
 
@@ -90,9 +88,16 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
     elif not others:
         say(next_step(*program(), "wheelhouse", "fill", "--dir", house))
     elif all(entry.kind is not Kind.LOCKED for entry in others):
-        say(index.next_index(house))
+        say(_next_offer(house))
     if signed or doubt:
-        say(_signed(house, signed) if signed else f"signature: {doubt}")
+        who = "`patchkit verify --signers FILE` says whose that is"
+        say(f"signed with the key {signed.key}; {who}" if signed else f"signature: {doubt}")
+
+
+def _next_offer(house: Path) -> LaidOut:
+    """Return the line that offers a whole wheelhouse to nodes, which take it by `--find-links`."""
+    words = ("-m", "http.server", "--bind", "127.0.0.1", "--directory", house, "8000")
+    return next_step("python3", *words, where="to offer them to every node")
 
 
 def _signature(house: Path) -> tuple[Signed | None, str]:
@@ -102,15 +107,6 @@ def _signature(house: Path) -> tuple[Signed | None, str]:
     # A list is worth having in spite of a bad signature; `verify` refuses.
     except (HashMismatchError, HostError) as error:
         return None, error.what
-
-
-def _signed(house: Path, signed: Signed) -> str:
-    statement = signed.statement
-    said = f"signed on {statement.date}, counter {statement.counter}, with the key {signed.key}"
-    if signed.stale:
-        again = quoted(*program(), "wheelhouse", "sign", "--dir", house)
-        return f"{said}\n  stale: {', '.join(signed.stale)} changed since; sign again: {again}"
-    return f"{said}; `patchkit verify --signers FILE` says whose key that is"
 
 
 def _cells(entry: ManifestEntry) -> tuple[str, ...]:
@@ -143,17 +139,15 @@ def verify_wheels(house: Path, *, trust: Trust | None, as_json: bool) -> None:
 def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     """Sign what the wheelhouse holds now, with an SSH key, for others to verify.
 
-    SHA256SUMS.signed has the sha256 of SHA256SUMS, manifest.json and requirements.txt, a date, and
-    a counter that grows with every signature; ssh-keygen signs it. Nothing is signed that verify
-    finds fault with.
+    ssh-keygen signs SHA256SUMS, which has the sha256 of the wheels, of manifest.json and of
+    requirements.txt. Nothing is signed that verify finds fault with.
     """
-    signed = sign(house, key)
+    with unwatched():  # ssh-keygen may ask for a passphrase
+        signed = sign(house, key)
     if as_json:
         print_json({"dir": str(house), **signed.fields()})
         return
-    said = f"{house}: signed on {signed.statement.date}, counter {signed.statement.counter}"
-    say(show.GOOD + said)
-    say(f"  wheelhouse {signed.statement.wheelhouse}, key {signed.key}")
+    say(show.GOOD + f"{house}: signed with the key {signed.key}")
     say(next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used"))
 
 
@@ -259,7 +253,6 @@ def fill_wheels(
     CPUs alone is refused. Nothing changes until everything is there; the next run resumes an
     interrupted one.
     """
-    require_build()
     has = read_packages(listings)
     built = built_wheels(house)
     if with_known:
@@ -292,7 +285,7 @@ def fill_wheels(
     where = "" if here else f"on a node, {node.machine}"
     say(next_step(*(pip() if here else ["pip"]), "install", *options, *lock, where=where))
     if not lock_only:
-        say(index.next_index(house))
+        say(_next_offer(house))
 
 
 def _filled_lines(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import HostError, StorageError
-from patchkit.process import run
+from patchkit.process import attempt, run
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 from patchkit.runtime.bench.variants import BenchLoad
@@ -28,10 +28,14 @@ class BenchClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchTool:
-    """A benchmark: its command, which writes to a place, and what is wrong with that."""
+    """A benchmark: its command, which writes to a place, and what is wrong with that.
+
+    ``program`` begins the command, for the Python that has it; raises HostError if nothing has.
+    """
 
     name: str
     needs: str
+    program: Callable[[str], tuple[str, ...]]
     words: Callable[[BenchClient, BenchLoad, Path, int], tuple[str, ...]]
     trouble: Callable[[Mapping[str, object], BenchLoad], str]
 
@@ -44,6 +48,7 @@ def measure(tool: BenchTool, client: BenchClient, load: BenchLoad, place: Path, 
     part = place.with_suffix(".part")
     place.parent.mkdir(parents=True, exist_ok=True)
     run(
+        *tool.program(client.python),
         *tool.words(client, load, part, seed),
         timeout=_LONGEST,
         why=tool.needs,
@@ -62,15 +67,25 @@ def measure(tool: BenchTool, client: BenchClient, load: BenchLoad, place: Path, 
     part.replace(place)
 
 
+def _vllm_program(python: str) -> tuple[str, ...]:
+    if attempt(python, "-c", "import importlib.util as u; u.find_spec('vllm').name").trouble:
+        raise HostError(
+            f"vllm bench serve is not here: {python} has no vLLM",
+            why="it asks from this machine, wherever the server is, and is a part of vLLM",
+            hint=f"name an environment here that has it: --venv DIR; or: uv tool install {BENCHY}, "
+            f"then --tool {BENCHY}",
+        )
+    return (python, "-m", "vllm.entrypoints.cli.main", "bench", "serve")
+
+
 def _vllm_words(client: BenchClient, load: BenchLoad, place: Path, seed: int) -> tuple[str, ...]:
-    """Return the words of `vllm bench serve`.
+    """Return the options of `vllm bench serve`.
 
     Before it counts, as many requests as it will have at a time warm the server up. Prompts are
     drawn by ``seed``: one that was asked before would be answered from the prefix cache. Answers
     are as long as asked for, whatever the model says.
     """
     return (
-        *(client.python, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
         *("--backend", "openai", "--base-url", client.url, "--model", client.model),
         *(("--tokenizer", client.tokenizer) if client.tokenizer else ()),
         *("--dataset-name", "random", "--random-input-len", str(load.depth)),
@@ -90,15 +105,19 @@ def _vllm_trouble(found: Mapping[str, object], load: BenchLoad) -> str:
     return f"{completed} of {load.prompts} requests were answered"
 
 
-def _benchy_words(client: BenchClient, load: BenchLoad, place: Path, _seed: int) -> tuple[str, ...]:
-    """Return the words of llama-benchy, which warms up by itself. Raises HostError without it."""
-    beside = Path(client.python).with_name(BENCHY)
+def _benchy_program(python: str) -> tuple[str, ...]:
+    beside = Path(python).with_name(BENCHY)
     program = str(beside) if beside.exists() else shutil.which(BENCHY)
     if program is None:
         raise HostError(f"{BENCHY} is not installed", hint=f"uv tool install {BENCHY}")
+    return (program,)
+
+
+def _benchy_words(client: BenchClient, load: BenchLoad, place: Path, _seed: int) -> tuple[str, ...]:
+    """Return the options of llama-benchy, which warms up by itself."""
     batches = max(1, load.prompts // load.concurrency)
     return (
-        *(program, "--base-url", f"{client.url}/v1", "--model", client.model),
+        *("--base-url", f"{client.url}/v1", "--model", client.model),
         *(("--tokenizer", client.tokenizer) if client.tokenizer else ()),
         *("--pp", str(load.depth), "--tg", str(load.output), "--exact-tg"),
         *("--concurrency", str(load.concurrency), "--runs", str(batches)),
@@ -121,12 +140,14 @@ TOOLS = {
     VLLM: BenchTool(
         name="vllm bench serve",
         needs="it needs the model's tokenizer",
+        program=_vllm_program,
         words=_vllm_words,
         trouble=_vllm_trouble,
     ),
     BENCHY: BenchTool(
         name=BENCHY,
         needs="it needs the model's tokenizer, and downloads a book for its prompts, once",
+        program=_benchy_program,
         words=_benchy_words,
         trouble=_benchy_trouble,
     ),

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from patchkit.errors import HostError, UsageError
 from patchkit.reading import read_text
@@ -18,6 +19,7 @@ from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode, read_cluster_file
 from patchkit.runtime.launch.plan import ServedModel, planned_ranks, served_model, served_words
 from patchkit.runtime.launch.up import make_plan
+from patchkit.runtime.openai.api_key import is_here
 from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.remote.ssh import HERE
 
@@ -62,13 +64,32 @@ def planned(
     ]
 
 
+def planned_elsewhere(url: str, venv: str) -> PlannedVariant:
+    """Return a server that runs already; of another machine than this nothing is known."""
+    where = NodeReport(node=urlsplit(url).hostname or url)
+    file = ClusterFile(node=(ClusterNode(ssh=HERE),), venv=_venv(venv))
+    return PlannedVariant(
+        variant=Variant(name="served"),
+        words=(),
+        variables={},
+        reports=tuple(examined(Cluster(file))) if is_here(url) else (where,),
+        python=f"{file.venv}/bin/python" if venv else sys.executable,
+    )
+
+
+def _venv(named: str) -> str:
+    return str(Path(named).expanduser().absolute()) if named else sys.prefix
+
+
 def _here(variant: Variant, model: str, commits: Mapping[str, str]) -> PlannedVariant:
-    venv = str(Path(variant.venv).expanduser().absolute()) if variant.venv else sys.prefix
+    venv = _venv(variant.venv)
     file = ClusterFile(node=(ClusterNode(ssh=HERE),), venv=venv, models=commits)
     (report,) = examined(Cluster(file))
     if report.contents is None or "vllm" not in report.contents.versions:
         raise HostError(
-            f"{variant.name}: there is no vLLM in {venv}", hint="name the one that has it: --venv"
+            f"there is no vLLM in {venv}",
+            why="it serves the model and measures it",
+            hint="name the environment that has it: --venv DIR; or a server that runs: --url URL",
         )
     served = served_model(file, model)
     python = f"{venv}/bin/python"
@@ -105,14 +126,14 @@ def _of_cluster(variant: Variant, model: str) -> PlannedVariant:
     python = str(Path(variant.venv or file.venv).expanduser() / "bin/python")
     if not Path(python).exists():
         raise HostError(
-            f"{variant.name}: {python} is not on this machine",
+            f"{python} is not on this machine",
             why="the benchmark asks from here, and is a part of vLLM",
             hint="name the environment here that has it: --venv",
         )
     plan = make_plan(cluster, model)
     if not cluster.head.here and plan.units.url.startswith("http://127."):
         raise HostError(
-            f"{variant.name}: {cluster.head.destination} answers itself alone",
+            f"{cluster.head.destination} answers itself alone",
             hint=f'listen = "lan" in [serve] of {variant.cluster}, or measure on the head',
         )
     return PlannedVariant(

@@ -20,7 +20,7 @@ from patchkit.runtime.bench.planned import PlannedVariant
 from patchkit.runtime.bench.results import DIGEST, digest_of, place_of, series
 from patchkit.runtime.bench.served import served
 from patchkit.runtime.bench.summary import csv_text, markdown
-from patchkit.runtime.bench.variants import BenchLoad, turns
+from patchkit.runtime.bench.variants import BenchLoad, Variant, turns
 from patchkit.runtime.launch.hold import held
 from patchkit.runtime.report.redaction import Redactor
 
@@ -49,10 +49,19 @@ class BenchPlan:
 def bench(plan: BenchPlan, tell: Callable[[str], None]) -> None:
     """Measure what is not measured yet, then write the summary. ``tell`` gets each step.
 
-    Raises UsageError if the folder holds figures of another setup.
+    Raises HostError without the tool, UsageError if the folder holds figures of another setup.
     """
+    for each in plan.variants:
+        TOOLS[plan.tool].program(each.python)  # before a server is started
     _begin(plan)
     by_name = {each.variant.name: each for each in plan.variants}
+    for number, variant, left in rounds_left(plan):
+        _round(plan, by_name[variant.name], number, left, tell)
+    summarise(plan.folder)
+
+
+def rounds_left(plan: BenchPlan) -> Iterator[tuple[int, Variant, list[BenchLoad]]]:
+    """Yield each round's number and variant, in turns, with the loads not measured yet."""
     for number, variant in turns([each.variant for each in plan.variants], plan.rounds):
         left = [
             load
@@ -60,8 +69,7 @@ def bench(plan: BenchPlan, tell: Callable[[str], None]) -> None:
             if not place_of(plan.folder, variant.name, load.name, number).exists()
         ]
         if left:
-            _round(plan, by_name[variant.name], number, left, tell)
-    summarise(plan.folder)
+            yield number, variant, left
 
 
 def _begin(plan: BenchPlan) -> None:
@@ -127,7 +135,9 @@ def _serving(
         tell(told.format(server.load_s, server.token_s))
         yield server.url, server.model
     # Of a server that failed the log stays as it is: who measured has to read it.
-    _write(log, plan.redactor.text(read_text(log)))
+    text = read_text(log)
+    plan.redactor.learn(text)
+    _write(log, plan.redactor.text(text))
 
 
 def summarise(folder: Path) -> None:

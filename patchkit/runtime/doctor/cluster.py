@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.errors import HostError, PatchkitError
-from patchkit.records import RecordError, record
 from patchkit.runtime.health.closer import NodeHealth
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.launch import ports
@@ -68,7 +67,8 @@ def examined(cluster: Cluster) -> list[NodeReport]:
     def ask(node: Remote) -> NodeReport:
         units = cluster.units if node == cluster.head else [cluster.file.unit]
         before = time.time()
-        said = node.call(
+        sent = node.call(
+            _SentReport,
             examination.examine,
             name=cluster.file.name,
             venv=cluster.file.venv,
@@ -77,7 +77,6 @@ def examined(cluster: Cluster) -> list[NodeReport]:
             folders=["~", cluster.file.venv, cluster.file.model_folder, *_WRITTEN],
         )
         after = time.time()
-        sent = _read(node.destination, said)
         return _first(cluster.file, node.destination, sent, before, after)
 
     reports = _addressed(cluster.file, _each(cluster.nodes, ask))
@@ -93,15 +92,6 @@ def _each(nodes: Sequence[Remote], ask: Callable[[Remote], NodeReport]) -> list[
         NodeReport(node=node.destination, silence=each) if isinstance(each, PatchkitError) else each
         for node, each in zip(nodes, found, strict=True)
     ]
-
-
-def _read(node: str, said: object) -> _SentReport:
-    try:
-        return record(_SentReport, said)
-    except RecordError as error:
-        raise HostError(
-            f"{node}: an answer that is none: {error}", hint="install patchkit again here"
-        ) from None
 
 
 def _missing(node: str, sent: _SentReport) -> dict[str, PatchkitError]:
@@ -199,14 +189,14 @@ def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
         node, report = pair
         others = reports[1:] if report is head else reports[:1]
         targets = [(each.node, address) for each in others for address in _cabled(report, each)]
-        said = node.call(
+        sent = node.call(
+            _SentReport,
             examination.meet,
             addresses=[address for _name, address in targets],
             peers=peers if report is head else [],
             # Each node has it where its own rank was told to look.
             models=[_source(report) or models[0], *models[1:]] if models else [],
         )
-        sent = _read(node.destination, said)
         ways = sent.ways if sent.ways is None or len(sent.ways) == len(targets) else None
         return replace(
             report,

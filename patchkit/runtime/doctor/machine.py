@@ -139,7 +139,8 @@ def _gpu(judge: NodeJudge) -> Iterator[Finding]:
     if gpu is None and _MISMATCH in why:
         yield judge.say("gpu-mismatch", reason=why)
     elif gpu is None:
-        yield judge.unknown("gpu-throttled", why)
+        none = "" if judge.facts.host.gpus else "no GPU is found here: "
+        yield judge.unknown("gpu-throttled", f"{none}{why}")
     elif gpu.throttled is None:
         yield judge.unknown("gpu-throttled", "NVML does not tell why clocks are held down")
     else:

@@ -98,9 +98,11 @@ def _few(names: list[str]) -> str:
     return f"{'; '.join(names[:_SHOWN])}{more}"
 
 
-def _install(judge: NodeJudge) -> str:
+def _install(judge: NodeJudge, by_hand: str = "") -> str:
     if judge.report.placed:
         return quoted("patchkit", "cluster", "install")
+    if by_hand:
+        return by_hand
     python = f"{judge.facts.venv}/bin/python" if judge.facts.venv else "python3"
     return there(judge.node, python, "-m", "pip", "install", f"vllm=={judge.vllm}")
 
@@ -137,6 +139,9 @@ def _torch(judge: NodeJudge) -> Iterator[Finding]:
 
 def _nccl(judge: NodeJudge) -> Iterator[Finding]:
     contents, software = judge.report.contents, judge.facts.host.software
+    for file in contents.lost if contents else ():
+        again = there(judge.node, *file.cure(f"{judge.facts.venv}/bin/python", "wheelhouse"))
+        yield judge.say("nccl-lost", lost=file, command=_install(judge, again))
     if contents is None or software is None or not software.vllm:
         yield judge.unknown("nccl-two", _UNNAMED)
         return

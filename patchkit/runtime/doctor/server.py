@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any
 
 from patchkit.finding import Finding
 from patchkit.finding_text import told
-from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
-from patchkit.records import read_toml
 from patchkit.runtime.on_node.server_answers import ServerAnswers
 from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.openai.answer_parts import StreamedAnswer
+from patchkit.runtime.openai.api_key import is_here
 from patchkit.runtime.remote.ssh import there
 
 _FILE = "server.toml"
 _FULL = 0.95  # of the KV cache: what is left does not hold another long request
 _TOKENS = 1000  # tokens of the prefix cache's questions from which no hit says something
 _CLUSTER_LOGS, _CLUSTER_STATUS = "patchkit cluster logs", "patchkit cluster status"
-
-
-@cache
-def wanted_metrics() -> list[dict[str, Any]]:
-    """Return the figures that ``server_answers.look`` is to find, as its argument ``metrics``."""
-    return list(read_toml(tuple[dict[str, Any], ...], RECIPES / "doctor" / _FILE, key="metric"))
 
 
 def server_findings(
@@ -68,7 +59,9 @@ class _Judge:
         if trouble.startswith("no answer in"):
             return self.say("server-health-silent", trouble=trouble)
         states = "; ".join(f"{each.unit} is {each.active}" for each in self.units if each.unit)
-        status = _CLUSTER_STATUS if self.units else there(self.node, "ss", "-ltn")
+        here = there(self.node, "ss", "-ltn")
+        apart = here if is_here(self.answers.url) else self._look("/health")
+        status = _CLUSTER_STATUS if self.units else apart
         units = f"; {states}" if states else ""
         return self.say(
             "server-answers", url=self.answers.url, trouble=trouble, units=units, status=status

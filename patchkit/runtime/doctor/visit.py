@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from urllib.parse import urlsplit
 
-from patchkit.errors import PatchkitError
+from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
-from patchkit.records import record
 from patchkit.runtime.doctor.cluster import examined
 from patchkit.runtime.doctor.gpu_visit import gpu_visit
 from patchkit.runtime.doctor.judgement import cluster_findings
@@ -15,16 +15,19 @@ from patchkit.runtime.doctor.log import log_findings
 from patchkit.runtime.doctor.nccl_log import read_nccl
 from patchkit.runtime.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.runtime.doctor.sense import questions_to_ask, sense_findings
-from patchkit.runtime.doctor.server import server_findings, wanted_metrics
+from patchkit.runtime.doctor.server import server_findings
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.journal import read_journals
 from patchkit.runtime.launch.start import journals
 from patchkit.runtime.on_node import server_answers
 from patchkit.runtime.on_node.journal import JournalLine
 from patchkit.runtime.on_node.server_answers import AskedFact, ServerAnswers
+from patchkit.runtime.openai.api_key import SECRETS
 from patchkit.runtime.peers.placed_files import url_of
 from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.peers.situation import facts_for_causes
+from patchkit.runtime.remote.node import Remote
+from patchkit.runtime.remote.ssh import HERE
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.symptoms.diagnosis import ReadLog
 
@@ -58,18 +61,26 @@ class Visit:
         return parts
 
 
-def visit(cluster: Cluster, *, questions: bool = False, gpu: bool = False) -> Visit:
+def visit(
+    cluster: Cluster, *, questions: bool = False, gpu: bool = False, url: str = "", here: bool
+) -> Visit:
     """Return what is wrong with the nodes of a cluster, between them, and with what they serve.
 
     With ``questions`` the model is asked some whose answers are known, a minute at most; with
-    ``gpu`` the nodes try their GPUs, which takes minutes.
+    ``gpu`` the nodes try their GPUs, which takes minutes. ``url``, of this machine, is asked
+    instead of where `up` lets the server listen. ``here`` says that it is this machine, whether or
+    not `up` was ever called.
     Raises nothing for a node that does not answer: that is what is wrong.
     """
     reports = examined(cluster)
-    found = cluster_findings(cluster.file, reports)
-    if len(reports) == 1 and not reports[0].placed:
+    node, listens = reports[0], url_of(reports[0].placed, cluster.file.serve.port)
+    said = node.silence or _answers(cluster.head, url or listens, key_file=SECRETS)
+    judged = [_without_server(node, said)] if len(reports) == 1 else reports
+    found = cluster_findings(cluster.file, judged)
+    if here and not node.placed:
         found = [_only_for_up(each) for each in found]
-    found += _server(cluster, reports[0], questions=questions)
+    served = _server(cluster.head, node, said, questions=questions)
+    found += map(_insist, served) if url else served
     found += gpu_visit(reports) if gpu else ()
     lines, unread = _journals(cluster, reports)
     found += unread
@@ -82,29 +93,58 @@ def visit(cluster: Cluster, *, questions: bool = False, gpu: bool = False) -> Vi
     )
 
 
-def _server(cluster: Cluster, head: NodeReport, *, questions: bool) -> Iterator[Finding]:
-    """Yield what the server on the head answers; it is asked there, since it may listen there."""
-    if head.silence:
-        yield _unchecked("server", head.node, "it did not answer")
-        return
-    url = url_of(head.placed, cluster.file.serve.port)
+def visit_server(url: str, *, questions: bool = False) -> Visit:
+    """Return what is wrong with a server on a machine of which nothing else is known."""
+    head, place = Remote(HERE), urlsplit(url).hostname or url
+    # The key of this machine's own server goes to no other.
+    said = _answers(head, url, key_file="")
+    found = _server(head, NodeReport(node=HERE), said, questions=questions)
+    return Visit(findings=tuple(replace(_insist(each), where=place) for each in found))
+
+
+def _insist(finding: Finding) -> Finding:
+    """Return as an error that no server answers at the very place that a user named."""
+    silent = finding.about == "server-answers"
+    return replace(finding, level=Level.ERROR, kind=HostError) if silent else finding
+
+
+def _answers(head: Remote, url: str, *, key_file: str) -> ServerAnswers | PatchkitError:
+    """Return what the server answers; it is asked on the head, since it may listen there alone."""
     try:
-        said = record(
-            ServerAnswers,
-            cluster.head.call(server_answers.look, url=url, metrics=wanted_metrics()),
-        )
-        yield from server_findings(head.node, said, head.state.units if head.state else ())
-        if questions and said.asked and said.token and said.token.first_ms is not None:
-            asked = cluster.head.stream(
-                server_answers.ask_facts, url=url, model=said.asked, questions=questions_to_ask()
-            )
-            answers = [record(AskedFact, each) for each in asked]
-            yield from sense_findings(head.node, said.asked, answers)
-        else:
-            why = "no server gave a token" if questions else "--ask asks ten questions"
-            yield _unchecked("sense", head.node, why)
+        wanted = {"url": url, "key_file": key_file, "metrics": server_answers.wanted_metrics()}
+        return replace(head.call(ServerAnswers, server_answers.look, **wanted), url=url)
     except PatchkitError as error:
-        yield _unchecked("server", head.node, error.what)
+        return error
+
+
+def _without_server(node: NodeReport, said: ServerAnswers | PatchkitError) -> NodeReport:
+    """Leave out who listens where a vLLM answers: that is the server, whoever started it."""
+    if isinstance(said, PatchkitError) or not said.version or node.listeners is None:
+        return node
+    port = urlsplit(said.url).port
+    return replace(node, listeners=tuple(each for each in node.listeners if each.port != port))
+
+
+def _server(
+    head: Remote, node: NodeReport, said: ServerAnswers | PatchkitError, *, questions: bool
+) -> Iterator[Finding]:
+    """Yield what is to be said of what the server answered."""
+    if isinstance(said, PatchkitError):
+        yield _unchecked("server", node.node, said.what)
+        return
+    yield from server_findings(node.node, said, node.state.units if node.state else ())
+    if not questions or not said.asked or not said.token or said.token.first_ms is None:
+        why = "no server gave a token" if questions else "--ask asks ten questions"
+        yield _unchecked("sense", node.node, why)
+        return
+    try:
+        # With the key of before, from where it was found.
+        given = {"url": said.url, "model": said.asked, "key_file": said.key}
+        asked = {**given, "questions": questions_to_ask()}
+        answers = head.stream(AskedFact, server_answers.ask_facts, **asked)
+        yield from sense_findings(node.node, said.asked, list(answers))
+    except PatchkitError as error:
+        yield _unchecked("sense", node.node, error.what)
 
 
 def _only_for_up(finding: Finding) -> Finding:
@@ -134,11 +174,9 @@ def _journals(
     since = unit.since if unit and unit.active == "active" else ""
     if not asked:
         return [], unread
-    try:
-        found = journals(cluster, since=since, lines=0 if since else _LINES, nodes=asked)
-        return list(found), unread
-    except PatchkitError as error:
-        return [], [*unread, *(_unchecked("log", each, error.what) for each in asked)]
+    found = journals(cluster, since=since, lines=0 if since else _LINES, nodes=asked)
+    lines = list(found.lines)
+    return lines, unread + [_unchecked("log", *each) for each in found.silent.items()]
 
 
 def _logs(
@@ -179,7 +217,9 @@ def _networks(
     yield from nccl_agreement(logs)
 
 
-def _unchecked(about: str, node: str, why: str) -> Finding:
+def _unchecked(about: str, node: str, why: str | PatchkitError) -> Finding:
+    if isinstance(why, PatchkitError):
+        why = why.what
     return Finding(level=Level.UNKNOWN, where=node, about=about, what=f"not checked: {why}")
 
 

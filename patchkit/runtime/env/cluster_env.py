@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.finding import Finding, Level
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.runtime.host.advice import cage_name, remarks
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import Preset
-from patchkit.runtime.rules.releases import release
+from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
 from patchkit.runtime.rules.variables import nccl_variables, nearest, newest_nccl
@@ -83,6 +86,7 @@ def cluster_env(
     on, off = node.choice.divide(holding(rules.rules, node.situation))
     replaced = {rule.replaces for rule in on}
     settings = list(_settings([rule for rule in on if rule.id not in replaced], node, ptxas))
+    _check_twice(settings)
     for setting in settings:
         _check_read(setting, node.vllm, nccl, known)
         _check_taken(setting, node.vllm, values.get(setting.name))
@@ -145,7 +149,31 @@ def _unknown(node: Node) -> Iterator[str]:
     missing = [key for key in ("triton", *["nccl"] * several) if not node.versions[key]]
     if missing:
         options = " and ".join(f"--{key}" for key in missing)
+        if "nccl" in missing and (pinned := _pinned_nccl(node.vllm)):
+            options += f"; the torch of vLLM {node.vllm} pins NCCL {pinned}"
         yield f"the version of {' and '.join(missing)} is unknown ({options}): no rule about it"
+
+
+def _pinned_nccl(vllm: str) -> str:
+    """Return the NCCL that the torch of a release of vLLM pins, "" where no table says."""
+    needs = read_toml(tuple[dict[str, Any], ...], RECIPES / "vllm/build.toml", key="needs")
+    torch = [
+        each["torch"] for each in needs if "torch" in each and within(vllm, f">={each['from']}")
+    ]
+    pins = read_toml(dict[str, str], RECIPES / "nccl/recipe.toml", key="torch")
+    return pins.get(torch[-1].rpartition(".")[0], "").partition("==")[2] if torch else ""
+
+
+def _check_twice(settings: Iterable[Setting]) -> None:
+    rules: dict[str, list[str]] = {}
+    for each in settings:
+        rules.setdefault(each.name, []).append(each.rule)
+    for name, several in rules.items():
+        if len(several) > 1:
+            raise UsageError(
+                f"{name} is set twice, by {' and '.join(several)}",
+                hint=f"leave one out: --without {several[-1]}",
+            )
 
 
 def _settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator[Setting]:

@@ -7,12 +7,12 @@ import stat
 from enum import StrEnum
 from pathlib import Path
 
-from patchkit.durable.atomic import replacing
+from patchkit.durable.atomic import replacing, status_of_file
 from patchkit.durable.failure import translated
 from patchkit.errors import UsageError
 from patchkit.reading import read_bytes
 from patchkit.runtime.envfile.header import untouched
-from patchkit.runtime.rules.sensitive_names import masked
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _PRIVATE = 0o600
 
@@ -36,8 +36,8 @@ def write(
     has changed.
     """
     with translated(at=path):
-        status = _status(path)
-        # Not followed: the path could have become a link since _status looked.
+        status = status_of_file(path)
+        # Not followed: the path could have become a link since then.
         old = read_bytes(path, follow=False) if status else b""
         # The same bytes are no reason to leave a secret readable for others.
         if status and old == text.encode() and not _too_open(status, private=private):
@@ -47,25 +47,6 @@ def write(
         with replacing(path, private=private) as file:
             file.write(text.encode())
     return Written.REPLACED if status else Written.CREATED
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Return what is there, None for nothing. Raises UsageError for what is no regular file."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return None
-    if stat.S_ISLNK(status.st_mode):
-        raise UsageError(
-            f"{path}: is a link to {path.readlink()}",
-            why="replacing it would cut the link, and following it write where nobody looked",
-            hint="name the file that it points to",
-        )
-    if not stat.S_ISREG(status.st_mode):
-        raise UsageError(
-            f"{path}: is not a file", hint="without -o the text goes to standard output"
-        )
-    return status
 
 
 def _too_open(status: os.stat_result, *, private: bool) -> bool:
@@ -87,8 +68,8 @@ def _difference(path: Path, old: str, new: str, by: str) -> str:
     import difflib  # 5 ms, and seldom needed
 
     lines = difflib.unified_diff(
-        [masked(line) for line in old.splitlines()],
-        [masked(line) for line in new.splitlines()],
+        mask_secrets(old).splitlines(),
+        mask_secrets(new).splitlines(),
         fromfile=str(path),
         tofile=by,
         lineterm="",

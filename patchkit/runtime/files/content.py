@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.rules.sensitive_names import masked
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _SHOWN = 60  # characters of a name or a value
 # Placeholders: <address>, {head}, your-token, HEAD_IP, xxx, ….
@@ -71,7 +71,7 @@ class Assignment:
     @property
     def shown(self) -> str:
         """Return ``NAME=value`` for messages, without the value of a secret."""
-        return masked(f"{short(self.name)}={short(self.value)}")
+        return mask_secrets(f"{short(self.name)}={short(self.value)}")
 
     def error(self, what: str, *, why: str, hint: str, source: str = "") -> Finding:
         """Return what is wrong with it."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from patchkit.errors import HostError, PatchkitError
+from patchkit.errors import PatchkitError
 from patchkit.paths import RECIPES
-from patchkit.records import RecordError, read_toml, record
+from patchkit.records import read_toml
 from patchkit.runtime.gpu.steps import RANK, GpuStep, all_reduce_rank, free_port, gpu_steps
 from patchkit.runtime.remote.everywhere import everywhere
 from patchkit.runtime.remote.node import Remote
@@ -77,14 +77,13 @@ def all_reduce_test() -> AllReduceTest:
 
 def smoke(node: GpuNode) -> Iterator[GpuStep]:
     """Yield how each step went on a node, as it ends. Raises HostError if it does not answer."""
-    answers = Remote(node.node).stream(
+    yield from Remote(node.node).stream(
+        GpuStep,
         gpu_steps,
         python=node.python,
         steps=[each.settings for each in smoke_steps()],
         variables=dict(node.variables),
     )
-    for each in answers:
-        yield _step(node.node, each)
 
 
 def all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuStep]:
@@ -94,7 +93,7 @@ def all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuStep]
     and no GPU. Raises HostError if the head does not answer.
     """
     head, test = nodes[0], all_reduce_test()
-    port = Remote(head.node).call(free_port, address=head.address)
+    port = Remote(head.node).call(int, free_port, address=head.address)
     common = {
         "world": len(nodes),
         "meeting": f"tcp://{head.address}:{port}",
@@ -105,13 +104,13 @@ def all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuStep]
 
     def rank(number: int) -> GpuStep:
         node = nodes[number]
-        said = Remote(node.node).call(
+        return Remote(node.node).call(
+            GpuStep,
             all_reduce_rank,
             python=node.python,
             settings={**common, "rank": number},
             variables=dict(node.variables),
         )
-        return _step(node.node, said)
 
     found = everywhere(range(len(nodes)), rank)
     return [
@@ -120,12 +119,3 @@ def all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuStep]
         else each
         for each in found
     ]
-
-
-def _step(node: str, said: object) -> GpuStep:
-    try:
-        return record(GpuStep, said)
-    except RecordError as error:
-        raise HostError(
-            f"{node}: an answer that is none: {error}", hint="install patchkit again here"
-        ) from None

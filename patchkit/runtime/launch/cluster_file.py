@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,36 +11,46 @@ from typing import Annotated, Literal
 from patchkit.errors import UsageError
 from patchkit.reading import require_file
 from patchkit.records import RecordError, matching, one_of, read_toml
+from patchkit.runtime.node.address import named_address
 from patchkit.runtime.remote.ssh import check_destination
 from patchkit.runtime.rules.condition import CHOICES
+from patchkit.runtime.rules.sensitive_names import secret_flag
 
 FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"
 MODELS = "~/models"
-_SECRET_FLAGS = ("--api-key", "--hf-token")
 _NAME = r"[a-z][a-z0-9-]{0,30}"  # a part of a unit's name, and of a folder's
 
 
-def _destination(text: str) -> None:
-    try:
-        check_destination(text)
-    except UsageError as error:
-        raise RecordError(error.what) from None
+def _record_check(
+    check: Callable[[str], object], *, optional: bool = False
+) -> Callable[[str], None]:
+    """Return a check for ``Annotated`` of one that raises UsageError; ``optional`` may be empty."""
+
+    def tried(text: str) -> None:
+        try:
+            if text or not optional:
+                check(text)
+        except UsageError as error:
+            raise RecordError(error.what) from None
+
+    return tried
 
 
-Destination = Annotated[str, _destination]
+Destination = Annotated[str, _record_check(check_destination)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
     """A machine: ``ssh`` leads there from here, ``peer`` from the head, by default the same.
 
-    ``address`` is its IPv4 address on the cable, "" for what its facts say.
+    ``address`` is its IPv4 address on the cable, "" for what its facts say. A worker's has to be
+    the one that its facts say.
     """
 
     ssh: Destination
-    peer: Destination | Literal[""] = ""
-    address: str = ""
+    peer: Annotated[str, _record_check(check_destination, optional=True)] = ""
+    address: Annotated[str, _record_check(named_address, optional=True)] = ""
 
     @property
     def from_head(self) -> str:
@@ -70,9 +80,9 @@ class ServeChoices:
         if not 0 < self.port < 1 << 16:
             raise RecordError(f"is {self.port}, not a port", "port")
         for each in self.args:
-            if each.partition("=")[0] in _SECRET_FLAGS:
+            if flag := secret_flag(each):
                 raise RecordError(
-                    f"{each.partition('=')[0]} would show a secret to every user of the node: put "
+                    f"{flag} would show a secret to every user of the node: put "
                     "VLLM_API_KEY or HF_TOKEN into ~/.config/patchkit/secrets.env there",
                     "args",
                 )

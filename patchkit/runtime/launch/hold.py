@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from patchkit.durable.signals import committed
 from patchkit.errors import HostError
-from patchkit.records import record
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.start import Answered, failed
 from patchkit.runtime.launch.stop import check_stopped, stopped
 from patchkit.runtime.launch.up import Tell, bring_up, wait_for
-from patchkit.runtime.on_node import control, unit_state
-from patchkit.runtime.on_node.unit_state import UnitState
+from patchkit.runtime.on_node import control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +27,7 @@ class HeldGroup:
     def until_it_ends(self) -> HostError:
         """Return why the group ended by itself; wait for that as long as it takes."""
         units = [self.cluster.file.unit]
-        for said in self.cluster.head.stream(unit_state.follow, units=units):
-            (now,) = record(tuple[UnitState, ...], said["units"])
+        for (now,) in self.cluster.follow(units):
             if now.active != "active":
                 return failed(self.cluster, self.since, now, again=now.sub == "auto-restart")
         return HostError(f"{self.cluster.head.destination}: the answer was cut short")
@@ -44,14 +41,15 @@ def held(cluster: Cluster, model: str, tell: Tell) -> Iterator[HeldGroup]:
     ``wait_for`` and ``check_stopped`` raise.
     """
     begun = bring_up(cluster, model, lasting=False)
-    watch = cluster.head.stream(control.hold, name=cluster.file.name)
-    try:
-        next(watch)
-        done = wait_for(cluster, begun, tell)
-        yield HeldGroup(cluster=cluster, url=begun.plan.units.url, since=begun.since, answered=done)
-    finally:
-        with cluster.alone():
-            results = stopped(cluster)
-        watch.close()  # type: ignore[attr-defined]  # a generator's
-        check_stopped(cluster, results)
-        committed(f"{begun.plan.model.name} is stopped on every node")
+    with ExitStack() as watch:
+        try:
+            watch.enter_context(cluster.head.opened(bool, control.hold, name=cluster.file.name))
+            done = wait_for(cluster, begun, tell)
+            url = begun.plan.units.url
+            yield HeldGroup(cluster=cluster, url=url, since=begun.since, answered=done)
+        finally:
+            with cluster.alone():
+                results = stopped(cluster)
+            watch.close()
+            check_stopped(cluster, results)
+            committed(f"{begun.plan.model.name} is stopped on every node")

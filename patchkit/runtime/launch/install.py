@@ -9,7 +9,6 @@ from typing import Any
 
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.quoting import quoted
-from patchkit.records import record
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.launch.plan import node_addresses
 from patchkit.runtime.models.report import followed
@@ -17,7 +16,7 @@ from patchkit.runtime.on_node import links as on_head
 from patchkit.runtime.on_node import venv_install, venv_link, wheel_store
 from patchkit.runtime.on_node.installed import InstalledVenv
 from patchkit.runtime.on_node.links import PeerLink
-from patchkit.runtime.on_node.venv_link import InstallState
+from patchkit.runtime.on_node.venv_link import InstallState, VenvLinks
 from patchkit.runtime.on_node.wheel_store import NodeWheel, SentWheels, WheelLock
 from patchkit.runtime.remote.everywhere import all_of, everywhere
 from patchkit.runtime.remote.node import Remote
@@ -47,8 +46,7 @@ def survey(cluster: Cluster, lock: WheelLock) -> list[InstallState]:
     asked = asdict(lock)
 
     def ask(node: Remote) -> InstallState:
-        said = node.call(venv_link.look, venv=cluster.file.venv, lock=asked)
-        state = record(InstallState, said)
+        state = node.call(InstallState, venv_link.look, venv=cluster.file.venv, lock=asked)
         _check(node, state, lock)
         return state
 
@@ -139,8 +137,10 @@ def _links(cluster: Cluster, numbers: Sequence[int]) -> Mapping[int, PeerLink]:
     except HostError:
         addresses = [""] * len(cluster.file.node)  # no cable: as ssh finds its way
     peers = [[cluster.file.node[number].from_head, addresses[number]] for number in numbers]
-    said = cluster.head.call(on_head.links, peers=peers)
-    return dict(zip(numbers, record(tuple[PeerLink, ...], said), strict=True))
+    said = cluster.head.call(list[PeerLink], on_head.links, peers=peers)
+    if len(said) != len(peers):
+        raise HostError(f"{cluster.head.destination}: does not say how it reaches each worker")
+    return dict(zip(numbers, said, strict=True))
 
 
 def _send(
@@ -153,12 +153,13 @@ def _send(
     report: Report,
 ) -> list[WheelCopy]:
     """Send wheels to a node: from the head over a link, or from here."""
-    names = node.call(wheel_store.receive, wheels=[asdict(each) for each in wheels])
+    names = node.call(list[str], wheel_store.receive, wheels=[asdict(each) for each in wheels])
     if not names:
         return []
     source, target = (head if link else Remote("localhost")), store
     words = link or (() if node.here else ssh_words(node.destination, "-o", "ControlMaster=no"))
     answers = source.stream(
+        dict[str, Any],
         wheel_store.send_wheels,
         folder=str(folder),
         names=names,
@@ -166,8 +167,7 @@ def _send(
         destination=words[-1] if words else "",
         target=target,
     )
-    said = followed(answers, report(f"{node.destination}: copying"))
-    sent = record(SentWheels, said)
+    sent = followed(source, SentWheels, answers, report(f"{node.destination}: copying"))
     place = source.destination if link else ""
     return [WheelCopy(node=node.destination, source=place, wheels=len(names), sent=sent)]
 
@@ -179,9 +179,9 @@ def install(
 
     def make(entry: tuple[Remote, InstallState]) -> InstalledVenv:
         node, state = entry
-        answers = node.stream(venv_install.install, lock=asdict(lock), python=state.python)
-        made = followed(answers, report(f"{node.destination}: installing"))
-        return record(InstalledVenv, made)
+        wanted = {"lock": asdict(lock), "python": state.python}
+        answers = node.stream(dict[str, Any], venv_install.install, **wanted)
+        return followed(node, InstalledVenv, answers, report(f"{node.destination}: installing"))
 
     made = all_of(everywhere(list(zip(cluster.nodes, states, strict=True)), make))
     if rows := differences(made):
@@ -220,8 +220,8 @@ def switch(cluster: Cluster, names: Sequence[str], *, back: bool = False) -> lis
 
     def change(entry: tuple[Remote, str]) -> str:
         node, name = entry
-        before: str = node.call(venv_link.switch, venv=cluster.file.venv, name=name, back=back)
-        return before
+        its = {"venv": cluster.file.venv, "name": name, "back": back}
+        return node.call(str, venv_link.switch, **its)
 
     first, *others = zip(cluster.nodes, names, strict=True)
     return [change(first), *all_of(everywhere(others, change))]
@@ -233,19 +233,18 @@ def rollback_target(cluster: Cluster) -> list[str]:
     Where a switch was cut short some nodes are ahead of others: what all can have is taken.
     """
 
-    def ask(node: Remote) -> dict[str, Any]:
-        said: dict[str, Any] = node.call(venv_link.links, venv=cluster.file.venv)
-        return said
+    def ask(node: Remote) -> VenvLinks:
+        return node.call(VenvLinks, venv_link.links, venv=cluster.file.venv)
 
     found = all_of(everywhere(cluster.nodes, ask))
     head = found[0]
-    together = len({each["current"] for each in found}) == 1
-    order = [head["former"]] if together else [head["current"], head["former"]]
+    together = len({each.current for each in found}) == 1
+    order = [head.former] if together else [head.current, head.former]
     for name in order:
         without = [
             node.destination
             for node, each in zip(cluster.nodes, found, strict=True)
-            if name not in (each["current"], each["former"]) or name not in each["whole"]
+            if name not in (each.current, each.former) or name not in each.whole
         ]
         if name and not without:
             return [name] * len(found)
@@ -262,6 +261,6 @@ def prune(cluster: Cluster, names: Sequence[str]) -> list[list[str]]:
 
     def clear(entry: tuple[Remote, str]) -> list[str]:
         node, name = entry
-        return list(node.stream(venv_link.prune, venv=cluster.file.venv, keep=name))
+        return list(node.stream(str, venv_link.prune, venv=cluster.file.venv, keep=name))
 
     return all_of(everywhere(list(zip(cluster.nodes, names, strict=True)), clear))

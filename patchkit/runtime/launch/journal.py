@@ -13,6 +13,7 @@ from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.symptoms.diagnosis import ReadLog, read_log
 from patchkit.runtime.symptoms.lines import LONGEST
 
+_QUEUED = 1000  # lines
 _FATAL = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception)\b(?:: |$)|CUDA error|NCCL WARN|out of memory|Killed"
     r"|error: |fatal: |terminate called|Segmentation fault|ended before it had answered)"
@@ -73,7 +74,8 @@ def as_they_come(
     journals: Iterable[tuple[str, Iterable[JournalLine]]],
 ) -> Iterator[tuple[str, JournalLine]]:
     """Yield the lines of several nodes when they arrive, without an end."""
-    arrived: queue.SimpleQueue[tuple[str, JournalLine] | None] = queue.SimpleQueue()
+    # Of a limited size: a node may write faster than somebody reads.
+    arrived: queue.Queue[tuple[str, JournalLine] | None] = queue.Queue(_QUEUED)
 
     def pump(node: str, lines: Iterable[JournalLine]) -> None:
         for each in lines:

@@ -5,7 +5,8 @@ The same decisions as `patchkit env` and `patchkit serve-args` make on each node
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,6 +24,7 @@ from patchkit.runtime.launch.start_time import start_seconds
 from patchkit.runtime.launch.survey import node_findings
 from patchkit.runtime.launch.units import GroupUnits, RankUnit
 from patchkit.runtime.models.names import ModelFolder
+from patchkit.runtime.node.address import addresses
 from patchkit.runtime.node.decision import Node, NodeOptions, decide
 from patchkit.runtime.node.env_file import EnvFile, env_file
 from patchkit.runtime.node.topology import attach
@@ -101,9 +103,13 @@ def planned_ranks(
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
     for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
-        with named(node.ssh):
+        with named(node.ssh, by_cluster_file):
             _check_vllm(its, cluster)
+            if node.address and not its.host.has_address(node.address):
+                raise _not_its_address(node.address, f"it has {addresses(its.host)}")
             planned = _planned(cluster, number, its, model, head)
+            if node.address not in ("", planned.address):
+                raise _not_its_address(node.address, f"the head reaches it at {planned.address}")
         for lack in node_findings(node.ssh, its):
             if lack.about == "memlock" and planned.env.node.attachment.hcas:
                 raise HostError(f"{lack.where}: {lack.what}", why=lack.why, hint=lack.hint)
@@ -130,13 +136,30 @@ def _check_kinds(cluster: ClusterFile, ranks: Sequence[PlannedRank]) -> None:
         )
 
 
+def _not_its_address(address: str, has: str) -> HostError:
+    return HostError(
+        f"{address} is not its address here: {has}",
+        why="cluster.toml says so: the cable is out, or the address has changed",
+        hint="correct `address` of this [[node]] in cluster.toml, or remove it",
+    )
+
+
 @contextmanager
-def named(node: str) -> Iterator[None]:
-    """Put a node's name before the text of what is raised."""
+def named(node: str, spell: Callable[[str], str] = str) -> Iterator[None]:
+    """Put a node's name before the text of what is raised, and before a command for it."""
     try:
         yield
     except PatchkitError as error:
-        raise type(error)(f"{node}: {error.what}", why=error.why, hint=error.hint) from None
+        hint = spell(error.hint)
+        hint = f"on {node}: {hint}" if "`patchkit " in hint else hint
+        raise type(error)(f"{node}: {error.what}", why=error.why, hint=hint) from None
+
+
+def by_cluster_file(text: str) -> str:
+    """Return a text with the keys of cluster.toml instead of the flags of a node's verbs."""
+    text = re.sub(r": --role \w+ --nodes \d+", "", text)
+    text = re.sub(r"--head-ip (\S+)", r"""address = "\1" in the head's [[node]]""", text)
+    return re.sub(r"--(topology|executor|target|preset) (\w+)", r'\1 = "\2" in [serve]', text)
 
 
 def node_addresses(

@@ -45,26 +45,26 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
         opened: list[list[int]] = []
         for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
             ports = [each.port for each in wanted if number == 0 or not each.head]
-            listener = node.stream(on_node.listening, address=address, ports=ports)
-            stack.callback(listener.close)  # type: ignore[attr-defined]  # a generator's
-            said = next(listener)
-            if said["taken"]:
-                raise _taken(node.destination, address, int(said["taken"][0]))
-            opened.append(list(map(int, said["open"])))
+            asked = {"address": address, "ports": ports}
+            listening = node.opened(dict[str, list[int]], on_node.listening, **asked)
+            said = stack.enter_context(listening)
+            if taken := said.get("taken"):
+                raise _taken(node.destination, address, taken[0])
+            opened.append(said.get("open", []))
         ways = [(0, n) for n in range(1, len(nodes))] + [(n, 0) for n in range(1, len(nodes))]
 
         def tried(way: tuple[int, int]) -> None:
             here, other = way
-            found = nodes[here].call(on_node.blocked, address=addresses[other], ports=opened[other])
-            if found:
-                raise _blocked(nodes[here], nodes[other], addresses, way, int(found[0]))
+            asked = {"address": addresses[other], "ports": opened[other]}
+            if found := nodes[here].call(list[int], on_node.blocked, **asked):
+                raise _blocked(nodes[here], nodes[other], addresses, way, found[0])
 
         all_of(everywhere(ways, tried))
 
 
 def check_server_port(head: Remote, url: str, unit: str) -> None:
     """Raise HostError if another than the unit's own listens where its server is to be asked."""
-    for other in head.call(group_script.strangers, url=url, unit=unit):
+    for other in head.call(list[str], group_script.strangers, url=url, unit=unit):
         sockets = there(head.destination, "ss", "-ltnp")
         raise HostError(
             f"{head.destination}: the server's port is taken: {other}",

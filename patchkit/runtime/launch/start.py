@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from patchkit.errors import HostError
-from patchkit.records import record
+from patchkit.errors import HostError, PatchkitError
+from patchkit.quoting import quoted
+from patchkit.records import RecordError, read_json
 from patchkit.runtime.launch import journal
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.on_node import journal as of_node
-from patchkit.runtime.on_node import unit_state
 from patchkit.runtime.on_node.journal import JournalLine
+from patchkit.runtime.on_node.server_answers import ServerAnswers, look_at, wanted_metrics
 from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.remote.node import Remote
 
 _LOADING = ("activating", "deactivating", "reloading")
+_SKEW = 2.0  # seconds
+_EPOCH = re.compile(r"@\d+(\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GateLine:
+    answered: str
+    load_s: float
+    token_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What a start came to: seconds until the server was up, and until it gave its first token."""
+    """What a start came to: seconds until the server was up, and until it gave its first token.
+
+    ``notes`` are about the model's files.
+    """
 
     model: str
     load_s: float
     token_s: float
+    notes: tuple[str, ...] = ()
 
 
 def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None]) -> Answered:
@@ -35,9 +50,8 @@ def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None
     ``tell`` gets the unit's state, and the seconds since the start.
     """
     began, first = time.monotonic(), ""
-    for said in cluster.head.stream(unit_state.follow, units=cluster.units):
-        now, *watches = record(tuple[UnitState, ...], said["units"])
-        text = next((each.text for each in watches if each.text), "")
+    for now, *watches in cluster.follow(cluster.units):
+        text = next((watch.text for watch in watches if watch.text), "")
         tell(replace(now, text=text), time.monotonic() - began)
         if now.active == "active":
             return answered(cluster, since)
@@ -49,16 +63,35 @@ def waited(cluster: Cluster, since: str, tell: Callable[[UnitState, float], None
 
 
 def answered(cluster: Cluster, since: str = "") -> Answered:
-    """Return what the gate of the head wrote when the server had answered."""
+    """Return what the gate of the head wrote when the server had answered.
+
+    Without ``since`` it may have been long ago, and the server is asked again. Raises HostError.
+    """
+    if not since and (why := token_silence(cluster)):
+        raise HostError(
+            f"{cluster.head.destination}: the model hangs: {why}",
+            why="its unit runs, and its server gives no token",
+            hint=_anew(cluster),
+        )
     lines = lines_of(cluster.head, [cluster.file.unit], since=since)
     found = Answered(model="", load_s=0, token_s=0)
     for line in lines:
         if line.text.startswith('{"answered"'):
-            said = json.loads(line.text)
-            found = Answered(
-                model=str(said["answered"]), load_s=said["load_s"], token_s=said["token_s"]
-            )
+            with contextlib.suppress(RecordError):  # not the gate's: any rank may write so
+                said = read_json(_GateLine, line.text)
+                found = Answered(model=said.answered, load_s=said.load_s, token_s=said.token_s)
     return found
+
+
+def _anew(cluster: Cluster) -> str:
+    where = ["--here"] if cluster.head.here and len(cluster.nodes) == 1 else []
+    return f"`{quoted('patchkit', 'cluster', 'down', *where)}`, then start it again"
+
+
+def token_silence(cluster: Cluster) -> str:
+    """Ask the server for a token, on the head; return why none came, "" if one did."""
+    asked = {"name": cluster.file.name, "metrics": wanted_metrics()}
+    return cluster.head.call(ServerAnswers, look_at, **asked).silence
 
 
 def failed(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> HostError:
@@ -66,13 +99,15 @@ def failed(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> Hos
 
     With what caused it and what cures it, if the text decides that.
     """
-    lines = list(journals(cluster, since=since))
+    journal_of_all = journals(cluster, since=since)
+    lines = list(journal_of_all.lines)
     log, nodes = journal.read_journals(lines, {"nodes": str(len(cluster.nodes))})
     how = f"systemd says {unit.result}, status {unit.status}" if not again else "its first start"
     how += (
         "; it is started again, four times an hour at most: `patchkit cluster down` ends that"
         * again
     )
+    how = "; ".join([how, *journal_of_all.remarks()])
     logs = "patchkit cluster logs"
     known = log.first
     if known and known.decided and not known.symptom.follows:
@@ -93,6 +128,24 @@ def failed(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> Hos
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupJournal:
+    """The lines of all ranks by time, by this machine's clock, each with its node.
+
+    ``silent`` are nodes that did not answer, and why: more may come with the lines. ``skew`` is how
+    far clocks are apart, "" for two seconds at most.
+    """
+
+    lines: Iterator[tuple[str, JournalLine]]
+    silent: dict[str, PatchkitError]
+    skew: str = ""
+
+    def remarks(self) -> list[str]:
+        """Return what a reader of the lines has to know."""
+        missing = [f"without the lines of {each.what}" for each in self.silent.values()]
+        return [*missing, self.skew] if self.skew else missing
+
+
 def journals(
     cluster: Cluster,
     *,
@@ -100,27 +153,47 @@ def journals(
     lines: int = 0,
     nodes: Sequence[str] = (),
     follow: bool = False,
-) -> Iterator[tuple[str, JournalLine]]:
-    """Yield the lines of all ranks by time, each with its node."""
-    asked = [
-        (
-            node.destination,
-            lines_of(node, _units(cluster, node), since=since, lines=lines, follow=follow),
-        )
-        for node in cluster.nodes
-        if not nodes or node.destination in nodes
-    ]
-    return journal.as_they_come(asked) if follow else journal.merged(asked)
+) -> GroupJournal:
+    """Return what the ranks wrote, on the nodes that answer.
+
+    ``since`` is as journalctl takes it, by each node's own clock; ``@SECONDS`` is by the head's.
+    """
+    wanted = [each for each in cluster.nodes if not nodes or each.destination in nodes]
+    found = dict(zip(wanted, cluster.clocks(wanted), strict=True))
+    silent = {
+        node.destination: why for node, why in found.items() if isinstance(why, PatchkitError)
+    }
+    ahead = {node: by for node, by in found.items() if not isinstance(by, PatchkitError)}
+    base = ahead.get(cluster.head, 0.0)
+
+    def read(node: Remote, by: float) -> Iterator[JournalLine]:
+        start = f"@{float(since[1:]) + by - base:.6f}" if _EPOCH.fullmatch(since) else since
+        units = _units(cluster, node)
+        try:
+            for line in lines_of(node, units, since=start, lines=lines, follow=follow):
+                yield replace(line, time=line.time - round(by * 1e6))
+        except PatchkitError as error:
+            silent[node.destination] = error
+
+    asked = [(node.destination, read(node, by)) for node, by in ahead.items()]
+    merged = journal.as_they_come(asked) if follow else journal.merged(asked)
+    return GroupJournal(lines=merged, silent=silent, skew=_skew(ahead))
+
+
+def _skew(ahead: dict[Remote, float]) -> str:
+    """Return how far apart the clocks of nodes are, if that is more than a slow login explains."""
+    early, late = (pick(ahead, key=lambda node: ahead[node], default=None) for pick in (min, max))
+    if early is None or late is None or (apart := ahead[late] - ahead[early]) <= _SKEW:
+        return ""
+    return f"the clock of {early.destination} is {apart:.0f} s behind that of {late.destination}"
 
 
 def lines_of(
     node: Remote, units: Sequence[str], *, since: str = "", lines: int = 0, follow: bool = False
 ) -> Iterator[JournalLine]:
     """Yield the lines of a node's units."""
-    for said in node.stream(
-        of_node.entries, units=list(units), since=since, lines=lines, follow=follow
-    ):
-        yield record(JournalLine, said)
+    asked = {"units": list(units), "since": since, "lines": lines, "follow": follow}
+    return node.stream(JournalLine, of_node.entries, **asked)
 
 
 def _units(cluster: Cluster, node: Remote) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from patchkit.errors import HostError, PatchkitError
-from patchkit.records import record
 from patchkit.runtime.launch.cluster import Cluster
 from patchkit.runtime.on_node.control import end
 from patchkit.runtime.on_node.unit_state import NodeState
@@ -28,7 +27,7 @@ class StoppedNode:
             each.unit for each in self.state.units if each.active not in ("inactive", "failed")
         ]
         if running:
-            return f"{', '.join(running)} is still {self.state.units[0].active}"
+            return f"{', '.join(running)} still runs"
         if self.state.processes:
             return f"processes are left: {', '.join(map(str, self.state.processes))}"
         return ""
@@ -42,8 +41,8 @@ def stopped(
     def stop(node: Remote) -> StoppedNode:
         units = cluster.units if node == cluster.head else [cluster.file.unit]
         tell(node.destination)
-        said = node.call(end, name=cluster.file.name, units=units, disable=disable)
-        return record(StoppedNode, said)
+        asked = {"name": cluster.file.name, "units": units, "disable": disable}
+        return node.call(StoppedNode, end, **asked)
 
     first, *workers = cluster.nodes
     head = everywhere([first], stop)

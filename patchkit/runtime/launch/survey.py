@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host.target import target_of
+from patchkit.runtime.host.target import is_spark, target_of
 from patchkit.runtime.net.cages import cabled
 from patchkit.runtime.net.pair import pair_checks
 from patchkit.runtime.on_node.node_facts import NodeFacts
@@ -37,6 +37,13 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
             kind=HostError, where=name, about=about, what=what, why=why, hint=hint, level=level
         )
 
+    if not facts.host.gpus and is_spark(facts.host):
+        yield wrong(
+            "gpu",
+            next((each for each in facts.host.notes if "GPU" in each), "no GPU is found"),
+            "this is a GB10: its driver is not loaded, or a container was started without --gpus",
+            there(name, "nvidia-smi") + "; after an update of the kernel or the driver, reboot it",
+        )
     if facts.systemd == 0 or "systemctl" not in facts.has:
         yield wrong("systemd", "no systemd answers", "it keeps the ranks", "use DGX OS")
     if not facts.linger:
@@ -99,6 +106,17 @@ def _between(first: str, head: NodeFacts, name: str, its: NodeFacts) -> Iterator
                 why=each.why,
                 hint=each.hint,
             )
+    same_cpu = head.host.system.machine == its.host.system.machine
+    if head.venv and its.venv and same_cpu and head.installation != its.installation:
+        used = [each.installation or "one of its own" for each in (head, its)]
+        yield Finding(
+            kind=HostError,
+            where=pair,
+            about="installation",
+            what=f"{head.venv} is {used[0]} on {first}, and {used[1]} on {name}",
+            why="an install or a rollback was cut short, or one node's link was moved by hand",
+            hint="patchkit cluster install",
+        )
     kinds = target_of(head.host), target_of(its.host)
     if kinds[0] != kinds[1]:
         yield Finding(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from patchkit.finding import Finding, Level
 from patchkit.runtime.files.content import Assignment, FileContent, is_open
 from patchkit.runtime.lint.placeholders import is_placeholder
-from patchkit.runtime.rules.sensitive_names import is_secret, secret_file
+from patchkit.runtime.rules.sensitive_names import is_secret, secret_file, secret_flag
 
 _OTHERS = 0o077  # rights of the group and of others
 # What programs ask for and nobody checks: a client of one's own server has to send some key.
@@ -44,15 +44,18 @@ def check_secrets(content: FileContent, mode: int | None) -> Iterator[Finding]:
                 hint=f"write ${{{each.name}:?}}, which stops a launch without it",
             )
     for command in content.commands:
-        key = command.flag("--api-key")
-        if key and key.literal and not key.default and _is_real(key.value):
-            yield Finding(
-                line=key.line,
-                level=Level.WARNING,
-                what="the value of --api-key is in the file",
-                why="Files are copied and committed, and all users of a host see command lines.",
-                hint="set VLLM_API_KEY, from a file of mode 0600 or the caller's environment",
-            )
+        for given in command.flags:
+            flag = secret_flag(given.name)
+            if flag and given.literal and not given.default and _is_real(given.value):
+                variable = {"--hf-token": "HF_TOKEN"}.get(flag, "VLLM_API_KEY")
+                yield Finding(
+                    line=given.line,
+                    level=Level.WARNING,
+                    what=f"the value of {flag} is in the file",
+                    why="Files are copied and committed, and all users of a host see command "
+                    "lines.",
+                    hint=f"set {variable}, from a file of mode 0600 or the caller's environment",
+                )
 
 
 def _is_real(value: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.files.content import CommandLine, FileContent
+from patchkit.runtime.rules.sensitive_names import secret_flag
 
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
 # ports: of compose and -p of docker, published at one address of the host
@@ -47,4 +48,5 @@ def check_servers(text: str, content: FileContent) -> Iterator[Finding]:
 def _has_key(command: CommandLine, content: FileContent) -> bool:
     """Return whether clients need a key, as far as the file tells."""
     named = {each.name for each in (*content.passed, *content.own, *content.defaults)}
-    return bool(command.flag("--api-key")) or _KEY in {*named, *content.environment(command)}
+    given = any(secret_flag(flag.name) == "--api-key" for flag in command.flags)
+    return given or _KEY in {*named, *content.environment(command)}

@@ -12,7 +12,9 @@ from patchkit.runtime.host.target import target_of
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.variables import is_known_vllm
+from patchkit.target import targets
 
+DEFAULT_TARGET = "gb10"
 _FACTS = ("role", "topology", "executor", "vllm", "nccl", "nodes", "quantization")
 _SOFTWARE = ("vllm", "nccl", "torch", "triton")
 
@@ -22,6 +24,7 @@ def situation_of(
 ) -> Situation:
     """Return what is asked for, else said by the file's first line or its text, else found here.
 
+    The target is a GB10 unless one is asked for or this host is another known device.
     A file that names a container image does not run with this host's software. Malformed facts of
     the file are left out, and are findings. Raises UsageError for a version that is none.
     """
@@ -41,8 +44,10 @@ def situation_of(
         if (said := versions_of(content, name))
     }
     wanted = {name: value for name, value in asked.items() if value}
-    known = {**found, **written, **head, **wanted}
-    return {name: value for name, value in known.items() if value}
+    known = {"target": DEFAULT_TARGET}
+    for facts in (found, written, head, wanted):
+        known |= {name: value for name, value in facts.items() if value}
+    return known
 
 
 def versions_of(content: FileContent, project: str) -> tuple[SaidVersion, ...]:
@@ -61,4 +66,6 @@ def _is_known(project: str, version: str) -> bool:
 
 def _of_host(host: Host) -> dict[str, str]:
     topology = "roce" if any(each.active for each in host.rdma) else ""
-    return {"target": target_of(host), "topology": topology, **host.versions}
+    # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
+    target = target_of(host)
+    return {"target": target if target in targets() else "", "topology": topology, **host.versions}

@@ -22,6 +22,9 @@ from patchkit.runtime.models.expected import (
     Downloaded,
     ModelRecord,
     downloads,
+    file_mark,
+    note_checked,
+    read_checked,
     read_record,
     unfinished,
 )
@@ -86,6 +89,19 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
     elif not held.record and not held.downloaded:
         found.append(_unknown("no hash of any file was written down"))
     yield _result(place, held, held.sizes, found, full=full)
+
+
+def count_unchecked(folder: Path) -> int:
+    """Return how many files with a known hash are not as they were when it was right, if ever."""
+    try:
+        held = _read(folder)
+    except RecordError:
+        return 0
+    checked = read_checked(folder)
+    return sum(
+        bool(held.digest(name)) and file_mark(folder / name) != checked.get(name)
+        for name in held.sizes
+    )
 
 
 def is_complete(folder: Path) -> bool:
@@ -172,6 +188,7 @@ def _hashes(held: _Held, wrong: set[str]) -> Generator[dict[str, Any], None, lis
     wanted = {name: held.digest(name) for name in held.sizes if name not in wrong}
     unknown = [name for name, digest in wanted.items() if not digest]
     paths = {held.folder / name: digest for name, digest in wanted.items() if digest}
+    marks = {path: file_mark(path) for path in paths}  # before: a file may change meanwhile
     total = sum(held.sizes[name] for name, digest in wanted.items() if digest)
     reading = hash_files(paths)
     while True:
@@ -180,6 +197,10 @@ def _hashes(held: _Held, wrong: set[str]) -> Generator[dict[str, Any], None, lis
         except StopIteration as end:
             actual: dict[Path, str] = end.value
             break
+    right = [path for path, digest in paths.items() if actual[path] == digest]
+    note_checked(
+        held.folder, {path.relative_to(held.folder).as_posix(): marks[path] for path in right}
+    )
     found = [
         _wrong(
             path.relative_to(held.folder).as_posix(),

@@ -103,7 +103,7 @@ def _require_room(plan: FetchPlan) -> None:
     needed = int((plan.left + plan.copied) * _SPARE)
     if needed > plan.free:
         raise StorageError(
-            f"{plan.folder}: needs {needed / 1e9:,.1f} GB, and {plan.free / 1e9:,.1f} GB are free",
+            f"{plan.folder}: needs {needed:,} bytes, and {plan.free:,} are free",
             why=f"{plan.repo} has {plan.size / 1e9:,.1f} GB that are loaded",
             hint="make room, as `patchkit model list` and `patchkit model remove` help to; "
             "or name another disk: --models DIR",

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
+from patchkit.durable.lock import locked
 from patchkit.errors import UsageError
 from patchkit.reading import read_text
 
+_PATIENCE = 10.0  # seconds for others that write there
 _TABLE = "models"
 _HEADER = re.compile(r"\s*\[\s*(?:models|\"models\"|'models')\s*\]\s*(?:#.*)?")
 _ANY_HEADER = re.compile(r"\s*\[")
@@ -22,12 +24,14 @@ def pin(path: Path, repo: str, commit: str) -> bool:
 
     Raises UsageError if the file is no TOML, or is one that only a person can edit.
     """
-    text = read_text(path)
-    changed = pinned(text, repo, commit, str(path))
-    if changed == text:
-        return False
-    with translated(at=path), replacing(path) as file:
-        file.write(changed.encode())
+    # Whoever pins another model meanwhile would lose one of the two lines.
+    with translated(at=path), locked(path.parent, patience=_PATIENCE):
+        text = read_text(path)
+        changed = pinned(text, repo, commit, str(path))
+        if changed == text:
+            return False
+        with replacing(path) as file:
+            file.write(changed.encode())
     return True
 
 

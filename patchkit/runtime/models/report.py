@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from patchkit.errors import HashMismatchError, HostError, SourceError
+from patchkit.errors import HashMismatchError, SourceError
 from patchkit.finding import Finding, Level
-from patchkit.records import RecordError, record
+from patchkit.runtime.remote.node import Remote
 
 T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (SourceError, HashMismatchError)}
@@ -122,32 +122,22 @@ def finding_fields(found: Finding) -> SentFinding:
     )
 
 
-def read_answer(kind: type[T], value: object) -> T:
-    """Return what a node answered. Raises HostError if it is something else."""
-    try:
-        if kind is ModelCheck and isinstance(value, dict):
-            value = {key: each for key, each in value.items() if key != "complete"}
-        return record(kind, value)
-    except RecordError as error:
-        raise HostError(
-            f"an odd answer of a node: {error}", hint="install patchkit again here"
-        ) from None
-
-
 def followed(
-    answers: Iterator[Any],
+    node: Remote,
+    kind: type[T],
+    answers: Iterator[dict[str, Any]],
     progress: Callable[[int, int], None],
-    plan: Callable[[Any], None] | None = None,
-) -> Any:
+    plan: Callable[[FetchPlan], None] | None = None,
+) -> T:
     """Return the ``result`` of a node's answers; hand over its progress, and its plan."""
     result = None
-    for each in answers:
-        if not isinstance(each, dict):
-            continue
-        if isinstance(each.get("done"), int) and isinstance(each.get("total"), int):
-            progress(each["done"], each["total"])
-        elif plan and "plan" in each:
-            plan(each["plan"])
-        elif "result" in each:
-            result = each["result"]
-    return result
+    for said in answers:
+        if isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
+            progress(said["done"], said["total"])
+        elif plan and "plan" in said:
+            plan(node.checked(FetchPlan, said["plan"]))
+        elif "result" in said:
+            result = said["result"]
+    if kind is ModelCheck and isinstance(result, dict):
+        result.pop("complete", None)
+    return node.checked(kind, result)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from patchkit.errors import PatchkitError, SourceError
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError
+from patchkit.finding import Level
 from patchkit.quoting import quoted
+from patchkit.runtime.models.check import check_model
 from patchkit.runtime.models.fetch import check_anew
 from patchkit.runtime.models.held import held_models
 from patchkit.runtime.models.report import (
@@ -15,7 +18,6 @@ from patchkit.runtime.models.report import (
     ModelRoom,
     SentModel,
     followed,
-    read_answer,
 )
 from patchkit.runtime.models.transfer import make_room, send_model
 from patchkit.runtime.remote.everywhere import everywhere
@@ -46,19 +48,18 @@ def models_of(nodes: Sequence[ModelNode]) -> list[list[HeldModel] | PatchkitErro
     """Return the models of each node, or why it did not say."""
 
     def ask(node: ModelNode) -> list[HeldModel]:
-        answer = Remote(node.ssh).call(held_models, models=node.models)
-        return [read_answer(HeldModel, each) for each in answer]
+        return Remote(node.ssh).call(list[HeldModel], held_models, models=node.models)
 
     return everywhere(nodes, ask)
 
 
-def source_of(
+def sources_of(
     nodes: Sequence[ModelNode],
     held: Sequence[list[HeldModel] | PatchkitError],
     repo: str,
     commit: str,
-) -> tuple[ModelNode, HeldModel]:
-    """Return the first node with the whole model, and the model there.
+) -> list[tuple[ModelNode, HeldModel]]:
+    """Return the nodes with the whole model, by its sizes, and the model there.
 
     Raises SourceError if there is none, and if commits of it differ and none was named.
     """
@@ -81,16 +82,37 @@ def source_of(
             if commits
             else quoted("patchkit", "model", "get", named),
         )
-    return found[0]
+    return found
+
+
+def check_sources(
+    sources: Sequence[tuple[ModelNode, HeldModel]], report: Callable[[str], Progress]
+) -> tuple[ModelNode, HeldModel, list[str]]:
+    """Return the first source whose hashes are right, and what is wrong with those before it.
+
+    Raises HashMismatchError if there is none.
+    """
+    wrong: list[str] = []
+    for node, model in sources:
+        there = Remote(node.ssh)
+        checking = there.stream(dict[str, Any], check_model, folder=model.folder, full=True)
+        check = followed(there, ModelCheck, checking, report(f"{node.ssh}: checking"))
+        if check.complete:
+            return node, model, wrong
+        errors = [each for each in check.findings if each.level is Level.ERROR]
+        wrong += [f"{node.ssh}: {each.where}: {each.what}" for each in errors]
+    raise HashMismatchError(
+        "\n".join(wrong),
+        why="no node has a whole copy to take, and nothing was copied",
+        hint=quoted("patchkit", "model", "get", f"{model.repo}@{model.commit}"),
+    )
 
 
 def room_for(model: HeldModel, node: ModelNode, *, dry_run: bool = False) -> ModelRoom:
     """Return where a model goes on a node, and make its folder; raises what ``make_room`` does."""
     name = model.folder.rpartition("/")[2]
-    answer = Remote(node.ssh).call(
-        make_room, models=node.models, name=name, size=model.size, dry_run=dry_run
-    )
-    return read_answer(ModelRoom, answer)
+    wanted = {"models": node.models, "name": name, "size": model.size, "dry_run": dry_run}
+    return Remote(node.ssh).call(ModelRoom, make_room, **wanted)
 
 
 def sync_model(
@@ -98,10 +120,14 @@ def sync_model(
 ) -> SyncedModel:
     """Copy a model to a node and hash it there."""
     room = room_for(model, node)
-    sending = Remote(source.ssh).stream(
-        send_model, folder=model.folder, destination=node.peer, target=room.folder
-    )
-    sent = read_answer(SentModel, followed(sending, report(f"{node.ssh}: copying")))
-    checking = Remote(node.ssh).stream(check_anew, folder=room.folder)
-    check = read_answer(ModelCheck, followed(checking, report(f"{node.ssh}: checking")))
+    here, other = Remote(source.ssh), Remote(node.ssh)
+    wanted = {"folder": model.folder, "destination": node.peer, "target": room.folder}
+    # Twice: rsync keeps what has the right size and time, and the check removes what is wrong.
+    for _ in range(2):
+        sending = here.stream(dict[str, Any], send_model, **wanted)
+        sent = followed(here, SentModel, sending, report(f"{node.ssh}: copying"))
+        checking = other.stream(dict[str, Any], check_anew, folder=room.folder)
+        check = followed(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
+        if check.complete:
+            break
     return SyncedModel(node=node, sent=sent, check=check)

@@ -12,7 +12,7 @@ from patchkit.durable.failure import translated
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.models.check import is_complete
-from patchkit.runtime.models.expected import read_record
+from patchkit.runtime.models.expected import CHECKED, read_record
 from patchkit.runtime.models.names import folder_of, models_folder
 from patchkit.runtime.models.report import ModelRoom, SentModel
 from patchkit.runtime.remote.rsync import copied, require_rsync, rsync_words
@@ -37,8 +37,8 @@ def make_room(models: str, name: str, size: int, dry_run: bool = False) -> dict[
     free, needed = shutil.disk_usage(place).free, int((size - held) * _SPARE)
     if needed > free:
         raise StorageError(
-            f"{folder}: needs {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free",
-            hint="make room there, as `patchkit model remove` does",
+            f"{folder}: needs {needed:,} bytes, and {free:,} are free",
+            hint="make room there: `patchkit model list` names models, `model remove` removes one",
         )
     if not dry_run:
         with translated(at=folder):
@@ -53,6 +53,7 @@ def send_words(folder: str, destination: str, target: str) -> tuple[str, ...]:
         # Links are resolved: what they lead to lies on this node alone.
         *("-rLtp", "--inplace", "--no-inc-recursive"),
         *("--exclude=*.incomplete", "--exclude=*.lock", "--exclude=.git/"),
+        f"--exclude=/{CHECKED}",
     )
     return rsync_words(options, [f"{folder}/"], ssh, destination, target)
 

@@ -32,7 +32,7 @@ def place(name: str, files: dict[str, str]) -> list[str]:
     return changed
 
 
-def begin(name: str, restart: bool, lasting: bool = True) -> dict[str, Any]:
+def begin(name: str, restart: bool, lasting: bool = True) -> str:
     """Start a group's head, on the head; does not wait for it.
 
     A ``lasting`` one is enabled for the next boot. Returns the time there, for its journal. Raises
@@ -44,7 +44,7 @@ def begin(name: str, restart: bool, lasting: bool = True) -> dict[str, Any]:
     user_systemctl("reset-failed", unit)
     _need(user_systemctl("enable" if lasting else "disable", "--quiet", unit))
     _need(user_systemctl("restart" if restart else "start", "--no-block", unit))
-    return {"since": now}
+    return now
 
 
 def hold(name: str) -> Iterator[bool]:

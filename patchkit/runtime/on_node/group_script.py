@@ -397,7 +397,7 @@ def held(settings: dict[str, Any]) -> None:
         rank = os.pidfd_open(process)
     except (OSError, ValueError):
         leave(1, f"{unit} ended at once: {_ending(unit)}")
-    say("started")
+    say("\nstarted")  # a login may have printed something without the end of a line
     why = _held(rank)
     _systemctl("stop", unit)
     if why == "rank":

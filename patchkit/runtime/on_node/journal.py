@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from patchkit.dialogue import dialogue
 from patchkit.errors import HostError, UsageError
-from patchkit.process import Completed, dialogue
+from patchkit.process import Completed
+from patchkit.records import RecordError
 
 _LISTED = "systemctl --user list-units --all"
+_LATEST = 1 << 53
 _UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,255}")  # systemd.unit(5)
 
 
@@ -23,6 +26,10 @@ class JournalLine:
     time: int
     unit: str
     text: str
+
+    def __post_init__(self) -> None:
+        if not abs(self.time) < _LATEST:
+            raise RecordError(f"is {self.time}, which no clock says", "time")
 
 
 def entries(

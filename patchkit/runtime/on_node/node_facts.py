@@ -14,9 +14,10 @@ from patchkit.finding import Level
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import LIVE, probe
-from patchkit.runtime.models.check import check_model
+from patchkit.runtime.models.check import check_model, count_unchecked
 from patchkit.runtime.on_node.node_files import config_folder, placed
 from patchkit.runtime.on_node.user_units import user_systemctl
+from patchkit.runtime.on_node.venv_link import leads_to
 from patchkit.runtime.python.ptxas import find_ptxas
 
 _UNLIMITED = 2**64 - 1
@@ -25,10 +26,14 @@ _NETWORK_DISKS = {"nfs", "nfs4", "cifs", "fuse.sshfs", "9p", "ceph", "lustre"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOnNode:
-    """The weights of a model's folder in bytes, 0 for none, and what is wrong with it first."""
+    """The weights of a model's folder in bytes, 0 for none, and what is wrong with it first.
+
+    ``unchecked`` files changed since their hashes were checked, or never were.
+    """
 
     weights: int
     problem: str = ""
+    unchecked: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,8 @@ class NodeFacts:
 
     ``memlock`` is the limit of its user manager in bytes, None for none; ``files`` what an earlier
     `up` left there, by name; ``ptxas`` that of CUDA 13, "" for none; ``models`` what the folders
-    that were asked for hold; ``venv`` is the environment's path, "" without one.
+    that were asked for hold; ``venv`` is the environment's path, "" without one, and
+    ``installation`` its name if `install` made it.
     """
 
     host: Host
@@ -50,6 +56,7 @@ class NodeFacts:
     systemd: int
     persistent_journal: bool
     home_disk: str
+    installation: str = ""
     ptxas: str = ""
     has: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
@@ -79,6 +86,7 @@ def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
         home=str(home),
         python=".".join(map(str, sys.version_info[:3])),
         venv=str(place) if there else "",
+        installation=leads_to(place),
         linger=Path("/var/lib/systemd/linger", user).exists(),
         memlock=_memlock(),
         systemd=_systemd(),
@@ -128,4 +136,5 @@ def model_on_node(folder: str) -> ModelOnNode:
     return ModelOnNode(
         weights=sum(each.stat().st_size for each in files),
         problem=" ".join((errors[0]["where"], errors[0]["what"])) if errors else "",
+        unchecked=count_unchecked(place),
     )

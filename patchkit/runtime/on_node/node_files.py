@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
-from patchkit.durable.lock import locked
+from patchkit.durable.lock import holder, locked
 from patchkit.errors import BusyError, UsageError
 from patchkit.reading import read_text
 
@@ -87,21 +90,40 @@ def put(name: str, files: Mapping[str, str]) -> list[str]:
     return changed
 
 
-def hold_alone(name: str) -> Iterator[bool]:
+def hold_alone(name: str, break_lock: bool = False) -> Iterator[bool]:
     """Yield once while nobody else may change a cluster: as long as the asker listens.
 
-    Called on the head, for all nodes. Raises BusyError.
+    Called on the head, for all nodes. Raises BusyError; with ``break_lock`` who has it is ended.
     """
     folder = config_folder(name)
     with translated():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if break_lock and (other := holder(folder)):
+        with suppress(ProcessLookupError):
+            os.kill(other, signal.SIGTERM)
+            os.kill(other, signal.SIGCONT)  # one that is stopped would not end
     try:
-        with locked(folder, patience=2):
+        with locked(folder, patience=5 if break_lock else 2):
             yield True
             while True:  # the end of the asker's words ends this process, and the lock with it
                 time.sleep(_LONG)
     except BusyError:
-        raise BusyError(
-            f"another patchkit is changing the cluster {name!r}",
-            hint="wait until it is done: patchkit cluster status",
-        ) from None
+        who = _described(holder(folder))
+        raise BusyError(f"another patchkit is changing the cluster {name!r}: {who}") from None
+
+
+def _described(process: int | None) -> str:
+    """Return since when a process runs, and from where."""
+    try:
+        home = Path(f"/proc/{process}")
+        environ = (home / "environ").read_bytes().split(b"\0")
+        ticks = int((home / "stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        ssh = [each for each in environ if each.startswith(b"SSH_CONNECTION=")]
+        peer = ssh[0].decode().partition("=")[2].split()[0] if ssh else ""
+    except (OSError, ValueError, IndexError):
+        return "another user's process"
+    place = f"from {peer}" if peer else "on this machine"
+    seconds = up - ticks / os.sysconf("SC_CLK_TCK")
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+    return f"process {process}, {place}, since {since} ({seconds:.0f} s)"

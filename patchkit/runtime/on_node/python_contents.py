@@ -12,6 +12,8 @@ from patchkit.errors import PatchkitError
 from patchkit.reading import read_text
 from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.python.distributions import distributions, header, import_path
+from patchkit.runtime.python.file_owners import LostFile, lost_files
+from patchkit.runtime.python.startup import STEM
 
 _LARGEST = 32 << 20  # bytes of a RECORD
 # Whose files a rank loads; of all others the version is enough.
@@ -38,11 +40,13 @@ class PythonContents:
     digests: Mapping[str, str] = field(default_factory=dict)
     nccl: LoadedNccl = LoadedNccl()
     torch_nccl: LoadedNccl = LoadedNccl()
+    lost: tuple[LostFile, ...] = ()
 
 
 def python_contents(venv: str, software: Software | None) -> PythonContents:
     """Return what an environment holds; ``software`` says which libnccl is loaded there."""
-    homes = {name: found[0] for name, found in distributions(import_path(venv)).items()}
+    path = import_path(venv)
+    homes = {name: found[0] for name, found in distributions(path).items()}
     torch = _loaded(software.torch_nccl) if software else LoadedNccl()
     same = software and software.vllm_nccl == software.torch_nccl
     return PythonContents(
@@ -50,6 +54,7 @@ def python_contents(venv: str, software: Software | None) -> PythonContents:
         digests={name: _digest(homes[name]) for name in _DIGESTED if name in homes},
         nccl=torch if same or software is None else _loaded(software.vllm_nccl),
         torch_nccl=torch,
+        lost=lost_files(path, STEM),
     )
 
 

@@ -9,9 +9,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
-from patchkit.records import record
+from patchkit.errors import HostError
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml, record
+from patchkit.runtime.on_node.node_files import config_folder
 from patchkit.runtime.openai.answer_parts import StreamedAnswer
 from patchkit.runtime.openai.api_key import SECRETS, find_key
 from patchkit.runtime.openai.chat_stream import ask_anyhow, ask_chat
@@ -51,6 +55,22 @@ class ServerAnswers:
     metrics: PathAnswer = PathAnswer()
     figures: Figures = field(default_factory=Figures)
 
+    @property
+    def silence(self) -> str:
+        """Return why no token came; "" if one came, or none was to be had of this server."""
+        if not self.health.status:
+            return self.health.trouble or "no answer"
+        token = self.token
+        if token is None:
+            return "" if self.listing.status else self.listing.trouble
+        if token.first_ms is not None or token.completion_tokens:
+            return ""
+        if token.status in (0, 200):
+            waiting = self.figures.numbers.get("waiting", 0)
+            why = token.trouble or token.said or "an answer without a token"
+            return f"{why}; {waiting:.0f} requests wait before" if waiting else why
+        return f"HTTP {token.status} {token.said}" if token.status >= 500 else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedFact:
@@ -59,6 +79,14 @@ class AskedFact:
     id: str
     again: bool = False
     answer: StreamedAnswer
+
+
+@cache
+def wanted_metrics() -> list[dict[str, Any]]:
+    """Return the figures that ``look`` is to find, as its argument ``metrics``: for who asks."""
+    return list(
+        read_toml(tuple[dict[str, Any], ...], RECIPES / "doctor" / "server.toml", key="metric")
+    )
 
 
 def look(
@@ -100,6 +128,17 @@ def look(
     return asdict(found)
 
 
+def look_at(
+    name: str, metrics: Sequence[dict[str, Any]] = (), seconds: float = 30.0
+) -> dict[str, Any]:
+    """Return the answers of the server that was started last in a cluster, on its head."""
+    try:
+        url = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))["url"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise HostError(f"group.json does not say where the server is: {error}") from None
+    return look(url, metrics=metrics, seconds=seconds)
+
+
 def ask_facts(
     url: str,
     model: str,
@@ -122,8 +161,7 @@ def ask_facts(
             answer = StreamedAnswer(path="", trouble="not asked: the time was over")
         else:
             answer = ask_chat(server, model, question["ask"], tokens, left)
-        found = asdict(AskedFact(id=question["id"], again=again, answer=answer))
-        return dict(json.loads(json.dumps(found)))  # the same here as over ssh: lists
+        return asdict(AskedFact(id=question["id"], again=again, answer=answer))
 
     first, *others = questions
     yield asked(first)

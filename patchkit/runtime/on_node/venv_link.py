@@ -49,6 +49,15 @@ class InstallState:
     free: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VenvLinks:
+    """The current and the former installation, "" for none, and those that are whole."""
+
+    current: str
+    former: str
+    whole: tuple[str, ...]
+
+
 def venv_folder() -> Path:
     """Return the folder of the installations."""
     return share_folder() / "venvs"
@@ -71,8 +80,8 @@ def look(venv: str, lock: Any) -> dict[str, Any]:
         store=str(wheel_folder()),
         name=place.name,
         installed=there,
-        current=_leads_to(link),
-        former=_leads_to(_former(link)),
+        current=leads_to(link),
+        former=leads_to(_former(link)),
         foreign=_foreign(link) or _foreign(_former(link)),
         lacking=() if there else tuple(each.name for each in lacking(wanted.on(cpu))),
         free=shutil.disk_usage(nearest).free + (0 if (place / MARKER).exists() else _size(place)),
@@ -81,13 +90,14 @@ def look(venv: str, lock: Any) -> dict[str, Any]:
 
 
 def links(venv: str) -> dict[str, Any]:
-    """Return the current and the former installation, and those that are whole."""
+    """Return where a node's links lead."""
     link = Path(venv).expanduser()
-    return {
-        "current": _leads_to(link),
-        "former": _leads_to(_former(link)),
-        "whole": sorted(each.parent.name for each in venv_folder().glob(f"*/{MARKER}")),
-    }
+    found = VenvLinks(
+        current=leads_to(link),
+        former=leads_to(_former(link)),
+        whole=tuple(sorted(each.parent.name for each in venv_folder().glob(f"*/{MARKER}"))),
+    )
+    return asdict(found)
 
 
 def switch(venv: str, name: str, back: bool = False) -> str:
@@ -103,9 +113,9 @@ def switch(venv: str, name: str, back: bool = False) -> str:
         raise UsageError(
             foreign, hint='name another path in cluster.toml: venv = "~/patchkit-venv"'
         )
-    before = _leads_to(link)
+    before = leads_to(link)
     if before == name:
-        return _leads_to(_former(link))
+        return leads_to(_former(link))
     with translated(at=link):
         link.parent.mkdir(parents=True, exist_ok=True)
         with locked(venv_folder(), patience=10):
@@ -120,7 +130,7 @@ def switch(venv: str, name: str, back: bool = False) -> str:
 def prune(venv: str, keep: str) -> Iterator[str]:
     """Remove installations that are neither current, former, ``keep`` nor in use; yield each."""
     link = Path(venv).expanduser()
-    kept = {_leads_to(link), _leads_to(_former(link)), keep}
+    kept = {leads_to(link), leads_to(_former(link)), keep}
     with locked(venv_folder(), patience=10):
         for place in sorted(venv_folder().iterdir()):
             if place.name in kept or not place.is_dir() or place.is_symlink() or _in_use(place):
@@ -143,7 +153,7 @@ def _former(link: Path) -> Path:
     return link.with_name(link.name + _FORMER)
 
 
-def _leads_to(link: Path) -> str:
+def leads_to(link: Path) -> str:
     """Return the name of the installation that a link leads to; "" for no link of ours."""
     if not link.is_symlink():
         return ""
@@ -152,7 +162,7 @@ def _leads_to(link: Path) -> str:
 
 
 def _foreign(link: Path) -> str:
-    if not os.path.lexists(link) or _leads_to(link):
+    if not os.path.lexists(link) or leads_to(link):
         return ""
     kind = "a link to elsewhere" if link.is_symlink() else "not a link"
     return f"{link}: is {kind}: patchkit did not make it, and does not replace it"

@@ -46,7 +46,7 @@ def key_for(url: str, variable: str = "") -> str:
             why="the variable is not set, or has characters that no header can hold",
             hint="give the name of the variable, not the key, and export it before",
         )
-    here = _is_here(url)
+    here = is_here(url)
     own = find_key(SECRETS)[0] if here else _usable(os.environ.get(KEY, ""))
     other = os.environ.get(OPENAI_KEY, "") if here or urlsplit(url).scheme == "https" else ""
     return own or _usable(other)
@@ -56,7 +56,8 @@ def _usable(key: str) -> str:
     return key if key.isascii() and key.isprintable() else ""
 
 
-def _is_here(url: str) -> bool:
+def is_here(url: str) -> bool:
+    """Return whether a URL names this machine by its loopback."""
     host = urlsplit(url).hostname or ""
     with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback

@@ -61,9 +61,10 @@ class HttpServer:
 
     def __post_init__(self) -> None:
         parts = self._parts()
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            # Behind @: what stands before it may be a password.
             raise UsageError(
-                f"{clean(self.url)!r} is not the address of a server",
+                f"{clean(self.url).rpartition('@')[2]!r} is not the address of a server",
                 hint="write it as http://ADDRESS:PORT",
             )
 
@@ -173,6 +174,11 @@ class HttpServer:
         if len(self.key) >= _SHORT:
             text = text.replace(self.key, _MASK)
         return clean(text, longest)
+
+
+def server_at(url: str) -> HttpServer:
+    """Return the server at a URL that a user gave, with or without /v1. Raises UsageError."""
+    return HttpServer(url.rstrip("/").removesuffix("/v1"))
 
 
 def clean(text: str, longest: int = _SAID) -> str:

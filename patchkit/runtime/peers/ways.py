@@ -13,7 +13,7 @@ from patchkit.runtime.on_node.ways import Way
 from patchkit.runtime.peers.ends import CableEnd
 from patchkit.runtime.peers.texts import fine, unknown, wrong
 from patchkit.runtime.remote.failure import sent_error
-from patchkit.runtime.remote.ssh import there
+from patchkit.runtime.remote.ssh import advice, there
 
 _CHECKS = ("route", "way", "mtu")
 
@@ -119,8 +119,9 @@ def _links(head: CableEnd, workers: Sequence[CableEnd]) -> Iterator[Finding]:
             yield unknown("link", head.name, head.out or end.out)
         else:
             error = sent_error(link.error, f"from {head.name}")
-            why = f"; {error.why}" if error.why else ""
-            hint = f"on {head.name}: {error.hint}"
-            yield wrong("link", head.name, what=error.what, why=why, hint=hint)
+            why, hint = advice(error.what, end.name)
+            yield wrong(
+                "link", head.name, what=error.what, why=f"; {why}", hint=f"on {head.name}: {hint}"
+            )
     if reached:
         yield fine("link", head.name, others=", ".join(reached))

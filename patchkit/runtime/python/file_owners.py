@@ -36,6 +36,34 @@ def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostFile:
+    """A file that a RECORD lists and that is gone: pip deleted it with another package's."""
+
+    path: str
+    project: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, which {self.project} {self.version} has installed"
+
+    def cure(self, python: str, house: str) -> tuple[str, ...]:
+        """Return the command that installs it again; a wheel that was built is in ``house``."""
+        built = ("--no-index", "--find-links", house) if "+" in self.version else ()
+        again = ("-m", "pip", "install", "--force-reinstall", "--no-deps")
+        return (python, *again, *built, f"{self.project}=={self.version}")
+
+
+def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
+    """Return the files below ``sys.path``, by the begin of their names, that pip believes in."""
+    return tuple(
+        LostFile(path=place, project=owner.project, version=owner.version)
+        for place, found in owners(path, stem).items()
+        for owner in found
+        if not os.path.lexists(place)
+    )
+
+
 def _owned(record: Path, stem: str) -> Iterator[tuple[str, Owner]]:
     text = record.read_text(encoding="utf-8", errors="replace")
     # A RECORD of torch has thousands of lines: only those that matter are parsed.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from patchkit.errors import HostError
 from patchkit.runtime.python.distributions import distributions, headers
-from patchkit.runtime.python.file_owners import Owner, owners
+from patchkit.runtime.python.file_owners import Owner, lost_files, owners
 from patchkit.runtime.python.interpreter import InterpreterFacts, ask
 from patchkit.runtime.python.libnccl_version import nccl_version
 from patchkit.runtime.python.loader import Process, read_loadable
@@ -99,6 +99,7 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
         warnings=(
             *_warnings(torch, vllm, copies, process, facts),
             *(text for older, text in beside if older),
+            *(f"{each}, is gone" for each in lost_files(facts.path, STEM)),
         ),
         pin=pin,
         notes=tuple(text for older, text in beside if not older),

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeVar
 
+from patchkit.dialogue import DialogueLimits, dialogue
 from patchkit.errors import HostError
-from patchkit.process import dialogue
+from patchkit.records import RecordError, record
+from patchkit.runtime.remote.answer import HEARTBEAT
 from patchkit.runtime.remote.bootstrap import COMMAND, MARK, first_bytes
 from patchkit.runtime.remote.failure import sent_error
-from patchkit.runtime.remote.ssh import HERE, check_destination, sharing, ssh_error, ssh_words
+from patchkit.runtime.remote.ssh import (
+    HERE,
+    check_destination,
+    sharing,
+    ssh_error,
+    ssh_words,
+    there,
+)
+
+T = TypeVar("T")
+_DIGITS = 25  # of a whole number: a size in bytes has 20 at most
+_CALL_SECONDS, _CALL_SIZE = 600.0, 64 << 20  # what takes longer, or is more, is a stream
+_LIMITS = DialogueLimits(mark=MARK, silence=30, beat=HEARTBEAT, size=256 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +35,9 @@ class Remote:
     """A machine that ssh reaches; ``localhost`` is this one, without ssh.
 
     What is called are functions of the package's modules that need the standard library alone;
-    arguments and results are what JSON has. An error of patchkit that is raised there is raised
-    here, with the destination before its text; HostError if ssh or Python fail there.
+    arguments and results are what JSON has, and a result is checked to be of the ``kind`` that is
+    asked for. An error of patchkit that is raised there is raised here, with the destination before
+    its text; HostError if ssh or Python fail there, if the node is silent, or says something else.
     """
 
     destination: str
@@ -33,35 +49,52 @@ class Remote:
     def here(self) -> bool:
         return self.destination == HERE
 
-    def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Return what a function returns there."""
+    def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
+        """Return what a function returns there, as what it has to be."""
         if self.here:
-            return json.loads(json.dumps(function(**arguments)))
-        value = None
-        for kind, value in self._answers(function, arguments):
-            if kind == "value":
-                return value
+            return self.checked(kind, _as_sent(function(**arguments)))
+        limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
+        with contextlib.closing(self._answers(function, arguments, limits)) as answers:
+            for name, value in answers:
+                if name == "value":
+                    return self.checked(kind, value)
         raise self._silence("no answer came back")
 
-    def stream(self, function: Callable[..., Iterator[Any]], **arguments: Any) -> Iterator[Any]:
+    def stream(
+        self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
+    ) -> Generator[T, None, None]:
         """Yield what a generator yields there, as it comes; it ends there when this one does."""
         if self.here:
-            yield from function(**arguments)
+            with contextlib.closing(function(**arguments)) as parts:  # type: ignore[type-var]
+                for part in parts:
+                    yield self.checked(kind, _as_sent(part))
             return
-        for kind, value in self._answers(function, arguments):
-            if kind == "value":
+        with contextlib.closing(self._answers(function, arguments, _LIMITS)) as answers:
+            for name, value in answers:
+                if name == "value":
+                    return
+                yield self.checked(kind, value)
+        raise self._silence("the answer was cut short")
+
+    @contextlib.contextmanager
+    def opened(
+        self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
+    ) -> Iterator[T]:
+        """Yield the first that a generator yields there; it stays until the end of the block."""
+        with contextlib.closing(self.stream(kind, function, **arguments)) as parts:
+            for first in parts:
+                yield first
                 return
-            yield value
         raise self._silence("the answer was cut short")
 
     def _answers(
-        self, function: Callable[..., Any], arguments: dict[str, Any]
-    ) -> Iterator[tuple[str, Any]]:
+        self, function: Callable[..., Any], arguments: dict[str, Any], limits: DialogueLimits
+    ) -> Generator[tuple[str, Any], None, None]:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
         options = sharing(self.destination)
         words = (*ssh_words(self.destination, *options), COMMAND)
         # Closed in any case: an error that is kept would keep the connection, too.
-        with contextlib.closing(dialogue(*words, given=given)) as talk:
+        with contextlib.closing(dialogue(*words, given=given, limits=limits)) as talk:
             while True:
                 try:
                     line = next(talk)
@@ -69,18 +102,44 @@ class Remote:
                     if end.value.trouble:
                         raise ssh_error(end.value, self.destination) from None
                     return
-                # What a shell's startup file prints comes before, or between.
-                if not line.startswith(MARK):
-                    continue
                 try:
-                    ((kind, value),) = json.loads(line.removeprefix(MARK)).items()
+                    ((name, value),) = _parsed(line).items()
                 except (ValueError, AttributeError, RecursionError):
                     raise self._silence("an answer that is no JSON") from None
-                if kind == "error":
+                if name == "error":
                     raise sent_error(value, self.destination)
-                yield kind, value
+                if name != "alive":
+                    yield name, value
+
+    def checked(self, kind: type[T], value: object) -> T:
+        """Return what this node said as what it has to be. Raises HostError if it is not."""
+        try:
+            return record(kind, value)
+        except RecordError as error:
+            raise self._silence(f"an answer that does not fit: {error}") from None
 
     def _silence(self, what: str) -> HostError:
         return HostError(
-            f"{self.destination}: {what}", hint=f"look there: ssh {self.destination} python3 -V"
+            f"{self.destination}: {what}", hint=there(self.destination, "python3", "-V")
         )
+
+
+def _parsed(line: str) -> Any:
+    """Return what a line holds. Raises ValueError for a number that no calculation survives."""
+
+    def whole(text: str) -> int:
+        return int(text) if len(text) < _DIGITS else _refuse(text)
+
+    def real(text: str) -> float:
+        return found if math.isfinite(found := float(text)) else _refuse(text)
+
+    return json.loads(line, parse_int=whole, parse_float=real, parse_constant=_refuse)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _as_sent(value: object) -> object:
+    """Return what JSON makes of a value: the same here as over ssh."""
+    return json.loads(json.dumps(value))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
-from patchkit.process import Completed, output
+from patchkit.process import Completed, ending, output
 from patchkit.quoting import quoted
 
+_SILENCE = 300  # seconds without a byte: a login that hangs, for one
 INSTALL = ("sudo", "apt", "install", "rsync")
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
 _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
@@ -46,7 +47,7 @@ def rsync_words(
     if ":" in destination or "/" in destination or any(" " in word for word in ssh):
         raise UsageError(f"{destination!r} is not a host", hint="write it as for ssh: user@host")
     return (
-        *("rsync", *options, "--partial", "--protect-args"),
+        *("rsync", *options, "--partial", "--protect-args", f"--timeout={_SILENCE}"),
         *("--info=progress2", "--stats", "--no-human-readable", "--outbuf=L"),
         # Plain words without a blank, which rsync splits at.
         *(("-e", " ".join(ssh)) if destination else ()),
@@ -92,7 +93,8 @@ def _failure(done: Completed, destination: str) -> PatchkitError:
     lines = [line.strip() for line in done.output.split("\n")]
     told = [line for line in lines if line and "rsync error" not in line and "%" not in line]
     told = [line for line in told if not line.startswith("rsync: connection unexpectedly closed")]
-    what = f"rsync to {destination} failed: {told[-1] if told else done.trouble}"
+    last = told[-1] if told else ending(done.status) if done.status else done.trouble
+    what = f"rsync to {destination} failed: {last}"
     if _NO_LOGIN.search(done.output) or done.status == 255:
         return HostError(
             what,

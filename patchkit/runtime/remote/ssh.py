@@ -23,7 +23,8 @@ BATCH = (
     *("-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=3"),
 )
-_LONGEST = 48  # characters of a folder, so that ssh's names in it fit a socket's address of 108
+# What ssh expands nothing in, and so short that its names in it fit a socket's address of 108.
+_PLAIN = re.compile(r"[A-Za-z0-9_@.+/-]{1,47}")
 _DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
 # What ssh says, why that is, and what to do; {node} is the destination, quoted.
 _CAUSES = (
@@ -46,6 +47,9 @@ _CAUSES = (
     ("Connection refused", "no sshd listens there", "`sudo systemctl start ssh` on that machine"),
     ("timed out", "no answer: switched off, another network, or a firewall", "`ping {node}`"),
     ("No route to host", "switched off, or another network", "`ping {node}`"),
+    ("no answer within", "it is frozen or out of memory, or its login hangs", "`ssh {node} true`"),
+    ("sign of life", "it is frozen or out of memory, or its login hangs", "`ssh {node} true`"),
+    ("", "ssh did not connect, or the link was cut", "ssh {node} true"),
 )
 
 
@@ -64,17 +68,26 @@ def sharing(destination: str) -> tuple[str, ...]:
     own = attempt("ssh", "-G", "--", destination).output
     if re.search("^controlpath (?!none$)", own, re.MULTILINE):
         return ()
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/patchkit-{os.getuid()}")  # noqa: S108
-    place = folder / "patchkit-ssh"
-    with contextlib.suppress(OSError):
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = place.lstat()
-        # In /tmp somebody else may have made it, or a link.
-        private = found.st_uid == os.getuid() and not found.st_mode & 0o77
-        if stat.S_ISDIR(found.st_mode) and private and len(str(place)) < _LONGEST:
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no home, a circle of links
+        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "~/.ssh").expanduser()
+        place = folder.resolve() / "patchkit-ssh"
+        place.mkdir(mode=0o700, exist_ok=True)
+        if _PLAIN.fullmatch(str(place)) and _is_private(place):
             path = f"ControlPath={place}/%C"
             return ("-o", "ControlMaster=auto", "-o", path, "-o", "ControlPersist=15")
     return ()
+
+
+def _is_private(folder: Path) -> bool:
+    """Return whether nobody else, but root, can enter a folder or put another in its place."""
+    found = folder.lstat()
+    parents = [parent.lstat() for parent in folder.parents]
+    return (
+        (stat.S_ISDIR(found.st_mode), found.st_uid, found.st_mode & 0o77) == (True, os.getuid(), 0)
+        and all(parent.st_uid in (0, os.getuid()) for parent in parents)
+        # Where the sticky bit is set, as in /tmp, nobody else can rename what is ours.
+        and all(not parent.st_mode & 0o022 or parent.st_mode & stat.S_ISVTX for parent in parents)
+    )
 
 
 def check_destination(destination: str) -> None:
@@ -87,7 +100,9 @@ def check_destination(destination: str) -> None:
 
 def there(node: str, *words: str) -> str:
     """Return a command line that runs these words on a node, to paste here."""
-    return quoted(*words) if node == HERE else quoted("ssh", "-t", node, quoted(*words))
+    if node == HERE:
+        return quoted(*words)
+    return quoted("ssh", "-t", node, quoted(*words)) if words else quoted("ssh", node)
 
 
 def ssh_error(done: Completed, destination: str) -> PatchkitError:
@@ -96,23 +111,30 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
         return HostError(
             f"{done.command[0]} {done.trouble}", hint="sudo apt install openssh-client"
         )
-    words = (done.errors.strip() or done.trouble).split("\n")
     node = quoted(destination)
+    if done.status is None:
+        why, hint = advice(done.trouble, destination)
+        return HostError(f"{destination}: {done.trouble}", why=why, hint=hint)
+    lines = (done.errors.strip() or done.trouble).split("\n")
     if done.status == 127:
         return HostError(
-            f"{destination}: {words[-1]}",
+            f"{destination}: {lines[-1]}",
             why="patchkit needs Python 3.11 or later there",
             hint=f"ssh {node} sudo apt install python3",
         )
     if done.status != _DID_NOT_CONNECT:
         return HostError(
-            f"{destination}: {done.trouble}", hint=f"look there: ssh {node} python3 --version"
+            f"{destination}: {done.trouble}",
+            why="the login shell there, or its Python, ended before it answered",
+            hint=f"see what it says: ssh {node} python3 --version",
         )
-    for text, why, hint in _CAUSES:
-        if text in done.errors:
-            return HostError(f"{destination}: {words[-1]}", why=why, hint=hint.format(node=node))
-    return HostError(
-        f"{destination}: {words[-1]}",
-        why="ssh did not connect, or the link was cut",
-        hint=f"ssh {node} true",
-    )
+    known = (line for text, *_ in _CAUSES[:-1] for line in lines if text in line)
+    line = next(known, lines[-1]).strip("@ ")
+    why, hint = advice(line, destination)
+    return HostError(f"{destination}: {line}", why=why, hint=hint)
+
+
+def advice(line: str, destination: str) -> tuple[str, str]:
+    """Return why ssh says this of a destination, and what to do."""
+    why, hint = next((why, hint) for text, why, hint in _CAUSES if text in line)
+    return why, hint.format(node=quoted(destination))

@@ -14,14 +14,12 @@ from typing import Any
 
 from patchkit.runtime.report.address_names import AddressNames
 from patchkit.runtime.report.private_forms import (
+    SERIAL_SIGN,
     SHORT,
-    after_sign,
-    first_word,
-    holds_secret,
-    named_secrets,
     private_pattern,
     redaction_data,
 )
+from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
 _BEFORE = 80  # characters before a number that say whether it is a version
 _UNIT = re.compile(r"@(?:[\w.-]*\.(?:service|socket|target|timer|slice|mount|scope)|\d+)\b")
@@ -96,17 +94,40 @@ class Redactor:
 
     def learn(self, value: object) -> None:
         """Take note of the secrets in a text, or in a value of JSON."""
-        for key, each in ((key, _ANSI.sub("", text)) for key, text in _strings(value)):
-            secrets = [each] if holds_secret(key) else named_secrets(each)
-            for secret in secrets:
-                if len(secret) >= SHORT:
-                    self._know("secret", secret)
+        for key, text in ((key, _ANSI.sub("", text)) for key, text in _strings(value)):
+            spans = [(0, len(text))] if holds_secret(key) else secret_spans(text)
+            for start, stop in spans:
+                secret = text[start:stop]
+                # Of USER:WORD the word may stand alone elsewhere.
+                for each in {secret, secret.partition(":")[2]}:
+                    if len(each) >= SHORT and not self._is_name(secret):
+                        self._know("secret", each)
 
     def text(self, text: str) -> str:
         """Return a text without what is private."""
         if self._pattern is None:
             self._pattern = private_pattern({name: kind for name, (kind, _) in self._known.items()})
-        return self._pattern.sub(self._replaced, _ANSI.sub("", text))
+        clean = _ANSI.sub("", text)
+        parts, end = [], 0
+        for start, stop in secret_spans(clean):
+            if not self._is_name(clean[start:stop]):
+                parts += [*self._without_names(clean, end, start)]
+                parts.append(self._place("secret", clean[start:stop]))
+                end = stop
+        return "".join((*parts, *self._without_names(clean, end, len(clean))))
+
+    def _without_names(self, text: str, start: int, stop: int) -> Iterator[str]:
+        assert self._pattern is not None
+        for match in self._pattern.finditer(text, start, stop):
+            yield text[start : match.start()]
+            yield self._replaced(match)
+            start = match.end()
+        yield text[start:stop]
+
+    def _is_name(self, word: str) -> bool:
+        """Return whether what logs in to a URL is the name of a user, and no token."""
+        kind, _ = self._known.get(word.casefold(), ("", ""))
+        return kind in ("user", "node") or word in redaction_data().accounts
 
     def value(self, value: Any, key: str = "") -> Any:
         """Return a value of JSON without what is private; ``key`` is what it stands under."""
@@ -141,36 +162,20 @@ class Redactor:
     def _replaced(self, match: re.Match[str]) -> str:
         kind = match.lastgroup or ""
         ways: dict[str, Callable[[re.Match[str]], str]] = {
-            "url": self._url,
-            "assigned": self._assigned,
             "email": self._email,
             "home": self._user,
             "account": self._account,
             "address": self._address,
+            "serial": self._serial,
         }
         if kind in ways:
             return ways[kind](match)
-        if kind in ("flag", "bearer", "query", "serial"):
-            return self._valued("serial" if kind == "serial" else "secret", kind, match.group())
         return self._place(_KINDS.get(kind, "secret"), match.group())
 
-    def _valued(self, place: str, kind: str, whole: str) -> str:
-        start = after_sign(kind, whole)
-        quote = whole[start] if whole[start:] and whole[start] in "\"'" else ""
-        value = self._place(place, whole[start:].strip("\"'"))
-        return f"{whole[:start]}{quote}{value}{quote if whole.endswith(quote) else ''}"
-
-    def _assigned(self, match: re.Match[str]) -> str:
-        whole, start = match.group(), after_sign("assigned", match.group())
-        if holds_secret(first_word(whole)):
-            return self._valued("secret", "assigned", whole)
-        return whole[:start] + self.text(whole[start:])
-
-    def _url(self, match: re.Match[str]) -> str:
-        """Return what logs in to a URL: a name of its own is a user's, NAME:WORD and TOKEN not."""
-        said = match.group()[:-1]
-        plain = said.casefold() in self._known or said in redaction_data().accounts
-        return f"{self._name(said) if plain else self._place('secret', said)}@"
+    def _serial(self, match: re.Match[str]) -> str:
+        sign = re.match(rf"[\w -]+?{SERIAL_SIGN}", match.group())
+        start = sign.end() if sign else 0
+        return match.group()[:start] + self._place("serial", match.group()[start:])
 
     def _email(self, match: re.Match[str]) -> str:
         user, _, domain = match.group().rpartition("@")

@@ -11,17 +11,27 @@ from functools import cache
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 
-_ASSIGNED = re.compile(
-    r"""(?<![A-Za-z0-9_])(?P<name>[A-Za-z0-9_]+)(?P<sign>["']?\s*[=:]\s*)(?P<value>\S.*)"""
-)
-_MASK = "(masked)"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretForms:
+    """How secrets are found in texts: regular expressions."""
+
+    names: tuple[str, ...]
+    exceptions: tuple[str, ...] = field(metadata={"key": "except"})
+    tokens: tuple[str, ...]
+    readable: tuple[str, ...]
+    prose: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SecretNames:
+class SecretNames:
+    """What recipes/env/secrets.toml holds."""
+
     names: tuple[str, ...]
     exceptions: frozenset[str] = field(metadata={"key": "except"})
+    flags: tuple[str, ...]
     files: Mapping[str, str]
+    texts: SecretForms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +43,15 @@ class _CodeNames:
 
 
 @cache
-def _secret_names() -> _SecretNames:
-    return read_toml(_SecretNames, RECIPES / "env" / "secrets.toml")
+def secret_names() -> SecretNames:
+    """Return what is known of secrets."""
+    return read_toml(SecretNames, RECIPES / "env" / "secrets.toml")
 
 
 @cache
 def _patterns() -> re.Pattern[str]:
     """Return all patterns of secrets in one: files have hundreds of thousands of names."""
-    return re.compile("|".join(map(translate, _secret_names().names)))
+    return re.compile("|".join(map(translate, secret_names().names)))
 
 
 @cache
@@ -51,26 +62,23 @@ def _code_names() -> tuple[_CodeNames, ...]:
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, in upper or lower case."""
     upper = name.upper()
-    return upper not in _secret_names().exceptions and _patterns().match(upper) is not None
-
-
-def secret_forms() -> tuple[str, ...]:
-    """Return the names of secrets; ``*`` stands for any text."""
-    return _secret_names().names
+    return upper not in secret_names().exceptions and _patterns().match(upper) is not None
 
 
 def secret_file(name: str) -> str:
     """Return the variable that names a file with this secret in it; empty if there is none."""
-    return _secret_names().files.get(name, "")
+    return secret_names().files.get(name, "")
 
 
-def masked(line: str) -> str:
-    """Return a line of any env file or script without the value of a secret that it sets."""
-    for match in _ASSIGNED.finditer(line):
-        if is_secret(match["name"]):
-            # To the end of the line: a secret may hold blanks, quotes and further = signs.
-            return line[: match.start("value")] + _MASK
-    return line
+def secret_flag(word: str) -> str:
+    """Return the flag of `vllm serve` that a word gives a secret, "" for none.
+
+    Its parser takes underscores for dashes, ``=`` and ``.`` behind the name, and beginnings of it.
+    """
+    name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
+    # A shorter beginning is that of other flags, too: vLLM refuses it.
+    known = (flag for flag in secret_names().flags if len(name) > 5 and flag.startswith(name))
+    return next(known, "")
 
 
 def runs_code(name: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from patchkit.evidence import SINGLE_REPORT
 from patchkit.quoting import quoted
+from patchkit.runtime.rules.flag_rules import Limit, load_flag_rules
 from patchkit.runtime.rules.model_recipes import ModelRecipe, model_recipes
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.serve.listen import listening
 from patchkit.runtime.serve.request import ServeRequest
 
@@ -23,7 +25,8 @@ def notes(request: ServeRequest) -> Iterator[str]:
     if node.preset:
         yield from _of_preset(node.preset, node.nodes, node.vllm)
     elif recipe := model_recipes().get(request.model.lower()):
-        yield from _of_recipe(recipe, node.vllm)
+        limits = holding(load_flag_rules().limits, node.situation)
+        yield from _of_recipe(recipe, node.vllm, limits)
 
 
 def _of_memory(request: ServeRequest) -> Iterator[str]:
@@ -37,12 +40,16 @@ def _of_memory(request: ServeRequest) -> Iterator[str]:
         yield request.memory.note
 
 
-def _of_recipe(recipe: ModelRecipe, vllm: str) -> Iterator[str]:
+def _of_recipe(recipe: ModelRecipe, vllm: str, limits: Iterable[Limit]) -> Iterator[str]:
     """Yield what upstream says of a model without a preset."""
     if recipe.min_vllm[:1].isdigit() and not within(vllm, f">={recipe.min_vllm}"):
         yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
     if recipe.settings:
         yield f"upstream's recipe of {recipe.id} for a GB10 sets: {_words(recipe)}"
+    for limit in limits:
+        value = recipe.settings.get(limit.flag, "")
+        if value and float(value) > limit.most:
+            yield f"its {limit.flag} {value} is too much here. {limit.reason} Take {limit.instead}"
 
 
 def _words(recipe: ModelRecipe) -> str:

@@ -17,8 +17,9 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
 _DAY = r"\d{4}-\d\d-\d\d"
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d)?"
-_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
-# Where `who` is named, it tells one writer from another; the rest is the same for all of them.
+_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+# Where `who` is named, it tells one writer from another; the rest is the same for all of them. A
+# `stream` is a container or a node: all that one start of a server writes.
 _PREFIXES = tuple(
     map(
         re.compile,
@@ -32,7 +33,7 @@ _PREFIXES = tuple(
             rf"\[[A-Z][a-z]{{2}} [A-Z][a-z]{{2}} [ \d]\d {_CLOCK} \d{{4}}\]\s",
             r"<\d>\s?",
             r"(?:#\d+\s+)?\d+\.\d{3}\s+(?=\S)",  # docker build
-            r"(?P<who>[A-Za-z][\w.-]*?)\s*\|\s+",  # docker compose
+            r"(?P<who>(?P<stream>[A-Za-z][\w.-]*?))\s*\|\s+",  # docker compose
             r"(?P<who>\([\w:. -]+(?:, [\w=. ]+)*\bpid=\d+[^)\n]*\))\s?",  # vLLM, Ray
             rf"{_LEVEL}\s+(?:\d\d-\d\d\s+{_CLOCK}\s+)?\[[\w/.-]+:\d+\]\s?",  # vLLM
             rf"{_LEVEL}:?\s+(?=\S)",
@@ -43,28 +44,56 @@ _PREFIXES = tuple(
         ),
     )
 )
+# What vLLM, SGLang and FlashInfer put into a line is not of the server: no error of it is one.
+_QUOTES = tuple(
+    map(
+        re.compile,
+        (
+            rb"(Received request [^\s:]{1,200}: prompt:)[^\n]+",
+            rb"(Request [^\s:]{1,200} details: prompt:)[^\n]+",
+            rb"(Generated response [^\n:]{1,200}: output:)[^\n]+",
+            rb"(obj=GenerateReqInput\()[^\n]+",
+            rb"(Skipping tactic )[^\n]+",
+        ),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of a log: its number from 1, who wrote it ("" if it does not say), and the text."""
+    """A line of a log: its number from 1, who wrote it ("" if it does not say), and the text.
+
+    ``level`` is that of its logger, ``stream`` the container or node; "" if it does not say.
+    """
 
     number: int
     who: str
     text: str
+    level: str = ""
+    stream: str = ""
+
+
+def without_quotes(data: bytes) -> bytes:
+    """Return lines without what others wrote: prompts, answers, why a tactic was skipped."""
+    for quoted in _QUOTES:
+        data = quoted.sub(rb"\1", data)
+    return data
 
 
 def log_line(number: int, raw: str) -> LogLine:
     """Return a line without escapes, unprintable characters and what its writers put before it."""
     text = _UNSEEN.sub(" ", _ESCAPES.sub("", raw)).replace("\ufeff", "").rstrip()
     who: list[str] = []
+    named = {"level": "", "stream": ""}
     taken = True
     while taken:
         taken = False
-        for each in _PREFIXES:
-            found = each.match(text)
+        for prefix in _PREFIXES:
+            found = prefix.match(text)
             if found and found.end():
                 text, taken = text[found.end() :], True
-                if "who" in each.groupindex and found["who"] not in who:
-                    who.append(found["who"])
-    return LogLine(number, " ".join(who), text.rstrip())
+                groups = found.groupdict()
+                if "who" in groups and groups["who"] not in who:
+                    who.append(groups["who"])
+                named = {name: value or groups.get(name) or "" for name, value in named.items()}
+    return LogLine(number, " ".join(who), text.rstrip(), **named)

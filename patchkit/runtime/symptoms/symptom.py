@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,13 +23,15 @@ SaidIn = Annotated[str, check_said]
 class Cause(Grounded):
     """Why a text was printed, while ``when`` holds, and what cures that.
 
-    ``seen`` are texts that must be elsewhere in the same log, ``unseen`` those that must not.
+    ``matches`` is a pattern for the text that was printed, where its numbers decide. ``seen`` are
+    texts that must be elsewhere in the same log, ``unseen`` those that must not.
     ``command`` is one that cures it or shows it, ``costs`` what the cure costs, ``tell`` the
     command that tells this cause from the symptom's others.
     """
 
     cause: str
     cure: str
+    matches: Annotated[str, re.compile] = ""
     seen: tuple[SaidIn, ...] = ()
     unseen: tuple[SaidIn, ...] = ()
     command: str = ""
@@ -38,15 +41,18 @@ class Cause(Grounded):
     @property
     def is_default(self) -> bool:
         """Return whether it has no condition: then it holds where no other cause does."""
-        return not (self.when or self.seen or self.unseen)
+        return not (self.when or self.matches or self.seen or self.unseen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
     """A text that somebody meets, in one of the forms of ``says``, and its causes by likelihood.
 
-    One that ``follows`` only tells that something else has failed before. ``example`` are texts
-    that are this symptom, ``other`` are near ones that are not.
+    One that ``follows`` only tells that something else has failed before; one that ``yields`` has
+    causes of its own, unless another error stands in the same log. A server does not outlive what
+    ``ends`` it, what ``lasts`` is wrong with one that serves, too, and what is of a ``request``
+    is its client's. ``example`` are texts that are this symptom, ``other`` are near ones that are
+    not.
     """
 
     id: Id
@@ -57,6 +63,10 @@ class Symptom:
     example: tuple[str, ...]
     other: tuple[str, ...] = ()
     follows: bool = False
+    yields: bool = False
+    ends: bool = False
+    lasts: bool = False
+    request: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for an entry whose parts contradict each other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from patchkit.errors import BuildError
 from patchkit.process import ask
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import across
+from patchkit.wheel.build.plan import PlannedFetch
 from patchkit.wheel.build.requirements import Pinned, for_python, install, made_once
 
 Progress = Callable[[int, int], None]
@@ -36,9 +38,7 @@ def target_site(
     yet. ``python`` runs pip. Raises BuildError, SourceError, StorageError; what a failure leaves is
     not taken for one.
     """
-    locked = for_python(requirements, python, machine)
-    wanted = [each for each in locked if each.fits(across().target)]
-    home = folder / f"site-{machine}-{_identity(requirements, wanted, python)[:12]}"
+    home, wanted = _place(requirements, folder, machine, python)
     site = home / "packages"
 
     def fill(scratch: Path) -> None:
@@ -53,6 +53,22 @@ def target_site(
     made_once(home, site / "torch", fill)
     _require_machine(site, machine)
     return site
+
+
+def planned_site(requirements: Path, folder: Path, machine: str) -> PlannedFetch:
+    """Return what `target_site` fetches, for this Python."""
+    home, wanted = _place(requirements, folder, machine, Path(sys.executable))
+    name = f"{len(wanted)} packages with torch and CUDA for {machine}, {across().download}"
+    return PlannedFetch(name=name, there=(home / "packages" / "torch").exists())
+
+
+def _place(
+    requirements: Path, folder: Path, machine: str, python: Path
+) -> tuple[Path, list[Pinned]]:
+    """Return the folder of the packages, and which they are."""
+    locked = for_python(requirements, python, machine)
+    wanted = [each for each in locked if each.fits(across().target)]
+    return folder / f"site-{machine}-{_identity(requirements, wanted, python)[:12]}", wanted
 
 
 def _identity(requirements: Path, wanted: list[Pinned], python: Path) -> str:

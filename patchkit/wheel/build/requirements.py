@@ -25,6 +25,7 @@ from patchkit.durable.failure import is_full, translated
 from patchkit.durable.lock import locked
 from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
 from patchkit.process import ask, run, stream
+from patchkit.wheel.build.plan import PlannedFetch
 
 Progress = Callable[[int, int], None]
 """Takes the packages installed or downloaded, and the packages in all."""
@@ -123,8 +124,7 @@ def environment(
     SourceError, HostError, StorageError; what a failure leaves is not taken for one.
     """
     base = python or Path(sys.executable)
-    wanted = [each for each in for_python(requirements, base) if not each.fits(leaving)]
-    home = folder / f"environment-{_identity(requirements, base, wanted)[:12]}"
+    home, wanted = _place(requirements, folder, base, leaving)
     made = Environment(
         python=home / "bin" / "python",
         digest=sha256_of(requirements),
@@ -137,6 +137,21 @@ def environment(
 
     made_once(home, made.python, fill)
     return made
+
+
+def planned_environment(requirements: Path, folder: Path, leaving: Collection[str]) -> PlannedFetch:
+    """Return what `environment` fetches, for this Python."""
+    home, wanted = _place(requirements, folder, Path(sys.executable), leaving)
+    name = f"{len(wanted)} packages to build with, of {requirements.name}"
+    return PlannedFetch(name=name, there=(home / _STAMP).exists())
+
+
+def _place(
+    requirements: Path, folder: Path, python: Path, leaving: Collection[str]
+) -> tuple[Path, list[Pinned]]:
+    """Return the folder of an environment, and what is in it."""
+    wanted = [each for each in for_python(requirements, python) if not each.fits(leaving)]
+    return folder / f"environment-{_identity(requirements, python, wanted)[:12]}", wanted
 
 
 def made_once(home: Path, part: Path, fill: Callable[[Path], object]) -> None:

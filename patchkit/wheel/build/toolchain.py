@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
@@ -14,10 +14,12 @@ from textwrap import indent
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import HostError, UsageError
+from patchkit.finding import Finding
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.source.fetch import Progress
-from patchkit.wheel.build.toolkit import CROSS, locked_toolkit
+from patchkit.wheel.build.plan import PlannedFetch
+from patchkit.wheel.build.toolkit import CROSS, locked_toolkit, planned_toolkit
 
 MACHINES = ("aarch64", "x86_64")
 """The CPUs that the locked toolkit has wheels for, as platform tags name them."""
@@ -120,18 +122,40 @@ def _compiler(machine: str, here: str) -> Path:
         raise UsageError(
             f"patchkit builds on and for {' and '.join(MACHINES)}, not {here} to {machine}"
         )
+    for missing in (*missing_tools(), *missing_compiler(machine)):
+        raise missing.error()
+    found = find_cxx(machine)
+    assert found is not None  # else it is among the missing ones
+    return found
+
+
+def missing_tools() -> Iterator[Finding]:
+    """Yield what a build runs, beside compilers, that is not here."""
     # NCCL's makefiles call them; python3 generates the sources of its kernels.
-    for tool, package in (("make", "make"), ("bash", "bash"), ("python3", "python3")):
+    for tool in ("make", "bash", "python3"):
         if shutil.which(tool) is None:
-            raise _missing(tool, package)
-    if found := find_cxx(machine):
-        return found
-    native = machine == here
-    name = os.environ.get("CXX", "g++") if native else _CROSS_COMPILER[machine]
-    raise _missing(
-        f"CXX names {name!r}, which" if native and "CXX" in os.environ else name,
-        "g++" if native else cross_package(machine),
-    )
+            yield _missing(tool, tool)
+
+
+def missing_compiler(machine: str) -> Iterator[Finding]:
+    """Yield the C++ compiler for a CPU, if it is not here."""
+    if find_cxx(machine) is None:
+        native = machine == platform.machine()
+        name = os.environ.get("CXX", "g++") if native else _CROSS_COMPILER[machine]
+        yield _missing(
+            f"CXX names {name!r}, which" if native and "CXX" in os.environ else name,
+            "g++" if native else cross_package(machine),
+        )
+
+
+def planned_toolchain(
+    machine: str, *, cuda: str, toolkit: Path | None, locked: bool
+) -> tuple[PlannedFetch, ...]:
+    """Return what `find_toolchain` fetches: nothing where it finds an installed toolkit."""
+    here = platform.machine()
+    if not locked and machine == here and _installed(toolkit, cuda):
+        return ()
+    return tuple(planned_toolkit(here, machine))
 
 
 def find_cxx(machine: str) -> Path | None:
@@ -156,11 +180,12 @@ def cross_package(machine: str, major: int | None = None) -> str:
     return f"g++-{version}{machine.replace('_', '-')}-linux-gnu"
 
 
-def _missing(tool: str, package: str) -> HostError:
-    return HostError(
-        f"{tool} is not on this machine",
+def _missing(tool: str, package: str) -> Finding:
+    return Finding(
+        what=f"{tool} is not on this machine",
         why="the build compiles host code with it",
         hint=quoted("apt", "install", package),
+        kind=HostError,
     )
 
 

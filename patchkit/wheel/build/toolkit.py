@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import StorageError
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.source.fetch import Progress, cache_dir, fetch
+from patchkit.source.fetch import Progress, cache_dir, cached_place, fetch
 from patchkit.source.lock import LockEntry
+from patchkit.wheel.build.plan import PlannedFetch
 from patchkit.wheel.file.wheelfile import WheelFile
 
 CROSS = "targets/sbsa-linux"
@@ -36,19 +38,12 @@ def locked_wheels() -> tuple[ToolkitWheel, ...]:
 
 def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress | None) -> Path:
     """Return the locked toolkit, unpacked once per set of wheels below the cache."""
-    wheels = [wheel for wheel in locked_wheels() if wheel.machine == here]
-    cross = [w for w in locked_wheels() if w.machine == machine != here]
-    # The other CPU's compiler wheel is wanted for a header alone (fatbinary_section.h).
-    cross = [w for w in cross if w.role == "runtime" or w.project == "nvidia-cuda-nvcc"]
-    # The folder is named by its contents: other wheels in the lock make another toolkit.
-    names = "".join(wheel.sha256 for wheel in [*wheels, *cross])
-    digest = hashlib.sha256(names.encode()).hexdigest()[:12]
-    home = cache_dir() / "cuda" / f"{wheels[0].version}-{machine}-on-{here}-{digest}"
+    home, wheels = _place(here, machine)
     if home.is_dir():
         return home
     archives = [
         (fetch(w.project, w.version, {w.version: w}, offline=offline, progress=progress), w)
-        for w in [*wheels, *cross]
+        for w in wheels
     ]
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +63,27 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
                 hint="free some space (0.5 GB), or choose another cache with PATCHKIT_CACHE_DIR",
             ) from error
     return home
+
+
+def planned_toolkit(here: str, machine: str) -> Iterator[PlannedFetch]:
+    """Yield the locked wheels; all of them are there once they were unpacked."""
+    home, wheels = _place(here, machine)
+    for wheel in wheels:
+        there = home.is_dir() or cached_place(wheel.filename).is_file()
+        yield PlannedFetch(name=wheel.filename, size=wheel.size, there=there)
+
+
+def _place(here: str, machine: str) -> tuple[Path, list[ToolkitWheel]]:
+    """Return where the toolkit is unpacked, and its wheels."""
+    wheels = [wheel for wheel in locked_wheels() if wheel.machine == here]
+    cross = [w for w in locked_wheels() if w.machine == machine != here]
+    # The other CPU's compiler wheel is wanted for a header alone (fatbinary_section.h).
+    cross = [w for w in cross if w.role == "runtime" or w.project == "nvidia-cuda-nvcc"]
+    # The folder is named by its contents: other wheels in the lock make another toolkit.
+    names = "".join(wheel.sha256 for wheel in [*wheels, *cross])
+    digest = hashlib.sha256(names.encode()).hexdigest()[:12]
+    home = cache_dir() / "cuda" / f"{wheels[0].version}-{machine}-on-{here}-{digest}"
+    return home, [*wheels, *cross]
 
 
 def _extract(archive: Path, dest: Path, wheel: ToolkitWheel) -> None:

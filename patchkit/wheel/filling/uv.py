@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from packaging.version import Version
+from uv import find_uv_bin
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.process import attempt
@@ -75,8 +76,6 @@ def compile_requirements(
     No wheel is downloaded where the index tells metadata. Raises SourceError if there is no
     solution, UsageError for what is no requirement, StorageError if the index or the disk fails.
     """
-    from uv import find_uv_bin  # comes with the extra for builds
-
     with tempfile.TemporaryDirectory() as folder:
         files = {"constraints": constraints, "overrides": overrides}
         for name, lines in files.items():

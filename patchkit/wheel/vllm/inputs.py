@@ -19,7 +19,7 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,9 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
-from patchkit.source.git import commit_archive, parse_git, submodules
+from patchkit.source.git import commit_archive, is_kept, parse_git, submodules
 from patchkit.target import Target
+from patchkit.wheel.build.plan import PlannedFetch
 from patchkit.wheel.vllm.licenses import notices, spdx
 from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
 from patchkit.wheel.vllm.upstream_parts import check_release, is_upstream, upstream_parts
@@ -177,6 +178,25 @@ def gather(
         sources=tuple(sources),
         installed=tuple(installed),
     )
+
+
+def planned_sources(
+    wanted: Sequence[Wanted], given: Mapping[str, str], mirror: Path | None
+) -> Iterator[PlannedFetch]:
+    """Yield what `gather` takes; git's sizes are known when it fetches."""
+    for each in wanted:
+        option, url, commit = each.known.option, each.external.url, each.commit
+        if what := given.get(option, ""):
+            place = Path(what).expanduser()
+            yield PlannedFetch(name=f"{option}: {what}", there=place.exists())
+            continue
+        names = (f"{option}.git", option, *(f"{option}-{commit}{ending}" for ending in _ARCHIVES))
+        there = mirror is not None and any((mirror / name).exists() for name in names)
+        yield PlannedFetch(
+            name=f"{option}: {url} at {commit or each.external.pin}",
+            there=there or is_kept(commit, cache_dir()),
+            url=url,
+        )
 
 
 @dataclass(frozen=True, slots=True)

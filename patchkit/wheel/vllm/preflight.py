@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -16,10 +16,23 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding
 from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
-from patchkit.wheel.build.toolchain import cross_package, find_cxx
+from patchkit.recipes.vllm.build import Wanted
+from patchkit.recipes.vllm.build import across as known_across
+from patchkit.wheel.across.site import planned_site
+from patchkit.wheel.build.plan import BuildPlan, not_to_be_had
+from patchkit.wheel.build.requirements import planned_environment
+from patchkit.wheel.build.toolchain import (
+    cross_package,
+    find_cxx,
+    missing_tools,
+    planned_toolchain,
+)
+from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.torch import check_torch, installed_torch
 from patchkit.wheel.vllm.build_python import TOOLS
-from patchkit.wheel.vllm.needs import Needs
+from patchkit.wheel.vllm.inputs import planned_sources
+from patchkit.wheel.vllm.needs import Needs, requirements_of
+from patchkit.wheel.vllm.source import VllmSource
 
 _CUDA = "13.0"
 # With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
@@ -57,44 +70,65 @@ def check_gates(
     ``packages`` are what the Python must have if it builds itself, () if it only makes an
     environment; ``rust`` asks for the Rust front end; ``across`` names the CPU of a cross build.
     """
-    missing = [
+    missing = (
         *_python(needs, python, packages),
         *_compiler(needs, cxx, across),
         *_cuda(cuda),
-        *(_programs(needs, rust)),
-    ]
-    if missing:
-        raise HostError(
-            f"this machine cannot build vLLM {release}:\n"
-            + "\n".join(f"    {each.what}: {each.hint}" for each in missing),
-            why="the release's own build would stop there, some of them after an hour",
-            hint="install all of these, then run the same command again",
-        )
-    if needs.rust and not rust:
-        return [_WITHOUT_RUST]
-    return []
-
-
-def check_machine(
-    needs: Needs, *, release: str, python: Path | None, cuda: str, machine: str
-) -> list[str]:
-    """Check this machine as ``check_gates`` does, for a build for the CPU ``machine``.
-
-    A ``python`` has torch, for ``cuda``; without one patchkit makes an environment. Also raises
-    BuildError for another torch.
-    """
-    notes = check_gates(
-        needs,
-        release=release,
-        python=python or Path(sys.executable),
-        cxx=find_cxx(machine),
-        cuda=cuda,
-        packages=(*TOOLS, "torch") if python else (),
-        across=machine if machine != platform.machine() else "",
+        *_programs(needs, rust),
     )
-    if python:
-        check_torch(installed_torch(python), needs.torch, cuda, "before the build")
-    return notes
+    BuildPlan(title=f"vLLM {release}", missing=missing).require()
+    return left_out(needs) if not rust else []
+
+
+def left_out(needs: Needs) -> list[str]:
+    """Return what a build leaves out, whatever the machine has."""
+    return [_WITHOUT_RUST] if needs.rust else []
+
+
+def plan_vllm(
+    source: VllmSource,
+    wanted: Sequence[Wanted],
+    *,
+    machine: str,
+    cuda: str,
+    toolkit: Path | None,
+    python: Path | None = None,
+    requirements: Path | None = None,
+    given: Mapping[str, str],
+    mirror: Path | None = None,
+    offline: bool = False,
+    compiles: Sequence[str] = (),
+) -> BuildPlan:
+    """Plan a build for the CPU ``machine`` with the CUDA release ``cuda``.
+
+    ``wanted`` are the sources of other projects. A ``python`` has torch; without one patchkit makes
+    an environment. Raises UsageError for a toolkit that does not fit, BuildError for another torch,
+    SourceError where nothing is locked for the release's torch.
+    """
+    across = machine if machine != platform.machine() else ""
+    fetches = [*planned_toolchain(machine, cuda=cuda, toolkit=toolkit, locked=toolkit is None)]
+    if python is None:
+        file, parts = requirements_of(source.needs.torch, requirements), known_across()
+        leaving = parts.stays if across else ()
+        fetches.append(planned_environment(file, WORK, leaving))
+        if across:
+            fetches.append(planned_site(file, WORK, machine))
+    fetches += planned_sources(wanted, given, mirror)
+    missing = [
+        *_python(source.needs, python or Path(sys.executable), (*TOOLS, "torch") if python else ()),
+        *_compiler(source.needs, find_cxx(machine), across),
+        *_programs(source.needs, rust=False),
+        *missing_tools(),
+        *not_to_be_had(fetches, offline=offline),
+    ]
+    if python and not missing:
+        check_torch(installed_torch(python), source.needs.torch, cuda, "before the build")
+    return BuildPlan(
+        title=f"vLLM {source.version}",
+        fetches=tuple(fetches),
+        compiles=tuple(compiles),
+        missing=tuple(missing),
+    )
 
 
 def _missing(what: str, hint: str) -> Finding:

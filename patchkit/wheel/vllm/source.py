@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
+from patchkit.durable.scratch import ScratchFolder
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.source.archive import unpack
@@ -80,5 +80,5 @@ def _tree(path: Path) -> Iterator[SourceTree]:
     if path.is_dir():
         yield detect(path, "vllm")
         return
-    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+    with ScratchFolder() as folder:
         yield detect(unpack(path, Path(folder) / "tree"), "vllm")

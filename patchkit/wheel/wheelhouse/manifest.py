@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from patchkit.digests import digest
 from patchkit.errors import SourceError
 from patchkit.records import Sha256, read_json
 from patchkit.target import targets
@@ -162,11 +163,10 @@ def documents(manifest: Manifest) -> dict[str, str]:
         cpus = " or ".join(f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus))
         marker = f" ; {cpus}" if builds[entry.name.project] > 1 else ""
         lines.append(f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}\n")
-    return {
-        MANIFEST: rows + "\n",
-        SUMS: "".join(f"{entry.sha256}  {entry.filename}\n" for entry in ordered if entry.held),
-        REQUIREMENTS: header + "".join(lines),
-    }
+    texts = {MANIFEST: rows + "\n", REQUIREMENTS: header + "".join(lines)}
+    sums = [(digest(text.encode()), name) for name, text in texts.items()]
+    sums += [(entry.sha256, entry.filename) for entry in ordered if entry.held]
+    return {**texts, SUMS: "".join(f"{sha256}  {name}\n" for sha256, name in sums)}
 
 
 def rivals(one: WheelName, other: WheelName) -> bool:

@@ -1,13 +1,13 @@
 """Sign a wheelhouse and check signatures, by ssh-keygen with the keys that users have.
 
-Nothing here is cryptography of our own: see ssh-keygen(1), ``-Y sign`` and ALLOWED SIGNERS.
+SHA256SUMS is what is signed: it has the digests of the wheels and of the other documents. Nothing
+here is cryptography of our own: see ssh-keygen(1), ``-Y sign`` and ALLOWED SIGNERS.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -16,63 +16,44 @@ from pathlib import Path
 
 from patchkit.errors import BusyError, HashMismatchError, HostError, SourceError, UsageError
 from patchkit.process import Completed, attempt
-from patchkit.wheel.wheelhouse.accepted import Seen, last_seen, remember, require_no_older
+from patchkit.wheel.wheelhouse.manifest import SUMS
 from patchkit.wheel.wheelhouse.own_files import read_own
-from patchkit.wheel.wheelhouse.statement import (
-    STATEMENT,
-    Statement,
-    digests,
-    read_statement,
-    require_newer,
-    signing_date,
-)
 from patchkit.wheel.wheelhouse.storage import commit, reading, writing
 from patchkit.wheel.wheelhouse.verify import verify
 
 # ssh-keygen(1): a signature made for another purpose, such as a git commit, does not hold.
 NAMESPACE = "patchkit"
-SIGNATURE = f"{STATEMENT}.sig"
+SIGNATURE = f"{SUMS}.sig"
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")  # below ~/.ssh, the first that is there
 _SECONDS = 60.0  # for an answer where nobody can be asked
-_ANEW = f"; to begin anew there, remove {STATEMENT} and {SIGNATURE} first"
+_SIGN = "sign where the wheelhouse is made: `patchkit wheelhouse sign`"
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom a verifier believes: allowed signers, revoked keys, and a state that is too old."""
+    """Whom a verifier believes: allowed signers and revoked keys, as files of ssh-keygen(1)."""
 
     signers: Path
     revoked: Path | None = None
-    newer_than: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signed:
-    """A statement whose signature holds.
+    """A signature that holds.
 
     ``signer`` is the principal of the allowed-signers file, "" where none was asked; ``key`` its
-    SHA256 fingerprint. ``seen`` is what was accepted here before; ``stale`` names the documents
-    that were changed since, which only ``signature`` lets pass.
+    SHA256 fingerprint.
     """
 
-    statement: Statement
     key: str
     signer: str = ""
-    seen: Seen | None = None
-    stale: tuple[str, ...] = ()
 
     def fields(self) -> dict[str, object]:
-        return {
-            **self.statement.fields(),
-            "signer": self.signer or None,
-            "key": self.key,
-            "seen": self.seen.counter if self.seen else None,
-            "stale": list(self.stale),
-        }
+        return {"signer": self.signer or None, "key": self.key}
 
 
 def sign(house: Path, key: Path | None = None) -> Signed:
-    """Sign a wheelhouse that is consistent in itself; the counter is one more than the last.
+    """Sign a wheelhouse that is consistent in itself.
 
     ``key`` is a private key, or a public one whose private half an agent has. ssh-keygen asks for
     a passphrase or a touch on the terminal. Raises HashMismatchError for a wheelhouse that
@@ -81,88 +62,63 @@ def sign(house: Path, key: Path | None = None) -> Signed:
     StorageError.
     """
     chosen = _key(key)
-    sums = digests(house)
-    if found := verify(house).findings:
+    sums = read_own(house / SUMS)
+    done = verify(house)
+    if found := done.findings:
         raise HashMismatchError(
             f"{house}: is not signed: {found[0].where} {found[0].what}",
             why="a signature vouches for a wheelhouse that verify finds nothing against",
             hint=found[0].hint,
         )
-    if not all(sums.values()):
+    if sums is None or not done.entries:
         raise SourceError(
             f"{house}: is not signed: it has no wheels that are listed",
             hint="build one first: patchkit build nccl; patchkit repack vllm==X",
         )
-    former = signature(house)
-    old = former.statement if former else None
-    seen = last_seen(old.wheelhouse) if old else None
-    statement = Statement(
-        wheelhouse=old.wheelhouse if old else secrets.token_hex(8),
-        # This machine's memory counts too: signing an older copy must not use a counter twice.
-        counter=1 + max(old.counter if old else 0, seen.counter if seen else 0),
-        date=signing_date(),
-        sums=sums,
-    )
-    made = _signed(statement.text, chosen)
+    made = _signed(sums, chosen)
     # Checked before it is kept: a signature that does not hold is worse than none.
-    fingerprint = _fingerprint(statement.text.encode(), made)
+    fingerprint = _fingerprint(sums, made)
     with writing(house):
-        if digests(house) != sums:
+        if read_own(house / SUMS) != sums:
             raise BusyError(f"{house}: changed while it was signed", hint="sign it again")
-        commit(house, {STATEMENT: statement.text, SIGNATURE: made.decode("ascii")}, ())
-    remember(statement)
-    return Signed(statement=statement, key=fingerprint, seen=seen)
+        commit(house, {SIGNATURE: made.decode("ascii")}, ())
+    return Signed(key=fingerprint)
 
 
 def signature(house: Path) -> Signed | None:
     """Return what a wheelhouse says of its signature, None if it has none.
 
     That the key belongs to anyone in particular is not asked. Raises HashMismatchError if the
-    signature is not one of this statement, HostError without ssh-keygen, StorageError.
+    signature is not one of this SHA256SUMS, HostError without ssh-keygen, StorageError.
     """
     with reading(house):
-        if not any(os.path.lexists(house / name) for name in (STATEMENT, SIGNATURE)):
+        if not os.path.lexists(house / SIGNATURE):
             return None
-        text, made = _both(house)
-        key, statement = _fingerprint(text, made), read_statement(text)
-        return Signed(statement=statement, key=key, stale=tuple(statement.changed(house)))
+        return Signed(key=_fingerprint(*_both(house)))
 
 
 def check(house: Path, trust: Trust) -> Signed:
-    """Check that an allowed signer signed the documents of a wheelhouse as they are.
+    """Check that an allowed signer signed SHA256SUMS as it is.
 
-    What the documents say of the wheels is for ``verify``; after it ``remember`` the statement.
-    Raises HashMismatchError for a wrong, missing, foreign or stale signature and for a state older
-    than one that was accepted here; UsageError, HostError, StorageError, BusyError.
+    What that says of wheels and documents is for ``verify``. Raises HashMismatchError for a wrong,
+    missing, foreign or stale signature, UsageError, HostError, StorageError, BusyError.
     """
     with reading(house):
-        text, made = _both(house)
-        key = _fingerprint(text, made)
-        signer = _signer(text, made, key, trust)
-        statement = read_statement(text)
-        if stale := statement.changed(house):
-            raise HashMismatchError(
-                f"{house / stale[0]}: was changed after {signer} signed it on {statement.date}",
-                why="wheels were added or removed since, or somebody altered it",
-                hint="sign again where the wheelhouse is made: patchkit wheelhouse sign",
-            )
-    if trust.newer_than is not None:
-        require_newer(statement, trust.newer_than)
-    seen = last_seen(statement.wheelhouse)
-    require_no_older(statement, seen)
-    return Signed(statement=statement, key=key, signer=signer, seen=seen)
+        sums, made = _both(house)
+        key = _fingerprint(sums, made)
+        return Signed(key=key, signer=_signer(sums, made, key, trust))
 
 
 def _both(house: Path) -> tuple[bytes, bytes]:
-    """Return statement and signature. Raises HashMismatchError if one is missing."""
-    text, made = (read_own(house / name) for name in (STATEMENT, SIGNATURE))
-    if text is None or made is None:
+    """Return SHA256SUMS and its signature. Raises HashMismatchError if one is missing."""
+    sums, made = (read_own(house / name) for name in (SUMS, SIGNATURE))
+    if sums is None or made is None:
         raise HashMismatchError(
-            f"{house / (STATEMENT if text is None else SIGNATURE)}: is missing",
+            f"{house / (SUMS if sums is None else SIGNATURE)}: is missing",
             why="nobody signed this wheelhouse, or the signature was not copied along",
-            hint=f"on the machine where it is made: `patchkit wheelhouse sign`{_ANEW}",
+            hint=_SIGN,
         )
-    return text, made
+    return sums, made
 
 
 def _fingerprint(text: bytes, made: bytes) -> str:
@@ -171,9 +127,10 @@ def _fingerprint(text: bytes, made: bytes) -> str:
         done = _keygen("check-novalidate", "-n", NAMESPACE, "-s", file, text=text)
     if done.trouble:
         raise HashMismatchError(
-            f"{SIGNATURE}: is not a signature of {STATEMENT}",
-            why=_words(done) or "one of the two was changed",
-            hint=f"get both again from where they were signed{_ANEW}",
+            f"{SIGNATURE}: is not a signature of this {SUMS}",
+            why=f"the wheelhouse was changed after it was signed, or somebody altered it: "
+            f"{_words(done) or 'no signature'}",
+            hint=_SIGN,
         )
     # Good "patchkit" signature with ED25519 key SHA256:…
     return done.output.split()[-1]
@@ -226,11 +183,11 @@ def _readable(file: Path) -> str:
     )
 
 
-def _signed(text: str, key: str) -> bytes:
+def _signed(text: bytes, key: str) -> bytes:
     """Return the armored signature that ssh-keygen makes. Raises HostError."""
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
-        place = Path(folder, STATEMENT)
-        place.write_text(text, encoding="ascii")
+        place = Path(folder, SUMS)
+        place.write_bytes(text)
         done = _keygen("sign", "-q", "-f", key, "-n", NAMESPACE, str(place), text=None)
         made = Path(folder, SIGNATURE)
         if not done.trouble and made.exists():

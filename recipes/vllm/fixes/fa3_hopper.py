@@ -30,21 +30,20 @@ def prove(case: kit.Case) -> str:
     """Check that all else is built and installed, and that vLLM decides as if it were there."""
     target = case.request.target
     _check_installed(case.patched)
-    stock, patched, *decided = kit.ask(
+    trees = (case.stock, case.patched)
+    stock, patched = kit.ask(case.patched, [partial(_extensions, t) for t in trees], list[str])
+    decided = kit.ask(
         case.patched,
         [
-            partial(_extensions, case.stock),
-            partial(_extensions, case.patched),
-            *(
-                partial(_decided, case.patched, target.capability, built, wished)
-                for wished in (None, 3)
-                for built in ((kit.FA2, kit.FA3), (kit.FA2,))
-            ),
+            partial(_decided, case.patched, target.capability, built, wished)
+            for wished in (None, 3)
+            for built in ((kit.FA2, kit.FA3), (kit.FA2,))
         ],
+        dict[str, object],
     )
     if patched != [name for name in stock if name != _EXTENSION]:
         raise kit.ProofError(f"{_PATH}: builds {', '.join(patched)}, before {', '.join(stock)}")
-    if decided[0] != decided[1] or decided[2] != decided[3] or decided[1]["version"] != 2:
+    if decided[0] != decided[1] or decided[2] != decided[3] or decided[1].get("version") != 2:
         raise kit.ProofError(
             f"attention on {target.title}: {decided[1::2]} without {kit.FA3}, {decided[::2]} with",
             why="upstream uses FlashAttention 3 on this device",

@@ -38,7 +38,7 @@ def prove(case: kit.Case) -> str:
     """Run two nodes with one device each, whose folders list the files in different orders."""
     # rank, its device, what the folder lists: two nodes, and the second rank of one host
     ranks = [(0, 0, _FILES), (1, 0, sorted(_FILES)), (1, 1, _FILES)]
-    runs = kit.ask(case.patched, [partial(_loaded, case.patched, *rank) for rank in ranks])
+    runs = kit.ask(case.patched, [partial(_loaded, case.patched, *rank) for rank in ranks], object)
     expected = [["/a/1", "/a/2"], ["/a/3"]]
     for (_rank, device, _files), got in zip(ranks, runs, strict=True):
         if got != [[f"cuda:{device}", files] for files in expected]:

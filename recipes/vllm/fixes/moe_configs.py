@@ -32,7 +32,7 @@ _TOLERANT = 'tuned_config.pop("triton_version"'
 _KEY = re.compile(
     r"E=(\d+),N=(\d+),device_name=\w+(?:,dtype=(\w+))?(?:,block_shape=\[(\d+),(\d+)\])?\.json"
 )
-_NAME = re.compile(r"[\w=][\w=,.\[\]-]*")
+_NAME = re.compile(r"[\w=][\w=,.\[\]-]{,200}", re.ASCII)
 # Bytes per element of a tile, by the dtype in a file's name; none there is bf16.
 _BYTES: dict[str | None, int] = {None: 2, "fp8_w8a8": 1}
 _PREFILL = 256  # the nearest row is taken: without one from here on, prefill gets a row for decode
@@ -103,7 +103,7 @@ def prove(case: kit.Case) -> str:
         (case.patched, _DEVICE),
         *((tree, each) for each in others for tree in (case.stock, case.patched)),
     ]
-    ours, *theirs = kit.ask(case.stock, [partial(_rows_found, *each) for each in asked])
+    ours, *theirs = kit.ask(case.stock, [partial(_rows_found, *e) for e in asked], list[object])
     for config, path, got in zip(_CONFIGS, _paths(case.patched), _each(ours), strict=True):
         text = case.patched.read(path)
         _check_found(path, text, got)
@@ -161,7 +161,7 @@ def _paths(tree: kit.SourceTree) -> list[str]:
         name = _file_names(tree, _DEVICE)
         return [name(config.key) for config in _CONFIGS]
 
-    (found,) = kit.ask(tree, [names])
+    (found,) = kit.ask(tree, [names], list[object])
     named = [name for name in _each(found) if isinstance(name, str) and _NAME.fullmatch(name)]
     if len(set(named)) < len(_CONFIGS):
         raise kit.altered(
@@ -170,9 +170,9 @@ def _paths(tree: kit.SourceTree) -> list[str]:
     return [f"{_FOLDER}/{name}" for name in named]
 
 
-def _each(answer: object) -> list[Any]:
+def _each(answer: list[object]) -> list[object]:
     """Return an answer that has something for each config. Raises ProofError."""
-    if not isinstance(answer, list) or len(answer) != len(_CONFIGS):
+    if len(answer) != len(_CONFIGS):
         raise kit.ProofError(f"{_PATH}: answers for {len(_CONFIGS)} configs with {answer!r:.200}")
     return answer
 

@@ -60,7 +60,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Check that the query answers on 12.1, and that a GB10 keeps the defaults of today."""
     (today,) = kit.ask(
-        case.stock, [lambda: _defaults(kit.on_device(case.stock, *kit.GB10), _unknown)]
+        case.stock, [lambda: _defaults(kit.on_device(case.stock, *kit.GB10), _unknown)], object
     )
     kit.prove_decisions(
         case,

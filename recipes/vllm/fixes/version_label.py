@@ -71,7 +71,8 @@ def prove(case: kit.Case) -> str:
         "print": lambda _text: None,
         "VLLM_GIT_DESCRIBE_COMMAND": None,
     }
-    (label,) = kit.ask(case.patched, [lambda: kit.Code(case.patched, names).get(_PATH, _SCOPE)()])
+    code = kit.Code(case.patched, names)
+    (label,) = kit.ask(case.patched, [lambda: code.get(_PATH, _SCOPE)()], object)
     if not isinstance(label, str) or not _is_version(label) or not _is_own(label, case.request):
         raise kit.ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
     return f"the build is called {label}"

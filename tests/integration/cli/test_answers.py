@@ -195,7 +195,7 @@ def test_a_list_begins_with_what_was_made_here(house):
     assert head.split()[:3] == ["project", "version", "kind"]
     assert first.split()[:4] == ["vllm", "0.25.1+gb10.a", "repacked", "gb10"]
     assert summary.startswith("1 made here, 30 dependencies")
-    assert nodes.endswith(f"wheelhouse index site --dir {house}")
+    assert nodes.endswith(f"http.server --bind 127.0.0.1 --directory {house} 8000")
     whole = piped(["wheelhouse", "list", "-v", "--dir", house], 0).splitlines()
     assert len(whole) == 34
     assert whole[1].split() == first.split()

@@ -243,9 +243,13 @@ def test_what_makes_no_sense(chat, words, said):
     assert said in chat("http://127.0.0.1:9", *words, input="", rc=2).stderr
 
 
-@pytest.mark.parametrize("url", ["http://[x", "h:8000", "ftp://h", "http://u:p@h"])
+@pytest.mark.parametrize(
+    "url", ["http://[x", "h:8000", "ftp://h", "http://u:PASS@h", "u:PASS@h", "http://:PASS@h"]
+)
 def test_what_is_no_url(chat, url):
-    assert "is not the address of a server" in chat(url, "Hello", rc=2).stderr
+    said = chat(url, "Hello", rc=2).stderr
+    assert "is not the address of a server" in said
+    assert "PASS" not in said + chat(url, "--json", "Hello", rc=2).stdout
 
 
 def test_the_server_of_this_machine_is_found(chat, tmp_path):

@@ -46,23 +46,23 @@ ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 @settings(max_examples=12, deadline=None)
 @given(text=ANY)
 def test_any_text_arrives_as_it_is(sshd, text):
-    assert Remote("spark-1").call(visible, text=text) == visible(text)
+    assert Remote("spark-1").call(str, visible, text=text) == visible(text)
 
 
 def test_an_error_is_raised_here_with_the_name_of_the_node(sshd):
     with pytest.raises(UsageError, match=r"^spark-1: .*is no file of a cluster"):
-        Remote("spark-1").call(node_files.put, name="x", files={"../evil": ""})
+        Remote("spark-1").call(list[str], node_files.put, name="x", files={"../evil": ""})
 
 
 def test_a_failure_of_the_code_there_is_no_traceback(sshd):
     with pytest.raises(HostError, match=r"^spark-1: read_text: \w+Error: ") as caught:
-        Remote("spark-1").call(read_text, path="/etc/hostname", limit="x")
+        Remote("spark-1").call(str, read_text, path="/etc/hostname", limit="x")
     assert "Traceback" not in str(caught.value)
 
 
 def test_several_nodes_at_once_in_their_order(sshd):
     nodes = [Remote(name) for name in (*NAMES, "nowhere.invalid")]
-    found = everywhere(nodes, lambda node: node.call(visible, text=node.destination))
+    found = everywhere(nodes, lambda node: node.call(str, visible, text=node.destination))
     assert found[:3] == list(NAMES)
     assert isinstance(found[3], HostError)
     with pytest.raises(HostError, match=r"nowhere\.invalid: "):
@@ -86,7 +86,7 @@ def test_what_ssh_refuses(sshd, tmp_path, monkeypatch, change, what, hint):
         replaced(sshd / "config", f"{sshd}/{change}", str(tmp_path / change)),
         pytest.raises(HostError, match=what) as caught,
     ):
-        Remote("spark-1").call(visible, text="")
+        Remote("spark-1").call(str, visible, text="")
     sharing.cache_clear()
     assert hint in caught.value.hint
 
@@ -114,7 +114,8 @@ def test_a_stream_ends_there_when_nobody_listens(sshd, tmp_path, monkeypatch):
     code = (
         "import sys, time; from patchkit.runtime.remote.node import Remote\n"
         "from patchkit.runtime.on_node import ports\n"
-        "for said in Remote('spark-2').stream(ports.listening, address='127.0.0.1', ports=[0]):\n"
+        "asked = {'address': '127.0.0.1', 'ports': [0]}\n"
+        "for said in Remote('spark-2').stream(dict[str, list[int]], ports.listening, **asked):\n"
         "    print(said['open'][0], flush=True); time.sleep(60)\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -133,11 +134,10 @@ def test_a_stream_ends_there_when_nobody_listens(sshd, tmp_path, monkeypatch):
 def test_a_port_that_is_taken(sshd):
     first = ports.listening("127.0.0.1", [0])
     taken = next(first)["open"][0]
-    stream = Remote("spark-1").stream(ports.listening, address="127.0.0.1", ports=[taken, 0])
-    said = next(stream)
-    assert said["taken"] == [taken]
-    assert len(said["open"]) == 1
-    stream.close()
+    asked = {"address": "127.0.0.1", "ports": [taken, 0]}
+    with Remote("spark-1").opened(dict[str, list[int]], ports.listening, **asked) as said:
+        assert said["taken"] == [taken]
+        assert len(said["open"]) == 1
 
 
 def test_links_go_over_the_address_with_the_key_that_is_known(sshd):
@@ -154,5 +154,5 @@ def test_links_go_over_the_address_with_the_key_that_is_known(sshd):
 def test_here_needs_no_ssh(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("ssh") is None
-    assert Remote("localhost").call(visible, text="\x1b") == "\\x1b"
+    assert Remote("localhost").call(str, visible, text="\x1b") == "\\x1b"
     assert os.environ["PATH"] == str(tmp_path)

@@ -2,10 +2,15 @@
 
 import pytest
 
-from patchkit.records import record
 from patchkit.runtime.doctor.sense import questions, questions_to_ask, sense_findings
-from patchkit.runtime.doctor.server import server_findings, wanted_metrics
-from patchkit.runtime.on_node.server_answers import AskedFact, ServerAnswers, ask_facts, look
+from patchkit.runtime.doctor.server import server_findings
+from patchkit.runtime.on_node.server_answers import (
+    AskedFact,
+    ServerAnswers,
+    ask_facts,
+    look,
+    wanted_metrics,
+)
 from patchkit.runtime.remote.node import Remote
 from patchkit.runtime.remote.ssh import sharing
 from support import ssh_server
@@ -33,9 +38,9 @@ def test_a_server_and_its_model_are_asked_on_their_node(sshd, tmp_path):
     known = {each.ask: each.accepts[0] for each in questions()}
     with ModelServer("0.17", key=KEY, answers=known) as server:
         node, place = Remote("spark-1"), {"url": server.url, "key_file": str(file)}
-        said = record(ServerAnswers, node.call(look, metrics=wanted_metrics(), **place))
+        said = node.call(ServerAnswers, look, metrics=wanted_metrics(), **place)
         given = {"model": "small", "questions": questions_to_ask(), **place}
-        facts = [record(AskedFact, each) for each in node.stream(ask_facts, **given)]
+        facts = list(node.stream(AskedFact, ask_facts, **given))
     found = [*server_findings("spark-1", said), *sense_findings("spark-1", "small", facts)]
     assert {each.about: each.level.value for each in found} == {
         "server-token": "ok",

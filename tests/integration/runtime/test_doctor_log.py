@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -30,8 +31,9 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
         2,
         "error",
     )
-    assert (second["about"], second["line"]) == ("engine-core-failed", 3)
-    assert shown.index(f"{log}:2") < shown.index(f"{log}:3")
+    assert (second["about"], second["line"], second["level"]) == ("engine-core-failed", 3, "note")
+    assert "1 consequence: engine-core-failed; -v" in shown
+    assert f"{log}:3" not in shown
     assert "next:" in shown
 
 
@@ -39,8 +41,6 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
     ("text", "code", "about"),
     [
         (b"all is well\n", 0, []),
-        (b"", 0, []),
-        (bytes(range(256)), 0, []),
         (b"KeyError: 'nobody knows'\n", 9, ["unknown"]),
     ],
 )
@@ -59,6 +59,31 @@ def test_what_is_no_log(cli, tmp_path):
     assert "zcat" in cli("doctor", "--log", packed, rc=3).stderr
     assert "no such file" in cli("doctor", "--log", tmp_path / "none", rc=2).stderr
     assert "a directory" in cli("doctor", "--log", tmp_path, rc=2).stderr
+    packed.write_bytes(LOG.encode("utf-16"))
+    assert "UTF-16" in cli("doctor", "--log", packed, rc=3).stderr
+
+
+def test_a_log_of_a_server_that_serves(cli, tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG + LOG.splitlines(keepends=True)[0] + "Application startup complete.\n")
+
+    shown = cli("doctor", "--elsewhere", "--log", log, rc=0).stdout
+
+    assert "nothing fatal; serving since line 5" in shown
+
+
+def test_a_report_has_the_lines_around_what_was_found(cli, tmp_path):
+    log, report = tmp_path / "vllm.log", tmp_path / "report.tar.gz"
+    key = "INFO 11-22 10:00:00 [a.py:1] token hf_abcdefghijABCDEFGHIJ1234567890abcd\n"
+    log.write_text("\n" * 99 + key + "KeyError: 'nobody knows'\n" + "\n" * 99)
+
+    cli("doctor", "--elsewhere", "--log", log, "--save", report, rc=9)
+
+    with tarfile.open(report) as files:
+        lines = files.extractfile("patchkit-report/journal.txt").read().decode()
+    assert "KeyError: 'nobody knows'" in lines
+    assert "token secret-1" in lines
+    assert len(lines.splitlines()) == 14
 
 
 def test_explain_by_the_text_of_an_error(cli):
@@ -72,3 +97,13 @@ def test_explain_by_the_text_of_an_error(cli):
         "did you mean cuda-12-library-missing?"
         in cli("explain", "cuda-12-libary-missing", rc=2).stderr
     )
+
+
+def test_a_line_that_is_quoted_keeps_no_secret(cli, tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "RuntimeError: odd arguments {'api_key': ['s3cr3t-1'], 'url': 'http://u:pw9@h'}\n"
+    )
+    for more in ((), ("--json",)):
+        said = cli("doctor", "--elsewhere", "--log", log, *more, rc=9).stdout
+        assert "odd arguments {'api_key': ['(masked)'], 'url': 'http://(masked)@h'}" in said

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,9 +117,8 @@ def test_a_models_files(tmp_path):
 def test_the_ways_from_here():
     if not shutil.which("ip"):
         pytest.skip("ip is not installed (iproute2)")
-    said = Remote("localhost").call(
-        examination.meet, addresses=["127.0.0.1", "nonsense"], peers=[], models=[]
-    )
+    asked = {"addresses": ["127.0.0.1", "nonsense"], "peers": [], "models": []}
+    said = Remote("localhost").call(dict[str, Any], examination.meet, **asked)
     here, nowhere = said["ways"]
     assert (here["netdev"], here["gateway"]) == ("lo", "")
     assert here["mtu"] > 1000

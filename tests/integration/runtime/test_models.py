@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.errors import HostError, SourceError
+from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError
 from patchkit.runtime.models.names import ModelFolder
-from patchkit.runtime.models.sync import ModelNode, models_of, source_of, sync_model
+from patchkit.runtime.models.sync import ModelNode, check_sources, models_of, sources_of, sync_model
+from patchkit.runtime.remote.rsync import copied
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest, hub_server, safetensors
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server
@@ -161,7 +162,7 @@ def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
     said = cli(
         "model", "get", "org/small", "--python", python, "--models", disk, rc=7, env=env
     ).stderr
-    assert "GB are free" in said
+    assert "are free" in said
     assert not list(disk.iterdir())
 
 
@@ -233,7 +234,7 @@ def silent(_task):
 
 
 def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
-    source, model = source_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
+    (source, model), *_ = sources_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
     assert source is nodes[0]
     first = sync_model(source, model, nodes[1], silent)
     there = tmp_path / "a b'$(c)" / FOLDER
@@ -253,12 +254,31 @@ def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
     data[-1] ^= 1
     place.write_bytes(data)
     os.utime(place, ns=(kept.st_atime_ns, kept.st_mtime_ns))
-    assert not sync_model(source, model, nodes[1], silent).check.complete
     assert sync_model(source, model, nodes[1], silent).check.complete
+    # A source whose bytes are wrong is none.
+    rotten = tmp_path / "models" / FOLDER / SHARDS[0]
+    rotten.write_bytes(bytes(data[: rotten.stat().st_size].ljust(rotten.stat().st_size)))
+    (found,) = sources_of(nodes[1:], models_of(nodes[1:]), "org/small", "")
+    node, _model, wrong = check_sources([(source, model), found], silent)
+    assert node is nodes[1]
+    with pytest.raises(HashMismatchError, match="has the hash") as refused:
+        check_sources([(source, model)], silent)
+    assert [refused.value.what] == wrong
+    assert wrong[0].startswith(f"{source.ssh}: {SHARDS[0]}: has the hash")
+
+
+def test_a_copy_that_fails_shows_no_progress():
+    need("rsync")
+    script = (
+        "printf '  32,768  12%% 1.00MB/s 0:00:01\\r  65,536  24%% 1.00MB/s 0:00:01'; kill -9 $$"
+    )
+    with pytest.raises(StorageError) as failed:
+        list(copied(("sh", "-c", script), 1 << 20, "spark-2"))
+    assert failed.value.what == "rsync to spark-2 failed: killed by SIGKILL"
 
 
 def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_path):
-    source, model = source_of(nodes, models_of(nodes), "org/small", "")
+    ((source, model),) = sources_of(nodes, models_of(nodes), "org/small", "")
     unknown = ModelNode(ssh="spark-2", peer="no-such-host", models=nodes[1].models)
     with pytest.raises(HostError, match="no-such-host") as refused:
         sync_model(source, model, unknown, silent)
@@ -267,7 +287,7 @@ def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_pat
     with pytest.raises(SourceError, match="is not complete"):
         sync_model(source, model, nodes[1], silent)
     with pytest.raises(SourceError, match="no node has the whole model"):
-        source_of(nodes, models_of(nodes), "org/small", "")
+        sources_of(nodes, models_of(nodes), "org/small", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def refused(build, tmp_path):
     return run
 
 
+TOOLS = ("bash", "make", "python3")
 PYTHON = ["--python", sys.executable]
 ACROSS = (
     f"--python {sys.executable}: its torch is for x86_64, the wheel for aarch64"
@@ -177,6 +179,49 @@ def test_all_that_is_missing_is_said_at_once(refused, sources, tmp_path):
     ):
         assert each in said
     assert "install all of these, then run the same command again" in said
+
+
+def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, tmp_path):
+    """What the index and git would bring, with sizes where they are locked."""
+    (tmp_path / "empty").mkdir()
+    nowhere = {
+        "PATH": str(tmp_path / "empty"),
+        "PATCHKIT_CACHE_DIR": str(tmp_path / "cache"),
+        "PIP_INDEX_URL": "http://127.0.0.1:9",
+    }
+    house = ("--dir", tmp_path / "house", "--dry-run", "--cuda", "locked")
+    vllm = ("build", "vllm", *SRC, "--python", sys.executable, *house)
+    for words, title, tools in (
+        (vllm, f"vLLM {VLLM_VERSION}, with ", ["no C++ compiler: apt install g++"]),
+        (("build", "nccl", "--src", SMALL, "--cpu", HERE, *house), f"{SMALL}, with ", []),
+    ):
+        done = cli(*words, env=nowhere, rc=9)
+        assert title in done.stdout
+        assert re.search(r"fetch  nvidia_cuda_nvcc-13\S+  +\d+\.\d MB", done.stdout)
+        shown = done.stdout.replace("\n  next:  ", ": ")
+        for tool in (
+            *tools,
+            *(f"{name} is not on this machine: apt install {name}" for name in TOOLS),
+        ):
+            assert f"✗ {tool}\n" in shown
+        data = json.loads(cli(*words, "--json", env=nowhere, rc=9).stdout)
+        assert len(data["missing"]) == shown.count("✗ ")
+        assert {each["there"] for each in data["fetches"]} >= {False}
+        # Offline, what is not here is missing as well.
+        offline = json.loads(cli(*words, "--json", "--offline", env=nowhere, rc=9).stdout)
+        lacked = [each for each in data["fetches"] if not each["there"]]
+        assert len(offline["missing"]) == len(data["missing"]) + len(lacked)
+    assert not (tmp_path / "house").exists()
+    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "cache/cuda").exists()
+
+
+def test_a_build_that_could_start_ends_with_0(cli, tmp_path):
+    need("g++")
+    need("make")
+    words = ("build", "nccl", "--src", SMALL, "--cpu", HERE, "--dir", tmp_path / "house")
+    assert cli(*words, "--dry-run").stdout.endswith("✓ it could start\n")
+    assert not (tmp_path / "house").exists()
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")

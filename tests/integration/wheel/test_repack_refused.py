@@ -50,6 +50,7 @@ X86 = NAME.replace("aarch64", "x86_64")
         (lambda p: "vllm==0.19.one", UsageError, "is not a version"),
         (lambda p: "vllm==9.9.9", SourceError, "is not among the releases"),
         (lambda p: "vllm==0.10.0", SourceError, "0.10.0 is not supported"),
+        (lambda p: "vllm==0.15.1", SourceError, "wheels on the package index and no sdist"),
         (
             lambda p: vllm_wheel(p, name=NAME.replace("2_28", "2_31")),
             HashMismatchError,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import venv
 
 import pytest
 
+from patchkit.runtime.on_node.python_contents import python_contents
 from patchkit.wheel.wheelhouse.contents import add
 from support.wheels import CPU, ELSEWHERE, HERE, write_wheel
 
@@ -75,6 +77,36 @@ def test_ours_takes_the_place_of_stock(form, pip, house, made):
     # pip leaves the empty folders of a namespace package behind, stock's too.
     assert [path.name for path in pip.library.parents[2].rglob("*")] == ["nccl"]
     assert pip.installed() == {"torch": "2.13.0"}
+
+
+def test_a_library_that_went_with_another_package_is_found_and_comes_back(cli, pip, house, made):
+    stock = made("2.28.9", project="nvidia-nccl-cu12", files={LIBRARY: b"stock"})
+    add(house, made(OURS), {})
+    pip("install", stock)
+    pip("install", *LOCKED)
+    pip("uninstall", "--yes", "nvidia-nccl-cu12")
+    assert not pip.library.exists()
+    assert "No broken requirements found" in pip("check")
+    venv = pip.library.parents[6]
+
+    def lost(rc):
+        said = cli("verify", "wheelhouse", "--json", rc=rc, env={"VIRTUAL_ENV": str(venv)})
+        findings = json.loads(said.stdout)["findings"]
+        return [each for each in findings if each["filename"] == str(venv)]
+
+    (found,) = lost(rc=7)
+    assert found["what"] == (
+        f"a library is gone: {pip.library}, which nvidia-nccl-cu13 {OURS} has installed"
+    )
+    (on_node,) = python_contents(str(venv), None).lost
+    assert on_node.path == str(pip.library)
+
+    python, _m, _pip, *words = shlex.split(found["next"])
+    assert python == f"{venv}/bin/python"
+    pip(*words)
+
+    assert pip.library.read_text() == f"{OURS} {HERE}"
+    assert lost(rc=(0, 2, 3, 5)) == []
 
 
 def test_wheels_for_two_cpus(pip, house, made):

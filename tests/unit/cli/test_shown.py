@@ -27,8 +27,10 @@ from hypothesis import strategies as st
 
 from patchkit import __version__, cli
 from patchkit.cli import out, show
+from patchkit.cli.findings import finding_lines
 from patchkit.cli.progress import PERIOD, progress
 from patchkit.errors import PatchkitError
+from patchkit.finding import Finding, Level
 from patchkit.patching.fix import State
 from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
 from patchkit.patching.recipe import load_recipe
@@ -101,7 +103,7 @@ def test_the_rule_below_finds(code):
 
 
 def test_nothing_is_printed_around_the_way_out():
-    ways_out = {"out.py", "bars.py"}
+    ways_out = {"out.py", "bars.py", "alive.py"}
     places = [place for place in sorted(CLI.rglob("*.py")) if place.name not in ways_out]
     assert len(places) > 25
     assert {p.name: found for p in places if (found := prints_around(p.read_text()))} == {}
@@ -203,15 +205,47 @@ def test_an_encoding_that_lacks_a_character_is_no_crash(encoding):
     assert b"VLLM_HOST_IP" in done.stdout
 
 
-def test_a_reader_that_leaves_is_no_bug():
+@pytest.mark.parametrize("words", [["fixes"], ["--version"], ["env", "--help"]])
+def test_a_reader_that_leaves_is_no_bug(words):
     """As `patchkit fixes | head -1`: the code of a program that SIGPIPE ends."""
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(
-        [sys.executable, "-m", "patchkit", "fixes"], stdout=theirs, stderr=subprocess.PIPE
+        [sys.executable, "-m", "patchkit", *words], stdout=theirs, stderr=subprocess.PIPE
     )
     os.close(theirs)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "code", "said"),
+    [
+        ("fixes --json", ">/dev/full", 7, b"standard output: No space left on device"),
+        ("fixes", ">&-", 7, b"standard output: Bad file descriptor"),
+        ("--version", "<&- >&- 2>&-", 7, b""),
+        ("fixes", "<&- 2>&-", 0, b""),
+        ("nosuchverb", "2>&-", 2, b""),
+        ("nosuchverb", "2>/dev/full", 2, b""),
+        ("chat -", "<&-", 2, b"the question is empty"),
+    ],
+)
+def test_streams_that_are_closed_or_full_are_no_bug(words, streams, code, said):
+    command = [sys.executable, "-m", "patchkit", *words.split()]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {streams}', "sh", *command], capture_output=True)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert b"internal error" not in done.stderr
+
+
+@pytest.mark.parametrize(("about", "mark"), [("gpu-throttled", "?"), ("clock-sync", "✓")])
+def test_nothing_is_fine_while_the_gpu_is_not_checked(about, mark):
+    unchecked = Finding(level=Level.UNKNOWN, where="spark-1", about=about, what="not checked: why")
+    found = [Finding(level=Level.OK, where="spark-1", about="ssh", what="answers"), unchecked]
+
+    *shown, summary = map(click.unstyle, finding_lines(found, verbose=False))
+
+    assert summary == f"{mark} 1 not checked, 1 fine; -v shows all"
+    assert shown == [f"? spark-1  {about}: not checked: why"] * (mark == "?")
 
 
 def test_data_goes_out_byte_for_byte():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -166,6 +167,39 @@ def test_at_the_end_of_a_run_signals_end_it_without_a_word(capfd):
 
     assert in_child(ended) == -signal.SIGHUP
     assert capfd.readouterr().err == ""
+
+
+def test_one_that_was_put_off_comes_no_more_after_the_end():
+    def ended():
+        signals.raise_interrupts()
+        try:
+            Finalised()
+            signals.leave_interrupts()
+        except signals.Interrupted:
+            return
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # as Python does when it winds itself up
+        time.sleep(0.01)
+
+    assert in_child(ended) == 0
+
+
+def test_a_second_one_does_not_disturb_what_the_first_one_ends():
+    """An answer that ends while the next is asked for: each is an interrupt of its own."""
+
+    def ended():
+        signals.raise_interrupts()
+        put_away = 0
+        for _ in range(3):
+            with contextlib.suppress(signals.Interrupted):
+                try:
+                    signalled(signal.SIGINT)
+                finally:
+                    for number in signals.SIGNALS:
+                        signalled(number)
+                    put_away += 1
+        os._exit(put_away)
+
+    assert in_child(ended) == 3
 
 
 def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd, monkeypatch):

@@ -41,9 +41,7 @@ def test_an_extra_that_is_missing_is_told_with_a_command(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    "verb", [("build", "nccl"), ("build", "vllm"), ("wheelhouse", "fill")], ids=" ".join
-)
+@pytest.mark.parametrize("verb", [("build", "nccl"), ("build", "vllm")], ids=" ".join)
 def test_a_verb_that_needs_the_extra_says_so_first(verb, cli, tmp_path):
     """Before it resolves, downloads or reads anything: there is no network, and no folder."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['auditwheel'] = None\n")
@@ -51,6 +49,15 @@ def test_a_verb_that_needs_the_extra_says_so_first(verb, cli, tmp_path):
     said = cli(*verb, "--dir", tmp_path / "none", env=blocked, rc=9).stderr
     assert "not installed: auditwheel" in said
     assert "its extra 'build'" in said
+
+
+def test_a_wheelhouse_is_filled_without_the_extra(cli, tmp_path):
+    """README's line for two Sparks works after README's own installation."""
+    code = "\n".join(f"import sys; sys.modules[{name!r}] = None" for name in BUILD)
+    (tmp_path / "sitecustomize.py").write_text(code)
+    words = ("wheelhouse", "fill", "--dir", tmp_path)
+    said = cli(*words, env={"PYTHONPATH": str(tmp_path)}, rc=2).stderr
+    assert "holds no wheel that patchkit built" in said
 
 
 def test_another_project_of_the_same_name_is_told(cli, tmp_path):

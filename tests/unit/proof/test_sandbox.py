@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,14 +25,16 @@ from patchkit.errors import DriftError, HostError, ProofError, StorageError
 from patchkit.proof import child_process, parallel
 from patchkit.proof.child_process import Limits, forked, run
 from patchkit.proof.parallel import side_by_side
-from patchkit.proof.questions import ask
+from patchkit.proof.questions import ask as ask_for
 from patchkit.proof.sandbox import Box, missing, program_box
 from patchkit.proof.upstream_code import Code
 from patchkit.source.tree import Sandboxed
 from support.faults import at_each_line
+from support.needed import need
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 SECRET = "do not tell"
+ask = partial(ask_for, kind=object)
 
 
 @pytest.fixture
@@ -282,7 +286,7 @@ def test_a_child_changes_nothing_here(tree):
     from patchkit.proof import questions
     from patchkit.recipes.vllm import routing
 
-    assert questions.ask is ask
+    assert questions.ask is ask_for
     assert routing.prove_decision is not None
     assert tree.seen == {"forged": ""}  # looked at here: there is no such file
 
@@ -317,6 +321,34 @@ def test_a_programs_output_and_time_have_limits(tmp_path):
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     ended = run(command, None, folder=tmp_path, environment={}, limits=Limits(clock=0.2))
     assert ended.trouble == "it ran longer than 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("sleep 100", "it started more than 16 processes at a time"),
+        (
+            "awk 'BEGIN { s = \"x\"; while (length(s) < 6e7) s = s s; while (1); }'",
+            "268435456 bytes",
+        ),
+    ],
+)
+def test_what_make_starts_is_limited_as_a_whole(program, said, tmp_path):
+    need("make")
+    make = Path(shutil.which("make"))
+    number = 40 if "sleep" in program else 8
+    rules = f"all: $(addprefix x,$(shell seq {number}))\nx%:\n\t@{program.replace('$', '$$')}\n"
+    (tmp_path / "Makefile").write_text(rules)
+    box = program_box(make, children=True)
+    system = tuple(map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache")))
+    ended = run(
+        [str(make), f"-j{number}"],
+        replace(box, read=(tmp_path, *system)),
+        folder=tmp_path,
+        environment={"PATH": "/usr/bin:/bin"},
+        limits=Limits(memory=256 << 20, clock=60),
+    )
+    assert said in ended.trouble, ended.error_text
 
 
 def test_a_sandbox_that_cannot_be_set_up_is_said_before_anything_runs(tmp_path):
@@ -382,7 +414,7 @@ def test_calls_side_by_side_keep_their_order_and_their_errors():
     with pytest.raises(ProofError, match="second") as caught:
         side_by_side([os.getpid, partial(fails, "second"), partial(fails, "third")])
     assert (caught.value.why, caught.value.hint) == ("w", "h")
-    with pytest.raises(StorageError, match="ended early"):
+    with pytest.raises(StorageError, match="ended early: killed by SIGKILL"):
         side_by_side([os.getpid, lambda: os.kill(os.getpid(), signal.SIGKILL)])
 
 
@@ -402,6 +434,77 @@ def test_a_call_that_is_not_waited_for_puts_its_things_away(tmp_path):
     with pytest.raises(ProofError, match="first"):
         side_by_side([fails, works])
     assert not list(tmp_path.iterdir())
+
+
+COMMAND = """
+import sys, time
+from pathlib import Path
+from patchkit import __main__, cli
+from patchkit.durable.scratch import ScratchFolder
+from patchkit.proof.child_process import forked
+from patchkit.proof.parallel import side_by_side
+
+end = Path(sys.argv[1])
+
+def wait():
+    while not end.exists():
+        time.sleep(0.01)
+
+def work():
+    with ScratchFolder() as folder:
+        for number in range(300):
+            Path(folder, str(number)).touch()
+        Path(folder, "begun").touch()
+        return forked(wait, None).trouble
+
+cli.main = lambda: print(side_by_side([work] * 4))
+__main__.main()
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Start a command in a group of its own, and wait until it works in four processes."""
+
+    def start(before="", end=tmp_path / "end"):
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": scratch}
+        started = subprocess.Popen(
+            ["/bin/sh", "-c", f'{before} exec "$@"', "sh", sys.executable, "-c", COMMAND, end],
+            env=environment,
+            start_new_session=True,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        while len([*scratch.glob("*/begun")]) < 4 and started.poll() is None:
+            time.sleep(0.01)
+        return started, scratch
+
+    return start
+
+
+@pytest.mark.parametrize("number", signals.SIGNALS)
+def test_a_storm_of_signals_to_the_whole_group_leaves_nothing(number, command):
+    started, scratch = command()
+    for _ in range(30):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, number)
+        time.sleep(0.001)
+    assert started.communicate() == ("", "interrupted; nothing was changed\n")
+    assert started.returncode == 128 + number
+    assert not [*scratch.iterdir()]
+
+
+def test_a_signal_that_the_parent_ignores_ends_no_child(command, tmp_path):
+    """A shell's background jobs ignore SIGINT, and Ctrl-C reaches their whole group."""
+    started, scratch = command("trap '' INT TERM HUP;")
+    for number in signals.SIGNALS:
+        os.killpg(started.pid, number)
+    (tmp_path / "end").touch()
+    assert started.communicate() == ("['', '', '', '']\n", "")
+    assert not [*scratch.iterdir()]
 
 
 def test_interrupted_at_any_line_it_is_an_interrupt():

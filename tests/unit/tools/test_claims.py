@@ -10,6 +10,7 @@ from packaging.specifiers import SpecifierSet
 from patchkit.evidence import ESTABLISHED
 from patchkit.patching.claims import load_claims
 from patchkit.patching.recipe import load_recipe
+from patchkit.paths import RECIPES
 
 RECIPE = load_recipe()
 CLAIMS = load_claims()
@@ -42,3 +43,24 @@ def test_a_verdict_fits_its_releases(claim):
         assert RECIPE.newest not in covered, "what holds today is not outdated"
     if claim.verdict in {"false", "unverified"}:
         assert claim.versions == "", "it held nowhere"
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict", "says"),
+    [
+        ("bandwidth_301", "contested", ["301 GB/s of the chip", "273 GB/s of the product"]),
+        ("moe_config_65_percent", "unverified", ["FP8-Dynamic", "nobody has repeated it"]),
+        ("tokens_of_gpt_oss_120b", "unverified", ["nobody gives a measurement"]),
+    ],
+)
+def test_what_two_sources_say_is_both_there(claim, verdict, says):
+    found = next(each for each in CLAIMS if each.id == claim)
+    assert found.verdict == verdict
+    assert all(each in found.why.replace(" \\", "") for each in says)
+
+
+def test_who_cites_the_hang_of_nccl_says_which_release_cured_it():
+    texts = [path.read_text(encoding="utf-8") for path in RECIPES.rglob("*.toml")]
+    citing = [line for text in texts for line in text.splitlines() if "52504" in line]
+    assert len(citing) > 6
+    assert not [line for line in citing if "2.30.4" not in line]

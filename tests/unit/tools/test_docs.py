@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from patchkit.durable.signals import SIGNALS
 from patchkit.errors import PatchkitError
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.source.releases import load_facts
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +37,15 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.skipif(not (ROOT / "recipes").exists(), reason="an sdist has recipes/ in patchkit/")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_row_of_a_table_is_below_its_heading(page):
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert re.match(r"\|.*\n\|[ :|-]+\|\n", table), table[:100]
+
+
 def test_every_page_is_reached_from_the_readme():
     reached, ahead = set(), {ROOT / "README.md"}
     while ahead:
@@ -72,3 +84,10 @@ def test_the_pages_about_nccl_say_what_the_recipe_says():
     assert f"else {facts.default}, which torch {' and '.join(series)} pin" in text
     (named,) = re.findall(r"`--version ([\d.]+)`, or nothing", text)
     assert [str(each.version) for each in facts.releases if each.debian] == [named]
+
+
+def test_which_nccl_and_explain_say_the_same_of_ld_library_path():
+    page = (ROOT / "docs/which-nccl.md").read_text(encoding="utf-8")
+    assert "| `LD_LIBRARY_PATH` | **pip's** | **pip's** | 1 |" in page
+    meaning = read_toml(dict[str, Any], RECIPES / "env/variables.toml")["cuda"]["LD_LIBRARY_PATH"]
+    assert "pip's libnccl wins" in meaning["meaning"]

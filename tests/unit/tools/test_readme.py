@@ -60,8 +60,8 @@ def test_one_spark_ends_in_a_server_that_is_asked(run, tmp_path):
 
 
 def test_two_sparks_get_a_rank_each_and_one_head(run, tmp_path):
-    ((asked, port, model),) = curls(readme.TWO, tmp_path)
-    lines = run(readme.TWO)
+    ((asked, port, model),) = curls(readme.BY_HAND, tmp_path)
+    lines = run(readme.BY_HAND)
     assert [*lines] == ["spark-2", "spark-1"], "the worker starts first"
     head, worker = lines[asked], lines["spark-2"]
     assert head[:3] == worker[:3] == ["vllm", "serve", model]
@@ -73,13 +73,13 @@ def test_two_sparks_get_a_rank_each_and_one_head(run, tmp_path):
 
 def test_each_machine_loads_its_own_file(run, tmp_path):
     """The machines are cabled at different cages, so a copied file would name what is not there."""
-    run(readme.TWO)
+    run(readme.BY_HAND)
     texts = {name: (tmp_path / f"{name}.env").read_text() for name in ("head", "worker")}
     assert "\nNCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0\n" in texts["head"]
     assert "\nNCCL_IB_HCA=rocep1s0f1,roceP2p1s0f1\n" in texts["worker"]
     loaded = [
         (step.machine, step.text)
-        for step in readme.steps(readme.TWO, tmp_path)
+        for step in readme.steps(readme.BY_HAND, tmp_path)
         if ".env; set" in step.text
     ]
     assert loaded == [
@@ -88,15 +88,30 @@ def test_each_machine_loads_its_own_file(run, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("title", [readme.ONE, readme.TWO])
-def test_what_does_not_run_here_is_named(title, tmp_path):
+@pytest.mark.parametrize(
+    ("title", "left_out"), [(readme.ONE, 4), (readme.TWO, 3), (readme.BY_HAND, 4)]
+)
+def test_what_does_not_run_here_is_named(title, left_out, tmp_path):
     script = readme.script(title, tmp_path)
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
     steps = [*readme.steps(title, tmp_path)]
-    left_out = [step for step in steps if not step.runs]
-    assert 3 <= len(left_out) < len(steps) / 2
-    assert all(step.why for step in left_out)
-    assert script.count("SKIPPED: ") == len(left_out)
+    skipped = [step for step in steps if not step.runs]
+    assert len(skipped) == left_out < len(steps)
+    assert all(step.why for step in skipped)
+    assert script.count("  SKIPPED: ") == left_out
+
+
+def test_two_sparks_are_readmes_own_lines(tmp_path):
+    """What fills the wheelhouse runs; what takes nodes is named, with the session that has them."""
+    first, *others = readme.steps(readme.TWO, tmp_path)
+    assert first.text == f"patchkit repack vllm=={readme.release()} && patchkit wheelhouse fill"
+    assert first.runs.startswith(f"{{ {first.text} --lock-only ")
+    assert [step.text.split()[:3] for step in others] == [
+        ["patchkit", "cluster", verb] for verb in ("init", "install", "up")
+    ]
+    assert {step.why for step in others} == {
+        "it takes nodes with systemd: nox -s lifecycle -- newcomer runs it"
+    }
 
 
 def test_the_release_that_it_takes_has_no_known_trouble_with_nccl():

@@ -28,7 +28,7 @@ def test_what_does_not_run_here_is_named(tmp_path):
 
 def test_both_sparks_get_the_same_from_the_workstation(tmp_path):
     """Each is named in every way that wheels take, and takes them by hash."""
-    for title in ("Both Sparks get the same files", "Or from an index"):
+    for title in ("Both Sparks get the same files", "Or from a server"):
         lines = [step.text for step in two_sparks.PAGE.steps(title, tmp_path)]
         one, two = ([each for each in lines if name in each] for name in ("spark-1", "spark-2"))
         assert [each.replace("spark-1", "spark-2") for each in one] == two != []

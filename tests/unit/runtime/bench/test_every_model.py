@@ -88,7 +88,7 @@ def test_llama_benchy_is_looked_for_beside_the_python_that_asks(tmp_path, monkey
     client = BenchClient(python=str(tmp_path / "python"), url="http://127.0.0.1:1", model="m")
     tool, place = TOOLS["llama-benchy"], tmp_path / "raw" / "1.json"
     with pytest.raises(HostError, match="llama-benchy is not installed"):
-        tool.words(client, LOAD, place, 0)
+        measure(tool, client, LOAD, place, seed=0)
     program = tmp_path / "llama-benchy"
     program.write_text(f"#!{sys.executable}\nimport sys; sys.exit(' '.join(sys.argv[1:]))\n")
     program.chmod(0o755)

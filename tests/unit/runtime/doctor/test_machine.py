@@ -19,6 +19,7 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.on_node.python_contents import LoadedNccl
 from patchkit.runtime.peers.report import NodeReport
 from patchkit.runtime.peers.situation import facts_for_causes
+from patchkit.runtime.python.file_owners import LostFile
 from support import clusters, hosts, node_reports
 
 GPU = GpuState(50, 60.0, 140.0, 2400, 3003, 95, 0, (GpuProcess(10),))
@@ -204,6 +205,25 @@ def test_faults_that_other_facts_show(well, about, change):
     assert list(wrong(judged(change(well)))) == [about]
 
 
+@pytest.mark.parametrize(
+    ("placed", "cure"),
+    [
+        (False, "pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.30.7"),
+        (True, "patchkit cluster install"),
+    ],
+)
+def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cure):
+    file = LostFile(path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7")
+    contents = replace(well.contents, lost=(file,), nccl=LoadedNccl(), torch_nccl=LoadedNccl())
+    report = replace(well, contents=contents, placed=well.placed if placed else None)
+
+    found = next(each for each in judged(report) if each.about == "nccl-lost")
+
+    assert found.level is Level.ERROR
+    assert "/v/libnccl.so.2, which nvidia-nccl-cu13 2.30.7 has installed" in found.what
+    assert cure in found.hint
+
+
 def test_what_may_lock_memory_beyond_a_limit_has_none(well):
     beyond = ProcessLimits(known=True, memlock=8 << 20, locks=True)
 
@@ -256,7 +276,7 @@ def test_what_nobody_read_is_never_fine(well):
     assert all(each.what.startswith("not checked: ") for each in found.values())
     assert found["kernel-log"].what == "not checked: only root may"
     assert "dmesg" in found["kernel-log"].hint
-    assert found["gpu-throttled"].what == "not checked: no NVML"
+    assert found["gpu-throttled"].what == "not checked: no GPU is found here: no NVML"
 
 
 def test_each_check_answers_whatever_is_missing(well):

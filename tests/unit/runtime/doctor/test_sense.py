@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from patchkit.finding import Level
-from patchkit.records import record
 from patchkit.runtime.doctor.sense import (
     is_right,
     questions,
@@ -22,10 +21,8 @@ RIGHT = {each.ask: each.accepts[0].title() for each in questions()}
 
 def asked(server, **given):
     given = {"key_file": "/nonexistent", "model": "small"} | given
-    parts = Remote("localhost").stream(
-        ask_facts, url=server.url, questions=questions_to_ask(), **given
-    )
-    return [record(AskedFact, each) for each in parts]
+    given |= {"url": server.url, "questions": questions_to_ask()}
+    return list(Remote("localhost").stream(AskedFact, ask_facts, **given))
 
 
 def judged(answers):

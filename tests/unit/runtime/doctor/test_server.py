@@ -6,9 +6,8 @@ import pytest
 
 from patchkit.errors import UsageError
 from patchkit.finding import Level
-from patchkit.records import record
-from patchkit.runtime.doctor.server import server_findings, wanted_metrics
-from patchkit.runtime.on_node.server_answers import ServerAnswers, look
+from patchkit.runtime.doctor.server import server_findings
+from patchkit.runtime.on_node.server_answers import ServerAnswers, look, wanted_metrics
 from patchkit.runtime.on_node.unit_state import UnitState
 from patchkit.runtime.remote.node import Remote
 from support.model_server import REASONING, VERSIONS, ModelServer, metrics
@@ -20,7 +19,7 @@ def looked(server, **given):
     """Return what `look` says, on the way that doctor takes."""
     url = server if isinstance(server, str) else server.url
     given = {"key_file": "/nonexistent", "metrics": wanted_metrics(), "seconds": 2.0} | given
-    return record(ServerAnswers, Remote("localhost").call(look, url=url, **given))
+    return Remote("localhost").call(ServerAnswers, look, url=url, **given)
 
 
 def judged(said, **given):

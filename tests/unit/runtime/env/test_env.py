@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from click.testing import CliRunner
 from patchkit.cli import group
 from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.runtime.env.agreement import read_head
+from patchkit.runtime.env.cluster_env import cluster_env
+from patchkit.runtime.host.probe import probe
 from patchkit.runtime.lint.check import check
+from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.python.ptxas import find_ptxas
+from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.source.releases import load_facts
 from support import hosts
@@ -210,6 +215,31 @@ def test_without_a_role_or_a_vllm_it_says_what_to_do(tmp_path):
         invoke("env", f"--root={root}")
     with pytest.raises(UsageError, match="missing --vllm"):
         invoke("env", "--role=single", f"--root={root}")
+
+
+def test_what_the_tables_know_of_a_release_is_said(tmp_path):
+    root = hosts.build(tmp_path, "cable_port0")
+    said = invoke("env", "--role=head", f"--root={root}", "--vllm=0.33.0", "--triton=3.8.0")
+    assert "(--nccl; the torch of vLLM 0.33.0 pins NCCL 2.30.7)" in said
+    said = invoke("env", "--role=head", f"--root={root}", "--vllm=0.15.1")
+    assert "0.15.x has no sdist" in said
+
+
+def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
+    host = probe(hosts.build(tmp_path, "single"), environment={})
+    node = decide(NodeOptions(role="single", vllm="0.33.0"), host, None)
+    rules = load_variable_rules()
+    rule = next(each for each in holding(rules.rules, node.situation) if each.default and each.set)
+    both = replace(rules, rules=(*rules.rules, replace(rule, id="the-other")))
+    with pytest.raises(UsageError, match=f"is set twice, by {rule.id} and the-other"):
+        cluster_env(node, host, both, {}, {})
+
+
+def test_a_slip_in_a_rule_empties_no_golden_file():
+    slipped = TABLE | {"head": {"exit_code": 2, "error": "NCCL_DEBUG is set twice"}}
+    with pytest.raises(UsageError, match=r"'head' .* had a file, and now: NCCL_DEBUG"):
+        golden_env.refuse_new_errors(slipped, TABLE)
+    golden_env.refuse_new_errors(TABLE, TABLE)
 
 
 def test_the_golden_files_are_those_of_the_cases():

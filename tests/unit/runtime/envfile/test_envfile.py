@@ -218,7 +218,7 @@ def test_the_difference_tells_no_secret(path):
         write(path, ONE, force=False, private=False)
 
     assert "abcdef" not in str(error.value)
-    assert "-export HF_TOKEN=(masked)" in error.value.what
+    assert "-export HF_TOKEN='(masked)'" in error.value.what
 
 
 def test_modes(path):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.records import record
 from patchkit.runtime.health.closer import NodeHealth, look_closer
 from patchkit.runtime.health.compilers import compilers
 from patchkit.runtime.health.limits import container, own_limits
@@ -20,7 +19,7 @@ from support.needed import need
 
 
 def asked(**given):
-    return record(NodeHealth, Remote("localhost").call(look_closer, **given))
+    return Remote("localhost").call(NodeHealth, look_closer, **given)
 
 
 def test_this_machine():

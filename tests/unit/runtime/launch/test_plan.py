@@ -11,6 +11,10 @@ from support.clusters import cluster, node_facts, units_of
 
 MODEL = "openai/gpt-oss-120b"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NO_CABLE = (
+    "on spark-1: give it one, for example as `patchkit net plan` says; "
+    'or use another network, by sockets: address = "ADDRESS" in the head\'s [[node]]'
+)
 PAIR = ("spark-1", "spark-2")
 
 
@@ -68,6 +72,38 @@ def test_a_node_that_does_not_fit(second, says, facts, tmp_path):
     with pytest.raises(HostError) as caught:
         words([facts[0], other])
     assert caught.value.what.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("number", "address", "says"),
+    [
+        (0, "10.9.9.9", "spark-1: 10.9.9.9 is not its address here: it has "),
+        (1, "10.9.9.9", "spark-2: 10.9.9.9 is not its address here: it has "),
+        (1, "10.0.0.11", "spark-2: 10.0.0.11 is not its address here: the head reaches it at 192."),
+    ],
+)
+def test_an_address_of_the_file_is_the_nodes_own(number, address, says, facts):
+    file = cluster(*PAIR)
+    nodes = [replace(n, address=address if i == number else "") for i, n in enumerate(file.node)]
+    with pytest.raises(HostError) as caught:
+        words(facts, file=replace(file, node=tuple(nodes)))
+    assert caught.value.what.startswith(says)
+    assert "[[node]] in cluster.toml" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "model", "says"),
+    [
+        ("cable_out", PAIR, MODEL, NO_CABLE),
+        ("cable_port0", PAIR[:1], "Qwen/Qwen2.5-72B-Instruct", "2 nodes; or "),
+    ],
+)
+def test_a_hint_names_keys_of_the_file_and_no_flags(name, nodes, model, says, tmp_path):
+    facts = [node_facts(tmp_path, name, node=number) for number in range(len(nodes))]
+    with pytest.raises(HostError) as caught:
+        words(facts, model, cluster(*nodes))
+    assert says in caught.value.hint
+    assert "--" not in caught.value.hint
 
 
 def test_two_kinds_of_gpu_get_a_pipeline_or_nothing(facts, tmp_path):

@@ -301,6 +301,39 @@ def test_the_command(spark, tmp_path):
     assert [each["line"] for each in json.loads(data.stdout)["findings"]] == [1, 2]
 
 
+MOST = "--gpu-memory-utilization 0.95"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("x.sh", f"docker run vllm/vllm-openai:v0.33.0 --model x {MOST}\n", MOST),
+        ("x.sh", f'docker run -e X_ARGS="{MOST}" vllm/vllm-openai:v0.33.0\n', MOST),
+        ("x.sh", "docker run -e GPU_UTIL=0.98 vllm/vllm-openai:v0.33.0\n", "GPU_UTIL=0.98"),
+        ("x.env", "GPU_MEMORY_UTILIZATION=0.95\n", "GPU_MEMORY_UTILIZATION=0.95"),
+        (
+            "compose.yml",
+            f"services:\n v:\n  image: vllm/vllm-openai:v0.33.0\n  command: --model x {MOST}\n",
+            MOST,
+        ),
+        ("x.env", "TORCH_CUDA_ARCH_LIST=10.0\n", "TORCH_CUDA_ARCH_LIST=10.0 is advised"),
+        ("x.sh", 'export TORCH_CUDA_ARCH_LIST="12.0f;12.1f"\n', "12.0f;12.1f is advised against"),
+    ],
+)
+def test_a_laptop_judges_for_a_spark_and_says_so(tmp_path, name, text, what):
+    """A machine with another known device judges for that, and one can always be named."""
+    path, judged = tmp_path / name, "; judged for gb10, --target names another"
+    path.write_text(text)
+    (tmp_path / "laptop/proc").mkdir(parents=True)  # without a GPU, or anything else
+    shown = run(path, "--root", tmp_path / "laptop")
+    assert what in shown.stdout
+    assert shown.stdout.endswith(f"this host{judged}\n")
+    assert run(path, "--elsewhere").stdout.endswith(f"{judged}\n")
+    other = run(path, "--root", hosts.build(tmp_path, "thor"))
+    for done in (other, run(path, "--elsewhere", "--target", "h200")):
+        assert (judged in done.stdout, what in done.stdout) == (False, False), done.stdout
+
+
 def test_a_file_that_env_wrote_passes(spark, tmp_path):
     path = tmp_path / "head.env"
     options = ["--root", str(spark), "--vllm", "0.25.1", "--nccl", "2.30.7"]

@@ -242,7 +242,7 @@ SECRETS = [
     ),
     (
         "x.sh",
-        f"{SERVE} --api-key s3cr3t-of-ours",
+        f"{SERVE} --api_key=s3cr3t-of-ours",
         [("warning", "the value of --api-key is in the file")],
     ),
     ("x.sh", f'{SERVE} --api-key "$KEY"', []),

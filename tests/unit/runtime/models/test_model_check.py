@@ -9,7 +9,8 @@ import pytest
 
 from patchkit.errors import UsageError
 from patchkit.finding import worst
-from patchkit.runtime.models.check import check_model
+from patchkit.records import record
+from patchkit.runtime.models.check import check_model, count_unchecked
 from patchkit.runtime.models.expected import (
     Downloaded,
     ModelFile,
@@ -19,7 +20,7 @@ from patchkit.runtime.models.expected import (
 )
 from patchkit.runtime.models.held import held_models, remove_model
 from patchkit.runtime.models.names import ModelFolder
-from patchkit.runtime.models.report import ModelCheck, read_answer
+from patchkit.runtime.models.report import ModelCheck
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest
 
 FILES = {name: MODEL[name] for name in CHOSEN}
@@ -52,7 +53,9 @@ def model(models, request):
 
 def checked(folder, *, full):
     *_, last = check_model(str(folder), full=full)
-    check = read_answer(ModelCheck, json.loads(json.dumps(last["result"])))
+    said = json.loads(json.dumps(last["result"]))
+    del said["complete"]
+    check = record(ModelCheck, said)
     findings = [each.finding for each in check.findings]
     assert check.complete == (worst(findings) == 0)
     return check, {f"{each.level}: {each.where}: {each.what}" for each in findings}
@@ -63,6 +66,20 @@ def test_a_whole_model_has_no_findings(model, full):
     check, findings = checked(model, full=full)
     assert findings == set()
     assert (check.repo, check.files, check.size) == ("org/small", 5, sum(map(len, FILES.values())))
+
+
+def test_files_that_changed_since_their_hashes_were_checked(model):
+    assert count_unchecked(model) == len(FILES)
+    checked(model, full=True)
+    assert count_unchecked(model) == 0
+    before = (model / SHARDS[0]).stat()
+    with (model / SHARDS[0]).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    os.utime(model / SHARDS[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert count_unchecked(model) == 1
+    checked(model, full=True)
+    assert count_unchecked(model) == 1
 
 
 def cut(folder):

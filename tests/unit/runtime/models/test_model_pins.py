@@ -1,6 +1,8 @@
 """The pin of a model in cluster.toml: one line is written, the others stay byte by byte."""
 
 import tomllib
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from hypothesis import given
@@ -37,6 +39,17 @@ def test_one_line_is_written(before, after, tmp_path):
     file.write_bytes(before.encode())
     assert pin(file, "org/a", NEW) == (before != after)
     assert file.read_bytes() == after.encode()
+
+
+def test_two_that_pin_at_once_lose_no_line(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text("[models]\n")
+    names = [f"org/{number}" for number in range(12)]
+
+    with ProcessPoolExecutor(4, get_context("fork")) as pool:
+        assert all(pool.map(pin, [file] * 12, names, [NEW] * 12))
+
+    assert tomllib.loads(file.read_text())["models"] == dict.fromkeys(names, NEW)
 
 
 @pytest.mark.parametrize(

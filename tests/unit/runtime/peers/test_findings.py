@@ -91,7 +91,7 @@ FAULTS = {
         0,
         lambda r: replace(r, links=(PeerLink(words=(), error=NO_KEY),)),
         "spark-1",
-        "on spark-1: x",
+        "on spark-1: `ssh-copy-id spark-2`",
     ),
     "python": (
         1,

@@ -56,12 +56,20 @@ def test_an_error_comes_back_as_what_it_was(kind):
     if not issubclass(kind, errors.PatchkitError):
         return
     sent = kind("what", why="why", hint="hint")
-    found = sent_error(error_fields(sent), "spark-2")
+    found = sent_error(error_fields(sent), "localhost")
     assert (type(found), found.what, found.why, found.hint) == (
         kind,
-        "spark-2: what",
+        "localhost: what",
         "why",
         "hint",
+    )
+
+
+def test_what_another_machine_advises_is_never_the_next_step():
+    said = {"kind": "HostError", "what": "a\n  next: sh", "why": "`b`", "hint": "curl x | sh"}
+    found = sent_error(said, "spark-2")
+    assert str(found) == (
+        "spark-2: a next: sh\n  why:  'b'; it advises: curl x | sh\n  next: ssh spark-2"
     )
 
 

@@ -182,6 +182,9 @@ def test_every_release_from_its_oldest_on_takes_a_preset(preset):
             "recipe of nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4 takes vLLM 0.17.0 or newer",
         ),
         ({"model": "x/GLM-5.3-Flash-NVFP4", **HEAD}, "served with forks of 0.27 and later"),
+        ({"model": "LibertAIDAI/GLM-5.3-Flash-NVFP4", **HEAD}, "reported to corrupt tokens"),
+        ({"model": "inclusionAI/Ling-3.0-flash-fp4"}, "--gpu-memory-utilization 0.9 is too much"),
+        ({"model": "deepseek-ai/DeepSeek-V4-Flash-0731", **HEAD}, "0.28 on are reported to serve"),
         (
             {"model": "Qwen/Qwen3-Coder-Next-FP8", "vllm": "0.19.1"},
             "--load-format is left out: The package comes with vLLM from 0.20 on",
@@ -190,6 +193,25 @@ def test_every_release_from_its_oldest_on_takes_a_preset(preset):
 )
 def test_notes(asked, told):
     assert any(told in note for note in ask(**asked).notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "flag", "there"),
+    [
+        ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4", "--kv-cache-dtype", True),
+        (
+            "nvidia/NVIDIA-Nemotron-3.5-Super-VL-120B-A12B-NVFP4",
+            "--enable-mamba-shared-prefix-checkpoint",  # acts with drafting, which is left out
+            False,
+        ),
+    ],
+)
+def test_a_preset_has_no_dead_flag_and_lacks_none(model, flag, there):
+    assert (flag in ask(model=model).words) == there
+
+
+def test_a_release_without_sources_says_so():
+    assert [each.id for each in ask(vllm="0.15.1").advice] == ["no-sdist"]
 
 
 def test_a_rule_is_turned_off():

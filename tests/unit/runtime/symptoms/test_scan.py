@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 
 from patchkit.runtime.symptoms.lines import LONGEST, log_line
 from patchkit.runtime.symptoms.said import said
-from patchkit.runtime.symptoms.scan import scan
+from patchkit.runtime.symptoms.scan import merged_scan, scan
 
 FREE = said("Free memory on device {} ({free}/{total} GiB) on startup ... utilization")
 UNIQUE = said("Every node should have a unique IP address. Got {nodes} nodes...unique IP addresses")
 TABLE = said("CmaTotal:  0 kB  CmaFree:  {free} kB")
 TEXTS = (FREE, UNIQUE, TABLE)
+
+
+def found_in(chunks, texts=TEXTS):
+    return merged_scan(scan(chunks, texts).streams)
+
+
 WRAPPED = """\
 (RayWorkerWrapper pid=12, ip=10.0.0.1) Every node should have a unique IP address. Got 2 nodes with
 (APIServer pid=13) INFO 11-22 10:00:00 [a.py:1] all is well
@@ -63,9 +69,9 @@ def test_what_stands_before_a_line(line, who, text):
 def test_pieces_and_ends_of_lines_do_not_matter(end, size):
     data = f"first\n{WRAPPED}CmaTotal:       0 kB\nCmaFree:   940 kB\n".replace("\n", end).encode()
 
-    found = scan((data[at : at + size] for at in range(0, len(data), size)), TEXTS)
+    found = found_in(data[at : at + size] for at in range(0, len(data), size))
 
-    assert found.counts == {UNIQUE.text: 1, TABLE.text: 1}
+    assert [found.count(each.text) for each in TEXTS] == [0, 1, 1]
     assert found.hits[UNIQUE.text][0].number == 2
     assert found.hits[UNIQUE.text][0].values == {"nodes": "2"}
     assert found.hits[TABLE.text][0].values == {"free": "940"}
@@ -74,8 +80,8 @@ def test_pieces_and_ends_of_lines_do_not_matter(end, size):
 def test_words_end_where_they_end():
     number = said("CUDA error: 222")
 
-    assert scan([b"CUDA error: 222: PTX\n"], [number]).counts == {number.text: 1}
-    assert scan([b"CUDA error: 2220\nXCUDA error: 222\n"], [number]).counts == {}
+    assert found_in([b"CUDA error: 222: PTX\n"], [number]).has(number.text)
+    assert not found_in([b"CUDA error: 2220\nXCUDA error: 222\n"], [number]).hits
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_words_end_where_they_end():
 def test_rubbish_does_not_disturb(data):
     good = b"\nFree memory on device cuda:0 (33.9/121.6 GiB) on startup is less than utilization\n"
 
-    found = scan([data, good, data], TEXTS)
+    found = found_in([data, good, data])
 
     assert [hit.values for hit in found.hits[FREE.text]] == [{"free": "33.9", "total": "121.6"}]
 
@@ -103,9 +109,10 @@ def test_repeated_lines_are_counted_and_not_kept():
         for n in range(999)
     )
 
-    found = scan(lines, TEXTS)
+    found = found_in(lines)
 
-    assert found.counts == {FREE.text: 999}
+    assert found.count(FREE.text) == 999
+    assert found.last == {FREE.text: 999}
     assert len(found.hits[FREE.text]) < 10
 
 
@@ -128,4 +135,4 @@ def test_every_text_finds_itself(text):
         return
     wanted = said(plain)
 
-    assert scan([f"before\n{plain}\nbehind\n".encode()], [wanted]).has(plain)
+    assert found_in([f"before\n{plain}\nbehind\n".encode()], [wanted]).has(plain)

@@ -73,7 +73,7 @@ def test_what_it_tells(house, made):
     }
     command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     checked = subprocess.run(command, cwd=house, capture_output=True, text=True, check=True)
-    assert checked.stdout == f"{FILE}: OK\n"
+    assert checked.stdout == f"manifest.json: OK\nrequirements.txt: OK\n{FILE}: OK\n"
     line = (house / "requirements.txt").read_text().splitlines()[-1]
     assert line == f"nvidia-nccl-cu13=={OURS} --hash=sha256:{sha256(wheel)}"
     assert check_files(house) == ()
@@ -313,7 +313,7 @@ STRAY, RIVAL = f"stray-1.0-{HERE}.whl", f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
     [
         ("changed", {(FILE, 8)}, None),
         ("longer", {(FILE, 8)}, None),
-        ("gone", {(FILE, 7)}, [FILE, "manifest.json", "SHA256SUMS", "requirements.txt"]),
+        ("gone", {(FILE, 7)}, [FILE, "manifest.json", "requirements.txt", "SHA256SUMS"]),
         ("unlisted", {(STRAY, 2)}, [STRAY]),
         ("rival", {(RIVAL, 2)}, [RIVAL]),
         ("foreign", {("a-1.0-py3-none-win_amd64.whl", 2)}, ["a-1.0-py3-none-win_amd64.whl"]),

@@ -1,0 +1,174 @@
+"""Find secrets in logs, errors and reports: after their names, flags and headers, in URLs. Pure.
+
+The one redactor of all that is shown: ``mask_secrets`` for texts, ``secret_spans`` for reports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from patchkit.runtime.rules.sensitive_names import is_secret, secret_flag, secret_names
+
+_MASK = "(masked)"
+_QUOTES = "'\"`"
+_LONGEST = 4000  # characters of a value
+# A name, and what leads from it to its value. Backslashes before quotes: JSON within JSON.
+_NAME = re.compile(
+    r"""(?<![\w-])(?<!\$\{)(?P<quote>["'`])?(?P<dashes>--?)?(?P<name>[A-Za-z][\w-]{1,80})
+    (?(dashes)(?:\.[\w.+-]+)?)
+    (?P<sign>\\*["']?\]?[ \t]{0,3}(?:=>|[=:])[ \t]{0,3}(?:\n[ \t]*-[ \t]+)?
+    |["']?,?\s+["']?value["']?:\s*
+    |["']\s{0,99},\s{0,99}(?=[bru]?["'])
+    |["']?[ \t]*\n[ \t]*-[ \t]+
+    |["']?[ \t]+)""",
+    re.VERBOSE,
+)
+_QUOTED = re.compile(
+    rf"""[bru]?(?P<quote>\\*["'])(?P<value>(?:(?!(?P=quote))[^\n\\]|\\[^\n]){{0,{_LONGEST}}}?)"""
+    r"(?P=quote)"
+)
+_UNTIL_END = re.compile(r"""\\*["'](?P<value>[^\n]+)""")
+_BARE = re.compile(r"""(?P<value>[^\s,;"'`\\}\])&|]+)""")
+_ITEM = re.compile(rf"""{_QUOTED.pattern}|(?P<bare>[^\s,"'\\\[\]()]+)|(?P<close>[\])])""")
+_NEXT = re.compile(r"""["']?[ \t]*(?:,\s{0,99}|[ \t])(?=[bru]?["']?[^-\s&|<>;"'])""")
+# A class or the scheme of a header, before the value itself.
+_BEFORE = re.compile(r"Secret\w*\(|(?:Bearer|Basic|Token|Digest)[ \t]+", re.IGNORECASE)
+_LINE_BEGINS = re.compile(r"[ \t]*(?:export[ \t]+|Environment=|-e[ \t]+)?")
+_PLAIN = (
+    r"(?P<value>-----BEGIN [A-Z ]{0,40}KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}KEY-----|\Z))",
+    r"://(?P<value>(?=[^\s/@\"'<>]{0,300}:)[^\s/\"'<>]{1,300})@",
+    r"://(?<!ssh://)(?!(?:git|root)@)(?P<value>[^\s/@:\"'<>]{1,300})@",
+    r"(?<![\w/.@:-])(?P<value>[\w.+-]{1,64}:(?!\d+@)[^\s:@/\"'<>]{3,200})@(?!sha256:)[\w\[]",
+    (
+        r"(?<=[?&])(?:[\w-]*(?:token|key|secret|sig|signature|password)|X-Amz-\w+)"
+        r"=(?P<value>[^&\s\"'<>]+)"
+    ),
+    r"\bBearer\s+(?P<value>[\w.~+/=-]{6,})",
+    r"\bcookie[\"']?\s?:\s?[\"']?(?P<value>[^\n\"']+)",
+    (
+        r"\bcurl\b[^\n|;]{0,300}?\s(?:-u|-U|--user|--proxy-user)[= ]?[\"']?"
+        r"(?P<value>[^\s:\"']+:[^\s\"']+)"
+    ),
+    r"\"auth\"\s?:\s?\"(?P<value>[^\s\"]{8,})\"",
+    r"(?<![\w-])token[\"']?\s?[=:]\s?[\"']?(?P<value>(?=[a-z_.~+/=-]{0,60}\d)(?=[\d.]{0,60}[a-z])[\w.~+/=-]{16,})",
+    r"\bsshpass\s+-p[ \t]*[\"']?(?P<value>[^\s\"']+)",
+    r"\blogin\b[^\n]{0,200}?\s(?:-p(?! ?\d+\b)|password)[ \t]+[\"']?(?P<value>[^\s\"']+)",
+)
+
+
+def mask_secrets(text: str) -> str:
+    """Return a text with ``(masked)`` for each secret in it."""
+    parts, end = [], 0
+    for start, stop in secret_spans(text):
+        parts += [text[end:start], _MASK]
+        end = stop
+    return "".join((*parts, text[end:]))
+
+
+def secret_spans(text: str) -> list[tuple[int, int]]:
+    """Return where the secrets of a text begin and end, in order."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted((*_unnamed(text), *_named(text))):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
+@cache
+def holds_secret(name: str) -> bool:
+    """Return whether a variable, a header or a key of JSON holds a secret."""
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")
+    texts = secret_names().texts
+    known = is_secret(plain) or _is_one_of(texts.names, plain)
+    return known and not _is_one_of(texts.exceptions, plain)
+
+
+def _is_one_of(forms: Sequence[str], text: str) -> bool:
+    return any(re.fullmatch(form, text, re.IGNORECASE) for form in forms)
+
+
+@cache
+def _forms() -> tuple[re.Pattern[str], ...]:
+    tokens = "|".join(secret_names().texts.tokens)
+    forms = (*_PLAIN, rf"(?<![A-Za-z0-9])(?P<value>{tokens})")
+    return tuple(re.compile(form, re.IGNORECASE) for form in forms)
+
+
+def _unnamed(text: str) -> Iterator[tuple[int, int]]:
+    """Yield what is a secret by its own form, or by the program that takes it."""
+    for form in _forms():
+        for found in form.finditer(text):
+            if not _is_readable(found["value"], quoted=False):
+                yield found.span("value")
+
+
+def _named(text: str) -> Iterator[tuple[int, int]]:
+    """Yield what stands behind the name of a secret."""
+    for found in _NAME.finditer(text):
+        dashes, name, sign = found["dashes"], found["name"], found["sign"]
+        # Behind a blank or a comma only the value of a flag follows.
+        if dashes and (holds_secret(name) or secret_flag(dashes + name)):
+            yield from _flag_values(text, found)
+        elif not dashes and any(each in sign for each in "=:") and holds_secret(name):
+            yield from _values(text, found)
+
+
+def _flag_values(text: str, flag: re.Match[str]) -> Iterator[tuple[int, int]]:
+    """Yield the value of a flag; `--api-key` takes several."""
+    several = "=" not in flag["sign"] and secret_flag(flag["dashes"] + flag["name"])
+    at: int | None = flag.end()
+    while at is not None and (found := list(_value(text, at))):
+        yield from found
+        following = _NEXT.match(text, found[0][1]) if several else None
+        at = following.end() if following else None
+
+
+def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
+    """Yield the value of a name, or those in a list."""
+    at, quote, sign = name.end(), name["quote"], name["sign"]
+    begin = text.rfind("\n", 0, name.start()) + 1
+    end = text.find("\n", at) % (len(text) + 1)
+    if quote and not sign.lstrip("\\").startswith(tuple(_QUOTES)):  # "NAME=value"
+        stop = text.find(quote, at, end) % (end + 1)
+        yield from _secret(text, at, stop - (text[stop - 1] == "\\"), quoted=True)
+    elif sign == "=" and _LINE_BEGINS.fullmatch(text, begin, name.start()):
+        # To the end of the line: such a value may hold blanks, quotes and further = signs.
+        value = text[at:end]
+        stop = at + len(value.rstrip(" \t\r\"'"))
+        yield from _secret(text, end - len(value.lstrip(" \t\"'")), stop, quoted=True)
+    elif text[at : at + 1] in ("[", "(") and not text.startswith(_MASK, at):
+        for item in _ITEM.finditer(text, at + 1, at + _LONGEST):
+            if item["close"]:
+                return
+            kind = "value" if item["bare"] is None else "bare"
+            yield from _secret(text, *item.span(kind), quoted=kind == "value")
+    else:
+        yield from _value(text, at)
+
+
+def _value(text: str, at: int) -> Iterator[tuple[int, int]]:
+    """Yield the value that begins at a place, if it is a secret."""
+    before = _BEFORE.match(text, at)
+    at = before.end() if before else at
+    quoted = _QUOTED.match(text, at) or _UNTIL_END.match(text, at)
+    if found := quoted or _BARE.match(text, at):
+        yield from _secret(text, *found.span("value"), quoted=quoted is not None)
+
+
+def _secret(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[tuple[int, int]]:
+    """Yield a value without its scheme and the sign that ends a sentence, if it is a secret."""
+    if scheme := _BEFORE.match(text, start, stop):
+        start = scheme.end()
+    if not quoted:
+        stop = start + len(text[start:stop].rstrip(":.!?>"))
+    if start < stop and not _is_readable(text[start:stop], quoted=quoted):
+        yield start, stop
+
+
+def _is_readable(value: str, *, quoted: bool) -> bool:
+    texts = secret_names().texts
+    return _is_one_of(texts.readable if quoted else (*texts.readable, *texts.prose), value)

