@@ -139,8 +139,8 @@ def _check_kinds(cluster: ClusterFile, ranks: Sequence[PlannedRank]) -> None:
 def _not_its_address(address: str, has: str) -> HostError:
     return HostError(
         f"{address} is not its address here: {has}",
-        why="cluster.toml says so: the cable is out, or the address has changed",
-        hint="correct `address` of this [[node]] in cluster.toml, or remove it",
+        why="the cable is out, or the address that cluster.toml or --head-ip names has changed",
+        hint="correct it there, or leave it out",
     )
 
 

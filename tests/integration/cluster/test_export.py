@@ -93,7 +93,7 @@ def test_a_job_for_ray(cli, root, tmp_path):
         (["--image", IMAGE], "which vLLM"),
         (["--image", IMAGE, "--vllm", "0.33.0", "--set", "HF_TOKEN=hf_x"], "value of a secret"),
         (["--image", IMAGE, "--vllm", "0.33.0", "--node-selector", "x"], "is no label"),
-        (["--image", IMAGE, "--vllm", "0.33.0", "--head-ip", "1.2.3.4"], "no address of this host"),
+        (["--image", IMAGE, "--vllm", "0.33.0", "--head-ip", "1.2.3.4"], "is not its address here"),
     ],
 )
 def test_what_is_refused(cli, root, arguments, says):
