@@ -69,7 +69,7 @@ def check_server_port(head: Remote, url: str, unit: str) -> None:
         raise HostError(
             f"{head.destination}: the server's port is taken: {other}",
             why="it would answer instead of the model, or every second request",
-            hint=f"`{sockets}` lists who listens; end it, or set another `port`",
+            hint=f"end it, or set another `port`; who listens: {sockets}",
         )
 
 

@@ -25,9 +25,9 @@ from patchkit.runtime.launch.plan import (
     start_limit,
 )
 from patchkit.runtime.launch.units import SCRIPT
+from patchkit.runtime.manifest import pod_script
 from patchkit.runtime.manifest.kubernetes import kubernetes_facts
 from patchkit.runtime.manifest.pod import PodOptions, PodRank, pod_template, pod_words
-from patchkit.runtime.on_node import pod_script
 
 _WIDTH = 98  # columns of a comment
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,29}[a-z0-9])?")  # of a Service; pods add -0-12 to it

@@ -65,6 +65,7 @@ class HttpServer:
             # Behind @: what stands before it may be a password.
             raise UsageError(
                 f"{clean(self.url).rpartition('@')[2]!r} is not the address of a server",
+                why="every user of a host could see a login in it" if "@" in parts.netloc else "",
                 hint="write it as http://ADDRESS:PORT",
             )
 

@@ -89,7 +89,10 @@ def _save(
             return received(response, stream, expected, count)
 
     # Only what is whole gets its name, so the next run can take it as it is.
-    with continuing(folder / wheel.name.filename) as stream:
+    place = folder / wheel.name.filename
+    if place.is_symlink():  # nobody but fill puts something there, and fill makes no links
+        place.unlink()
+    with continuing(place) as stream:
         sha256, _size = whole(receive, stream, wheel.sha256)
         if sha256 != wheel.sha256:
             stream.truncate(0)

@@ -282,7 +282,8 @@ def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_pat
     unknown = ModelNode(ssh="spark-2", peer="no-such-host", models=nodes[1].models)
     with pytest.raises(HostError, match="no-such-host") as refused:
         sync_model(source, model, unknown, silent)
-    assert refused.value.hint == "try it on that node: `ssh no-such-host true`"
+    advice = "try it on that node: `ssh no-such-host true`"
+    assert refused.value.hint == (advice if source.ssh == "localhost" else "ssh spark-1")
     (tmp_path / "models" / FOLDER / SHARDS[0]).unlink()
     with pytest.raises(SourceError, match="is not complete"):
         sync_model(source, model, nodes[1], silent)

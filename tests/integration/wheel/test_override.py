@@ -115,7 +115,7 @@ def line_of(said, word):
 def test_the_whole_way_around_a_pin(built, fill, call, house, run):
     """The circle of 0.25.1: the pinned release has a bug, and is built again."""
     offer = call("verify", house).stdout
-    assert f"beware {BUG} (known bug: vllm issues 52504 and 41725)" in offer
+    assert f"beware {BUG} (known bug: vllm issue 52504, cured by 2.30.4" in offer
     assert str(default_version(house)[0]) == "2.28.9"
 
     override = line_of(offer, "next, ").removeprefix("next, to take another one: patchkit ")
@@ -167,7 +167,7 @@ def test_a_fill_that_takes_what_known_bugs_suggest(fill, call, house):
     done = json.loads(taken.stdout)
     assert versions(house)["nvidia-nccl-cu13"] == "2.30.7"
     assert [each["word"] for each in done["overrides"]] == [
-        "known bug: vllm issues 52504 and 41725"
+        "known bug: vllm issue 52504, cured by 2.30.4; 41725 and 42354, by another build of 2.28.9"
     ]
     assert done["offers"] == []
     assert "all as listed" in call("verify").stdout

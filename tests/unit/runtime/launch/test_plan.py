@@ -88,7 +88,7 @@ def test_an_address_of_the_file_is_the_nodes_own(number, address, says, facts):
     with pytest.raises(HostError) as caught:
         words(facts, file=replace(file, node=tuple(nodes)))
     assert caught.value.what.startswith(says)
-    assert "[[node]] in cluster.toml" in caught.value.hint
+    assert "cluster.toml" in caught.value.why
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.runtime.manifest.pod import SCRIPTS
-from patchkit.runtime.on_node.pod_script import to_wait
+from patchkit.runtime.manifest.pod_script import to_wait
 from support.manifests import OPTIONS, PodGroup, manifest, planned
 
 FAKE = Path(__file__).parents[4] / "tools" / "lifecycle" / "fake_vllm.py"
