@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -203,38 +202,6 @@ def test_an_encoding_that_lacks_a_character_is_no_crash(encoding):
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"VLLM_HOST_IP" in done.stdout
-
-
-@pytest.mark.parametrize("words", [["fixes"], ["--version"], ["env", "--help"]])
-def test_a_reader_that_leaves_is_no_bug(words):
-    """As `patchkit fixes | head -1`: the code of a program that SIGPIPE ends."""
-    ours, theirs = os.pipe()
-    os.close(ours)
-    done = subprocess.run(
-        [sys.executable, "-m", "patchkit", *words], stdout=theirs, stderr=subprocess.PIPE
-    )
-    os.close(theirs)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
-
-
-@pytest.mark.parametrize(
-    ("words", "streams", "code", "said"),
-    [
-        ("fixes --json", ">/dev/full", 7, b"standard output: No space left on device"),
-        ("fixes", ">&-", 7, b"standard output: Bad file descriptor"),
-        ("--version", "<&- >&- 2>&-", 7, b""),
-        ("fixes", "<&- 2>&-", 0, b""),
-        ("nosuchverb", "2>&-", 2, b""),
-        ("nosuchverb", "2>/dev/full", 2, b""),
-        ("chat -", "<&-", 2, b"the question is empty"),
-    ],
-)
-def test_streams_that_are_closed_or_full_are_no_bug(words, streams, code, said):
-    command = [sys.executable, "-m", "patchkit", *words.split()]
-    done = subprocess.run(["sh", "-c", f'exec "$@" {streams}', "sh", *command], capture_output=True)
-    assert done.returncode == code
-    assert said in done.stderr
-    assert b"internal error" not in done.stderr
 
 
 @pytest.mark.parametrize(("about", "mark"), [("gpu-throttled", "?"), ("clock-sync", "✓")])
