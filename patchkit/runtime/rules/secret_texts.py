@@ -108,13 +108,20 @@ def _unnamed(text: str) -> Iterator[tuple[int, int]]:
 
 def _named(text: str) -> Iterator[tuple[int, int]]:
     """Yield what stands behind the name of a secret."""
+    end = 0
     for found in _NAME.finditer(text):
+        if found.end() < end:  # its value is in one that is masked: a line of names takes long
+            continue
         dashes, name, sign = found["dashes"], found["name"], found["sign"]
+        spans: Iterator[tuple[int, int]] = iter(())
         # Behind a blank or a comma only the value of a flag follows.
         if dashes and (holds_secret(name) or secret_flag(dashes + name)):
-            yield from _flag_values(text, found)
+            spans = _flag_values(text, found)
         elif not dashes and any(each in sign for each in "=:") and holds_secret(name):
-            yield from _values(text, found)
+            spans = _values(text, found)
+        for start, stop in spans:
+            end = max(end, stop)
+            yield start, stop
 
 
 def _flag_values(text: str, flag: re.Match[str]) -> Iterator[tuple[int, int]]:
@@ -141,8 +148,8 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
         stop = at + len(value.rstrip(" \t\r\"'"))
         yield from _secret(text, end - len(value.lstrip(" \t\"'")), stop, quoted=True)
     elif text[at : at + 1] in ("[", "(") and not text.startswith(_MASK, at):
-        for item in _ITEM.finditer(text, at + 1, at + _LONGEST):
-            if item["close"]:
+        for number, item in enumerate(_ITEM.finditer(text, at + 1, at + _LONGEST)):
+            if item["close"] or (number and text[item.start() - 1] in "[("):  # a list in it
                 return
             kind = "value" if item["bare"] is None else "bare"
             yield from _secret(text, *item.span(kind), quoted=kind == "value")

@@ -172,7 +172,11 @@ def test_flags_are_compared_as_vllms_parser_does(word, flag):
 
 
 @pytest.mark.parametrize(
-    "text", ["://" + "a:" * 30_000, "\\" * 60_000, '"' * 60_000, "curl " * 9000]
+    "text",
+    [
+        *("://" + "a:" * 30_000, "\\" * 60_000, '"' * 60_000, "curl " * 9000),
+        *("api_key=" * 30_000, "'api_key': [" * 30_000),
+    ],
 )
 def test_hostile_text_takes_no_time(text):
     assert mask_secrets(f'api_key="{text}')
