@@ -25,6 +25,7 @@ def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path, version):
 
 
 def test_an_nccl_that_the_wheels_beside_it_do_not_ask_for(build, tmp_path):
+    need("make", "g++")
     house, pin = tmp_path / "house", "nvidia-nccl-cu13==2.27.5"
     write_wheel(house, "2.11.0", project="torch", requires=[pin])
     said = build("--src", SMALL, "--cpu", HERE, "--dir", house, rc=2).stderr
@@ -91,8 +92,10 @@ def test_refusals(build, archive, tmp_path, arguments, rc, says):
 
 def test_the_version_that_nobody_named_is_told(build, tmp_path):
     """And why that one, before anything else is."""
+    need("make", "g++")
     nothing = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
-    said = build("--offline", "--dir", tmp_path / "house", rc=3, env=nothing).stderr
+    words = ("--offline", "--cpu", HERE, "--dir", tmp_path / "house")
+    said = build(*words, rc=3, env=nothing).stderr
     default = load_facts().default
     assert said.startswith(f"NCCL {default}: the recipe's default: no torch or vLLM wheel")
     assert f"no sources of NCCL {default} could be had" in said
