@@ -1,4 +1,4 @@
-"""A temporary folder that no interrupt leaves behind."""
+"""Make temporary folders that no interrupt leaves behind."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:
 
 @dataclass(frozen=True, slots=True)
 class _Former:
-    """What was served before: the model, and the files of each node."""
+    """Hold what was served before: the model, and the files of each node."""
 
     model: str
     files: tuple[dict[str, str], ...]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -162,7 +163,7 @@ def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
     said = cli(
         "model", "get", "org/small", "--python", python, "--models", disk, rc=7, env=env
     ).stderr
-    assert "are free" in said
+    assert re.search(r"needs [\d,]+ bytes, and [\d,]+ are free", said)
     assert not list(disk.iterdir())
 
 

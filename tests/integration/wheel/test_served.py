@@ -1,4 +1,4 @@
-"""A wheelhouse behind a server of files, and a real pip that takes it by the lock."""
+"""Serve a wheelhouse as files, and let a real pip take it by the lock."""
 
 from __future__ import annotations
 

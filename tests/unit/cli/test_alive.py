@@ -1,4 +1,4 @@
-"""A verb that prints nothing for a while: a terminal sees that it is at work, a pipe does not."""
+"""Print nothing for a while: a terminal sees that a verb is at work, a pipe does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandboxed child answers (Python, CMake, make) is data: it fits, or the proof fails."""
+"""Treat what a sandboxed child answers (Python, CMake, make) as data: it fits, or fails."""
 
 from __future__ import annotations
 

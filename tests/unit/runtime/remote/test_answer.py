@@ -1,4 +1,4 @@
-"""What runs on a node ends with its asker, and one that is silent is as good as gone."""
+"""End what runs on a node with its asker; one that is silent is as good as gone."""
 
 import json
 import os
