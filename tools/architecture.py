@@ -28,6 +28,9 @@ _WINGS = {
     "patch": ("edit", "source", "patching", "proof", "recipes", "apply"),
     "wheel": ("wheel",),
     "runtime": ("runtime",),
+    "cluster": ("cluster",),
+    "doctor": ("doctor",),
+    "measure": ("measure",),
 }
 _Graph = Mapping[str, set[str]]  # room → the rooms that it imports from
 

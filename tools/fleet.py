@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.launch.plan import PlannedRank, planned_ranks, served_model
 from patchkit.runtime.envfile.parse import parse
 from patchkit.runtime.envfile.syntax import Format
-from patchkit.runtime.launch.plan import PlannedRank, planned_ranks, served_model
-from patchkit.runtime.on_node.node_facts import NodeFacts
 from support import hosts
 from support.clusters import cluster, node_facts
 from support.manifests import manifest, planned

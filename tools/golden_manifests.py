@@ -12,9 +12,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from patchkit.runtime.manifest.lws import comments, lws_objects
-from patchkit.runtime.manifest.ray_job import job_text, ray_job
-from patchkit.runtime.manifest.yaml_text import yaml_text
+from patchkit.measure.manifest.lws import comments, lws_objects
+from patchkit.measure.manifest.ray_job import job_text, ray_job
+from patchkit.measure.manifest.yaml_text import yaml_text
 from support.manifests import OPTIONS, planned
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "manifests"

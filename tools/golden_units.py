@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from patchkit.runtime.launch.units import GroupUnits
+from patchkit.cluster.launch.units import GroupUnits
 from support.clusters import cluster, node_facts, units_of
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "units"

@@ -23,8 +23,8 @@ from pathlib import Path
 from rich.console import Console
 
 from patchkit.errors import PatchkitError, ProofError
+from patchkit.measure.image.containerfile import containerfile, image_facts
 from patchkit.process import run
-from patchkit.wheel.image.containerfile import containerfile, image_facts
 from patchkit.wheel.wheelhouse.contents import manifest
 from tools import fresh
 

@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptom_files, symptoms
 from patchkit.runtime.rules.condition import in_words
-from patchkit.runtime.symptoms.symptom import Cause, Symptom, symptom_files, symptoms
 from support.failures import VERDICTS, matrix
 from tools.markdown import replaced, table
 

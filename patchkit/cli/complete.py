@@ -41,8 +41,8 @@ def _fixes() -> Iterable[tuple[str, str]]:
 
 
 def _explained() -> Iterable[tuple[str, str]]:
+    from patchkit.doctor.symptoms.symptom import symptoms
     from patchkit.patching.claims import load_claims
-    from patchkit.runtime.symptoms.symptom import symptoms
 
     known = ((each.id, each.title) for each in symptoms().values())
     return [*_fixes(), *((claim.id, claim.says) for claim in load_claims()), *known]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from patchkit.cli.out import Shown, echo, print_json, shown, style
+from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
+from patchkit.doctor.symptoms.scan import Hit
+from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
 from patchkit.runtime.rules.condition import in_words
-from patchkit.runtime.symptoms.diagnosis import Diagnosis, read_log
-from patchkit.runtime.symptoms.scan import Hit
-from patchkit.runtime.symptoms.symptom import Cause, Symptom, symptoms
 
 _FEWEST = 5  # characters of a text that is looked for in what symptoms say
 

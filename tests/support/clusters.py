@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
+from patchkit.cluster.launch.plan import group_units, planned_ranks, served_model
 from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
-from patchkit.runtime.launch.plan import group_units, planned_ranks, served_model
-from patchkit.runtime.on_node.node_facts import NodeFacts
 from support import hosts
 
 VENV = "/home/spark/.local/share/patchkit/venv"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from patchkit.runtime.symptoms.diagnosis import read_log
+from patchkit.doctor.symptoms.diagnosis import read_log
 
 FOLDER = Path(__file__).parents[1] / "data" / "failures"
 VERDICTS = {

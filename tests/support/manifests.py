@@ -6,11 +6,11 @@ import re
 
 import yaml
 
-from patchkit.runtime.launch.plan import planned_ranks, served_model
-from patchkit.runtime.manifest.fleet import equal_nodes
-from patchkit.runtime.manifest.lws import LwsOptions, lws_objects
-from patchkit.runtime.manifest.pod import PodOptions
-from patchkit.runtime.manifest.yaml_text import yaml_text
+from patchkit.cluster.launch.plan import planned_ranks, served_model
+from patchkit.measure.manifest.fleet import equal_nodes
+from patchkit.measure.manifest.lws import LwsOptions, lws_objects
+from patchkit.measure.manifest.pod import PodOptions
+from patchkit.measure.manifest.yaml_text import yaml_text
 from support.clusters import cluster, node_facts
 
 IMAGE = f"registry.example/vllm-gb10@sha256:{'ab' * 32}"

@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
+from patchkit.cluster.agent.disk_room import DiskRoom
+from patchkit.cluster.agent.examination import UnitFile
+from patchkit.cluster.agent.group_processes import GroupProcess, Listener
+from patchkit.cluster.agent.links import PeerLink
+from patchkit.cluster.agent.model_print import FilePrint, ModelPrint
+from patchkit.cluster.agent.python_contents import LoadedNccl, PythonContents
+from patchkit.cluster.agent.unit_state import NodeState, UnitState
+from patchkit.cluster.agent.ways import Way
+from patchkit.doctor.peers.placed_files import placed_files
+from patchkit.doctor.peers.report import ClockOffset, NodeReport
 from patchkit.runtime.host.host import Memory
-from patchkit.runtime.on_node.disk_room import DiskRoom
-from patchkit.runtime.on_node.examination import UnitFile
-from patchkit.runtime.on_node.group_processes import GroupProcess, Listener
-from patchkit.runtime.on_node.links import PeerLink
-from patchkit.runtime.on_node.model_print import FilePrint, ModelPrint
-from patchkit.runtime.on_node.python_contents import LoadedNccl, PythonContents
-from patchkit.runtime.on_node.unit_state import NodeState, UnitState
-from patchkit.runtime.on_node.ways import Way
-from patchkit.runtime.peers.placed_files import placed_files
-from patchkit.runtime.peers.report import ClockOffset, NodeReport
 from support import clusters
 
 MODEL = "openai/gpt-oss-120b"

@@ -7,9 +7,9 @@ import json
 import time
 from signal import SIGINT
 
+from patchkit.cluster.models.names import ModelFolder
 from patchkit.errors import HashMismatchError, HostError, StorageError
 from patchkit.process import Completed
-from patchkit.runtime.models.names import ModelFolder
 from tools.lifecycle import fake_venv, wiring
 from tools.lifecycle.cluster import (
     MODEL,

@@ -10,8 +10,8 @@ import sys
 import time
 from signal import SIGSTOP
 
+from patchkit.cluster.ssh.answer import LEASE
 from patchkit.errors import BusyError, HostError
-from patchkit.runtime.remote.answer import LEASE
 from tools.lifecycle import fake_venv
 from tools.lifecycle.cluster import MODEL, EmulatedCluster, LifecycleLab, insist, wait
 from tools.lifecycle.launcher import CLUSTER

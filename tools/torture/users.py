@@ -15,6 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from patchkit.apply import plan_for, revert
+from patchkit.cluster.net import apply as net_apply
+from patchkit.cluster.net import state as net_state
+from patchkit.cluster.net.plan import NetPlanOptions
+from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.state import NetHistory
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
 from patchkit.durable.signals import Interrupted, raise_interrupts
@@ -26,11 +31,6 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.runtime.envfile import write as envfile
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.net import apply as net_apply
-from patchkit.runtime.net import state as net_state
-from patchkit.runtime.net.plan import NetPlanOptions
-from patchkit.runtime.net.planner import make_plan
-from patchkit.runtime.net.state import NetHistory
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import save
 from patchkit.target import targets

@@ -11,25 +11,25 @@ import click
 
 from patchkit.cli.cluster.bench_view import figures, show
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, style, table, tell
+from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.openai.http_exchange import server_at
 from patchkit.errors import UsageError
-from patchkit.quoting import quoted
-from patchkit.runtime.bench.difference import between, changed
-from patchkit.runtime.bench.digest import digest, redactor_of
-from patchkit.runtime.bench.every_model import (
+from patchkit.measure.bench.difference import between, changed
+from patchkit.measure.bench.digest import digest, redactor_of
+from patchkit.measure.bench.every_model import (
     MeasuredModel,
     insist_on_all,
     measure_every,
     models_here,
     models_pinned,
 )
-from patchkit.runtime.bench.measure import TOOLS, VLLM
-from patchkit.runtime.bench.planned import planned, planned_elsewhere
-from patchkit.runtime.bench.plots import plot
-from patchkit.runtime.bench.results import ENOUGH, MAIN, digest_of, series
-from patchkit.runtime.bench.run import BenchPlan, bench, rounds_left
-from patchkit.runtime.bench.variants import Variant, loads, read_variants
-from patchkit.runtime.models.names import ModelFolder
-from patchkit.runtime.openai.http_exchange import server_at
+from patchkit.measure.bench.measure import TOOLS, VLLM
+from patchkit.measure.bench.planned import planned, planned_elsewhere
+from patchkit.measure.bench.plots import plot
+from patchkit.measure.bench.results import ENOUGH, MAIN, digest_of, series
+from patchkit.measure.bench.run import BenchPlan, bench, rounds_left
+from patchkit.measure.bench.variants import Variant, loads, read_variants
+from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from patchkit.cli.out import echo, say, table
-from patchkit.runtime.bench.difference import differences
-from patchkit.runtime.bench.results import MAIN, series
+from patchkit.measure.bench.difference import differences
+from patchkit.measure.bench.results import MAIN, series
 
 
 def figures(folder: Path) -> list[dict[str, object]]:

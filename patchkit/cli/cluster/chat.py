@@ -16,19 +16,19 @@ import click
 from patchkit.cli.cluster.cluster_options import alone
 from patchkit.cli.next_step import error_text
 from patchkit.cli.out import as_json, ask_line, flow, print_json, say, style, tell
+from patchkit.cluster.agent import node_files
+from patchkit.cluster.openai.answer_parts import StreamedAnswer, StreamPiece
+from patchkit.cluster.openai.answered import unanswered, unlisted
+from patchkit.cluster.openai.api_key import key_for
+from patchkit.cluster.openai.chat_stream import AnswerStream
+from patchkit.cluster.openai.conversation import Conversation, request_fields
+from patchkit.cluster.openai.http_exchange import HttpServer, server_at
+from patchkit.cluster.openai.model_list import list_models
+from patchkit.doctor.peers.placed_files import placed_files, url_of
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import read_stdin, read_text
-from patchkit.runtime.on_node import node_files
-from patchkit.runtime.openai.answer_parts import StreamedAnswer, StreamPiece
-from patchkit.runtime.openai.answered import unanswered, unlisted
-from patchkit.runtime.openai.api_key import key_for
-from patchkit.runtime.openai.chat_stream import AnswerStream
-from patchkit.runtime.openai.conversation import Conversation, request_fields
-from patchkit.runtime.openai.http_exchange import HttpServer, server_at
-from patchkit.runtime.openai.model_list import list_models
-from patchkit.runtime.peers.placed_files import placed_files, url_of
 
 _BODY = quoted("patchkit", "chat", "--body", '{"top_p": 0.9}')
 _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole

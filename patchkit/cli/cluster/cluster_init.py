@@ -11,20 +11,20 @@ import click
 from patchkit.cli.next_step import next_step, program, spelled
 from patchkit.cli.out import as_json, data, echo, print_json, say, style
 from patchkit.cli.runtime.net_view import fields, mark, reasons
-from patchkit.errors import HostError
-from patchkit.finding import Finding, Level, worst
-from patchkit.runtime.envfile.write import write
-from patchkit.runtime.host.target import target_of
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.cluster_file import (
+from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import (
     FILE,
     ClusterFile,
     ClusterNode,
     new_cluster_text,
 )
-from patchkit.runtime.launch.plan import node_addresses
-from patchkit.runtime.launch.survey import survey
-from patchkit.runtime.on_node.node_facts import NodeFacts
+from patchkit.cluster.launch.plan import node_addresses
+from patchkit.cluster.launch.survey import survey
+from patchkit.errors import HostError
+from patchkit.finding import Finding, Level, worst
+from patchkit.runtime.envfile.write import write
+from patchkit.runtime.host.target import target_of
 
 
 @click.command()

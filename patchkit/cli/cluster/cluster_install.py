@@ -15,15 +15,15 @@ from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.show import GOOD
+from patchkit.cluster.agent.installed import InstalledVenv
+from patchkit.cluster.agent.venv_install import pip_words
+from patchkit.cluster.agent.venv_link import InstallState
+from patchkit.cluster.agent.wheel_store import WheelLock
+from patchkit.cluster.launch import install as launch
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.install import WheelCopy
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.launch import install as launch
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.install import WheelCopy
-from patchkit.runtime.on_node.installed import InstalledVenv
-from patchkit.runtime.on_node.venv_install import pip_words
-from patchkit.runtime.on_node.venv_link import InstallState
-from patchkit.runtime.on_node.wheel_store import WheelLock
 
 _LEADING = ("vllm", "torch")
 _LARGE = 1e9  # bytes; less is hashed in a second

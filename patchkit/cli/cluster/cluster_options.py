@@ -11,15 +11,15 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.cluster_file import (
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import (
     FILE,
     VENV,
     ClusterFile,
     ClusterNode,
     read_cluster_file,
 )
-from patchkit.runtime.remote.ssh import HERE
+from patchkit.cluster.ssh.ssh import HERE
 
 F = TypeVar("F", bound=Callable[..., Any])
 

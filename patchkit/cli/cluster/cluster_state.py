@@ -13,13 +13,13 @@ from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_or_here
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, shown, style, table
+from patchkit.cluster.agent.journal import JournalLine
+from patchkit.cluster.agent.unit_state import NodeState, UnitState
+from patchkit.cluster.launch import start, stop
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.ssh.everywhere import all_of
+from patchkit.doctor.symptoms.journals import first_error
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.runtime.launch import start, stop
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.journal import first_error
-from patchkit.runtime.on_node.journal import JournalLine
-from patchkit.runtime.on_node.unit_state import NodeState, UnitState
-from patchkit.runtime.remote.everywhere import all_of
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")

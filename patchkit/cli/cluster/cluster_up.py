@@ -12,15 +12,15 @@ from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style
+from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.launch import up as launch
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.hold import held
+from patchkit.cluster.launch.plan import by_cluster_file
+from patchkit.cluster.launch.start import Answered
+from patchkit.cluster.launch.up import GroupPlan
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import UsageError
-from patchkit.runtime.launch import up as launch
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.hold import held
-from patchkit.runtime.launch.plan import by_cluster_file
-from patchkit.runtime.launch.start import Answered
-from patchkit.runtime.launch.up import GroupPlan
-from patchkit.runtime.on_node.unit_state import UnitState
 
 MODEL = click.argument("model", shell_complete=complete.models)
 DRY = click.option("--dry-run", is_flag=True, help="Show what would be written, node by node.")

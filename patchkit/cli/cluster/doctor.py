@@ -11,21 +11,21 @@ import click
 from patchkit.cli.cluster.cluster_options import alone, named
 from patchkit.cli.findings import finding_lines, without_secrets
 from patchkit.cli.out import as_json, echo, print_json, say, table
+from patchkit.cluster.agent.journal import unit_lines
+from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
+from patchkit.cluster.openai.api_key import is_here
+from patchkit.cluster.openai.http_exchange import server_at
+from patchkit.doctor.log import log_findings
+from patchkit.doctor.report.bundle import pack, private_names
+from patchkit.doctor.report.bundle import save as save_report
+from patchkit.doctor.symptoms.diagnosis import read_log
+from patchkit.doctor.symptoms.text import STDIN, text_chunks
+from patchkit.doctor.visit import Visit, facts_here, visit, visit_server
 from patchkit.errors import UsageError
 from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
-from patchkit.runtime.doctor.log import log_findings
-from patchkit.runtime.doctor.visit import Visit, facts_here, visit, visit_server
-from patchkit.runtime.launch.cluster_file import FILE, ServeChoices
-from patchkit.runtime.on_node.journal import unit_lines
-from patchkit.runtime.openai.api_key import is_here
-from patchkit.runtime.openai.http_exchange import server_at
-from patchkit.runtime.report.bundle import pack, private_names
-from patchkit.runtime.report.bundle import save as save_report
 from patchkit.runtime.rules.condition import Situation
-from patchkit.runtime.symptoms.diagnosis import read_log
-from patchkit.runtime.symptoms.text import STDIN, text_chunks
 
 
 @click.command()

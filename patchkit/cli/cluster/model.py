@@ -23,6 +23,24 @@ from patchkit.cli.cluster.model_view import (
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, confirm, echo, print_json, say, table
 from patchkit.cli.progress import progress
+from patchkit.cluster.models.check import check_model
+from patchkit.cluster.models.fetch import fetch_model
+from patchkit.cluster.models.held import remove_model
+from patchkit.cluster.models.names import split_revision
+from patchkit.cluster.models.pins import pin
+from patchkit.cluster.models.report import FetchPlan, HeldModel, ModelCheck, followed
+from patchkit.cluster.models.sync import (
+    ModelNode,
+    SyncedModel,
+    check_sources,
+    models_of,
+    room_for,
+    sources_of,
+    sync_model,
+)
+from patchkit.cluster.models.transfer import send_words
+from patchkit.cluster.ssh.everywhere import everywhere
+from patchkit.cluster.ssh.node import Remote
 from patchkit.durable.atomic import status_of_file
 from patchkit.errors import (
     HashMismatchError,
@@ -33,24 +51,6 @@ from patchkit.errors import (
 )
 from patchkit.finding import worst
 from patchkit.quoting import quoted
-from patchkit.runtime.models.check import check_model
-from patchkit.runtime.models.fetch import fetch_model
-from patchkit.runtime.models.held import remove_model
-from patchkit.runtime.models.names import split_revision
-from patchkit.runtime.models.pins import pin
-from patchkit.runtime.models.report import FetchPlan, HeldModel, ModelCheck, followed
-from patchkit.runtime.models.sync import (
-    ModelNode,
-    SyncedModel,
-    check_sources,
-    models_of,
-    room_for,
-    sources_of,
-    sync_model,
-)
-from patchkit.runtime.models.transfer import send_words
-from patchkit.runtime.remote.everywhere import everywhere
-from patchkit.runtime.remote.node import Remote
 
 _model = click.argument("spec", metavar="REPO[@COMMIT]")
 _dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")

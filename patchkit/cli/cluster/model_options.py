@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
+from patchkit.cluster.launch.cluster_file import FILE, MODELS, VENV, ClusterFile, read_cluster_file
+from patchkit.cluster.models.names import split_revision
+from patchkit.cluster.models.sync import ModelNode
+from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import UsageError
-from patchkit.runtime.launch.cluster_file import FILE, MODELS, VENV, ClusterFile, read_cluster_file
-from patchkit.runtime.models.names import split_revision
-from patchkit.runtime.models.sync import ModelNode
-from patchkit.runtime.remote.ssh import HERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 from patchkit.cli import show
 from patchkit.cli.out import style
+from patchkit.cluster.models.report import FetchPlan, HeldModel, ModelCheck
+from patchkit.cluster.models.sync import SyncedModel
+from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.models.report import FetchPlan, HeldModel, ModelCheck
-from patchkit.runtime.models.sync import SyncedModel
-from patchkit.runtime.remote.ssh import HERE
 
 _MARKS = {Level.ERROR: show.BAD, Level.UNKNOWN: show.word("not checked")}
 _FEW = 1e8  # bytes; a speed of less says nothing

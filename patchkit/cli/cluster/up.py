@@ -7,7 +7,7 @@ import click
 from patchkit.cli.cluster.cluster_options import alone
 from patchkit.cli.cluster.cluster_up import DRY, MODEL, NO_WAIT, bring_up
 from patchkit.cli.out import as_json
-from patchkit.runtime.launch.cluster_file import MODELS, ServeChoices
+from patchkit.cluster.launch.cluster_file import MODELS, ServeChoices
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from patchkit.cluster.agent.wheel_store import NodeWheel, WheelLock
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Level
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
-from patchkit.runtime.on_node.wheel_store import NodeWheel, WheelLock
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.verify import verify

@@ -10,11 +10,11 @@ from patchkit.cli.export.options import Exported, exported, put, tell_notes
 from patchkit.cli.next_step import next_step
 from patchkit.cli.out import as_json, echo, print_json
 from patchkit.errors import UsageError
+from patchkit.measure.manifest.kubernetes import kubernetes_facts
+from patchkit.measure.manifest.lws import LwsOptions, check_image, comments, lws_objects
+from patchkit.measure.manifest.pod import OWN_DEVICE, PodOptions
+from patchkit.measure.manifest.yaml_text import yaml_text
 from patchkit.quoting import quoted
-from patchkit.runtime.manifest.kubernetes import kubernetes_facts
-from patchkit.runtime.manifest.lws import LwsOptions, check_image, comments, lws_objects
-from patchkit.runtime.manifest.pod import OWN_DEVICE, PodOptions
-from patchkit.runtime.manifest.yaml_text import yaml_text
 from patchkit.target import targets
 
 _NONE = "none"

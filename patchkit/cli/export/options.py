@@ -14,21 +14,21 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.out import data, say, style
 from patchkit.cli.runtime.node_options import NCCL, TARGET, TRITON, VLLM
-from patchkit.errors import UsageError
-from patchkit.runtime.envfile.facts import nodes_max
-from patchkit.runtime.envfile.write import write
-from patchkit.runtime.host.probe import LIVE, probe
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.cluster_file import (
+from patchkit.cluster.agent.node_facts import NodeFacts, model_on_node
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import (
     ClusterFile,
     ClusterNode,
     ServeChoices,
     read_cluster_file,
 )
-from patchkit.runtime.launch.plan import PlannedRank, ServedModel, planned_ranks, served_model
-from patchkit.runtime.manifest.fleet import equal_nodes, facts_of, with_versions
+from patchkit.cluster.launch.plan import PlannedRank, ServedModel, planned_ranks, served_model
+from patchkit.errors import UsageError
+from patchkit.measure.manifest.fleet import equal_nodes, facts_of, with_versions
+from patchkit.runtime.envfile.facts import nodes_max
+from patchkit.runtime.envfile.write import write
+from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.node.lock_file import locked_versions
-from patchkit.runtime.on_node.node_facts import NodeFacts, model_on_node
 
 F = TypeVar("F", bound=Callable[..., Any])
 

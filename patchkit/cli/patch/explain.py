@@ -13,13 +13,13 @@ from patchkit.cli.complete import explained
 from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, say, style, table
 from patchkit.cli.symptoms import explained_symptoms, symptoms_with, tell_symptoms
+from patchkit.doctor.symptoms.diagnosis import Diagnosis
+from patchkit.doctor.symptoms.symptom import Symptom, symptoms
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.claims import Claim, load_claims
 from patchkit.patching.fix import Evidence, Example, Fix
 from patchkit.patching.recipe import load_recipes
-from patchkit.runtime.symptoms.diagnosis import Diagnosis
-from patchkit.runtime.symptoms.symptom import Symptom, symptoms
 
 _SHOWN = 3  # symptoms that are shown whole
 _MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped

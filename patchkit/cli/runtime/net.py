@@ -25,20 +25,20 @@ from patchkit.cli.runtime.net_options import (
 )
 from patchkit.cli.runtime.net_verify import verify
 from patchkit.cli.runtime.net_view import NetStep, other_node, plan_fields, plan_lines
+from patchkit.cluster.net import apply as net_apply
+from patchkit.cluster.net import conflicts as net_conflicts
+from patchkit.cluster.net import live as net_live
+from patchkit.cluster.net.netplan_file import render
+from patchkit.cluster.net.peer import from_file
+from patchkit.cluster.net.plan import TOPOLOGIES, NetPlan, NetPlanOptions
+from patchkit.cluster.net.plan import command as command_line
+from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.remarks import plan_remarks
+from patchkit.cluster.net.state import NetHistory
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.network_facts import facts
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.net import apply as net_apply
-from patchkit.runtime.net import conflicts as net_conflicts
-from patchkit.runtime.net import live as net_live
-from patchkit.runtime.net.facts import facts
-from patchkit.runtime.net.netplan_file import render
-from patchkit.runtime.net.peer import from_file
-from patchkit.runtime.net.plan import TOPOLOGIES, NetPlan, NetPlanOptions
-from patchkit.runtime.net.plan import command as command_line
-from patchkit.runtime.net.planner import make_plan
-from patchkit.runtime.net.remarks import plan_remarks
-from patchkit.runtime.net.state import NetHistory
 
 F = TypeVar("F", bound=Callable[..., Any])
 

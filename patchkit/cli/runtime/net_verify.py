@@ -13,17 +13,17 @@ import click
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, style, table
 from patchkit.cli.runtime.net_options import CAGE, MTU, NETDEV, ROOT, AddressType, sudo
 from patchkit.cli.runtime.net_view import STATES, fields, mark, reasons
+from patchkit.cluster.net import apply as net_apply
+from patchkit.cluster.net.checks import groups, warned
+from patchkit.cluster.net.peer import from_file, from_ssh
+from patchkit.cluster.net.state import NetHistory
+from patchkit.cluster.net.verify import Peer, bandwidth, expected, slower
+from patchkit.cluster.net.verify import verify as checked
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.net import apply as net_apply
-from patchkit.runtime.net.checks import groups, warned
-from patchkit.runtime.net.peer import from_file, from_ssh
-from patchkit.runtime.net.state import NetHistory
-from patchkit.runtime.net.verify import Peer, bandwidth, expected, slower
-from patchkit.runtime.net.verify import verify as checked
 
 
 @click.command("verify")

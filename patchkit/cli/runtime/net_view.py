@@ -8,9 +8,9 @@ from typing import Any
 
 from patchkit.cli.next_step import spelled
 from patchkit.cli.out import Shown, style, table
+from patchkit.cluster.net.netplan_file import place, render
+from patchkit.cluster.net.plan import Line, NetPlan, NetPlanOptions, command
 from patchkit.finding import Finding, Level
-from patchkit.runtime.net.netplan_file import place, render
-from patchkit.runtime.net.plan import Line, NetPlan, NetPlanOptions, command
 
 STATES = {  # as --json has them
     Level.OK: "ok",

@@ -17,9 +17,8 @@ from patchkit.cli.options import (
 )
 from patchkit.cli.out import LaidOut, data, echo, print_json, say, style, table, tell
 from patchkit.errors import HostError, StorageError, UsageError
-from patchkit.quoting import quoted, visible
-from patchkit.runtime.tune.process import measuring
-from patchkit.runtime.tune.tune import (
+from patchkit.measure.tune.process import measuring
+from patchkit.measure.tune.tune import (
     ELEMENT_BYTES,
     GRID,
     Job,
@@ -32,6 +31,7 @@ from patchkit.runtime.tune.tune import (
     row_fields,
     tune,
 )
+from patchkit.quoting import quoted, visible
 
 _EPILOG = """\
 \b

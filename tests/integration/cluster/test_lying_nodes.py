@@ -7,17 +7,17 @@ from dataclasses import asdict, replace
 import pytest
 
 from patchkit.cli import group
+from patchkit.cluster.agent.server_answers import look_at
+from patchkit.cluster.agent.unit_state import NodeState, UnitState
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.launch.start import answered, journals
+from patchkit.cluster.ssh import node as remote
+from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.ssh import sharing
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.runtime.launch.start import answered, journals
-from patchkit.runtime.on_node.server_answers import look_at
-from patchkit.runtime.on_node.unit_state import NodeState, UnitState
-from patchkit.runtime.remote import node as remote
-from patchkit.runtime.remote.node import Remote
-from patchkit.runtime.remote.ssh import sharing
 from support.lying_nodes import MARK, LyingNodes, parts, path, value
 from support.model_server import ModelServer
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchkit.cluster.agent import node_files, ports
+from patchkit.cluster.agent.links import link_words, links
+from patchkit.cluster.ssh.everywhere import all_of, everywhere
+from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.ssh import sharing
 from patchkit.errors import HostError, UsageError
 from patchkit.process import attempt
 from patchkit.quoting import visible
 from patchkit.reading import read_text
-from patchkit.runtime.on_node import node_files, ports
-from patchkit.runtime.on_node.links import link_words, links
-from patchkit.runtime.remote.everywhere import all_of, everywhere
-from patchkit.runtime.remote.node import Remote
-from patchkit.runtime.remote.ssh import sharing
 from support import ssh_server
 
 NAMES = ("spark-1", "spark-2", "spark-3")
@@ -112,8 +112,8 @@ def test_a_stream_ends_there_when_nobody_listens(sshd, tmp_path, monkeypatch):
     """The lock of a cluster is free as soon as its holder has left, even by SIGKILL."""
     monkeypatch.setenv("HOME", str(tmp_path))
     code = (
-        "import sys, time; from patchkit.runtime.remote.node import Remote\n"
-        "from patchkit.runtime.on_node import ports\n"
+        "import sys, time; from patchkit.cluster.ssh.node import Remote\n"
+        "from patchkit.cluster.agent import ports\n"
         "asked = {'address': '127.0.0.1', 'ports': [0]}\n"
         "for said in Remote('spark-2').stream(dict[str, list[int]], ports.listening, **asked):\n"
         "    print(said['open'][0], flush=True); time.sleep(60)\n"

@@ -2,17 +2,17 @@
 
 import pytest
 
-from patchkit.runtime.doctor.sense import questions, questions_to_ask, sense_findings
-from patchkit.runtime.doctor.server import server_findings
-from patchkit.runtime.on_node.server_answers import (
+from patchkit.cluster.agent.server_answers import (
     AskedFact,
     ServerAnswers,
     ask_facts,
     look,
     wanted_metrics,
 )
-from patchkit.runtime.remote.node import Remote
-from patchkit.runtime.remote.ssh import sharing
+from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.ssh import sharing
+from patchkit.doctor.sense import questions, questions_to_ask, sense_findings
+from patchkit.doctor.server import server_findings
 from support import ssh_server
 from support.model_server import ModelServer
 

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
+from patchkit.doctor.sense import questions
 from patchkit.finding import Level
-from patchkit.runtime.doctor.sense import questions
 from support.model_server import ModelServer
 
 

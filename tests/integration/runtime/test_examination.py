@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
+from patchkit.cluster.agent import examination, group_script
+from patchkit.cluster.agent.group_processes import group_processes, listeners
+from patchkit.cluster.agent.model_print import model_print
+from patchkit.cluster.agent.python_contents import python_contents
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.ssh.node import Remote
+from patchkit.doctor.cluster import examined
+from patchkit.doctor.judgement import cluster_findings
+from patchkit.doctor.peers.report import NodeReport
+from patchkit.doctor.peers.texts import peer_checks
 from patchkit.finding import Level
-from patchkit.runtime.doctor.cluster import examined
-from patchkit.runtime.doctor.judgement import cluster_findings
-from patchkit.runtime.launch.cluster import Cluster
-from patchkit.runtime.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.runtime.on_node import examination, group_script
-from patchkit.runtime.on_node.group_processes import group_processes, listeners
-from patchkit.runtime.on_node.model_print import model_print
-from patchkit.runtime.on_node.python_contents import python_contents
-from patchkit.runtime.peers.report import NodeReport
-from patchkit.runtime.peers.texts import peer_checks
-from patchkit.runtime.remote.node import Remote
 
 NAME = f"test-{os.getpid()}"
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.models.sync import ModelNode, check_sources, models_of, sources_of, sync_model
+from patchkit.cluster.ssh.rsync import copied
 from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError
-from patchkit.runtime.models.names import ModelFolder
-from patchkit.runtime.models.sync import ModelNode, check_sources, models_of, sources_of, sync_model
-from patchkit.runtime.remote.rsync import copied
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest, hub_server, safetensors
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.cluster.net import apply as net_apply
+from patchkit.cluster.net import state as net_state
+from patchkit.cluster.net.netplan_file import render
+from patchkit.cluster.net.plan import NetPlanOptions
+from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.state import NetHistory
 from patchkit.errors import StorageError, UsageError
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.net import apply as net_apply
-from patchkit.runtime.net import state as net_state
-from patchkit.runtime.net.netplan_file import render
-from patchkit.runtime.net.plan import NetPlanOptions
-from patchkit.runtime.net.planner import make_plan
-from patchkit.runtime.net.state import NetHistory
 from support import hosts, networks
 from support.faults import in_child, kill
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import patchkit
-from patchkit.runtime.tune.search import PARAMETERS, shared_memory
-from patchkit.runtime.tune.tune import BENCHMARK, GRID, check_benchmark
+from patchkit.measure.tune.search import PARAMETERS, shared_memory
+from patchkit.measure.tune.tune import BENCHMARK, GRID, check_benchmark
 from patchkit.source.detect import detect
 
 ALONE = str(Path(patchkit.__file__).parents[1])

@@ -11,7 +11,7 @@ import venv
 
 import pytest
 
-from patchkit.runtime.on_node.python_contents import python_contents
+from patchkit.cluster.agent.python_contents import python_contents
 from patchkit.wheel.wheelhouse.contents import add
 from support.wheels import CPU, ELSEWHERE, HERE, write_wheel
 

@@ -10,9 +10,13 @@ from tools import architecture
 
 MODULES = architecture.modules()
 FILES, LINES = 25, 2500  # of a room
+PATCHING = ("edit", "source", "patching", "proof", "apply", "recipes")
 BELOW = {  # what no room of these folders may import
-    "runtime": ("edit", "source", "patching", "proof", "apply", "wheel", "recipes", "cli"),
-    "wheel": ("runtime", "cli"),
+    "runtime": ("cluster", "doctor", "measure", *PATCHING, "wheel", "cli"),
+    "cluster": ("measure", *PATCHING, "wheel", "cli"),
+    "doctor": ("measure", *PATCHING, "wheel", "cli"),
+    "measure": (*PATCHING, "cli"),
+    "wheel": ("runtime", "cluster", "doctor", "measure", "cli"),
     "patching": ("proof", "apply", "wheel", "runtime", "cli", "recipes"),
     "proof": ("apply", "wheel", "runtime", "cli", "recipes"),
 }

@@ -3,9 +3,9 @@
 import pytest
 
 from patchkit.finding import Level
+from patchkit.measure.image.run_lines import run_lines
 from patchkit.quoting import quoted
 from patchkit.runtime.lint.check import check
-from patchkit.wheel.image.run_lines import run_lines
 
 IMAGE, HCA = "vllm/vllm-openai:v0.25.1", "-e NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0"
 DEVICE, LOCK, NET = "--device /dev/infiniband", "--ulimit memlock=-1", "--network host"

@@ -4,8 +4,8 @@ import sys
 import venv
 from pathlib import Path
 
-from patchkit.runtime.health.packages import package_wishes
-from patchkit.runtime.on_node.python_contents import python_contents
+from patchkit.cluster.agent.python_contents import python_contents
+from patchkit.cluster.health.packages import package_wishes
 from patchkit.runtime.python.distributions import import_path
 
 

@@ -1,0 +1,105 @@
+"""Start and stop this node's units, and wait until what they held is free again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from patchkit.cluster.agent import unit_state
+from patchkit.cluster.agent.node_files import put
+from patchkit.cluster.agent.user_units import user_systemctl, user_systemd_run
+from patchkit.process import Completed
+
+_PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
+_LONG = 3600.0  # seconds of a sleep that nothing but a signal ends
+_SETTLES = 10.0  # seconds for the driver to give memory back after the last process
+
+
+def reload() -> None:
+    """Let systemd read the user's units again. Raises HostError."""
+    done = user_systemctl("daemon-reload")
+    if done.trouble:
+        raise done.error(hint="systemctl --user status")
+
+
+def place(name: str, files: dict[str, str]) -> list[str]:
+    """Write a cluster's files and let systemd read them. Raises what ``put`` and ``reload`` do."""
+    changed = put(name, files)
+    reload()
+    return changed
+
+
+def begin(name: str, restart: bool, lasting: bool = True) -> str:
+    """Start a group's head, on the head; does not wait for it.
+
+    A ``lasting`` one is enabled for the next boot. Returns the time there, for its journal. Raises
+    HostError.
+    """
+    now, unit = f"@{time.time():.6f}", _rank(name)
+    user_systemctl("stop", _watch(name))
+    # What failed before does not count towards the limit of a start that a person asks for.
+    user_systemctl("reset-failed", unit)
+    _need(user_systemctl("enable" if lasting else "disable", "--quiet", unit))
+    _need(user_systemctl("restart" if restart else "start", "--no-block", unit))
+    return now
+
+
+def hold(name: str) -> Iterator[bool]:
+    """Yield once, then stay; let systemd stop the group when this process ends, however it does.
+
+    On the head. Raises HostError.
+    """
+    ask = f"ExecStopPost=-{shutil.which('systemctl')} --user"
+    how = (
+        *(f"--unit={_watch(name)}", "--collect", "--quiet"),
+        *(f"--property={ask} {verb} {_rank(name)}" for verb in ("stop", "reset-failed")),
+        f"--property=TimeoutStopSec={_PATIENCE:.0f}",
+    )
+    _need(user_systemd_run(*how, "tail", f"--pid={os.getpid()}", "--follow", os.devnull))
+    yield True
+    while True:
+        time.sleep(_LONG)
+
+
+def _rank(name: str) -> str:
+    return f"patchkit-{name}.service"
+
+
+def _watch(name: str) -> str:
+    """Return the unit that lives as long as who holds the group."""
+    return f"patchkit-{name}-hold.service"
+
+
+def _need(done: Completed) -> None:
+    if done.trouble:
+        raise done.error(hint="systemctl --user status")
+
+
+def end(name: str, units: list[str], disable: bool) -> dict[str, Any]:
+    """Stop a node's units, wait until the group has no process and its memory is back: there."""
+    before = unit_state.state(name, units)
+    running = [each["unit"] for each in before["units"] if each["active"] != "inactive"]
+    if disable:
+        user_systemctl("disable", "--quiet", units[0])
+    user_systemctl("stop", _watch(name), timeout=_PATIENCE)
+    done = user_systemctl("stop", *(running or units[:1]), timeout=_PATIENCE)
+    # A unit that was never there is stopped.
+    if done.trouble and "not loaded" not in done.errors:
+        raise done.error(hint="systemctl --user status")
+    user_systemctl("reset-failed", *units)
+    deadline = time.monotonic() + _SETTLES
+    after = unit_state.state(name, units)
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        last, after = after, unit_state.state(name, units)
+        if not after["processes"] and _available(after) <= _available(last):
+            break
+    return {"state": after, "before": _available(before) or None}
+
+
+def _available(state: dict[str, Any]) -> int:
+    memory = state["memory"]
+    return memory["available"] if memory else 0

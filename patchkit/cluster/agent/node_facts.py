@@ -1,0 +1,140 @@
+"""Look at a node, from the node: what a plan for a cluster needs to know of it. Runs there."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchkit.cluster.agent.node_files import config_folder, placed
+from patchkit.cluster.agent.user_units import user_systemctl
+from patchkit.cluster.agent.venv_link import leads_to
+from patchkit.cluster.models.check import check_model, count_unchecked
+from patchkit.finding import Level
+from patchkit.process import attempt
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.probe import LIVE, probe
+from patchkit.runtime.python.ptxas import find_ptxas
+
+_UNLIMITED = 2**64 - 1
+_NETWORK_DISKS = {"nfs", "nfs4", "cifs", "fuse.sshfs", "9p", "ceph", "lustre"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOnNode:
+    """The weights of a model's folder in bytes, 0 for none, and what is wrong with it first.
+
+    ``unchecked`` files changed since their hashes were checked, or never were.
+    """
+
+    weights: int
+    problem: str = ""
+    unchecked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What a node says of itself.
+
+    ``memlock`` is the limit of its user manager in bytes, None for none; ``files`` what an earlier
+    `up` left there, by name; ``ptxas`` that of CUDA 13, "" for none; ``models`` what the folders
+    that were asked for hold; ``venv`` is the environment's path, "" without one, and
+    ``installation`` its name if `install` made it.
+    """
+
+    host: Host
+    user: str
+    home: str
+    python: str
+    venv: str
+    linger: bool
+    memlock: int | None
+    systemd: int
+    persistent_journal: bool
+    home_disk: str
+    installation: str = ""
+    ptxas: str = ""
+    has: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    models: dict[str, ModelOnNode] = field(default_factory=dict)
+
+    @property
+    def local_caches(self) -> bool:
+        """Return whether the home is on a disk of this machine."""
+        return self.home_disk not in _NETWORK_DISKS
+
+
+def look(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the facts of this node as JSON takes them; raises what ``probe`` raises."""
+    return asdict(facts_here(name, venv, models))
+
+
+def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
+    """Return the facts of this node; raises what ``probe`` raises."""
+    home = Path.home()
+    place = Path(venv).expanduser()
+    python = place / "bin" / "python"
+    there = os.access(python, os.X_OK)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    return NodeFacts(
+        host=probe(LIVE, python=str(python) if there else None, environment=os.environ),
+        user=user,
+        home=str(home),
+        python=".".join(map(str, sys.version_info[:3])),
+        venv=str(place) if there else "",
+        installation=leads_to(place),
+        linger=Path("/var/lib/systemd/linger", user).exists(),
+        memlock=_memlock(),
+        systemd=_systemd(),
+        persistent_journal=Path("/var/log/journal").is_dir(),
+        home_disk=_disk_of(home),
+        ptxas=find_ptxas(LIVE, os.environ),
+        has=tuple(each for each in ("rsync", "ssh", "systemctl") if _is_here(each)),
+        files=placed(config_folder(name)),
+        models={each: model_on_node(each) for each in models},
+    )
+
+
+def _memlock() -> int | None:
+    words = user_systemctl("show", "--property=DefaultLimitMEMLOCK", "--value").output.strip()
+    number = int(words) if words.isdigit() else None
+    return None if number is None or number >= _UNLIMITED else number
+
+
+def _systemd() -> int:
+    first = attempt("systemctl", "--version").output.split()
+    return int(first[1]) if len(first) > 1 and first[1].isdigit() else 0
+
+
+def _is_here(program: str) -> bool:
+    folders = (*os.environ.get("PATH", os.defpath).split(":"), "/usr/bin", "/bin")
+    return any(os.access(Path(folder, program), os.X_OK) for folder in folders)
+
+
+def _disk_of(place: Path) -> str:
+    """Return the kind of the file system that holds a folder."""
+    best, kind = -1, ""
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _device, mounted, found, *_rest = line.split()
+        if place.is_relative_to(mounted) and len(mounted) > best:
+            best, kind = len(mounted), found
+    return kind
+
+
+def model_on_node(folder: str) -> ModelOnNode:
+    """Return what the quick check says of a model: no hashes."""
+    place = Path(folder).expanduser()
+    if not place.is_dir():
+        return ModelOnNode(weights=0, problem="no such folder")
+    *_, last = check_model(str(place))
+    errors = [each for each in last["result"]["findings"] if each["level"] == Level.ERROR]
+    files = [each for each in place.glob("*.safetensors") if each.is_file()]
+    return ModelOnNode(
+        weights=sum(each.stat().st_size for each in files),
+        problem=" ".join((errors[0]["where"], errors[0]["what"])) if errors else "",
+        unchecked=count_unchecked(place),
+    )

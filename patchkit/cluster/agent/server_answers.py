@@ -1,0 +1,192 @@
+"""Ask the server of a model how it is, and facts that everybody knows. Runs on the head."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any
+
+from patchkit.cluster.agent.node_files import config_folder
+from patchkit.cluster.openai.answer_parts import StreamedAnswer
+from patchkit.cluster.openai.api_key import SECRETS, find_key
+from patchkit.cluster.openai.chat_stream import ask_anyhow, ask_chat
+from patchkit.cluster.openai.http_exchange import HttpAnswer, HttpServer, clean
+from patchkit.cluster.openai.metrics_text import Figures, WantedMetric, figures
+from patchkit.cluster.openai.model_list import ListedModel, list_models
+from patchkit.errors import HostError
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml, record
+
+_FEW = 16  # tokens: the first ones of some models are marks that no text is made of
+_HELLO = "Say: ready"
+_AT_ONCE = 4  # questions under way, so that sixty seconds are enough for slow models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathAnswer:
+    """How a path answered: ``status`` is 0 with ``trouble`` where it did not."""
+
+    status: int = 0
+    ms: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAnswers:
+    """What a server says of itself. ``key`` is where its key was found, "" for none.
+
+    ``asked`` is the model that the token was asked of; ``token`` is None where none was asked for.
+    """
+
+    url: str
+    key: str = ""
+    health: PathAnswer
+    version: str = ""
+    models: tuple[ListedModel, ...] = ()
+    listing: PathAnswer = PathAnswer()
+    asked: str = ""
+    token: StreamedAnswer | None = None
+    metrics: PathAnswer = PathAnswer()
+    figures: Figures = field(default_factory=Figures)
+
+    @property
+    def silence(self) -> str:
+        """Return why no token came; "" if one came, or none was to be had of this server."""
+        if not self.health.status:
+            return self.health.trouble or "no answer"
+        token = self.token
+        if token is None:
+            return "" if self.listing.status else self.listing.trouble
+        if token.first_ms is not None or token.completion_tokens:
+            return ""
+        if token.status in (0, 200):
+            waiting = self.figures.numbers.get("waiting", 0)
+            why = token.trouble or token.said or "an answer without a token"
+            return f"{why}; {waiting:.0f} requests wait before" if waiting else why
+        return f"HTTP {token.status} {token.said}" if token.status >= 500 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedFact:
+    """A question by its id, and what came back; ``again`` for the one that is asked twice."""
+
+    id: str
+    again: bool = False
+    answer: StreamedAnswer
+
+
+@cache
+def wanted_metrics() -> list[dict[str, Any]]:
+    """Return the figures that ``look`` is to find, as its argument ``metrics``: for who asks."""
+    return list(
+        read_toml(tuple[dict[str, Any], ...], RECIPES / "doctor" / "server.toml", key="metric")
+    )
+
+
+def look(
+    url: str,
+    model: str = "",
+    key_file: str = SECRETS,
+    metrics: Sequence[dict[str, Any]] = (),
+    seconds: float = 30.0,
+) -> dict[str, Any]:
+    """Return the answers as JSON takes them; ``seconds`` is how long a token may take.
+
+    Without ``model`` the first one that the server names is asked. Raises UsageError for what is no
+    URL.
+    """
+    key, where = find_key(key_file)
+    server = HttpServer(url, key)
+    health = server.ask("/health")
+    if not health.status:
+        return asdict(ServerAnswers(url=clean(url), key=where, health=_path(health)))
+    # Before the question, whose own request would be counted.
+    said = server.ask("/metrics")
+    wanted = record(tuple[WantedMetric, ...], list(metrics))
+    text = said.body.decode(errors="replace") if said.status == 200 else ""
+    listing, models = list_models(server)
+    asked = model or (models[0].name if models else "")
+    token = ask_anyhow(server, asked, _HELLO, _FEW, seconds) if asked else None
+    found = ServerAnswers(
+        url=clean(url),
+        key=where,
+        health=_path(health),
+        version=_version(server),
+        models=models,
+        listing=_path(listing),
+        asked=asked,
+        token=token,
+        metrics=_path(said),
+        figures=figures(text, wanted),
+    )
+    return asdict(found)
+
+
+def look_at(
+    name: str, metrics: Sequence[dict[str, Any]] = (), seconds: float = 30.0
+) -> dict[str, Any]:
+    """Return the answers of the server that was started last in a cluster, on its head."""
+    try:
+        url = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))["url"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise HostError(f"group.json does not say where the server is: {error}") from None
+    return look(url, metrics=metrics, seconds=seconds)
+
+
+def ask_facts(
+    url: str,
+    model: str,
+    questions: Sequence[dict[str, str]],
+    key_file: str = SECRETS,
+    tokens: int = 1024,
+    seconds: float = 60.0,
+) -> Iterator[dict[str, Any]]:
+    """Ask questions, ``[{"id": …, "ask": …}]``; yield each ``AskedFact`` when its answer is whole.
+
+    The first one is asked twice, alone, to be compared; the others several at a time. ``seconds``
+    is for all of them; an answer that was under way then comes as far as it got.
+    """
+    server = HttpServer(url, find_key(key_file)[0])
+    deadline = time.monotonic() + seconds
+
+    def asked(question: dict[str, str], *, again: bool = False) -> dict[str, Any]:
+        left = max(deadline - time.monotonic(), 0.0)
+        if left < 1.0:
+            answer = StreamedAnswer(path="", trouble="not asked: the time was over")
+        else:
+            answer = ask_chat(server, model, question["ask"], tokens, left)
+        return asdict(AskedFact(id=question["id"], again=again, answer=answer))
+
+    first, *others = questions
+    yield asked(first)
+    yield asked(first, again=True)
+    todo: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    for each in others:
+        todo.put(each)
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                done.put(asked(todo.get_nowait()))
+
+    for _ in range(min(_AT_ONCE, len(others))):
+        threading.Thread(target=work, daemon=True).start()
+    for _ in others:
+        yield done.get()
+
+
+def _path(answer: HttpAnswer) -> PathAnswer:
+    return PathAnswer(status=answer.status, ms=round(answer.ms, 1), trouble=answer.trouble)
+
+
+def _version(server: HttpServer) -> str:
+    said = server.ask("/version").json
+    found = said.get("version") if isinstance(said, dict) else None
+    return server.clean(found, 60) if isinstance(found, str) else ""

@@ -1,0 +1,155 @@
+"""Say how a cluster's units are on a node, and what they left behind. Runs on the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.cluster.agent.group_script import strangers
+from patchkit.cluster.agent.node_files import config_folder
+from patchkit.cluster.agent.user_units import user_systemctl
+from patchkit.process import attempt
+from patchkit.runtime.host.host import Memory
+from patchkit.runtime.host.machine_root import Reader, ToolUnavailable
+from patchkit.runtime.host.nvml import gpu_state
+from patchkit.runtime.host.probe import LIVE
+from patchkit.runtime.host.system import memory
+
+MARK = "PATCHKIT_CLUSTER"
+"""The variable that every process of a group has: so what is left of one can be found."""
+
+_STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"  # SD_MESSAGE_UNIT_STARTING of sd-messages.h
+_SHOWN = (
+    *("Id", "ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts"),
+    *("StateChangeTimestamp", "InvocationID", "Description", "StatusText", "Job"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitState:
+    """A unit as systemd shows it; ``since`` is its last change, ``text`` what it says of itself.
+
+    One that cannot start yet, since it needs another one, is ``activating`` and ``waiting``.
+    """
+
+    unit: str
+    active: str
+    sub: str
+    result: str
+    status: str
+    restarts: int
+    since: str
+    invocation: str
+    description: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """A node's units, the processes that its group has, and its memory in KiB; None: unknown.
+
+    ``starts`` is how often its first unit was started in the last hour, of four at most, since a
+    person asked for it or it lost a link. ``strangers`` are who else listens at its server's port.
+    """
+
+    units: tuple[UnitState, ...]
+    processes: tuple[int, ...]
+    starts: int
+    memory: Memory | None
+    strangers: tuple[str, ...] = ()
+    celsius: int | None = None
+    watts: float | None = None
+
+    def unit(self, name: str) -> UnitState | None:
+        """Return the state of a unit; None for one that was not asked for."""
+        return next((each for each in self.units if each.unit == name), None)
+
+
+def state(name: str, units: Sequence[str]) -> dict[str, Any]:
+    """Return the state of this node as JSON takes it."""
+    celsius = watts = None
+    try:
+        gpu = gpu_state()
+        celsius, watts = gpu.celsius, gpu.watts
+    except ToolUnavailable:
+        pass  # a node without NVML has no figures
+    found = tuple(unit_states(units))
+    return asdict(
+        NodeState(
+            units=found,
+            processes=tuple(processes(name)),
+            starts=min(_starts(units[0]), found[0].restarts + 1),
+            strangers=tuple(_strangers(name, units[0])),
+            memory=memory(Reader(LIVE, None)),
+            celsius=celsius,
+            watts=watts,
+        )
+    )
+
+
+def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
+    """Yield the states of units, those that are not there as well. Raises HostError."""
+    done = user_systemctl("show", f"--property={','.join(_SHOWN)}", "--", *units)
+    if done.trouble:
+        raise done.error(hint="systemctl --user status")
+    for block in done.output.strip().split("\n\n"):
+        shown = dict(line.partition("=")[::2] for line in block.splitlines())
+        if shown.get("SubState", "").startswith("auto-restart"):
+            shown["SubState"] = "auto-restart"  # systemd 254 has auto-restart-queued beside it
+        if shown.get("Job") and shown.get("SubState") in ("dead", "failed", "auto-restart"):
+            shown |= {"ActiveState": "activating", "SubState": "waiting", "InvocationID": ""}
+        yield UnitState(
+            unit=shown.get("Id", ""),
+            active=shown.get("ActiveState", ""),
+            sub=shown.get("SubState", ""),
+            result=shown.get("Result", ""),
+            status=shown.get("ExecMainStatus", ""),
+            restarts=int(shown.get("NRestarts") or 0),
+            since=shown.get("StateChangeTimestamp", ""),
+            invocation=shown.get("InvocationID", ""),
+            description=shown.get("Description", ""),
+            text=shown.get("StatusText", ""),
+        )
+
+
+def _starts(unit: str) -> int:
+    """Count the starts of an hour, those that a person asked for as well."""
+    mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}", f"_UID={os.getuid()}")
+    options = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
+    return len(attempt("journalctl", *options, *mine).output.splitlines())
+
+
+def _strangers(name: str, unit: str) -> list[str]:
+    try:
+        settings = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))
+        return strangers(settings["url"], unit)
+    except (OSError, ValueError, LookupError, TypeError):
+        return []  # nothing was started here, or it is a worker
+
+
+def processes(name: str) -> Iterator[int]:
+    """Yield the processes of a cluster's group, orphans that left its control group included."""
+    mark = f"{MARK}={name}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            own = folder.stat().st_uid == os.getuid()
+            if own and mark in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
+        except OSError:
+            continue  # it ended, or is not ours
+
+
+def follow(units: Sequence[str], every: float = 0.25) -> Iterator[dict[str, Any]]:
+    """Yield the state of the units at once and whenever it changes, as long as somebody listens."""
+    last: list[UnitState] = []
+    while True:
+        now = list(unit_states(units))
+        if now != last:
+            yield {"units": [asdict(each) for each in now]}
+            last = now
+        time.sleep(every)

@@ -1,0 +1,192 @@
+"""Return what only doctor asks a node for, with the reason where it cannot be had. Runs there."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchkit.cluster.health.compilers import Compilers, compilers
+from patchkit.cluster.health.kernel_log import UnreadError, kernel_log
+from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits, container, own_limits
+from patchkit.cluster.health.packages import PackageWishes, package_wishes
+from patchkit.process import attempt
+from patchkit.runtime.host.machine_root import ToolUnavailable
+from patchkit.runtime.host.nvml import GpuState, gpu_state
+
+_SECONDS = 3.0  # for each program that is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUser:
+    """A process that computes on the GPU, whose it is, and the MiB that it has; None: unknown."""
+
+    pid: int
+    name: str = ""
+    user: str = ""
+    mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealth:
+    """What a node says when one looks closer; None or "" is unknown, ``unread`` says why.
+
+    ``page_cache`` is in KiB; ``huge`` what is kept for huge pages, in KiB; ``oom_kills`` how often
+    the kernel ended a process for want of memory since it started; ``guards`` are services that
+    end one before; ``kernel`` are the lines of this boot's kernel log that may tell of trouble;
+    ``synced`` is whether the clock is kept right by the network; ``firmware`` is that of the RDMA
+    devices; ``manager`` is whether the user's systemd answers. ``process`` are the limits of this
+    process, ``unit`` those of the unit's, if it runs.
+    """
+
+    page_cache: int | None = None
+    huge: int | None = None
+    oom_kills: int | None = None
+    guards: tuple[str, ...] | None = None
+    kernel: tuple[str, ...] | None = None
+    synced: bool | None = None
+    gpu: GpuState | None = None
+    gpu_users: tuple[GpuUser, ...] | None = None
+    firmware: Mapping[str, str] = field(default_factory=dict)
+    manager: bool | None = None
+    process: ProcessLimits | None = None
+    unit: ProcessLimits | None = None
+    container: ContainerLimits | None = None
+    compilers: Compilers | None = None
+    packages: PackageWishes | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    def why_not(self, *facts: str) -> str:
+        """Return why one of these facts is missing, "" if none is."""
+        for name in facts:
+            if getattr(self, name) is None:
+                return self.unread.get(name) or f"the node does not say: {name}"
+        return ""
+
+
+def look_closer(venv: str, main: int = 0, no_main: str = "no unit is named") -> dict[str, Any]:
+    """Return the facts as JSON takes them.
+
+    ``venv`` is the environment that has vLLM, "" if there is none; ``main`` the process of the unit
+    that serves, 0 for none, and ``no_main`` why there is none.
+    """
+    environment = _environment(main)
+    memory = _memory()
+    parts: dict[str, Callable[[], object]] = {
+        "page_cache": lambda: _sum(memory, "Cached", "Buffers") - _sum(memory, "Shmem"),
+        "huge": lambda: _sum(memory, "Hugetlb"),
+        "oom_kills": _oom_kills,
+        "guards": _guards,
+        "kernel": kernel_log,
+        "synced": _synced,
+        "gpu": _gpu,
+        "firmware": _firmware,
+        "process": lambda: own_limits("self"),
+        "unit": lambda: _unit_limits(main, no_main),
+        "container": container,
+        "compilers": lambda: compilers(venv, environment),
+        "packages": lambda: package_wishes(venv),
+    }
+    found: dict[str, Any] = {}
+    unread: dict[str, str] = {}
+    with ThreadPoolExecutor(len(parts)) as pool:
+        asked = {name: pool.submit(work) for name, work in parts.items()}
+        for name, each in asked.items():
+            try:
+                found[name] = each.result()
+            except (UnreadError, OSError, ValueError) as error:
+                unread[name] = str(error)
+    gpu = found.get("gpu")
+    if gpu and gpu.processes is not None:
+        found["gpu_users"] = tuple(_user(each.pid, each.mib) for each in gpu.processes)
+    elif "gpu" in unread:
+        unread["gpu_users"] = unread["gpu"]
+    return asdict(NodeHealth(**found, unread=unread))
+
+
+def _environment(main: int) -> Mapping[str, str]:
+    """Return the variables of a process of this user, else those of this one."""
+    try:
+        pairs = Path(f"/proc/{main}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return os.environ
+    return dict(each.split("=", 1) for each in pairs if "=" in each)
+
+
+def _memory() -> Mapping[str, int]:
+    """Return /proc/meminfo in KiB; empty if it cannot be read."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    found = re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)
+    return {name: int(size) for name, size in found}
+
+
+def _sum(memory: Mapping[str, int], *names: str) -> int:
+    if lacking := [name for name in names if name not in memory]:
+        raise UnreadError(f"/proc/meminfo does not tell {lacking[0]}")
+    return sum(memory[name] for name in names)
+
+
+def _oom_kills() -> int:
+    text = Path("/proc/vmstat").read_text(encoding="utf-8")
+    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    if match is None:
+        raise UnreadError("/proc/vmstat does not tell oom_kill")
+    return int(match[1])
+
+
+def _guards() -> tuple[str, ...]:
+    names = ("earlyoom", "systemd-oomd", "nohang")
+    said = attempt("systemctl", "is-active", *names, timeout=_SECONDS).output.split()
+    if len(said) != len(names):
+        raise UnreadError("systemctl does not say which services run")
+    return tuple(name for name, state in zip(names, said, strict=True) if state == "active")
+
+
+def _synced() -> bool:
+    done = attempt("timedatectl", "show", "--property=NTPSynchronized", "--value", timeout=_SECONDS)
+    if done.output.strip() not in ("yes", "no"):
+        raise UnreadError("timedatectl does not answer")
+    return done.output.strip() == "yes"
+
+
+def _gpu() -> GpuState:
+    try:
+        return gpu_state()
+    except ToolUnavailable as error:
+        raise UnreadError(str(error)) from None
+
+
+def _user(pid: int, mib: int | None) -> GpuUser:
+    """Describe a process; one of another namespace has no name here."""
+    place = Path("/proc", str(pid))
+    try:
+        name = (place / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        owner = place.stat().st_uid
+    except OSError:
+        return GpuUser(pid=pid, mib=mib)
+    try:
+        user = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        user = str(owner)
+    return GpuUser(pid=pid, name=name, user=user, mib=mib)
+
+
+def _firmware() -> dict[str, str]:
+    found = {}
+    for each in sorted(Path("/sys/class/infiniband").glob("*/fw_ver")):
+        found[each.parent.name] = each.read_text(encoding="utf-8").strip()
+    return found
+
+
+def _unit_limits(main: int, no_main: str) -> ProcessLimits:
+    if not main:
+        raise UnreadError(no_main)
+    return own_limits(str(main))

@@ -1,0 +1,159 @@
+"""Read and write ``cluster.toml``: which machines are a cluster, and what it serves how."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from patchkit.cluster.ssh.ssh import check_destination
+from patchkit.errors import UsageError
+from patchkit.reading import require_file
+from patchkit.records import RecordError, matching, one_of, read_toml
+from patchkit.runtime.node.address import named_address
+from patchkit.runtime.rules.condition import CHOICES
+from patchkit.runtime.rules.sensitive_names import secret_flag
+
+FILE = Path("cluster.toml")
+VENV = "~/.local/share/patchkit/venv"
+MODELS = "~/models"
+_NAME = r"[a-z][a-z0-9-]{0,30}"  # a part of a unit's name, and of a folder's
+
+
+def _record_check(
+    check: Callable[[str], object], *, optional: bool = False
+) -> Callable[[str], None]:
+    """Return a check for ``Annotated`` of one that raises UsageError; ``optional`` may be empty."""
+
+    def tried(text: str) -> None:
+        try:
+            if text or not optional:
+                check(text)
+        except UsageError as error:
+            raise RecordError(error.what) from None
+
+    return tried
+
+
+Destination = Annotated[str, _record_check(check_destination)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """A machine: ``ssh`` leads there from here, ``peer`` from the head, by default the same.
+
+    ``address`` is its IPv4 address on the cable, "" for what its facts say. A worker's has to be
+    the one that its facts say.
+    """
+
+    ssh: Destination
+    peer: Annotated[str, _record_check(check_destination, optional=True)] = ""
+    address: Annotated[str, _record_check(named_address, optional=True)] = ""
+
+    @property
+    def from_head(self) -> str:
+        return self.peer or self.ssh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeChoices:
+    """The choices about the server: those of `patchkit env` and `patchkit serve-args`.
+
+    ``args`` are words that are added to `vllm serve`; ``set`` are variables of every node.
+    """
+
+    executor: Literal["auto", "mp", "ray"] = "auto"
+    topology: Annotated[str, one_of("auto", "roce", "socket", "ring", "hetero")] = "auto"
+    listen: Literal["local", "cable", "lan"] = "local"
+    host: str = ""
+    port: int = 8000
+    target: Annotated[str, one_of("", *CHOICES["target"])] = ""
+    preset: str = ""
+    wanted: tuple[str, ...] = field(default=(), metadata={"key": "with"})
+    unwanted: tuple[str, ...] = field(default=(), metadata={"key": "without"})
+    args: tuple[str, ...] = ()
+    set: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 1 << 16:
+            raise RecordError(f"is {self.port}, not a port", "port")
+        for each in self.args:
+            if flag := secret_flag(each):
+                raise RecordError(
+                    f"{flag} would show a secret to every user of the node: put "
+                    "VLLM_API_KEY or HF_TOKEN into ~/.config/patchkit/secrets.env there",
+                    "args",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFile:
+    """A cluster: nodes by rank, the head first; ``models`` pins a model's commit.
+
+    ``venv`` and ``model_folder`` are the same path on every node; ``~`` is the user's home there.
+    """
+
+    node: tuple[ClusterNode, ...]
+    name: Annotated[str, matching(_NAME, "a short name: a-z, 0-9, -")] = "vllm"
+    venv: str = VENV
+    model_folder: str = MODELS
+    serve: ServeChoices = ServeChoices()
+    models: Mapping[str, Annotated[str, matching("[0-9a-f]{40}", "a commit")]] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        if not self.node:
+            raise RecordError("a cluster has at least one node", "node")
+        names = [each.ssh for each in self.node]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise RecordError(f"{twice[0]} is named twice", "node")
+        for key in ("venv", "model_folder"):
+            path = getattr(self, key)
+            if not path.startswith(("/", "~/")) or not path.isprintable():
+                raise RecordError(f"is {path!r}, not a path from / or ~/", key)
+
+    @property
+    def head(self) -> ClusterNode:
+        return self.node[0]
+
+    @property
+    def unit(self) -> str:
+        """Return the name of the rank's unit, on every node."""
+        return f"patchkit-{self.name}.service"
+
+
+def read_cluster_file(path: Path = FILE) -> ClusterFile:
+    """Return what a file says. Raises UsageError with its line for what it must not say."""
+    require_file(path, "write one: patchkit cluster init spark-1 spark-2")
+    return read_toml(ClusterFile, path, error=UsageError)
+
+
+def _toml(text: str) -> str:
+    """Return a text as TOML has it: JSON's form, but without halves of surrogate pairs."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:
+    """Return the text of a new file; ``choices`` are keys of ``[serve]`` that are not default."""
+    lines = [
+        "# The machines of a cluster, by rank: the head first. Yours to edit; every key is in",
+        "# docs/cluster.md. `patchkit cluster up MODEL` reads it anew each time.",
+        "",
+        f"venv = {_toml(VENV)}  # made by `patchkit cluster install`",
+        f"model_folder = {_toml(MODELS)}  # on each node",
+        "",
+        "[serve]",
+        'listen = "local"  # who may ask: local, cable or lan',
+        "port = 8000",
+        *(f"{key} = {_toml(value)}" for key, value in choices.items()),
+    ]
+    for each in nodes:
+        lines += ["", "[[node]]", f"ssh = {_toml(each.ssh)}"]
+        if each.peer:
+            lines.append(f"peer = {_toml(each.peer)}  # from the head")
+        if each.address:
+            lines.append(f"address = {_toml(each.address)}")
+    return "\n".join([*lines, "", "[models]", ""])

@@ -1,0 +1,358 @@
+"""Plan a cluster: from its file, its nodes' facts and a model to the files of each node. Pure.
+
+The same decisions as `patchkit env` and `patchkit serve-args` make on each node by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.start_time import start_seconds
+from patchkit.cluster.launch.survey import node_findings
+from patchkit.cluster.launch.units import GroupUnits, RankUnit
+from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.ssh.ssh import HERE
+from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.runtime.env.agreement import agree
+from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
+from patchkit.runtime.env.file_text import file_text
+from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.target import target_of
+from patchkit.runtime.node.address import addresses
+from patchkit.runtime.node.decision import Node, NodeOptions, decide
+from patchkit.runtime.node.env_file import EnvFile, env_file
+from patchkit.runtime.node.topology import attach
+from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
+from patchkit.runtime.rules.presets import find as find_preset
+from patchkit.runtime.rules.rule import RuleChoice
+from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variables import vllm_values, vllm_variables
+from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
+from patchkit.runtime.serve.listen import listen_address, models_url
+from patchkit.runtime.serve.memory import memory_pool
+from patchkit.runtime.serve.request import ServeRequest
+
+_SERVED = "--served-model-name"
+_RAY_PORT = 6379
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model as it is asked for, ``name``, and as vLLM gets it, ``source``: that or a folder."""
+
+    name: str
+    source: str
+    preset: Preset | None
+
+    @property
+    def folder(self) -> str:
+        """Return the folder on every node, "" for a model that vLLM itself downloads."""
+        return self.source if self.source.startswith(("/", "~/")) else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRank:
+    """A node's part: its facts, what it is, its environment, and its command."""
+
+    ssh: str
+    facts: NodeFacts
+    env: ClusterEnv
+    text: str
+    command: ServeCommand | None
+
+    @property
+    def address(self) -> str:
+        return self.env.node.attachment.address
+
+
+def served_model(cluster: ClusterFile, model: str) -> ServedModel:
+    """Return what a model's name stands for. Raises UsageError for a slip of a preset's name."""
+    chosen = cluster.serve.preset
+    preset = named_preset(chosen) if chosen not in ("", "none") else None
+    if not chosen:
+        preset = find_preset(model)
+    name = preset.id if preset and model.lower() == preset.name.lower() else model
+    if commit := cluster.models.get(name):
+        folder = PurePosixPath(cluster.model_folder, ModelFolder(repo=name, commit=commit).name)
+        return ServedModel(name=name, source=str(folder), preset=preset)
+    if not preset and "/" not in model and (meant := presets_meant(model)):
+        raise UsageError(
+            f"no model is known as {model}", hint=f"did you mean {' or '.join(meant)}?"
+        )
+    return ServedModel(name=name, source=name, preset=preset)
+
+
+def planned_ranks(
+    cluster: ClusterFile, facts: Sequence[NodeFacts], model: ServedModel
+) -> list[PlannedRank]:
+    """Return each node's part, the head's first.
+
+    Raises HostError for a node without vLLM or with another one than its head, and all that
+    ``decide``, ``cluster_env``, ``agree`` and ``serve_args`` raise, with the node's name before it.
+    """
+    ranks: list[PlannedRank] = []
+    head: EnvFile | None = None
+    for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
+        with named(node.ssh, by_cluster_file):
+            _check_vllm(its, cluster)
+            if node.address and not its.host.has_address(node.address):
+                raise _not_its_address(node.address, f"it has {addresses(its.host)}")
+            planned = _planned(cluster, number, its, model, head)
+            if node.address not in ("", planned.address):
+                raise _not_its_address(node.address, f"the head reaches it at {planned.address}")
+        for lack in node_findings(node.ssh, its):
+            if lack.about == "memlock" and planned.env.node.attachment.hcas:
+                raise HostError(f"{lack.where}: {lack.what}", why=lack.why, hint=lack.hint)
+        if number == 0:
+            head = env_file(planned.text, f"{node.ssh}'s env file")
+        ranks.append(planned)
+    _check_kinds(cluster, ranks)
+    return ranks
+
+
+def _check_kinds(cluster: ClusterFile, ranks: Sequence[PlannedRank]) -> None:
+    """Raise HostError for tensor parallelism over several kinds of GPU."""
+    kinds = {each.env.node.target: each.ssh for each in ranks}
+    command = ranks[0].command
+    words = (*command.words, *cluster.serve.args) if command else ()
+    sizes = [size for flag, size in pairwise(words) if flag == "--tensor-parallel-size"]
+    if len(kinds) > 1 and sizes[-1:] not in ([], ["1"]):
+        named = " and ".join(f"{node} is a {kind}" for kind, node in kinds.items())
+        raise HostError(
+            f"{named}: no tensor parallelism over two kinds of GPU",
+            why="each computes a part of every layer, with other kernels: nobody has shown that "
+            "this works",
+            hint='a pipeline, which nobody has shown either: topology = "hetero" in [serve]',
+        )
+
+
+def _not_its_address(address: str, has: str) -> HostError:
+    return HostError(
+        f"{address} is not its address here: {has}",
+        why="the cable is out, or the address that cluster.toml or --head-ip names has changed",
+        hint="correct it there, or leave it out",
+    )
+
+
+@contextmanager
+def named(node: str, spell: Callable[[str], str] = str) -> Iterator[None]:
+    """Put a node's name before the text of what is raised, and before a command for it."""
+    try:
+        yield
+    except PatchkitError as error:
+        hint = spell(error.hint)
+        hint = f"on {node}: {hint}" if "`patchkit " in hint else hint
+        raise type(error)(f"{node}: {error.what}", why=error.why, hint=hint) from None
+
+
+def by_cluster_file(text: str) -> str:
+    """Return a text with the keys of cluster.toml instead of the flags of a node's verbs."""
+    text = re.sub(r": --role \w+ --nodes \d+", "", text)
+    text = re.sub(r"--head-ip (\S+)", r"""address = "\1" in the head's [[node]]""", text)
+    return re.sub(r"--(topology|executor|target|preset) (\w+)", r'\1 = "\2" in [serve]', text)
+
+
+def node_addresses(
+    cluster: ClusterFile, facts: Sequence[NodeFacts], choices: Mapping[str, str]
+) -> list[str]:
+    """Return each node's IPv4 address in the cluster, the head's first, vLLM there or not.
+
+    ``choices`` are keys of ``[serve]``. Raises HostError for a node that has none.
+    """
+    nodes, topology = len(cluster.node), choices.get("topology") or "auto"
+    found: list[str] = []
+    for number, its in enumerate(facts if nodes > 1 else ()):
+        target = choices.get("target") or target_of(its.host)
+        head = found[0] if number else cluster.head.address
+        role = "worker" if number else "head"
+        with named(cluster.node[number].ssh):
+            attached = attach(
+                its.host, role=role, topology=topology, nodes=nodes, head=head, target=target
+            )
+        found.append(attached.address)
+    return found or [""]
+
+
+def _check_vllm(facts: NodeFacts, cluster: ClusterFile) -> None:
+    software = facts.host.software
+    if not facts.venv or software is None or not software.vllm:
+        place = cluster.venv
+        what = f"there is no vLLM in {place}" if facts.venv else f"{place} is not there"
+        alone = [each.ssh for each in cluster.node] == [HERE]
+        hint = "the environment that has it: --venv DIR" if alone else "patchkit cluster install"
+        raise HostError(what, hint=hint)
+
+
+def _planned(
+    cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, head: EnvFile | None
+) -> PlannedRank:
+    serve, several = cluster.serve, len(cluster.node) > 1
+    host = _of_tables(facts.host)
+    variable_rules, flag_rules = load_variable_rules(), load_flag_rules()
+    chosen = _divided(cluster, {each.id for each in variable_rules.rules})
+    if unknown := sorted(_all(chosen[1]) - {each.id for each in flag_rules.rules}):
+        raise UsageError(
+            f"with or without {unknown[0]!r}: no rule has this name",
+            hint="`patchkit env explain` and `patchkit serve-args --explain` list them",
+        )
+    role = "single" if not several else "worker" if number else "head"
+    options = NodeOptions(
+        role=role,
+        # A worker takes over what its head's file says.
+        nodes=len(cluster.node) if number == 0 else 0,
+        head=cluster.head.address if several and number == 0 else "",
+        topology=serve.topology if several and number == 0 else "auto",
+        executor=serve.executor if number == 0 else "auto",
+        target=serve.target,
+        model=model.preset.id if model.preset else "",
+        choice=chosen[0],
+        extra=dict(serve.set),
+    )
+    node = decide(options, host, head)
+    env = cluster_env(
+        node,
+        host,
+        variable_rules,
+        vllm_variables(node.vllm),
+        vllm_values(node.vllm),
+        ptxas=facts.ptxas,
+    )
+    if head:
+        env = agree(env, head, variable_rules.of_host, dict(serve.set))
+    text = file_text(env, Format.SYSTEMD, hostname=host.system.hostname, target=serve.target)
+    command = None
+    if role != "worker" or node.executor.name != "ray":
+        command = _command(cluster, number, facts, host, node, model, chosen[1])
+    return PlannedRank(
+        ssh=cluster.node[number].ssh, facts=facts, env=env, text=text, command=command
+    )
+
+
+def _of_tables(host: Host) -> Host:
+    """Return facts without the folder of the installed vLLM, which is another machine's."""
+    if host.software is None:
+        return host
+    return replace(host, software=replace(host.software, vllm_home=""))
+
+
+def _command(
+    cluster: ClusterFile,
+    number: int,
+    facts: NodeFacts,
+    host: Host,
+    node: Node,
+    model: ServedModel,
+    choice: RuleChoice,
+) -> ServeCommand:
+    rules, serve = load_flag_rules(), cluster.serve
+    on_node = facts.models.get(model.folder)
+    request = ServeRequest(
+        model=absolute(model.source, facts),
+        node=node,
+        memory=memory_pool(host, node, rules.memory),
+        rank=number if len(cluster.node) > 1 else None,
+        host=serve.host or listen_address(serve.listen, node, host),
+        port=serve.port,
+        folder_gib=on_node.weights / _GIB if on_node and on_node.weights else None,
+        choice=choice,
+    )
+    return serve_args(request, rules, release_flags(node.vllm, None))
+
+
+def absolute(path: str, facts: NodeFacts) -> str:
+    """Return a path of a node with its user's home in it."""
+    return f"{facts.home}/{path[2:]}" if path.startswith("~/") else path
+
+
+def _divided(cluster: ClusterFile, variables: set[str]) -> tuple[RuleChoice, RuleChoice]:
+    """Return the rules that are chosen about variables, and those about flags."""
+    wanted, unwanted = frozenset(cluster.serve.wanted), frozenset(cluster.serve.unwanted)
+    return (
+        RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables),
+        RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables),
+    )
+
+
+def _all(choice: RuleChoice) -> frozenset[str]:
+    return choice.wanted | choice.unwanted
+
+
+def group_units(
+    cluster: ClusterFile,
+    ranks: Sequence[PlannedRank],
+    model: ServedModel,
+    links: Sequence[Sequence[str]],
+) -> GroupUnits:
+    """Return the units of all ranks; ``links`` are the words of ssh to each worker."""
+    first = ranks[0].command
+    assert first is not None
+    url = models_url(first.request).removesuffix("/v1/models")
+    return GroupUnits(
+        name=cluster.name,
+        model=model.name,
+        url=url,
+        ranks=tuple(_rank_unit(cluster, each, ranks[0], model) for each in ranks),
+        links=tuple(map(tuple, links)),
+        ray=f"{ranks[0].address}:{_RAY_PORT}" if ranks[0].env.node.executor.name == "ray" else "",
+    )
+
+
+def _rank_unit(
+    cluster: ClusterFile, rank: PlannedRank, head: PlannedRank, model: ServedModel
+) -> RankUnit:
+    node, programs = rank.env.node, f"{absolute(cluster.venv, rank.facts)}/bin"
+    ray: tuple[str, ...] = ()
+    if node.executor.name == "ray":
+        first = ("--head", f"--port={_RAY_PORT}")
+        place = first if node.role == "head" else (f"--address={node.head}:{_RAY_PORT}",)
+        ray = (f"{programs}/ray", "start", "--block", f"--node-ip-address={rank.address}", *place)
+    words = ray if rank.command is None else served_words(cluster, rank.command, model, programs)
+    return RankUnit(
+        node=rank.ssh,
+        words=words,
+        env=rank.text,
+        bin=programs,
+        seconds=start_limit(cluster, head),
+        ray=ray,
+        extra={} if rank.facts.local_caches else cache_variables(_local_folder(rank.facts)),
+    )
+
+
+def served_words(
+    cluster: ClusterFile, command: ServeCommand, model: ServedModel, programs: str = ""
+) -> tuple[str, ...]:
+    """Return a rank's command as words; ``programs`` is the folder of `vllm`, "" for PATH's."""
+    program, verb, source, *flags = command.words
+    named = () if source == model.name else (_SERVED, model.name)
+    first = f"{programs}/{program}" if programs else program
+    return (first, verb, source, *flags, *named, *cluster.serve.args)
+
+
+def start_limit(cluster: ClusterFile, head: PlannedRank) -> int:
+    """Return the seconds that a start may take."""
+    weights = head.command.request.weights if head.command else None
+    return start_seconds(weights.gib if weights else None, len(cluster.node))
+
+
+def _local_folder(facts: NodeFacts) -> str:
+    return f"/var/tmp/patchkit-{facts.user}"  # noqa: S108 - a folder of that user's, kept at boot
+
+
+def cache_variables(place: str) -> dict[str, str]:
+    """Return the variables that keep compiled code in a folder: one on a disk of the node."""
+    return {
+        "VLLM_CACHE_ROOT": f"{place}/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{place}/inductor",
+        "TRITON_CACHE_DIR": f"{place}/triton",
+        "FLASHINFER_WORKSPACE_BASE": f"{place}/flashinfer",
+    }

@@ -1,0 +1,247 @@
+"""Bring a cluster to a model: plan, compare with what is there, write, start, wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from patchkit.cluster.agent.control import begin
+from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.agent.unit_state import NodeState, UnitState
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.plan import (
+    PlannedRank,
+    ServedModel,
+    group_units,
+    planned_ranks,
+    served_model,
+)
+from patchkit.cluster.launch.ports import check_ports, check_server_port
+from patchkit.cluster.launch.start import Answered, waited
+from patchkit.cluster.launch.stop import check_stopped, stopped
+from patchkit.cluster.launch.survey import survey
+from patchkit.cluster.launch.units import GroupUnits
+from patchkit.cluster.ssh.everywhere import all_of
+from patchkit.durable.signals import Interrupted, committed, deferred
+from patchkit.errors import HostError, PatchkitError
+from patchkit.quoting import quoted
+
+_FIRST_PORT = 1024  # net.ipv4.ip_unprivileged_port_start
+Tell = Callable[[UnitState, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """What a start would write and run; ``changed`` are the files that differ, by node.
+
+    ``former`` are the files that are there, by node; ``notes`` are about the model's files.
+    """
+
+    model: ServedModel
+    ranks: tuple[PlannedRank, ...]
+    units: GroupUnits
+    files: tuple[dict[str, str], ...]
+    changed: tuple[tuple[str, ...], ...]
+    former: tuple[dict[str, str], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Return whether every node has exactly these files."""
+        return not any(self.changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A start on its way: ``since`` is its time for the head's journal, "" if it was running."""
+
+    plan: GroupPlan
+    since: str
+    running: bool = False
+
+
+def make_plan(cluster: Cluster, model: str) -> GroupPlan:
+    """Return the plan for a model. Raises HostError for a node that is not ready for it."""
+    served = served_model(cluster.file, model)
+    facts = cluster.facts([served.folder] if served.folder else [])
+    _check_nodes(cluster, facts)
+    if served.folder:
+        _check_there(cluster, served, [each.models[served.folder].problem for each in facts])
+    ranks = planned_ranks(cluster.file, facts, served)
+    links = cluster.links([each.address for each in ranks[1:]])
+    units = group_units(cluster.file, ranks, served, [each.words for each in links])
+    files = units.files()
+    check_server_port(cluster.head, units.url, units.unit)
+    return GroupPlan(
+        model=served,
+        ranks=tuple(ranks),
+        units=units,
+        files=tuple(files),
+        changed=tuple(
+            tuple(
+                sorted(name for name in {*new, *its.files} if new.get(name) != its.files.get(name))
+            )
+            for new, its in zip(files, facts, strict=True)
+        ),
+        former=tuple(each.files for each in facts),
+        notes=tuple(_unchecked(cluster, served, facts)),
+    )
+
+
+def _check_nodes(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
+    """Raise HostError for what would end ranks, at once or later, or make them differ."""
+    if cluster.file.serve.port < _FIRST_PORT:
+        raise HostError(
+            f"port {cluster.file.serve.port}: a user's units may not open it",
+            why=f"ports below {_FIRST_PORT} are root's",
+            hint=f"another one, {_FIRST_PORT} or more: `port` in [serve], or --port",
+        )
+    for found in survey([each.ssh for each in cluster.file.node], facts):
+        if found.about in ("systemd", "linger", "installation"):
+            raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
+
+
+def _check_there(cluster: Cluster, model: ServedModel, problems: list[str]) -> None:
+    """Raise HostError if the model is not whole on a node: before anything is started."""
+    nodes = [each.ssh for each in cluster.file.node]
+    wrong = {node: said for node, said in zip(nodes, problems, strict=True) if said}
+    if not wrong:
+        return
+    verb = "get" if len(wrong) == len(nodes) else "sync"
+    said = "; ".join(f"{node}: {problem}" for node, problem in wrong.items())
+    raise HostError(
+        f"{model.name} is not whole: {said}",
+        why=f"{model.folder} has to hold the same files on every node",
+        hint="copy it there, to the same path on every node"
+        if model.name == model.folder
+        else quoted("patchkit", "model", verb, model.name),
+    )
+
+
+def _unchecked(cluster: Cluster, model: ServedModel, facts: Sequence[NodeFacts]) -> Iterator[str]:
+    """Yield for each node with how many files of the model nobody checked as they are now."""
+    for node, its in zip(cluster.file.node, facts, strict=True):
+        if model.folder and (count := its.models[model.folder].unchecked):
+            files = f"{count} file{'s' * (count > 1)} of {model.name}"
+            yield f"{node.ssh}: {files} changed since the hashes were checked, or never were"
+
+
+def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
+    """Write what differs and start; what runs with the same files is left alone.
+
+    What is not ``lasting`` does not come back after a reboot.
+
+    Raises BusyError while another patchkit changes the cluster; an error of a node before anything
+    was written; HostError if what ran before does not stop.
+    """
+    with cluster.alone():
+        return _begin(cluster, *_planned(cluster, model), lasting=lasting)
+
+
+def _planned(cluster: Cluster, model: str) -> tuple[GroupPlan, list[NodeState]]:
+    return make_plan(cluster, model), all_of(cluster.states())
+
+
+def _begin(
+    cluster: Cluster, plan: GroupPlan, states: list[NodeState], *, lasting: bool = True
+) -> Begun:
+    runs = _runs(states[0], cluster.file.unit)
+    if plan.same and runs:
+        return Begun(plan=plan, since="", running=True)
+    if runs or any(each.processes for each in states):
+        committed("what ran before is stopped")
+        check_stopped(cluster, stopped(cluster, disable=False))
+    if len(plan.ranks) > 1:
+        executor = plan.ranks[0].env.node.executor.name
+        check_ports(cluster, [each.address for each in plan.ranks], executor)
+    if not plan.same:
+        committed("the files of this start are on the nodes")
+        cluster.put(plan.files)
+    how = {"restart": not plan.same, "lasting": lasting}
+    since = cluster.head.call(str, begin, name=cluster.file.name, **how)
+    committed(f"{plan.model.name} is started, and goes on loading")
+    return Begun(plan=plan, since=since)
+
+
+def _runs(state: NodeState, unit: str) -> bool:
+    found = state.unit(unit)
+    return found is not None and found.active in ("active", "activating")
+
+
+def wait_for(cluster: Cluster, begun: Begun, tell: Tell) -> Answered:
+    """Return once the model has answered. Raises HostError with the first error of all ranks."""
+    return replace(waited(cluster, begun.since, tell), notes=begun.plan.notes)
+
+
+def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:
+    """Serve another model; if it cannot be started or does not answer, the former one again.
+
+    An interrupt before the start brings the former one back as well; after it, the new one goes on.
+    Raises the error, with what is served now.
+    """
+    planned: tuple[GroupPlan, list[NodeState]] | None = None
+    begun: Begun | None = None
+    try:
+        with cluster.alone():
+            planned = _planned(cluster, model)
+            begun = _begin(cluster, *planned)
+        return wait_for(cluster, begun, tell)
+    except (PatchkitError, Interrupted) as error:
+        former = _former(cluster, *planned) if planned else None
+        if former is None or (begun and isinstance(error, Interrupted)):
+            raise
+        since = _go_back(cluster, former)
+        if isinstance(error, Interrupted):
+            raise
+        raise _failed_switch(cluster, model, error, former, since, tell) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Former:
+    """Hold what was served before: the model, and the files of each node."""
+
+    model: str
+    files: tuple[dict[str, str], ...]
+
+
+def _former(cluster: Cluster, plan: GroupPlan, states: list[NodeState]) -> _Former | None:
+    """Return the other group that ran when a start was planned, if its files are of one start."""
+    if plan.same or not _runs(states[0], cluster.file.unit):
+        return None
+    try:
+        names = [json.loads(files["group.json"]).get("model") for files in plan.former]
+    except (KeyError, ValueError, AttributeError):  # not written by `up`
+        return None
+    return _Former(str(names[0]), plan.former)
+
+
+def _go_back(cluster: Cluster, former: _Former) -> str:
+    """Start the former group again, whatever interrupts; return the time for its journal."""
+    try:
+        with deferred(), cluster.alone():
+            check_stopped(cluster, stopped(cluster, disable=False))
+            cluster.put(former.files)
+            since = cluster.head.call(str, begin, name=cluster.file.name, restart=True)
+            committed(f"{former.model} is started again, and goes on loading")
+    except PatchkitError as error:
+        raise type(error)(
+            f"{former.model} was stopped, and cannot be started again: {error.what}",
+            why=error.why,
+            hint=error.hint,
+        ) from None
+    return str(since)
+
+
+def _failed_switch(
+    cluster: Cluster, model: str, error: PatchkitError, former: _Former, since: str, tell: Tell
+) -> PatchkitError:
+    """Return the error of a switch, once the former model has answered or has failed as well."""
+    what = f"{model} was not started: {error.what}"
+    try:
+        waited(cluster, since, tell)
+    except HostError as again:
+        what += f"\nand {former.model}, served before, does not come back: {again.what}"
+        return HostError(what, why=again.why, hint=again.hint)
+    why = "\n  back:  ".join(filter(None, (error.why, f"{former.model} is served again")))
+    return type(error)(what, why=why, hint=error.hint)

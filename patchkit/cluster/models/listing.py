@@ -1,0 +1,133 @@
+"""List the files of a commit, as the Hub says it or as the user's own cache of the Hub has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from patchkit import process
+from patchkit.cluster.models.choice import chosen
+from patchkit.cluster.models.contents import named_shards
+from patchkit.cluster.models.expected import ModelRecord
+from patchkit.cluster.models.names import Commit
+from patchkit.durable.names import plain
+from patchkit.errors import HostError, PatchkitError, SourceError, StorageError
+from patchkit.quoting import quoted
+from patchkit.records import RecordError, record
+
+_SCRIPT = Path(__file__).with_name("hub_facts.py")
+_PATIENCE = 180.0  # seconds; the index of a large model is some MB
+_LOGIN = "log in there: `{hf} auth login`, or set HF_TOKEN there"
+# The kind of error that huggingface_hub raises, ours, and why; the first one that fits counts.
+_REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (
+    (
+        "GatedRepoError",
+        SourceError,
+        "its owner asks for consent, and a login",
+        "agree at https://huggingface.co/{repo}, then " + _LOGIN,
+    ),
+    (
+        "RevisionNotFoundError",
+        SourceError,
+        "it has no such branch, tag or commit",
+        "leave the revision out, or look at https://huggingface.co/{repo}/commits/main",
+    ),
+    (
+        "RepositoryNotFoundError",
+        SourceError,
+        "there is no such repository, or it is private and this user is not logged in",
+        "correct the name; or " + _LOGIN,
+    ),
+    (
+        "ModuleNotFoundError",
+        HostError,
+        "the Python that was named has no huggingface_hub, which vLLM brings",
+        "name the Python of vLLM with --python, for example venv/bin/python",
+    ),
+    (
+        "OfflineModeIsEnabled",
+        StorageError,
+        "HF_HUB_OFFLINE is set there",
+        "`unset HF_HUB_OFFLINE`; or take what the cache of the Hub has: --cached",
+    ),
+    (
+        "TransportError",  # of httpx, which is no OSError
+        StorageError,
+        "no network there, or the Hub does not answer",
+        "look at the network there; or take what the cache of the Hub has: --cached",
+    ),
+    (
+        "OSError",  # of requests as well
+        StorageError,
+        "no network there, or the Hub does not answer",
+        "look at the network there; or take what the cache of the Hub has: --cached",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A commit: each file with its size and digest, and the text of each index of shards."""
+
+    commit: Commit
+    files: Mapping[str, tuple[int | None, str | None]]
+    indexes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return sum(size or 0 for size, _digest in self.files.values())
+
+    def chosen(self, repo: str) -> ModelRecord:
+        """Return the files that vLLM loads. Raises SourceError for names that lead elsewhere."""
+        for name in self.files:
+            if not plain(name) or not name.isprintable():
+                raise SourceError(
+                    f"{repo}: holds a file {name!r}, which is no plain name",
+                    why="it would be written outside of the model's folder, or not be seen",
+                    hint=f"tell its owner: https://huggingface.co/{repo}/discussions",
+                )
+        try:
+            shards = {name: named_shards(text, name) for name, text in self.indexes.items()}
+            names = chosen(self.files.keys(), shards)
+            files = {
+                name: dict(zip(("size", "digest"), self.files[name], strict=True)) for name in names
+            }
+            return record(ModelRecord, {"repo": repo, "commit": self.commit, "files": files})
+        except RecordError as error:
+            raise SourceError(
+                f"{repo}: {error}",
+                why="the repository holds what patchkit does not take for a model",
+                hint=f"tell its owner: https://huggingface.co/{repo}/discussions",
+            ) from None
+
+
+def listed(python: str, repo: str, revision: str) -> Listing:
+    """Ask the Hub, through the huggingface_hub of a Python."""
+    program = Path(python).expanduser()
+    code = _SCRIPT.read_text(encoding="utf-8")
+    hint = "name the Python of vLLM with --python, for example venv/bin/python"
+    answer = process.ask(program, code, repo, revision, timeout=_PATIENCE, hint=hint)
+    if isinstance(answer, dict) and "kinds" in answer:
+        raise _refusal(answer, program, repo, revision)
+    try:
+        # JSON has no tuples, and a dataclass takes lists for them.
+        return record(Listing, answer)
+    except RecordError as error:
+        raise HostError(
+            f"{repo}: an odd answer of the Hub: {error}",
+            hint=f"look at https://huggingface.co/{repo}",
+        ) from None
+
+
+def _refusal(answer: dict[str, object], python: Path, repo: str, revision: str) -> PatchkitError:
+    named = f"{repo}@{revision}" if revision else repo
+    kinds = answer.get("kinds")
+    says = str(answer.get("says")).strip().split("\n")[0]
+    hf = python.with_name("hf")
+    for name, kind, why, hint in _REFUSALS:
+        if isinstance(kinds, list) and name in kinds:
+            return kind(f"{named}: {says}", why=why, hint=hint.format(repo=repo, hf=quoted(hf)))
+    return HostError(
+        f"{named}: {says}", hint=f"try by hand: `{quoted(hf, 'download', repo, 'config.json')}`"
+    )

@@ -1,0 +1,133 @@
+"""Bring a model from the node that has it to another one, and check it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.cluster.models.check import check_model
+from patchkit.cluster.models.fetch import check_anew
+from patchkit.cluster.models.held import held_models
+from patchkit.cluster.models.report import (
+    HeldModel,
+    ModelCheck,
+    ModelRoom,
+    SentModel,
+    followed,
+)
+from patchkit.cluster.models.transfer import make_room, send_model
+from patchkit.cluster.ssh.everywhere import everywhere
+from patchkit.cluster.ssh.node import Remote
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError
+from patchkit.finding import Level
+from patchkit.quoting import quoted
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNode:
+    """A node with models: how ssh reaches it from here, and from the other nodes."""
+
+    ssh: str
+    peer: str
+    models: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncedModel:
+    """A model on another node: what went there, and what the full check says."""
+
+    node: ModelNode
+    sent: SentModel
+    check: ModelCheck
+
+
+def models_of(nodes: Sequence[ModelNode]) -> list[list[HeldModel] | PatchkitError]:
+    """Return the models of each node, or why it did not say."""
+
+    def ask(node: ModelNode) -> list[HeldModel]:
+        return Remote(node.ssh).call(list[HeldModel], held_models, models=node.models)
+
+    return everywhere(nodes, ask)
+
+
+def sources_of(
+    nodes: Sequence[ModelNode],
+    held: Sequence[list[HeldModel] | PatchkitError],
+    repo: str,
+    commit: str,
+) -> list[tuple[ModelNode, HeldModel]]:
+    """Return the nodes with the whole model, by its sizes, and the model there.
+
+    Raises SourceError if there is none, and if commits of it differ and none was named.
+    """
+    found = [
+        (node, model)
+        for node, models in zip(nodes, held, strict=True)
+        if not isinstance(models, PatchkitError)
+        for model in models
+        if model.repo == repo and model.commit.startswith(commit) and model.complete
+    ]
+    commits = sorted({model.commit for _node, model in found})
+    if len(commits) != 1:
+        what = ", ".join(each[:12] for each in commits)
+        named = f"{repo}{commit and '@'}{commit}"
+        raise SourceError(
+            f"{named}: several commits of it are there: {what}"
+            if commits
+            else f"{named}: no node has the whole model",
+            hint=quoted("patchkit", "model", "sync", f"{repo}@{commits[0][:12]}")
+            if commits
+            else quoted("patchkit", "model", "get", named),
+        )
+    return found
+
+
+def check_sources(
+    sources: Sequence[tuple[ModelNode, HeldModel]], report: Callable[[str], Progress]
+) -> tuple[ModelNode, HeldModel, list[str]]:
+    """Return the first source whose hashes are right, and what is wrong with those before it.
+
+    Raises HashMismatchError if there is none.
+    """
+    wrong: list[str] = []
+    for node, model in sources:
+        there = Remote(node.ssh)
+        checking = there.stream(dict[str, Any], check_model, folder=model.folder, full=True)
+        check = followed(there, ModelCheck, checking, report(f"{node.ssh}: checking"))
+        if check.complete:
+            return node, model, wrong
+        errors = [each for each in check.findings if each.level is Level.ERROR]
+        wrong += [f"{node.ssh}: {each.where}: {each.what}" for each in errors]
+    raise HashMismatchError(
+        "\n".join(wrong),
+        why="no node has a whole copy to take, and nothing was copied",
+        hint=quoted("patchkit", "model", "get", f"{model.repo}@{model.commit}"),
+    )
+
+
+def room_for(model: HeldModel, node: ModelNode, *, dry_run: bool = False) -> ModelRoom:
+    """Return where a model goes on a node, and make its folder; raises what ``make_room`` does."""
+    name = model.folder.rpartition("/")[2]
+    wanted = {"models": node.models, "name": name, "size": model.size, "dry_run": dry_run}
+    return Remote(node.ssh).call(ModelRoom, make_room, **wanted)
+
+
+def sync_model(
+    source: ModelNode, model: HeldModel, node: ModelNode, report: Callable[[str], Progress]
+) -> SyncedModel:
+    """Copy a model to a node and hash it there."""
+    room = room_for(model, node)
+    here, other = Remote(source.ssh), Remote(node.ssh)
+    wanted = {"folder": model.folder, "destination": node.peer, "target": room.folder}
+    # Twice: rsync keeps what has the right size and time, and the check removes what is wrong.
+    for _ in range(2):
+        sending = here.stream(dict[str, Any], send_model, **wanted)
+        sent = followed(here, SentModel, sending, report(f"{node.ssh}: copying"))
+        checking = other.stream(dict[str, Any], check_anew, folder=room.folder)
+        check = followed(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
+        if check.complete:
+            break
+    return SyncedModel(node=node, sent=sent, check=check)

@@ -1,0 +1,139 @@
+"""Apply a plan and undo it, all or nothing, with the network if it is this machine's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.cluster.net import live as net_live
+from patchkit.cluster.net import state as net_state
+from patchkit.cluster.net.netplan_file import render
+from patchkit.cluster.net.plan import NetPlan
+from patchkit.cluster.net.state import NetHistory
+from patchkit.durable.journal import Change
+from patchkit.errors import HostError, PatchkitError, StorageError
+from patchkit.records import RecordError, record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What was done; ``recovered`` if a change that was cut short was put back first.
+
+    ``checked`` if netplan read the file before it was written.
+    """
+
+    changed: bool
+    live: bool
+    checked: bool = False
+    recovered: bool = False
+
+
+def is_live(place: NetHistory) -> bool:
+    """Return whether the root is that of this machine, so that its network follows the file."""
+    return place.root.resolve() == Path("/")
+
+
+def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
+    """Write the file and bring the network to it; everything is as before if that fails.
+
+    A plan that sets nothing leaves a file as it is: what it says is kept.
+
+    Raises DriftError, HostError, StorageError or BusyError.
+    """
+    data, addresses, live = render(plan).encode(), net_state.given(plan), is_live(place)
+    with net_state.locked(place), net_live.undisturbed():
+        # First, since a change that was cut short may have left the file old or new.
+        recovered = recover(place) is not None
+        net_state.check_untouched(place, force=force)
+        if place.text() == data or not plan.written:
+            return Done(changed=False, live=live, recovered=recovered)
+        # Before anything is written: netplan reads all files as one configuration.
+        checked = net_live.check_merge(place.root, data)
+        if live and not checked:
+            raise HostError(
+                "netplan is not installed, so nothing would read the file",
+                why="this is not DGX OS, or it is a container",
+                hint="give the addresses that `patchkit net plan` shows by other means",
+            )
+        changes = net_state.writing(place, data, plan)
+        _commit(place, changes, "apply", addresses, place.applied())
+    return Done(changed=True, live=live, checked=checked, recovered=recovered)
+
+
+def undo(place: NetHistory, *, force: bool = False) -> Done:
+    """Put back what was there before the last change, the network included.
+
+    ``force`` sets a journal aside that cannot be read. Raises UsageError if there is nothing to
+    undo, DriftError if the file was edited since.
+    """
+    with net_state.locked(place), net_live.undisturbed():
+        if force:
+            place.journal.discard(place.state / "journal.damaged")
+        if recover(place) == "apply":  # taking that back is what was asked for
+            return Done(changed=True, live=is_live(place), recovered=True)
+        changes = net_state.taking_back(place)
+        steps = place.steps()
+        # The addresses of the change before it count again.
+        before = net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}
+        _commit(place, changes, "undo", before, place.addresses())
+    return Done(changed=True, live=is_live(place))
+
+
+def _commit(
+    place: NetHistory,
+    changes: Sequence[Change],
+    verb: str,
+    addresses: Mapping[str, Sequence[str]],
+    former: Mapping[str, Sequence[str]],
+) -> None:
+    """Change the files, then the network from ``former`` addresses to others, or neither."""
+    # For a later run, which has to bring the network back without the plan.
+    note = {"verb": verb, "addresses": addresses, "former": place.addresses()}
+    gone_back = False
+
+    def unsettle() -> None:
+        nonlocal gone_back
+        _activate_back(place, note)
+        gone_back = True
+
+    try:
+        place.journal.commit(
+            changes,
+            settle=lambda: _activate(place, addresses, former),
+            unsettle=unsettle,
+            note=note,
+        )
+    except PatchkitError as error:
+        if gone_back and is_live(place):
+            error.what += "; the former network is back"
+            error.args = (error.what,)
+        raise
+
+
+def _activate(
+    place: NetHistory, addresses: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
+) -> None:
+    if is_live(place):
+        net_live.activate(addresses, former)
+
+
+def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
+    try:
+        former, addresses = (
+            record(dict[str, tuple[str, ...]], note.get(key)) for key in ("former", "addresses")
+        )
+    except RecordError as error:
+        raise StorageError(
+            f"{place.journal.folder}: does not say which addresses there were: {error}",
+            why="somebody edited it",
+            hint=place.journal.rescue,
+        ) from None
+    _activate(place, former, addresses)
+
+
+def recover(place: NetHistory) -> str | None:
+    """Put back what a killed run had begun; return its verb, None if there was nothing."""
+    note = place.journal.recover(lambda note: _activate_back(place, note))
+    return None if note is None else str(note.get("verb"))

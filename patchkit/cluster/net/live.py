@@ -1,0 +1,162 @@
+"""Change the network that runs, with netplan and `ip`, and do not lose the way in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from patchkit.cluster.net.conflicts import OURS, others
+from patchkit.errors import HostError
+from patchkit.process import run
+from patchkit.records import RecordError, read_json
+
+_NETPLAN_SECONDS = 120  # `netplan apply` waits for systemd
+_BACK_SECONDS = 20.0  # until an address is there again; DHCP may have to be asked anew
+
+
+def check_merge(root: Path, data: bytes) -> bool:
+    """Let netplan read the new file together with all others, in a scratch folder.
+
+    Return whether netplan is there. Raises HostError with netplan's words if it refuses.
+    """
+    if not shutil.which("netplan"):
+        return False
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="patchkit-net-") as scratch:
+        # A live apply runs as root, which may read all of them.
+        for file in others(root):
+            if file.text is not None:
+                _write(Path(scratch) / Path(file.path).relative_to(root), file.text.encode())
+        _write(Path(scratch) / OURS, data)
+        run("netplan", "generate", "--root-dir", scratch)
+    return True
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)  # files of others may hold the password of a Wi-Fi
+    path.write_bytes(data)
+
+
+def activate(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]) -> None:
+    """Bring the network to what the files say; HostError if netplan fails or the way in is lost.
+
+    ``given`` and ``former`` are the addresses that patchkit's file has, and had.
+    """
+    # Before anything changes; addresses of planned interfaces are meant to change.
+    kept = management({*given, *former})
+    run("netplan", "generate")  # finds errors without touching an interface
+    run("netplan", "apply", timeout=_NETPLAN_SECONDS)
+    _drop(given, former)
+    lost = _lost(kept)
+    if lost:
+        raise HostError(
+            f"after `netplan apply` this machine no longer had {', '.join(sorted(lost))}",
+            why="that is the address of the default route or of this SSH session",
+            hint="look at `netplan get` and the log: journalctl -u systemd-networkd -u "
+            "NetworkManager",
+        )
+
+
+def _drop(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]) -> None:
+    """Remove addresses that patchkit gave and takes back: networkd leaves them where they are."""
+    present = {(dev, address) for dev, address, _ in _addresses()}
+    for netdev, addresses in former.items():
+        for address in set(addresses) - set(given.get(netdev, ())):
+            if (netdev, address) in present:
+                run("ip", "address", "del", address, "dev", netdev)
+
+
+def management(planned: Collection[str]) -> frozenset[str]:
+    """Return the addresses through which people reach this machine.
+
+    They are those of interfaces with a default route, and that of the SSH session.
+    """
+    ways = {
+        route.get("dev")
+        # Without a family ip shows routes of IPv4 alone.
+        for family in ("-4", "-6")
+        for route in ip(family, "route", "show", "default")
+    }
+    session = _session(os.getpid())
+    return frozenset(
+        address
+        for dev, address, lasting in _addresses()
+        if dev not in planned and ((dev in ways and lasting) or address.split("/")[0] == session)
+    )
+
+
+def _session(process: int) -> str:
+    """Return the address of this machine that the SSH session uses, "" for none.
+
+    sudo removes SSH_CONNECTION (client's address and port, server's address and port); a parent
+    process still has it.
+    """
+    while process > 1:
+        try:
+            home = Path("/proc") / str(process)
+            for each in (home / "environ").read_bytes().split(b"\0"):
+                if each.startswith(b"SSH_CONNECTION="):
+                    return each.decode(errors="replace").split()[2]
+            # The second field, the name in parentheses, may hold blanks and parentheses itself.
+            process = int((home / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            return ""
+    return ""
+
+
+def _lost(kept: Collection[str]) -> set[str]:
+    """Return which of these addresses are gone, and stay so for a while."""
+    until = time.monotonic() + _BACK_SECONDS
+    while True:
+        lost = set(kept) - {address for _, address, _ in _addresses()}
+        if not lost or time.monotonic() > until:
+            return lost
+        time.sleep(0.5)  # seconds between two looks
+
+
+def _addresses() -> Iterator[tuple[str, str, bool]]:
+    """Yield netdev, ``address/prefix``, and whether it is global and not temporary (IPv6)."""
+    for netdev in ip("address", "show"):
+        for each in netdev.get("addr_info", ()):
+            if "local" in each:
+                lasting = each.get("scope") == "global" and not each.get("temporary")
+                yield netdev["ifname"], f"{each['local']}/{each['prefixlen']}", lasting
+
+
+def mtu_limits() -> dict[str, int]:
+    """Return the largest MTU of each interface by its driver; {} where `ip` does not say."""
+    with contextlib.suppress(HostError):
+        return {
+            each["ifname"]: each["max_mtu"]
+            for each in ip("-details", "link", "show")
+            if each.get("max_mtu")
+        }
+    return {}
+
+
+def ip(*arguments: str) -> list[dict[str, Any]]:
+    """Return what ``ip -json`` answers. Raises HostError if it is missing or refuses."""
+    done = run("ip", "-json", *arguments)
+    try:
+        # Some versions of ip print nothing where the list is empty.
+        return read_json(list[dict[str, Any]], done.output or "[]")
+    except RecordError:
+        raise HostError(f"{done.shown} printed {done.output[:80]!r}, not JSON") from None
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore SIGHUP: the link under an SSH session may be what is changed."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, former)

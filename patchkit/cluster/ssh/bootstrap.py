@@ -1,0 +1,54 @@
+"""Write what a node's Python reads first: a line that unpacks the package and calls a function.
+
+The remote command line is the same for every request, so that no shell there has to quote
+anything: program, package and request come over standard input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from patchkit.cluster.ssh.package import package
+
+MARK = "patchkit: "
+"""Before each answer: what a login shell prints does not begin so."""
+
+# Words that every shell takes as they are; -I: no variables, no files of the current folder.
+COMMAND = "exec python3 -I -c 'import sys;exec(sys.stdin.buffer.readline())'"
+
+# Any Python 3 can read this. The folder is in memory where the machine has one for the user.
+_FIRST = """
+import contextlib, io, json, os, sys, tempfile, zipfile
+if sys.version_info < (3, 11):
+    what = "Python %d.%d is too old" % sys.version_info[:2]
+    print(MARK + json.dumps({"error": {"kind": "HostError", "what": what,
+        "why": "patchkit needs 3.11 or later there", "hint": "sudo apt install python3.11"}}))
+    sys.exit()
+sizes = json.loads(sys.stdin.buffer.readline())
+archive, request = map(sys.stdin.buffer.read, sizes)
+place = os.environ.get("XDG_RUNTIME_DIR", "")
+place = place if os.access(place, os.W_OK) else None
+with contextlib.ExitStack() as stack:
+    try:
+        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchkit-", dir=place))
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(home)
+    except OSError as error:
+        what = "%s: %s" % (place or tempfile.gettempdir(), error.strerror)
+        print(MARK + json.dumps({"error": {"kind": "StorageError", "what": what,
+            "why": "patchkit unpacks itself there, for the time of a call", "hint": "df -h"}}))
+        sys.exit()
+    sys.path.insert(0, home)
+    sys.dont_write_bytecode = True
+    from patchkit.cluster.ssh.answer import answer
+    answer(json.loads(request), MARK)
+"""
+
+
+def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> bytes:
+    """Return what goes to a node's Python: the line, sizes in bytes, package and request."""
+    request = json.dumps([module, function, arguments]).encode()
+    line = f"exec({f'MARK = {MARK!r}{_FIRST}'!r})\n".encode()
+    sizes = json.dumps([len(package()), len(request)]).encode()
+    return line + sizes + b"\n" + package() + request

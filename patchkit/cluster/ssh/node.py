@@ -1,0 +1,145 @@
+"""Call functions of patchkit on another machine, as if they were here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeVar
+
+from patchkit.cluster.ssh.answer import HEARTBEAT
+from patchkit.cluster.ssh.bootstrap import COMMAND, MARK, first_bytes
+from patchkit.cluster.ssh.failure import sent_error
+from patchkit.cluster.ssh.ssh import (
+    HERE,
+    check_destination,
+    sharing,
+    ssh_error,
+    ssh_words,
+    there,
+)
+from patchkit.dialogue import DialogueLimits, dialogue
+from patchkit.errors import HostError
+from patchkit.records import RecordError, record
+
+T = TypeVar("T")
+_DIGITS = 25  # of a whole number: a size in bytes has 20 at most
+_CALL_SECONDS, _CALL_SIZE = 600.0, 64 << 20  # what takes longer, or is more, is a stream
+_LIMITS = DialogueLimits(mark=MARK, silence=30, beat=HEARTBEAT, size=256 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A machine that ssh reaches; ``localhost`` is this one, without ssh.
+
+    What is called are functions of the package's modules that need the standard library alone;
+    arguments and results are what JSON has, and a result is checked to be of the ``kind`` that is
+    asked for. An error of patchkit that is raised there is raised here, with the destination before
+    its text; HostError if ssh or Python fail there, if the node is silent, or says something else.
+    """
+
+    destination: str
+
+    def __post_init__(self) -> None:
+        check_destination(self.destination)
+
+    @property
+    def here(self) -> bool:
+        return self.destination == HERE
+
+    def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
+        """Return what a function returns there, as what it has to be."""
+        if self.here:
+            return self.checked(kind, _as_sent(function(**arguments)))
+        limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
+        with contextlib.closing(self._answers(function, arguments, limits)) as answers:
+            for name, value in answers:
+                if name == "value":
+                    return self.checked(kind, value)
+        raise self._silence("no answer came back")
+
+    def stream(
+        self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
+    ) -> Generator[T, None, None]:
+        """Yield what a generator yields there, as it comes; it ends there when this one does."""
+        if self.here:
+            with contextlib.closing(function(**arguments)) as parts:  # type: ignore[type-var]
+                for part in parts:
+                    yield self.checked(kind, _as_sent(part))
+            return
+        with contextlib.closing(self._answers(function, arguments, _LIMITS)) as answers:
+            for name, value in answers:
+                if name == "value":
+                    return
+                yield self.checked(kind, value)
+        raise self._silence("the answer was cut short")
+
+    @contextlib.contextmanager
+    def opened(
+        self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
+    ) -> Iterator[T]:
+        """Yield the first that a generator yields there; it stays until the end of the block."""
+        with contextlib.closing(self.stream(kind, function, **arguments)) as parts:
+            for first in parts:
+                yield first
+                return
+        raise self._silence("the answer was cut short")
+
+    def _answers(
+        self, function: Callable[..., Any], arguments: dict[str, Any], limits: DialogueLimits
+    ) -> Generator[tuple[str, Any], None, None]:
+        given = first_bytes(function.__module__, function.__qualname__, arguments)
+        options = sharing(self.destination)
+        words = (*ssh_words(self.destination, *options), COMMAND)
+        # Closed in any case: an error that is kept would keep the connection, too.
+        with contextlib.closing(dialogue(*words, given=given, limits=limits)) as talk:
+            while True:
+                try:
+                    line = next(talk)
+                except StopIteration as end:
+                    if end.value.trouble:
+                        raise ssh_error(end.value, self.destination) from None
+                    return
+                try:
+                    ((name, value),) = _parsed(line).items()
+                except (ValueError, AttributeError, RecursionError):
+                    raise self._silence("an answer that is no JSON") from None
+                if name == "error":
+                    raise sent_error(value, self.destination)
+                if name != "alive":
+                    yield name, value
+
+    def checked(self, kind: type[T], value: object) -> T:
+        """Return what this node said as what it has to be. Raises HostError if it is not."""
+        try:
+            return record(kind, value)
+        except RecordError as error:
+            raise self._silence(f"an answer that does not fit: {error}") from None
+
+    def _silence(self, what: str) -> HostError:
+        return HostError(
+            f"{self.destination}: {what}", hint=there(self.destination, "python3", "-V")
+        )
+
+
+def _parsed(line: str) -> Any:
+    """Return what a line holds. Raises ValueError for a number that no calculation survives."""
+
+    def whole(text: str) -> int:
+        return int(text) if len(text) < _DIGITS else _refuse(text)
+
+    def real(text: str) -> float:
+        return found if math.isfinite(found := float(text)) else _refuse(text)
+
+    return json.loads(line, parse_int=whole, parse_float=real, parse_constant=_refuse)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _as_sent(value: object) -> object:
+    """Return what JSON makes of a value: the same here as over ssh."""
+    return json.loads(json.dumps(value))

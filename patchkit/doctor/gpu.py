@@ -1,0 +1,166 @@
+"""Judge how GPUs did in the smoke test: what ran and was right, and what is not shown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from patchkit.cluster.ssh.ssh import there
+from patchkit.doctor.log import diagnosis_finding
+from patchkit.doctor.nccl_log import read_nccl
+from patchkit.doctor.nccl_took import nccl_agreement, nccl_findings
+from patchkit.doctor.smoke.smoke import SmokeStep, all_reduce_test, smoke_steps
+from patchkit.doctor.smoke.steps import RANK, GpuStep
+from patchkit.doctor.symptoms.diagnosis import read_log
+from patchkit.finding import Finding, Level
+from patchkit.finding_text import told
+from patchkit.runtime.host.network_facts import facts
+
+_FILE = "gpu.toml"
+_SOURCE = "as nccl-tests counts: bytes x 2 (n-1) / n over the median time of ten"
+_MIB = 2**20
+
+
+class _Figures(dict[str, object]):
+    """Figures of a step; one that it did not say is shown as such."""
+
+    def __missing__(self, key: str) -> object:
+        return "?"
+
+
+def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
+    """Yield what a node's steps show; only what ran and was right is OK."""
+    known = {each.id: each for each in smoke_steps()}
+    for each in steps:
+        if each.step in known:
+            yield from _of_step(node, known[each.step], each)
+
+
+def _of_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
+    figures = _Figures({**step.figures, "kernel": step.kernel or "?"})
+    proves = text.proves.format_map(figures)
+    hint = text.hint.format(command=there(node, *text.look))
+    if step.state == "not-run":
+        yield _not_checked(node, text.id, step.reason)
+    elif step.state == "failed":
+        # What is known of its words comes first: that is the cause, the step is what followed.
+        causes = list(_causes(node, step))
+        yield from causes
+        failed = told(
+            _FILE,
+            "gpu-failed",
+            node,
+            step=text.id,
+            seconds=step.seconds,
+            reason=step.reason,
+            proves=proves,
+            hint=hint,
+        )
+        yield replace(failed, about=text.id)
+    else:
+        what = _filled(text.fine, figures)
+        yield Finding(
+            level=Level.OK, where=node, about=text.id, what=what, why=f"proves that {proves}"
+        )
+        yield from _two_nccl(node, figures, hint)
+
+
+def _filled(text: str, figures: Mapping[str, object]) -> str:
+    try:
+        return text.format_map(figures)
+    except ValueError:  # a figure that should be a number and is none
+        return text.replace(":.2g", "").format_map(figures)
+
+
+def _two_nccl(node: str, figures: Mapping[str, object], hint: str) -> Iterator[Finding]:
+    paths = figures.get("torch_path"), figures.get("vllm_path")
+    if all(paths) and paths[0] != paths[1]:
+        yield told(_FILE, "gpu-two-nccl", node, **{**figures, "hint": hint})
+
+
+def _causes(node: str, step: GpuStep) -> Iterator[Finding]:
+    text = "\n".join(step.lines).encode()
+    for each in read_log([text], whole=False).diagnoses:
+        yield diagnosis_finding(each, node, 0)
+
+
+def _not_checked(where: str, about: str, reason: str) -> Finding:
+    return Finding(level=Level.UNKNOWN, where=where, about=about, what=f"not checked: {reason}")
+
+
+def all_reduce_findings(
+    nodes: Sequence[str],
+    ranks: Sequence[GpuStep],
+    cable: float | None,
+    meant: Sequence[Mapping[str, str]] = (),
+) -> Iterator[Finding]:
+    """Yield what an all-reduce over all nodes shows.
+
+    ``cable`` is what the way between them carries in GB/s, None where that is not known; ``meant``
+    are the variables of each node's env file, against which NCCL's own words are held.
+    """
+    names = ", ".join(nodes)
+    for node, rank in zip(nodes, ranks, strict=True):
+        if rank.state == "failed":
+            yield from _causes(node, rank)
+            yield told(
+                _FILE,
+                "all-reduce-failed",
+                node,
+                nodes=names,
+                seconds=rank.seconds,
+                reason=rank.reason,
+            )
+        elif rank.state == "not-run":
+            yield _not_checked(node, RANK, rank.reason)
+    if any(rank.state != "ok" for rank in ranks):
+        return  # what NCCL took on the way to an error decides nothing
+    yield _speed(names, ranks, cable)
+    if any(rank.nccl for rank in ranks):
+        logs = {node: read_nccl(rank.nccl) for node, rank in zip(nodes, ranks, strict=True)}
+        for node, variables in zip(nodes, meant, strict=False):
+            yield from nccl_findings(node, logs[node], variables)
+        yield from nccl_agreement(logs)
+
+
+def _speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> Finding:
+    """Return how fast it was: the slowest rank counts, since all wait for it."""
+    test, figures = all_reduce_test(), ranks[0].figures
+    small, large = test.sizes[0], test.sizes[-1]
+    speed = min(_number(rank, f"gigabytes_per_second_{large}") for rank in ranks)
+    latency = max(_number(rank, f"microseconds_{small}") for rank in ranks)
+    if (backend := str(figures.get("backend", ""))) != "nccl":
+        about = "all-reduce-cpu"
+    elif cable is None:
+        about = "all-reduce-sums"
+    elif speed < test.hot_plug:
+        about = "all-reduce-hot-plug"
+    else:
+        about = "all-reduce-speed" if speed >= test.share * cable else "all-reduce-slow"
+    return told(
+        _FILE,
+        about,
+        names,
+        nodes=names,
+        speed=speed,
+        latency=latency,
+        cable=cable or 0.0,
+        share=test.share,
+        size=large // _MIB,
+        small=small,
+        backend=backend,
+        nccl=figures.get("nccl", "?"),
+        source=_SOURCE,
+    )
+
+
+def _number(rank: GpuStep, name: str) -> float:
+    value = rank.figures.get(name, 0)
+    return 0.0 if isinstance(value, str) else float(value)
+
+
+def cable_speed(halves: int) -> float | None:
+    """Return GB/s that one cage's cable carries over so many of its halves, None for none."""
+    link = facts()["link"]
+    gbits = {1: link["twin_gbits"][0], 2: link["both_gbits"][0]}.get(halves)
+    return None if gbits is None else float(gbits) / 8

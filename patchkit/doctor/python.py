@@ -1,0 +1,272 @@
+"""Judge the Python that has vLLM: packages that go together, compilers, compiled code. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from packaging.markers import InvalidMarker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from patchkit.cluster.health.packages import PackageWishes
+from patchkit.cluster.ssh.ssh import there
+from patchkit.doctor.node_judge import NodeJudge, limits
+from patchkit.doctor.peers.situation import is_version
+from patchkit.finding import Finding
+from patchkit.quoting import quoted
+from patchkit.runtime.host.target import target_of
+from patchkit.runtime.rules.releases import within
+
+_UNNAMED = "no environment with vLLM is known here: name it with --venv"
+_NO_TOOLS = "the node does not say which compilers it has"
+# Another NCCL than torch's pin is a choice that patchkit itself makes; which one is loaded is
+# compared between nodes, by its bytes.
+_CHOSEN = ("nvidia-nccl",)
+_SHOWN = 4  # packages in a finding
+_PARTS = ("flashinfer-cubin", "flashinfer-jit-cache")
+_SM = {"gb10": "12.1", "thor": "11.0"}
+
+
+def _wishes(judge: NodeJudge, about: str) -> PackageWishes | Finding:
+    """Return what the packages ask for, or that nobody knows."""
+    found = judge.health.packages
+    if found is None:
+        return judge.unknown(about, judge.health.why_not("packages"))
+    return found if "vllm" in found.wishes else judge.unknown(about, _UNNAMED)
+
+
+def _pins(judge: NodeJudge) -> Iterator[Finding]:
+    found = _wishes(judge, "python-pins")
+    if isinstance(found, Finding):
+        yield found
+        return
+    present = {canonicalize_name(name): version for name, version in found.versions.items()}
+    apart, lacking, count = [], [], 0
+    for owner, lines in found.wishes.items():
+        for wish in _holding(lines, found):
+            name = canonicalize_name(wish.name)
+            count += 1
+            if name.startswith(_CHOSEN):
+                continue
+            if name not in present:
+                lacking.append(f"{wish.name} (of {owner})")
+            elif not _fits(wish, present[name]):
+                asked = f"{wish.name}{wish.specifier}"
+                apart.append(f"{owner} asks for {asked}, and {present[name]} is installed")
+    if apart:
+        yield judge.say("python-pins", what=_few(apart), command=_install(judge))
+    if lacking:
+        yield judge.say("python-lacking", what=_few(lacking), command=_install(judge))
+    if not apart and not lacking:
+        yield judge.fine("python-pins", count=count)
+
+
+def _holding(lines: tuple[str, ...], found: PackageWishes) -> Iterator[Requirement]:
+    """Yield the requirements whose conditions hold on the node, without extras."""
+    environment = {
+        "extra": "",
+        "platform_machine": found.machine,
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "python_version": found.python,
+        "python_full_version": f"{found.python}.0",
+    }
+    for line in lines:
+        try:
+            wish = Requirement(line)
+            if wish.marker is None or wish.marker.evaluate(environment):
+                yield wish
+        except (InvalidRequirement, InvalidMarker, InvalidVersion):
+            continue  # METADATA of a package is not ours to judge
+        except (UndefinedComparison, UndefinedEnvironmentName):
+            continue
+
+
+def _fits(wish: Requirement, version: str) -> bool:
+    try:
+        return wish.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return True
+
+
+def _few(names: list[str]) -> str:
+    more = f"; {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{'; '.join(names[:_SHOWN])}{more}"
+
+
+def _install(judge: NodeJudge, by_hand: str = "") -> str:
+    if judge.report.placed:
+        return quoted("patchkit", "cluster", "install")
+    if by_hand:
+        return by_hand
+    python = f"{judge.facts.venv}/bin/python" if judge.facts.venv else "python3"
+    return there(judge.node, python, "-m", "pip", "install", f"vllm=={judge.vllm}")
+
+
+def _twice(judge: NodeJudge) -> Iterator[Finding]:
+    found = _wishes(judge, "python-twice")
+    if isinstance(found, Finding):
+        yield found
+    elif found.twice:
+        what = "; ".join(f"{name} {' and '.join(each)}" for name, each in found.twice.items())
+        yield judge.say("python-twice", what=what, command=_install(judge))
+    else:
+        yield judge.fine("python-twice", count=len(found.versions))
+
+
+def _torch(judge: NodeJudge) -> Iterator[Finding]:
+    software, gpus = judge.facts.host.software, judge.facts.host.gpus
+    if software is None or not software.torch:
+        yield judge.unknown("torch-cpu", "no torch is known here")
+        return
+    own = software.vllm.partition("+")[2]
+    wanted = own.removeprefix("cu") if own.startswith("cu") else ""
+    has = software.cuda.replace(".", "")
+    fields = {"torch": software.torch, "vllm": software.vllm, "cuda": software.cuda}
+    if not has and gpus:
+        yield judge.say("torch-cpu", **fields, command=_install(judge))
+    elif has and wanted and wanted[:2] != has[:2]:
+        yield judge.say("torch-other", **fields, command=_install(judge))
+    elif has:
+        yield judge.fine("torch-cpu", **fields)
+    else:
+        yield judge.unknown("torch-cpu", "torch is for CPUs, and there is no GPU")
+
+
+def _nccl(judge: NodeJudge) -> Iterator[Finding]:
+    contents, software = judge.report.contents, judge.facts.host.software
+    for file in contents.lost if contents else ():
+        again = there(judge.node, *file.cure(f"{judge.facts.venv}/bin/python", "wheelhouse"))
+        yield judge.say("nccl-lost", lost=file, command=_install(judge, again))
+    if contents is None or software is None or not software.vllm:
+        yield judge.unknown("nccl-two", _UNNAMED)
+        return
+    own, other = contents.nccl, contents.torch_nccl
+    if not own.sha256 or not other.sha256:
+        yield judge.unknown("nccl-two", "it is not known which libnccl torch and vLLM load")
+    elif own.sha256 != other.sha256:
+        fields = {"vllm": own.version, "torch": other.version}
+        yield judge.say("nccl-two", python=quoted(software.python), **fields)
+    else:
+        yield judge.fine("nccl-two", version=own.version)
+
+
+def _flashinfer(judge: NodeJudge) -> Iterator[Finding]:
+    found = _wishes(judge, "flashinfer-parts")
+    if isinstance(found, Finding):
+        yield found
+        return
+    own = found.versions.get("flashinfer-python", "")
+    parts = {name: found.versions[name] for name in _PARTS if name in found.versions}
+    odd = [f"{name} {each}" for name, each in parts.items() if each.partition("+")[0] != own]
+    if not own:
+        yield judge.unknown("flashinfer-parts", "it is not installed")
+    elif odd:
+        yield judge.say("flashinfer-parts", own=own, odd=", ".join(odd), command=_install(judge))
+    else:
+        yield judge.fine("flashinfer-parts", own=own)
+
+
+# Compilers, and what they made
+
+
+def _compilers(judge: NodeJudge) -> Iterator[Finding]:
+    has = judge.health.compilers
+    if has is None or not judge.facts.venv:
+        yield judge.unknown("compiler", _UNNAMED if has else _NO_TOOLS)
+        return
+    lacking = []
+    if not has.has("gcc", "cc", "clang"):
+        command = there(judge.node, "sudo", "apt", "install", "build-essential")
+        lacking.append(judge.say("compiler", command=command))
+    if not has.python_h:
+        command = there(judge.node, "sudo", "apt", "install", "python3-dev")
+        lacking.append(judge.say("python-header", command=command))
+    yield from lacking or [judge.fine("compiler", header=has.python_h)]
+
+
+def _jit_compilers(judge: NodeJudge) -> Iterator[Finding]:
+    found, has = _wishes(judge, "nvcc"), judge.health.compilers
+    if isinstance(found, Finding) or has is None:
+        yield found if isinstance(found, Finding) else judge.unknown("nvcc", _NO_TOOLS)
+        return
+    lacking = [name for name in ("nvcc", "ninja", "c++") if not has.has(name)]
+    target = target_of(judge.facts.host)
+    oldest = limits().assemblers.get(target, "")
+    if "flashinfer-python" not in found.versions:
+        yield judge.unknown("nvcc", "FlashInfer is not installed, which compiles with it")
+    elif "flashinfer-jit-cache" in found.versions:
+        yield judge.fine("nvcc", what="flashinfer-jit-cache has its kernels compiled")
+    elif lacking:
+        yield judge.say("nvcc", what=", ".join(lacking))
+    elif oldest and has.nvcc and within(has.nvcc, f"<{oldest}"):
+        yield judge.say("nvcc-old", cuda=has.nvcc, oldest=oldest, capability=_SM[target])
+    else:
+        yield judge.fine("nvcc", what=f"nvcc {has.nvcc or 'of unknown release'}, ninja and c++")
+
+
+def _ptxas(judge: NodeJudge) -> Iterator[Finding]:
+    """Judge the ptxas that Triton takes here; which one that is hangs on its release."""
+    has, software = judge.health.compilers, judge.facts.host.software
+    target = target_of(judge.facts.host)
+    if has is None or software is None or not software.triton:
+        yield judge.unknown("ptxas", "no Triton is known here")
+        return
+    if target not in limits().assemblers:
+        yield judge.unknown("ptxas", "it is not known what this GPU needs")
+        return
+    name = "ptxas-blackwell" if within(software.triton, ">=3.6") else "ptxas"
+    taken = next((each for each in has.ptxas if each.name == name), None)
+    oldest = limits().assemblers[target]
+    if taken is None:
+        yield judge.say("ptxas-none", triton=software.triton, name=name)
+    elif not taken.cuda:
+        yield judge.unknown("ptxas", f"{taken.path} does not say its version")
+    else:
+        fields: Mapping[str, str] = {
+            "path": taken.path,
+            "cuda": taken.cuda,
+            "oldest": oldest,
+            "capability": _SM[target],
+            "variable": _variable(name),
+            "other": judge.facts.ptxas or "that of CUDA 13",
+        }
+        old = within(taken.cuda, f"<{oldest}")
+        yield judge.say("ptxas", **fields) if old else judge.fine("ptxas", **fields)
+
+
+def _variable(name: str) -> str:
+    return "TRITON_PTXAS_BLACKWELL_PATH" if name.endswith("blackwell") else "TRITON_PTXAS_PATH"
+
+
+def _caches(judge: NodeJudge) -> Iterator[Finding]:
+    has, found = judge.health.compilers, judge.health.packages
+    if has is None or found is None:
+        yield judge.unknown("jit-cache", _NO_TOOLS)
+        return
+    said = []
+    for cache in has.caches:
+        if cache.locked:
+            # What is not there yet is made by root's hands as well: it says who owns it now.
+            owner = there(judge.node, "sudo", "chown", "-R", judge.facts.user, cache.locked)
+            said.append(judge.say("jit-locked", folder=cache.locked, command=owner))
+        present = found.versions.get("flashinfer-python", "")
+        versions = {name.partition("/")[0] for name in cache.names}
+        others = sorted(each for each in versions if is_version(each) and each != present)
+        if cache.owner == "flashinfer" and present and others:
+            stale = {"folder": cache.folder, "others": ", ".join(others)}
+            said.append(judge.say("jit-cache", present=f"FlashInfer {present}", **stale))
+    owners = ", ".join(each.owner for each in has.caches if each.names)
+    what = f"caches of {owners}, and writable" if owners else "nothing was compiled here yet"
+    yield from said or [judge.fine("jit-cache", what=what)]
+
+
+PYTHON_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
+    *(_torch, _pins, _twice, _flashinfer, _nccl),
+    *(_compilers, _jit_compilers, _ptxas, _caches),
+)
+"""Checks of the Python that has vLLM, in this order."""

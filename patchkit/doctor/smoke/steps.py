@@ -1,0 +1,138 @@
+"""Try a node's GPU step by step, each in a process of its own. Runs on the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from patchkit.doctor.smoke import script
+from patchkit.process import Completed, output
+
+SCRIPT = Path(script.__file__)
+RANK = "all-reduce"
+"""Name of a rank of all nodes together."""
+
+FIRST = "cuda"
+"""The script's step without which no other is tried."""
+
+_KEPT, _LONGEST, _NCCL = 200, 1000, 400  # lines of an output, characters of each, NCCL's lines
+_MOST = 5000  # lines of a process that are looked at
+_GRACE = 10.0  # seconds past its own limit, after which a step that hangs in the kernel is killed
+# The line of a traceback that says what it was; torch puts the rank before it.
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception|Interrupt)(?:: .*)?)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuStep:
+    """How a step went: ``figures`` are what it measured, ``kernel`` what was taken.
+
+    ``reason`` says why it failed or was not run; ``lines`` are the last that it printed, and
+    ``nccl`` those of NCCL.
+    """
+
+    step: str
+    state: Literal["ok", "failed", "not-run"]
+    seconds: float = 0.0
+    kernel: str = ""
+    reason: str = ""
+    figures: Mapping[str, str | float | int] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    nccl: tuple[str, ...] = ()
+
+
+def gpu_steps(
+    python: str, steps: Sequence[Mapping[str, Any]], variables: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield each step's result as JSON takes it, as soon as it is there.
+
+    ``steps`` are settings with ``step``, ``seconds`` and ``script``, the name in the script;
+    ``variables`` are those of the env file. If the first one, of the device, is not ok, the
+    others are not tried.
+    """
+    obstacle = ""
+    for each in steps:
+        name = str(each["step"])
+        if obstacle:
+            found = GpuStep(step=name, state="not-run", reason=obstacle)
+        else:
+            found = tried(python, each, variables)
+        if each["script"] == FIRST and found.state != "ok":
+            obstacle = found.reason
+        yield json.loads(json.dumps(asdict(found)))  # as it comes from another node
+
+
+def all_reduce_rank(
+    python: str, settings: Mapping[str, Any], variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return how one rank of an all-reduce went; the others run on their nodes meanwhile."""
+    # What NCCL says is read afterwards, on this standard output.
+    said = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}
+    named = {"step": RANK, "script": RANK, **settings}
+    return asdict(tried(python, named, {**variables, **said}))
+
+
+def free_port(address: str) -> int:
+    """Return a port at an address of this node that nothing listens at."""
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def tried(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> GpuStep:
+    """Run a step; whatever happens to its process is a result."""
+    words = (python, str(SCRIPT), str(settings["script"]), json.dumps(dict(settings)))
+    env = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
+    if not env.get("NCCL_DEBUG_FILE", "x"):
+        del env["NCCL_DEBUG_FILE"]
+    limit, lines = float(settings["seconds"]), deque[str](maxlen=_MOST)
+    start, done = time.monotonic(), None
+    with closing(output(*words, env=env)) as talk:
+        while done is None and time.monotonic() - start < limit + _GRACE:
+            try:
+                line = next(talk)
+                if line:
+                    lines.append(line)
+            except StopIteration as end:
+                done = end.value
+    seconds = round(time.monotonic() - start, 2)
+    answers = [each for each in lines if each.startswith(script.MARK)]
+    said = [each[:_LONGEST] for each in lines if each and each not in answers]
+    late = f"no answer within {limit:g} s" if seconds >= limit else ""
+    fields = _answer(answers[-1:]) or {"state": "failed", "reason": late or _ending(done, said)}
+    return GpuStep(
+        step=str(settings["step"]),
+        seconds=seconds,
+        lines=tuple(said[-_KEPT:]),
+        nccl=tuple(each for each in said if " NCCL " in each)[:_NCCL],
+        **fields,
+    )
+
+
+def _answer(lines: Sequence[str]) -> dict[str, Any]:
+    """Return what a step said of itself, empty for nothing."""
+    try:
+        (said,) = [json.loads(each.removeprefix(script.MARK)) for each in lines]
+    except ValueError:
+        return {}
+    known = ("state", "kernel", "reason", "figures")
+    return {key: said[key] for key in known if key in said} if isinstance(said, dict) else {}
+
+
+def _ending(done: Completed | None, lines: Sequence[str]) -> str:
+    """Return how a process ended that gave no answer, with its last words."""
+    if done is None:
+        return "it did not end"
+    if not done.started:
+        return f"{done.command[0]} {done.trouble}"
+    ended = done.trouble.partition(":")[0] or "it ended without an answer"
+    errors = [found[1] for each in lines if (found := _ERROR.match(each))]
+    words = [each.strip() for each in lines if each.strip()] or ["it printed nothing"]
+    return f"{ended}: {(errors or words)[-1]}"

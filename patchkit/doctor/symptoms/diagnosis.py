@@ -1,0 +1,312 @@
+"""Decide what caused the symptoms that were found, by the text and by facts.
+
+Where those do not decide, the causes that are left are candidates: nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+from patchkit.doctor.symptoms.life import Life, mark_texts, stream_lives
+from patchkit.doctor.symptoms.log_facts import fact_texts, facts_of
+from patchkit.doctor.symptoms.said import SaidText, said
+from patchkit.doctor.symptoms.scan import BEFORE, BEHIND, Hit, Scan, merged_scan, scan
+from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
+from patchkit.quoting import quoted
+from patchkit.runtime.rules.condition import Situation, decided
+
+# How programs begin the line of an error, whatever it is.
+_EXCEPTION = SaidText(
+    "an exception",
+    ("error", "exception", "timeoutexpired"),
+    re.compile(
+        r"^(?!\S*Cancelled)[A-Za-z_][\w.]{0,200}(?:Error|Exception|TimeoutExpired)"
+        r"(?:\([\w.]{1,200}\))?(?::\s|$)",
+        re.MULTILINE,
+    ),
+)
+_ERRORS = (
+    _EXCEPTION,
+    *map(said, ("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: ", ": error: ")),
+    *map(said, ("fatal error: ", "Fatal Python error: ", "panicked at ")),
+    *map(said, ("terminate called", "core dumped")),
+)
+_MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # what is logged so was caught
+_LEVELS = ("error", "warning", "note")
+_NO_CURE = "The cure that is known is vLLM's; this log is SGLang's."
+_OF_VLLM = re.compile(r"vllm|--[a-z]", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """A symptom in a log: where it was first, how often, and what caused it.
+
+    ``causes`` is one if text and facts decide it, else those that are left; empty if none of those
+    that are known holds. A server outlived what is ``outlived``.
+    """
+
+    symptom: Symptom
+    hit: Hit
+    count: int
+    causes: tuple[Cause, ...]
+    outlived: bool = False
+
+    @property
+    def level(self) -> str:
+        """Return how bad it is: what a server outlived is worth a note."""
+        return "note" if self.outlived else self.symptom.level
+
+    @property
+    def is_root(self) -> bool:
+        """Return whether it is an error that need not follow from another one."""
+        return self.level == "error" and not (self.symptom.follows or self.symptom.yields)
+
+    @property
+    def decided(self) -> bool:
+        """Return whether one cause is left."""
+        return len(self.causes) == 1
+
+    def filled(self, text: str) -> str:
+        """Return a text of the symptom's with what stood at the {names} of its pattern.
+
+        Between backticks that is quoted for a shell: it comes from a log.
+        """
+        parts = text.split("`")
+        for number, part in enumerate(parts):
+            for name, value in self.hit.values.items():
+                shown = quoted(value or "?") if number % 2 else value or "?"
+                part = part.replace(f"{{{name}}}", shown)
+            parts[number] = part
+        return "`".join(parts)
+
+    def pasted(self, command: str) -> str:
+        """Return a command of a cause between backticks, "" for none."""
+        return self.filled("`".join(("", command, ""))) if command else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLog:
+    """What was found in a log: diagnoses, the first cause first, and the facts that it states.
+
+    ``strange`` is the first error that nobody knows, if no root that is known explains it. Judged
+    is the last start, whose server serves from the line ``serving`` on (0: it never did) and was
+    ``stopped`` in order; ``earlier`` is the first error of the start before it, ``begun`` counts
+    all. ``lines`` are those around what was found.
+    """
+
+    diagnoses: tuple[Diagnosis, ...]
+    facts: Mapping[str, str]
+    strange: Hit | None = None
+    unread: str = ""
+    serving: int = 0
+    stopped: int = 0
+    begun: int = 0
+    earlier: Hit | None = None
+    lines: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Diagnosis | None:
+        """Return the first error that tells of no other one; None without such."""
+        best = next(iter(self.diagnoses), None)
+        return best if best and best.level == "error" and not self.strange else None
+
+    @property
+    def lead(self) -> Hit | None:
+        """Return the error to look at first, known or not; None without one."""
+        return self.strange or (self.first.hit if self.first else None)
+
+
+def read_log(
+    chunks: Iterable[bytes], known: Situation | None = None, *, whole: bool = True
+) -> ReadLog:
+    """Return what is known of what a log says.
+
+    ``known`` are facts of the machine, beside those that the log itself states. Of a log that is
+    not ``whole``, such as a line of it, what is not there says nothing. Raises what ``chunks``
+    raises, HostError if grep does not run.
+    """
+    entries = symptoms()
+    needed = chain.from_iterable(
+        (*each.says, *chain.from_iterable((*c.seen, *c.unseen) for c in each.cause))
+        for each in entries.values()
+    )
+    texts = {text: said(text) for text in needed}
+    texts |= {text.text: text for text in (*fact_texts(), *mark_texts(), *_ERRORS)}
+    notes = chain.from_iterable(each.says for each in entries.values() if each.level == "note")
+    starts = frozenset(text.text for text in mark_texts("start", "worker"))
+    log = scan(chunks, [*texts.values()], frozenset(notes), starts)
+    begun = sum(log.begun.values())
+    last = replace(_judged(log.streams, known or {}, whole=whole), unread=log.unread, begun=begun)
+    if not log.before:
+        return last
+    before = _judged(log.before, known or {}, whole=whole)
+    if not last.lead and not last.serving and before.lead:
+        return replace(before, unread=log.unread, begun=begun)
+    return replace(last, earlier=before.lead)
+
+
+def _judged(streams: Mapping[str, Scan], known: Situation, *, whole: bool) -> ReadLog:
+    """Return what is known of one start."""
+    entries = symptoms().values()
+    found = merged_scan(streams)
+    # What a log states of itself counts more than what is known of where it is read.
+    facts = {**known, **facts_of(found)}
+    endings = frozenset(text for entry in entries if entry.ends for text in entry.says)
+    lives = stream_lives(streams, endings)
+    diagnoses = [
+        replace(diagnosis, **_outlived(diagnosis, streams, lives))
+        for diagnosis in _diagnoses(entries, found, facts, whole=whole)
+    ]
+    diagnoses.sort(key=_order)
+    strange = None
+    if not any(diagnosis.is_root for diagnosis in diagnoses):
+        strange = min(_strange(entries, found, streams, lives), key=_number, default=None)
+    hits = [diagnosis.hit for diagnosis in diagnoses] + ([strange] if strange else [])
+    serving = [life for life in lives.values() if life.serving]
+    return ReadLog(
+        diagnoses=tuple(diagnoses),
+        facts=facts,
+        strange=strange,
+        serving=min((life.serving for life in serving), default=0),
+        stopped=min((life.stopped for life in serving), default=0),
+        lines={
+            number: text
+            for number, text in sorted(found.lines.items())
+            if any(hit.number - BEFORE <= number <= hit.number + BEHIND for hit in hits)
+        },
+    )
+
+
+def _number(hit: Hit) -> int:
+    return hit.number
+
+
+def _outlived(
+    diagnosis: Diagnosis, streams: Mapping[str, Scan], lives: Mapping[str, Life]
+) -> dict[str, Any]:
+    """Return whether all servers outlived a symptom, and the first hit that one did not."""
+    symptom, left = diagnosis.symptom, list[Hit]()
+    for stream, part in streams.items():
+        hits = [hit for text in symptom.says for hit in part.hits.get(text, ())]
+        if not hits:
+            continue
+        life = lives[stream]
+        later = [hit for hit in hits if hit.number > life.serving] or hits
+        last = max(part.last.get(text, 0) for text in symptom.says)
+        first = min(later, key=_number)
+        if symptom.lasts:
+            left.append(min(hits, key=_number))
+        elif not (life.serving and symptom.request) and not life.outlived(first.number, last):
+            left.append(first)
+    return {"outlived": not left, "hit": min(left, key=_number, default=diagnosis.hit)}
+
+
+def _strange(
+    entries: Collection[Symptom],
+    found: Scan,
+    streams: Mapping[str, Scan],
+    lives: Mapping[str, Life],
+) -> Iterator[Hit]:
+    """Yield the errors that no symptom tells of, and that no server outlived."""
+    known = {
+        hit.number + more
+        for entry in entries
+        for text in entry.says
+        for hit in found.hits.get(text, ())
+        for more in range(hit.text.count("\n") + 1)
+    }
+    for stream, part in streams.items():
+        for error in _ERRORS:
+            for hit in part.hits.get(error.text, ()):
+                caught = hit.level in _MILD or hit.number in known
+                if not caught and not lives[stream].outlived(hit.number, hit.number):
+                    yield hit
+
+
+def _order(diagnosis: Diagnosis) -> tuple[int, bool, bool, bool, int]:
+    symptom = diagnosis.symptom
+    level = _LEVELS.index(diagnosis.level)
+    return level, symptom.follows, symptom.yields, symptom.ends, diagnosis.hit.number
+
+
+def _rank(symptom: Symptom) -> tuple[int, bool]:
+    return _LEVELS.index(symptom.level), symptom.follows
+
+
+def _diagnoses(
+    entries: Collection[Symptom], found: Scan, facts: Situation, *, whole: bool
+) -> Iterator[Diagnosis]:
+    """Yield the symptoms, without those of which another one says more."""
+    places = {each.id: _places(each, found) for each in entries}
+    for entry in entries:
+        mine = places[entry.id]
+        # What tells of another error, or is benign, never hides an error.
+        rivals = (each for each in entries if _rank(each) <= _rank(entry))
+        if not mine or any(_says_more(places[each.id], mine) for each in rivals):
+            continue
+        hits = (hit for text in entry.says for hit in found.hits.get(text, ()))
+        hit = min(hits, key=_number)
+        yield Diagnosis(
+            symptom=entry,
+            hit=hit,
+            count=found.count(*entry.says),
+            causes=tuple(
+                _for_engine(cause, facts)
+                for cause in _causes(entry, hit, found, facts, whole=whole)
+            ),
+        )
+
+
+def _for_engine(cause: Cause, facts: Situation) -> Cause:
+    """Return a cause without a cure that is vLLM's alone, for another engine's log."""
+    if facts.get("engine") != "sglang" or "engine" in cause.when:
+        return cause
+    if not _OF_VLLM.search(f"{cause.cure} {cause.command}"):
+        return cause
+    return replace(cause, cure=_NO_CURE, command="", tell="", costs="")
+
+
+def _places(entry: Symptom, found: Scan) -> dict[int, int]:
+    """Return the lines that a symptom begins in, each with the weight of its text."""
+    places: dict[int, int] = {}
+    for text in entry.texts:
+        for hit in found.hits.get(text.text, ()):
+            places[hit.number] = max(text.weight, places.get(hit.number, 0))
+    return places
+
+
+def _says_more(other: Mapping[int, int], mine: Mapping[int, int]) -> bool:
+    """Return whether another symptom says more of each line that this one is in."""
+    return all(other.get(line, 0) > weight for line, weight in mine.items())
+
+
+def _causes(
+    entry: Symptom, hit: Hit, found: Scan, facts: Situation, *, whole: bool
+) -> tuple[Cause, ...]:
+    """Return the cause that holds, or those that may: the default one if no other does."""
+    open_ones: list[Cause] = []
+    for each in entry.cause:
+        if each.is_default:
+            open_ones.append(each)
+            continue
+        holds = _holds(each, hit, found, facts, whole=whole)
+        if holds and not open_ones:
+            return (each,)
+        if holds is not False:
+            open_ones.append(each)
+    return tuple(open_ones)
+
+
+def _holds(cause: Cause, hit: Hit, found: Scan, facts: Situation, *, whole: bool) -> bool | None:
+    """Return whether a cause's conditions are met, None if that is not known."""
+    met: list[bool | None] = [decided(cause.when, facts)]
+    met += [re.search(cause.matches, hit.text) is not None]
+    met += [found.has(text) or (False if whole else None) for text in cause.seen]
+    met += [False if found.has(text) else (True if whole else None) for text in cause.unseen]
+    if False in met:
+        return False
+    return None if None in met else True

@@ -1,0 +1,92 @@
+"""Tell from a log whether a server came up: what it outlived is no failure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from patchkit.doctor.symptoms.said import SaidText, said
+from patchkit.doctor.symptoms.scan import Scan
+from patchkit.doctor.symptoms.symptom import SaidIn
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
+
+MarkName = Literal["start", "worker", "serving", "stopped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMark:
+    """Texts that tell of a server's life."""
+
+    name: MarkName
+    says: tuple[SaidIn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """The lines from which on a server served, answered last, and was stopped: 0 for never.
+
+    ``ended`` says that something ended it while it served.
+    """
+
+    serving: int = 0
+    answered: int = 0
+    stopped: int = 0
+    ended: bool = False
+
+    def outlived(self, first: int, last: int) -> bool:
+        """Return whether the server outlived what stands in the lines ``first`` to ``last``."""
+        if not self.serving:
+            return False
+        if last < self.serving or 0 < self.stopped < first:
+            return True
+        return last < self.answered and not self.ended
+
+
+@cache
+def _marks() -> Mapping[MarkName, tuple[str, ...]]:
+    marks = read_toml(tuple[LogMark, ...], RECIPES / "doctor" / "log_marks.toml", key="mark")
+    return {mark.name: mark.says for mark in marks}
+
+
+def mark_texts(*names: MarkName) -> Iterator[SaidText]:
+    """Yield the texts to look for, of all marks or of some."""
+    return (said(text) for name in names or _marks() for text in _marks()[name])
+
+
+def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mapping[str, Life]:
+    """Return the life of each stream's server; ``endings`` are texts of what ends one.
+
+    A stream without a server of its own, such as a worker's, lives as the first that serves.
+    """
+    lives = {stream: _life(scan, endings) for stream, scan in streams.items()}
+    serving = [stream for stream, life in lives.items() if life.serving]
+    head = min(serving, key=lambda stream: lives[stream].serving, default=None)
+    owners = {
+        stream: stream
+        if lives[stream].serving or _first(scan, _marks()["start"])
+        else head or stream
+        for stream, scan in streams.items()
+    }
+    for stream, scan in streams.items():
+        owner = owners[stream]
+        if any(scan.last.get(text, 0) > lives[owner].serving for text in endings):
+            lives[owner] = replace(lives[owner], ended=True)
+    return {stream: lives[owner] for stream, owner in owners.items()}
+
+
+def _life(scan: Scan, endings: Collection[str]) -> Life:
+    serving = _first(scan, _marks()["serving"])
+    if 0 < _first(scan, endings) < serving:
+        serving = 0  # it ended before and did not begin anew: that is another program
+    stopped = max((scan.last.get(text, 0) for text in _marks()["stopped"]), default=0)
+    return Life(
+        serving=serving, answered=scan.answered, stopped=stopped if stopped > serving else 0
+    )
+
+
+def _first(scan: Scan, texts: Collection[str]) -> int:
+    hits = (hit for text in texts for hit in scan.hits.get(text, ()))
+    return min((hit.number for hit in hits), default=0)

@@ -1,0 +1,70 @@
+"""cluster.toml: what it may say, and what an error names."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.cluster.launch.cluster_file import (
+    ClusterNode,
+    new_cluster_text,
+    read_cluster_file,
+)
+from patchkit.errors import UsageError
+
+NODE = '[[node]]\nssh = "spark-1"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "lacks the key 'node'"),
+        ("node = []", "node: a cluster has at least one node"),
+        (f"{NODE}pear = 1\n", ":3: node[1].pear: unknown key"),
+        (f"{NODE}{NODE}", "node: spark-1 is named twice"),
+        (
+            '[[node]]\nssh = "-oProxyCommand=x"\n',
+            ":2: node[1].ssh: '-oProxyCommand=x' is not a host",
+        ),
+        (f'{NODE}peer = "-oX"\n', ":3: node[1].peer: '-oX' is not a host"),
+        (f'{NODE}address = "$(touch x)"\n', ":3: node[1].address: '$(touch x)' is not an IPv4"),
+        (f'venv = "here"\n{NODE}', ":1: venv: is 'here', not a path from / or ~/"),
+        (f'name = "A b"\n{NODE}', ":1: name: is 'A b', not a short name"),
+        (f"{NODE}[serve]\nport = 70000\n", ":4: serve.port: is 70000, not a port"),
+        (f'{NODE}[serve]\nlisten = "all"\n', ":4: serve.listen: is 'all', not one of"),
+        (f'{NODE}[models]\n"a/b" = "main"\n', ":4: models.a/b: is 'main', not a commit"),
+        (f'{NODE}[serve]\nargs = ["--api-key=x"]\n', ":4: serve.args: --api-key would show"),
+        (f'{NODE}[serve]\nargs = ["--api_key", "x"]\n', ":4: serve.args: --api-key would show"),
+        (f'{NODE}[serve]\nargs = ["--hf_token=x"]\n', ":4: serve.args: --hf-token would show"),
+        ("[[node]\n", "is not TOML"),
+    ],
+)
+def test_what_it_must_not_say(text, says, tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_cluster_file(path)
+    assert says in caught.value.what
+
+
+def test_a_missing_file_names_the_command_that_writes_one(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        read_cluster_file(tmp_path / "cluster.toml")
+    assert "patchkit cluster init spark-1 spark-2" in caught.value.hint
+
+
+HOSTS = st.text(st.characters(categories=["L", "N"], include_characters="@.-_\"'\\"), min_size=1)
+GOOD = HOSTS.filter(lambda text: not text.startswith("-"))
+
+
+@given(names=st.lists(GOOD, min_size=1, max_size=4, unique=True), peer=GOOD)
+def test_what_init_writes_is_read_back(names, peer, tmp_path_factory):
+    nodes = [ClusterNode(ssh=name, peer=peer) for name in names]
+    path = tmp_path_factory.mktemp("cluster") / "cluster.toml"
+    path.write_text(new_cluster_text(nodes, {"topology": "socket"}), encoding="utf-8")
+    found = read_cluster_file(path)
+    assert found.node == tuple(nodes)
+    assert (found.serve.topology, found.serve.listen, found.unit) == (
+        "socket",
+        "local",
+        "patchkit-vllm.service",
+    )

@@ -1,0 +1,132 @@
+"""The plan of a cluster: the same words and variables as each node would decide by itself."""
+
+from dataclasses import replace
+
+import pytest
+
+from patchkit.cluster.launch.plan import planned_ranks, served_model
+from patchkit.cluster.launch.start_time import start_seconds
+from patchkit.errors import HostError, UsageError
+from support.clusters import cluster, node_facts, units_of
+
+MODEL = "openai/gpt-oss-120b"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NO_CABLE = (
+    "on spark-1: give it one, for example as `patchkit net plan` says; "
+    'or use another network, by sockets: address = "ADDRESS" in the head\'s [[node]]'
+)
+PAIR = ("spark-1", "spark-2")
+
+
+@pytest.fixture
+def facts(tmp_path):
+    return [node_facts(tmp_path, node=number) for number in (0, 1)]
+
+
+def words(facts, model=MODEL, file=None, rank=0, **serve):
+    return " ".join(units_of(file or cluster(*PAIR, **serve), facts, model).ranks[rank].words)
+
+
+@pytest.mark.parametrize(
+    ("serve", "rank", "there"),
+    [
+        ({}, 0, "--node-rank 0 --master-addr 192.168.100.10"),
+        ({}, 0, "--host 127.0.0.1 --port 8000"),
+        ({}, 1, "--node-rank 1 --master-addr 192.168.100.10 --master-port 29501 --headless"),
+        ({"listen": "lan", "port": 9000}, 0, "--host 10.0.0.10 --port 9000"),
+        ({"args": ("--max-num-seqs", "4")}, 1, "--max-num-seqs 4"),
+        ({"executor": "ray"}, 1, "ray start --block --node-ip-address=192.168.100.11"),
+    ],
+)
+def test_the_command_of_a_rank(serve, rank, there, facts):
+    assert there in words(facts, rank=rank, **serve)
+
+
+def test_a_pinned_model_is_served_from_its_folder_by_its_name(facts):
+    file = replace(cluster(*PAIR), models={MODEL: COMMIT})
+    found = words(facts, file=file)
+    folder = "/home/spark/models/openai--gpt-oss-120b@0123456789ab"
+    assert f"vllm serve {folder} " in found
+    assert found.endswith(f"--served-model-name {MODEL}")
+
+
+def test_variables_of_the_user_are_those_of_every_node(facts):
+    file = cluster(*PAIR, set={"MY_OWN": "a $b"}, unwanted=("omp-threads",))
+    ranks = planned_ranks(file, facts, served_model(file, MODEL))
+    for rank in ranks:
+        assert '\nMY_OWN="a \\$b"\n' in rank.text
+    assert [rank.address for rank in ranks] == ["192.168.100.10", "192.168.100.11"]
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ({"vllm": ""}, "spark-2: ~/.local/share/patchkit/venv is not there"),
+        ({"vllm": "0.24.0"}, "spark-2: vLLM 0.24.0 is installed here"),
+        ({"memlock": 8 << 20}, "spark-2: user units may lock 8 MiB of memory"),
+        ({"node": 0}, "spark-2: 192.168.100.10, the head's address, is this host's own"),
+    ],
+)
+def test_a_node_that_does_not_fit(second, says, facts, tmp_path):
+    other = node_facts(tmp_path, **{"node": 1, **second})
+    with pytest.raises(HostError) as caught:
+        words([facts[0], other])
+    assert caught.value.what.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("number", "address", "says"),
+    [
+        (0, "10.9.9.9", "spark-1: 10.9.9.9 is not its address here: it has "),
+        (1, "10.9.9.9", "spark-2: 10.9.9.9 is not its address here: it has "),
+        (1, "10.0.0.11", "spark-2: 10.0.0.11 is not its address here: the head reaches it at 192."),
+    ],
+)
+def test_an_address_of_the_file_is_the_nodes_own(number, address, says, facts):
+    file = cluster(*PAIR)
+    nodes = [replace(n, address=address if i == number else "") for i, n in enumerate(file.node)]
+    with pytest.raises(HostError) as caught:
+        words(facts, file=replace(file, node=tuple(nodes)))
+    assert caught.value.what.startswith(says)
+    assert "cluster.toml" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "model", "says"),
+    [
+        ("cable_out", PAIR, MODEL, NO_CABLE),
+        ("cable_port0", PAIR[:1], "Qwen/Qwen2.5-72B-Instruct", "2 nodes; or "),
+    ],
+)
+def test_a_hint_names_keys_of_the_file_and_no_flags(name, nodes, model, says, tmp_path):
+    facts = [node_facts(tmp_path, name, node=number) for number in range(len(nodes))]
+    with pytest.raises(HostError) as caught:
+        words(facts, model, cluster(*nodes))
+    assert says in caught.value.hint
+    assert "--" not in caught.value.hint
+
+
+def test_two_kinds_of_gpu_get_a_pipeline_or_nothing(facts, tmp_path):
+    pair = [facts[0], node_facts(tmp_path, "thor", node=1, ptxas="/cuda/bin/ptxas")]
+    with pytest.raises(HostError, match="spark-1 is a gb10 and spark-2 is a thor: no tensor"):
+        words(pair, topology="socket", args=("--tensor-parallel-size", "2"))
+    assert "--pipeline-parallel-size 2" in words(pair, topology="hetero")
+
+
+def test_a_rule_that_nobody_has(facts):
+    with pytest.raises(UsageError, match="'no-such-rule'"):
+        words(facts, wanted=("no-such-rule",))
+
+
+def test_compiled_code_stays_on_the_node(facts, tmp_path):
+    home = node_facts(tmp_path, home_disk="nfs4")
+    units = units_of(cluster("spark-1"), [home], "openai/gpt-oss-20b")
+    assert units.ranks[0].extra["TRITON_CACHE_DIR"] == "/var/tmp/patchkit-spark/triton"
+    assert units_of(cluster("spark-1"), facts[:1], "openai/gpt-oss-20b").ranks[0].extra == {}
+
+
+@pytest.mark.parametrize(
+    ("gib", "nodes", "seconds"), [(12, 1, 1044), (60, 2, 1260), (None, 2, 2340)]
+)
+def test_a_start_may_take_longer_for_a_larger_model(gib, nodes, seconds):
+    assert start_seconds(gib, nodes) == seconds

@@ -1,0 +1,93 @@
+"""The pin of a model in cluster.toml: one line is written, the others stay byte by byte."""
+
+import tomllib
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.cluster.models.pins import pin, pinned
+from patchkit.errors import UsageError
+
+OLD, NEW = "a" * 40, "b" * 40
+NAMES = ("org/a", "org/b", "gpt2")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", f'[models]\n"org/a" = "{NEW}"\n'),
+        ("x = 1", f'x = 1\n\n[models]\n"org/a" = "{NEW}"\n'),
+        ("x = 1\r\n", f'x = 1\r\n\r\n[models]\r\n"org/a" = "{NEW}"\r\n'),
+        ("[models]", f'[models]\n"org/a" = "{NEW}"\n'),
+        (
+            f"[models]  # pins\n\"org/a\" = '{OLD}' # mine\n\n# the nodes\n[[node]]\n",
+            f'[models]  # pins\n"org/a" = "{NEW}" # mine\n\n# the nodes\n[[node]]\n',
+        ),
+        (
+            f'[models]\n"org/b" = "{OLD}"\n\n# the nodes\n[[node]]\n',
+            f'[models]\n"org/b" = "{OLD}"\n"org/a" = "{NEW}"\n\n# the nodes\n[[node]]\n',
+        ),
+        (f'[models]\n"org/a" = "{NEW}"', f'[models]\n"org/a" = "{NEW}"'),
+    ],
+)
+def test_one_line_is_written(before, after, tmp_path):
+    assert pinned(before, "org/a", NEW) == after
+    file = tmp_path / "cluster.toml"
+    file.write_bytes(before.encode())
+    assert pin(file, "org/a", NEW) == (before != after)
+    assert file.read_bytes() == after.encode()
+
+
+def test_two_that_pin_at_once_lose_no_line(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text("[models]\n")
+    names = [f"org/{number}" for number in range(12)]
+
+    with ProcessPoolExecutor(4, get_context("fork")) as pool:
+        assert all(pool.map(pin, [file] * 12, names, [NEW] * 12))
+
+    assert tomllib.loads(file.read_text())["models"] == dict.fromkeys(names, NEW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[models",
+        'models = "~/models"\n',
+        f'models = {{"org/a" = "{OLD}"}}\n',
+        f'models."org/a" = "{OLD}"\n',
+        f'[models]\n"org/\\u0061" = "{OLD}"\n',
+    ],
+)
+def test_what_cannot_be_edited_by_lines_is_refused_with_the_line(text):
+    with pytest.raises(UsageError) as refused:
+        pinned(text, "org/a", NEW)
+    assert f'"org/a" = "{NEW}"' in refused.value.hint
+
+
+KEY = st.sampled_from(NAMES)
+LINES = st.lists(
+    st.sampled_from(["", "# a comment", "#[models]", "  ", 'x = "[models]"', "y = 1  # [models]"]),
+    unique=True,
+    max_size=5,
+)
+
+
+@given(KEY, st.lists(KEY, unique=True), LINES, LINES, st.booleans(), st.booleans())
+def test_all_other_lines_stay(repo, held, head, tail, table, ends):
+    lines = [*head]
+    if table:
+        lines += ["[models]", *(f'"{each}" = "{OLD}" # {n}' for n, each in enumerate(held))]
+    lines += ["[serve]", *tail]
+    text = "\n".join(lines) + ("\n" if ends else "")
+    changed = pinned(text, repo, NEW)
+    was = tomllib.loads(text)
+    assert tomllib.loads(changed) == {**was, "models": {**was.get("models", {}), repo: NEW}}
+    kept = [line for line in changed.split("\n") if NEW not in line]
+    assert [
+        line for line in lines if not line.startswith(f'"{repo}"') and line not in ("", "[models]")
+    ] == [line for line in kept if line not in ("", "[models]")]
+    assert pinned(changed, repo, NEW) == changed

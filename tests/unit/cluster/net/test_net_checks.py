@@ -1,0 +1,271 @@
+"""Checks of one end and of both, on probed machines."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from patchkit.cluster.net.checks import groups, host_checks
+from patchkit.cluster.net.pair import pair_checks
+from patchkit.errors import HostError
+from patchkit.finding import Level
+from patchkit.runtime.host.host import Nccl, Software
+from patchkit.runtime.host.probe import probe
+from support import hosts, networks
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The probed facts of a machine: ``machine("cable_port0", 2)``."""
+    folder = tmp_path_factory.mktemp("machines")
+
+    @functools.cache
+    def probed(name, node=1):
+        root = folder / f"{name}-{node}"
+        if not root.exists():
+            hosts.build(folder, name, node=node)
+        return probe(root, environment={})
+
+    return probed
+
+
+def notable(checks):
+    """What is not ok: ``subject: what: state``."""
+    return {f"{c.where}: {c.about}: {c.level}" for c in checks if c.level is not Level.OK}
+
+
+@pytest.fixture(scope="module")
+def owned(tmp_path_factory):
+    """The probed facts of a network that an owner has: ``owned("drawn_half")``."""
+    folder = tmp_path_factory.mktemp("networks")
+
+    @functools.cache
+    def probed(name):
+        return probe(networks.build(folder, name), environment={})
+
+    return probed
+
+
+A, B = "enp1s0f0np0", "enP2p1s0f0np0"
+A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "expected"),
+    [
+        ("cable_port0", 14, set()),
+        ("cable_port1", 14, set()),
+        ("renamed", 14, set()),
+        ("ring", 28, {"this node: cabling: note"}),
+        ("no_rdma", 14, {f"{A}: RoCE v2 GID: unknown", f"{B}: RoCE v2 GID: unknown"}),
+        ("wrong_mtu", 14, {f"{B}: MTU: warning"}),
+        ("two_addresses", 14, set()),
+        ("same_subnet", 14, {f"{A}, {B}: different networks: error"}),
+        ("one_twin", 12, {"cage 0: one-twin-address: note"}),
+        ("link_local", 14, {"cage 0: link-local-twins: warning"}),
+        (
+            "link_down",
+            14,
+            {f"{each}: {what}" for each in (A, B) for what in (
+                "link: error", "speed: unknown", "RoCE v2 GID: error")},
+        ),
+        (
+            "ipv6_only",
+            12,
+            {f"{each}: {what}: error" for each in (A, B) for what in ("IPv4", "RoCE v2 GID")},
+        ),
+    ],
+)  # fmt: skip
+def test_one_end(machine, name, number, expected):
+    host = machine(name)
+    checks = list(host_checks(host, groups(host), None))
+    assert (len(checks), notable(checks)) == (number, expected)
+
+
+OWNERS = {  # what is not ok of networks that worked for their owners, and of those that did not
+    "playbook": set(),
+    "thirteen": set(),
+    "bare_half": {"cage 0: one-twin-address: note", "cage 1: IPv4: note"},
+    "set_link_local": {f"{A1}: IPv4: note", "cage 1: one-twin-address: note"},
+    "drawn_pair": {"cage 1: link-local-twins: warning"},
+    "random_twin": {"cage 0: random-twin: warning"},
+    "drawn_first": {"cage 1: random-twin: warning"},
+    "second_cable": {f"{A1}, {B1}: cage 1: warning"},
+    "small_mtu": {f"{A}: MTU: note", f"{B}: MTU: note", "cage 0: one-twin-address: note"},
+    "ring": {"this node: cabling: note"},
+    "pair_and_switch": {f"{A1}: speed: warning"},
+    "two_in_one_subnet": {
+        f"{A1}: networks of its own: error",
+        f"{A1}: MTU: note",
+        f"{B1}: MTU: note",
+        "cage 0: one-twin-address: note",
+        "cage 1: one-twin-address: note",
+    },
+    "kernel7": {"this node: kernel-reserve: error"},
+    "kernel7_mended": set(),
+}
+
+
+@pytest.mark.parametrize("name", OWNERS)
+def test_the_networks_of_owners(owned, name):
+    host = owned(name)
+    assert notable(host_checks(host, groups(host), None)) == OWNERS[name]
+
+
+def test_the_cure_of_a_drawn_address_can_be_pasted(owned):
+    """For the half that has drawn it, whichever of both that is."""
+    for name, netdev in (("random_twin", B), ("drawn_first", A1), ("drawn_pair", B1)):
+        host = owned(name)
+        checks = host_checks(host, groups(host), None)
+        (hint,) = [each.hint for each in checks if each.level is Level.WARNING]
+        profile = f'"$(nmcli -g GENERAL.CONNECTION device show {netdev})"'
+        modify = f"sudo nmcli connection modify {profile} ipv4.method disabled"
+        assert f"`{modify} && sudo nmcli device reapply {netdev}`" in hint
+
+
+@pytest.mark.parametrize("name", sorted({*hosts.NAMES, *OWNERS} - {"single", "thor"}))
+def test_every_finding_says_what_to_do(owned, name):
+    host = owned(name)
+    for check in host_checks(host, groups(host), 9000):
+        assert check.level is Level.NOTE or (check.level is Level.OK) == (not check.hint), check
+
+
+def test_an_mtu_that_was_asked_for(machine):
+    """Else any MTU will do that both ends have."""
+    host = machine("cable_port0")
+    assert not notable(host_checks(host, groups(host), None))
+    checks = host_checks(host, groups(host), 1500)
+    assert notable(checks) == {f"{A}: MTU: error", f"{B}: MTU: error"}
+
+
+def test_a_spark_without_a_cable(owned):
+    with pytest.raises(HostError, match="ConnectX-7 is not on the PCI bus") as refused:
+        groups(owned("single"))
+    assert "13 Gb/s until both nodes are rebooted" in refused.value.why
+    assert "plug the cable in at both ends, then reboot both" in refused.value.hint
+
+
+def test_a_machine_without_a_cage(machine):
+    with pytest.raises(HostError, match="no QSFP cage"):
+        groups(machine("thor"))
+    checks = list(host_checks(machine("thor"), groups(machine("thor"), ["mgbe0_0"]), 9000))
+    assert notable(checks) == {
+        "mgbe0_0: speed: warning",
+        "mgbe0_0: RoCE v2 GID: unknown",
+        "mgbe0_0: PCIe lanes: unknown",
+        "mgbe0_0: both twins: unknown",
+    }
+
+
+def test_a_network_that_the_lan_has_too(machine):
+    host = machine("cable_port0")
+    lan = host.netdev("enP7s7")
+    lan = dataclasses.replace(lan, addresses=host.netdev(B).addresses)
+    host = _with(host, lan)
+    checks = list(host_checks(host, groups(host), 9000))
+    assert notable(checks) == {f"{B}: networks of its own: error"}
+    assert "192.168.101.11/24 is in one network with enP7s7" in checks[-1].what
+    assert checks[-1].hint.endswith(f": sudo ip address del 192.168.101.11/24 dev {B}")
+
+
+def test_half_of_the_pcie_lanes_and_a_slow_cable(machine):
+    host = machine("cable_port0")
+    host = _with(host, dataclasses.replace(host.netdev(B), lanes=2, speed=100000))
+    checks = list(host_checks(host, groups(host), 9000))
+    assert notable(checks) == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
+
+
+def _with(host, netdev):
+    netdevs = tuple(netdev if each.name == netdev.name else each for each in host.netdevs)
+    return dataclasses.replace(host, netdevs=netdevs)
+
+
+# Both ends
+
+
+def compared(ours, theirs):
+    return list(pair_checks(ours, groups(ours), theirs))
+
+
+UNKNOWN = {"both ends: versions: unknown"}  # the recorded machines have no software
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ("cable_port0", "cable_port0", set()),
+        ("cable_port0", "cable_port1", set()),
+        ("renamed", "cable_port1", set()),
+        ("cable_port0", "wrong_mtu", {f"{B} 192.168.101.0/24: equal MTU: error"}),
+        ("cable_port0", "one_twin", {f"{B} 192.168.101.0/24: peer's end: error"}),
+        (
+            "cable_port0",
+            "single",
+            {
+                f"{A} 192.168.100.0/24: peer's end: error",
+                f"{B} 192.168.101.0/24: peer's end: error",
+            },
+        ),
+        ("cable_out", "cable_port0", {"both ends: networks: error"}),
+    ],
+)
+def test_both_ends(machine, ours, theirs, expected):
+    assert notable(compared(machine(ours, 1), machine(theirs, 2))) == expected | UNKNOWN
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 2), (2, 0)])
+def test_neighbours_in_a_ring_share_one_link(machine, one, other):
+    checks = compared(machine("ring", one), machine("ring", other))
+    assert notable(checks) == UNKNOWN
+    assert len([check for check in checks if check.about == "peer's end"]) == 2
+    assert next(c.what for c in checks if c.about == "ports") == "port 0 here leads to port 1 there"
+
+
+def test_a_ring_whose_cable_joins_equal_ports(machine):
+    """The other node has its two cables, with their addresses, the other way round."""
+    peer = machine("ring", 1)
+    turned = {A: A1, A1: A, B: B1, B1: B}
+    for name, other in turned.items():
+        given = machine("ring", 1).netdev(other).addresses
+        peer = _with(peer, dataclasses.replace(peer.netdev(name), addresses=given))
+    assert notable(compared(machine("ring", 0), peer)) == UNKNOWN | {"both ends: ports: warning"}
+
+
+def test_the_same_machine_twice(machine):
+    found = compared(machine("cable_port0"), machine("cable_port1"))
+    assert notable(found) == {"both ends: addresses: error"} | UNKNOWN
+    assert next(c for c in found if c.about == "addresses").what.startswith(
+        "192.168.100.11, 192.168.101.11 on both"
+    )
+
+
+def test_twins_crossed(machine):
+    peer = machine("cable_port0", 2)
+    first, second = peer.netdev(A), peer.netdev(B)
+    peer = _with(peer, dataclasses.replace(first, addresses=second.addresses))
+    peer = _with(peer, dataclasses.replace(second, addresses=first.addresses))
+    assert notable(compared(machine("cable_port0"), peer)) == UNKNOWN | {
+        f"{A} and {B}: same twin: warning",
+        f"{B} and {A}: same twin: warning",
+    }
+
+
+def test_versions(machine):
+    """An NCCL that differs is what guides take for missing kernels."""
+
+    def with_software(host, nccl, **versions):
+        found = Nccl(path="/x/libnccl.so.2", version=nccl, why="torch's")
+        software = Software(python="python3", torch_nccl=found, vllm_nccl=found, **versions)
+        return dataclasses.replace(host, software=software)
+
+    ours = with_software(machine("cable_port0"), "2.28.9", vllm="0.25.1", torch="2.11.0")
+    theirs = with_software(machine("cable_port0", 2), "2.29.3", vllm="0.25.1", ray="2.60.0")
+    found = {c.about: (str(c.level), c.what) for c in compared(ours, theirs)[-6:]}
+    assert found == {
+        "NCCL of vLLM": ("warning", "2.28.9 here, 2.29.3 at the peer"),
+        "NCCL of torch": ("warning", "2.28.9 here, 2.29.3 at the peer"),
+        "vllm": ("ok", "0.25.1"),
+        "torch": ("warning", "2.11.0 here, none at the peer"),
+        "triton": ("unknown", "not installed at either end"),
+        "ray": ("warning", "none here, 2.60.0 at the peer"),
+    }

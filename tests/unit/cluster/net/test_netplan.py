@@ -1,0 +1,378 @@
+"""Plans for the QSFP links, on probed machines; the file is read by PyYAML and by real netplan."""
+
+import dataclasses
+import functools
+import shutil
+import string
+import subprocess
+from ipaddress import IPv4Network
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.cluster.net import conflicts as net_conflicts
+from patchkit.cluster.net.conflicts import File
+from patchkit.cluster.net.netplan_file import render
+from patchkit.cluster.net.plan import Given, NetPlanOptions
+from patchkit.cluster.net.planner import make_plan
+from patchkit.errors import HostError, UsageError
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.network_facts import facts
+from patchkit.runtime.host.probe import probe
+from support import networks
+
+GOLDEN = """\
+# Written by `patchkit net apply`; `patchkit net undo` puts back what was here.
+network:
+  version: 2
+  ethernets:
+    enp1s0f1np1: # cage 1, twin A
+      optional: true
+      dhcp4: false
+      dhcp6: false
+      link-local: []
+      mtu: 9000
+      addresses:
+        - 192.168.100.11/24
+    enP2p1s0f1np1: # cage 1, twin B
+      optional: true
+      dhcp4: false
+      dhcp6: false
+      link-local: []
+      mtu: 9000
+      addresses:
+        - 192.168.101.11/24
+"""
+PORT0 = ("enp1s0f0np0", "enP2p1s0f0np0")
+PORT1 = ("enp1s0f1np1", "enP2p1s0f1np1")
+FIRST = {PORT0[0]: "100.10", PORT0[1]: "101.10"}
+SECOND = {PORT1[0]: "100.10", PORT1[1]: "101.10"}
+FOURTH = {PORT0[0]: "100.13", PORT0[1]: "101.13"}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The probed facts of a machine: ``machine("cable_port0")``."""
+    folder = tmp_path_factory.mktemp("machines")
+
+    @functools.cache
+    def probed(name) -> Host:
+        return probe(networks.build(folder, name), environment={})
+
+    return probed
+
+
+def wish(node=1, **changes):
+    return NetPlanOptions(node=node, **changes)
+
+
+ANEW = {"network": IPv4Network("192.168.100.0/24")}
+
+
+def addresses(plan):
+    """Netdev → address, as PyYAML reads them from the file; everything else is as it has to be."""
+    ethernets = yaml.safe_load(render(plan))["network"]["ethernets"]
+    (mtu,) = {line.mtu for line in plan.written}
+    for settings in ethernets.values():
+        assert {key: value for key, value in settings.items() if key != "addresses"} == {
+            "optional": True,
+            "dhcp4": False,
+            "dhcp6": False,
+            "link-local": [],
+            "mtu": mtu,
+        }
+    return {netdev: settings["addresses"] for netdev, settings in ethernets.items()}
+
+
+def test_the_whole_file(machine):
+    assert render(make_plan(machine("fresh_port1"), wish(2))) == GOLDEN
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("fresh", {}, FIRST),
+        ("fresh_port1", {}, SECOND),
+        ("ipv6_only", {}, FIRST),
+        ("fresh_both", {"cage": 1}, SECOND),
+        ("fresh", {"node": 4, "nodes": 4}, FOURTH),
+        ("cable_out", {"cage": 0}, FIRST),
+        ("thor", {"netdevs": ("mgbe1_0",)}, {"mgbe1_0": "100.10"}),
+    ],
+)
+def test_one_cable_or_a_switch(machine, name, changes, expected):
+    plan = make_plan(machine(name), wish(**changes))
+    assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
+    assert plan.topology == ("switch" if plan.nodes > 2 else "cable")
+
+
+RING = {
+    1: ("100.10", "101.10", "104.10", "105.10"),
+    2: ("102.11", "103.11", "100.11", "101.11"),
+    3: ("104.12", "105.12", "102.12", "103.12"),
+}
+
+
+@pytest.mark.parametrize("node", RING)
+def test_ring_of_three(machine, node):
+    plan = make_plan(machine("fresh_both"), wish(node, nodes=3))
+    expected = dict(zip((*PORT0, *PORT1), RING[node], strict=True))
+    assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
+
+
+@pytest.mark.parametrize("node", RING)
+def test_ring_with_the_cables_the_other_way_round(machine, node):
+    """The addresses stay with their links, so they change cages."""
+    before = (node - 2) % 3 + 1
+    plan = make_plan(machine("fresh_both"), wish(node, nodes=3, port0_to=before))
+    expected = dict(zip((*PORT1, *PORT0), RING[node], strict=True))
+    assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 7])
+def test_both_ends_of_each_link_of_a_ring_share_its_two_networks_and_nobody_else(machine, nodes):
+    users = {}
+    for node in range(1, nodes + 1):
+        plan = make_plan(machine("fresh_both"), wish(node, nodes=nodes, topology="ring"))
+        for line in plan.lines:
+            users.setdefault(line.addresses[0].network, []).append((node, line.peer))
+    assert len(users) == 2 * nodes
+    for (one, to_other), (other, to_one) in users.values():
+        assert (to_other, to_one) == (other, one)
+
+
+def test_another_base_network_and_mtu(machine):
+    plan = make_plan(machine("fresh"), wish(mtu=1500, network=IPv4Network("10.9.8.64/27")))
+    assert addresses(plan) == {PORT0[0]: ["10.9.8.74/27"], PORT0[1]: ["10.9.8.106/27"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "says"),
+    [
+        ("cable_out", {}, HostError, "is cabled: cage 0: enp1s0f0np0, enP2p1s0f0np0; cage 1"),
+        ("link_down", {}, HostError, "no QSFP cage is cabled"),
+        ("thor", {}, HostError, "no QSFP cage that patchkit could recognise"),
+        ("single", {}, HostError, "not on the PCI bus[^$]*plug the cable in[^$]*reboot"),
+        ("fresh_both", {}, UsageError, r"cables lead\?.*enp1s0f1np1[^$]*--node 1 --cage 1"),
+        ("fresh_both", {"nodes": 4}, UsageError, "--node 1 --nodes 4 --topology ring"),
+        ("fresh", {"node": None}, UsageError, "missing --node or --role"),
+        ("fresh", {"nodes": 3, "topology": "ring", "cage": 0}, UsageError, "a ring is"),
+        ("cable_port0", {"nodes": 3, "topology": "cable"}, UsageError, "two nodes, not 3"),
+        ("ring", {**ANEW, "nodes": 3, "port0_to": 4}, UsageError, "of 3 is between 3 and 2"),
+        ("cable_port0", {"port0_to": 2}, UsageError, "--port0-to is for a ring"),
+        ("cable_port0", {"node": 3}, UsageError, "numbered from 1 to 2"),
+        ("cable_port0", {"node": 0}, UsageError, "numbered from 1 to 2"),
+        ("cable_port0", {"nodes": 1}, UsageError, "one node needs no network"),
+        ("fresh", {"mtu": 1279}, UsageError, "enp1s0f0np0 takes 1280 to 9978"),
+        ("fresh", {"mtu": 9979}, UsageError, "enp1s0f0np0 takes 1280 to 9978"),
+        ("cable_port0", {"netdevs": ("eth7",)}, UsageError, "'eth7'"),
+        ("cable_port0", {"cage": 2}, UsageError, "there is no cage 2"),
+        ("cable_port0", {"network": IPv4Network("10.0.0.0/28"), "nodes": 6}, UsageError, "small"),
+        ("cable_port0", {"network": IPv4Network("255.255.255.0/24")}, UsageError, "no room for 1"),
+    ],
+)  # fmt: skip
+def test_refused(machine, name, changes, error, says):
+    with pytest.raises(error, match=says):
+        make_plan(machine(name), wish(**changes))
+
+
+def test_the_drivers_own_limit_counts(machine):
+    with pytest.raises(UsageError, match="enP2p1s0f0np0 takes 1280 to 2000"):
+        make_plan(machine("fresh"), wish(), {"enp1s0f0np0": 9978, "enP2p1s0f0np0": 2000})
+
+
+# What fights a plan
+
+
+def clash(host, *, node=1, given=None, files=(), **changes):
+    options = wish(node, **changes)
+    given = given or Given()
+    plan = make_plan(host, options, given=given)
+    net_conflicts.check(host, plan, options, given=given, files=files)
+    return plan
+
+
+@pytest.mark.parametrize("name", ["cable_port0", "link_local", "ipv6_only", "one_twin"])
+def test_the_same_address_or_none_is_no_conflict(machine, name):
+    clash(machine(name), **ANEW)
+
+
+def test_an_address_that_somebody_gave_is_kept_unless_other_ones_are_asked_for(machine):
+    """Then the message says who gave it, and every command in it does what it says."""
+    host = machine("cable_port0")
+    assert not clash(host, node=2).changes
+    with pytest.raises(HostError) as refused:
+        clash(host, node=2, **ANEW)
+    assert "enp1s0f0np0 has the address 192.168.100.10/24, which is not" in refused.value.what
+    assert "planned is 192.168.100.11/24" in refused.value.what
+    assert "keep it: patchkit net plan --node 2; or give it up: sudo nmcli" in refused.value.hint
+    text = "network:\n  ethernets:\n    x:\n      addresses: [192.168.100.10/24]\n"
+    with pytest.raises(HostError) as refused:
+        clash(host, node=2, files=[File(path="/etc/netplan/9.yaml", text=text)], **ANEW)
+    assert "192.168.100.10/24, from /etc/netplan/9.yaml:4; planned" in refused.value.what
+    aside = "sudo mv /etc/netplan/9.yaml /etc/netplan/9.yaml.off && sudo netplan apply"
+    assert f"or give it up: {aside}; or " in refused.value.hint
+
+
+OURS = {PORT0[0]: ("192.168.100.10/24",), PORT0[1]: ("192.168.101.10/24",)}
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (None, {"keep 192.168.100.10/24", "keep 192.168.101.10/24"}),
+        (1, {"keep 192.168.100.10/24", "keep 192.168.101.10/24"}),
+        (2, {"replace 192.168.100.11/24", "replace 192.168.101.11/24"}),
+    ],
+)
+def test_patchkits_own_addresses_stay_in_its_file_and_follow_the_node(machine, node, expected):
+    plan = clash(machine("cable_port0"), node=node, given=Given(last=OURS, ever=OURS, node=1))
+    assert {f"{line.action} {line.addresses[0]}" for line in plan.written} == expected
+
+
+def test_patchkits_own_mtu_is_asked_for_until_the_interface_has_it(machine):
+    given = Given(last=OURS, ever=OURS, node=1, mtu=1500)
+    plan = clash(machine("cable_port0"), node=None, given=given)
+    assert {(line.action, line.mtu, line.mtu_before) for line in plan.lines} == {
+        ("mtu", 1500, 9000)
+    }
+
+
+def test_patchkits_own_addresses_count_while_the_cable_is_out(machine):
+    plan = clash(machine("fresh"), node=None, given=Given(last=OURS, ever=OURS, node=1))
+    assert addresses(plan) == {name: list(own) for name, own in OURS.items()}
+    assert not plan.changes
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ("10.0.0.0/24", r"planned for enp1s0f0np0, is also .* enP7s7 \(10.0.0.10/24\)"),
+        ("172.16.255.0/24", r"172.17.0.0/24, planned for enP2p1s0f0np0, is also .* docker0"),
+    ],
+)  # fmt: skip
+def test_a_network_that_the_lan_or_docker_has(machine, network, says):
+    host = machine("ipv6_only")
+    with pytest.raises(HostError, match=says) as refused:
+        clash(host, network=IPv4Network(network))
+    assert ": patchkit net plan --node 1 --network 192.168.100.0/24" in refused.value.hint
+    clash(host, **ANEW)  # so the command of the hint works
+
+
+OTHERS = [
+    ("network:\n  ethernets:\n    enp1s0f0np0:\n      link-local: [ ipv4 ]\n", 3),
+    ("network:\n  ethernets:\n    'enp1s0f0np0': {dhcp4: true}\n", 3),
+    ("network:\n  ethernets:\n    enp1s0f0np0:\n      mtu: 1500\n", 3),
+    ('network:\n  ethernets:\n    all:\n      match: {name: "en*"}\n', 4),
+    ("network:\n  ethernets:\n    NM-1:\n      match:\n        name: enP2p1s0f0np0\n", 5),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), OTHERS)
+def test_another_file_that_configures_the_same_interface(machine, text, line):
+    file = File(path="/etc/netplan/50-x.yaml", text=text)
+    with pytest.raises(HostError, match=f"/etc/netplan/50-x.yaml:{line}: also configures en"):
+        clash(machine("fresh"), files=[file])
+    # What is kept is in no file of patchkit's, whoever configures it.
+    assert not clash(machine("playbook"), files=[file]).written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "network:\n  version: 2\n  renderer: NetworkManager\n",
+        "network:\n  ethernets:\n    enP7s7:\n      dhcp4: true\n    #enp1s0f0np0:\n",
+        "network:\n  ethernets:\n    enp1s0f0np01:\n      dhcp4: true\n",
+        "network:\n  ethernets:\n    enp1s0f0np0:\n      dhcp4: no\n      mtu: 9000\n    x:\n",
+    ],
+)
+def test_files_about_others_or_that_agree_are_none_of_ours(machine, text):
+    clash(machine("fresh"), files=[File(path="/etc/netplan/01.yaml", text=text)])
+
+
+# The file, as others read it
+
+
+def _with_name(machine, name):
+    """A machine whose cabled twin A is called something else."""
+    host = machine("fresh")
+    netdevs = [
+        dataclasses.replace(n, name=name) if n.name == "enp1s0f0np0" else n for n in host.netdevs
+    ]
+    return dataclasses.replace(host, netdevs=tuple(netdevs))
+
+
+@given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15))
+def test_any_name_is_read_back_or_refused(machine, name):
+    try:
+        text = render(make_plan(_with_name(machine, name), wish()))
+    except HostError:
+        assert name[0] == "-" or set(name) - set(f"{string.ascii_letters}{string.digits}_.-")
+        return
+    assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
+
+
+@pytest.mark.parametrize("name", ["on", "NO", "12", "0x1f", "1e3", "y", "null", ".5"])
+def test_names_that_yaml_would_take_for_something_else(machine, name):
+    text = render(make_plan(_with_name(machine, name), wish()))
+    assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
+
+
+@pytest.fixture
+def generate(tmp_path):
+    """Real netplan on a root with the plan and one more file; returns that root."""
+    if not shutil.which("netplan"):
+        pytest.skip("netplan is not installed: its own generator did not read the file")
+
+    def run(plan, renderer):
+        folder = tmp_path / "etc/netplan"
+        folder.mkdir(parents=True)
+        for name, text in {
+            "01-all.yaml": f"network: {{version: 2, renderer: {renderer}}}\n",
+            "40-patchkit.yaml": render(plan),
+        }.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o600)
+        done = subprocess.run(
+            ["netplan", "generate", "--root-dir", str(tmp_path)], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return tmp_path / "run"
+
+    return run
+
+
+def test_real_netplan_makes_of_it_for_networkd(machine, generate):
+    run = generate(make_plan(machine("fresh_both"), wish(3, nodes=3)), "networkd")
+    for netdev, address in zip((*PORT0, *PORT1), RING[3], strict=True):
+        lines = (run / f"systemd/network/10-netplan-{netdev}.network").read_text().splitlines()
+        assert {
+            f"Name={netdev}",
+            f"Address=192.168.{address}/24",
+            "MTUBytes=9000",
+            "RequiredForOnline=no",
+            "LinkLocalAddressing=no",
+        } <= set(lines)
+        assert not any(line.startswith(("DHCP=", "Gateway=")) for line in lines)
+    assert len(list((run / "systemd/network").glob("*.network"))) == 4
+
+
+def test_real_netplan_makes_of_it_for_networkmanager(machine, generate):
+    """The renderer of the machine is the one that is used: the plan names none."""
+    run = generate(make_plan(machine("fresh"), wish()), "NetworkManager")
+    folder = run / "NetworkManager/system-connections"
+    lines = (folder / f"netplan-{PORT0[1]}.nmconnection").read_text().splitlines()
+    assert {"mtu=9000", "method=manual", "address1=192.168.101.10/24"} <= set(lines)
+    assert not list((run / "systemd/network").glob("*.network"))
+
+
+def test_what_is_expected_is_data():
+    assert facts()["link"] == {
+        "speed": 200000,
+        "lanes": 4,
+        "twin_gbits": [92, 112],
+        "both_gbits": [185, 200],
+    }

@@ -1,0 +1,47 @@
+"""Which key goes to which server."""
+
+import pytest
+
+from patchkit.cluster.openai.api_key import key_for
+from patchkit.errors import UsageError
+
+HERE, ELSEWHERE, SECURE = "http://127.0.0.1:8000", "http://spark-1:8000", "https://api.example"
+
+
+@pytest.mark.parametrize(
+    ("url", "names", "expected"),
+    [
+        (HERE, "file vllm openai", "key-of-file"),
+        (HERE, "vllm openai", "key-of-vllm"),
+        (HERE, "openai", "key-of-openai"),
+        ("http://localhost:1", "file", "key-of-file"),
+        ("http://[::1]:1", "file", "key-of-file"),
+        (ELSEWHERE, "file vllm openai", "key-of-vllm"),
+        (ELSEWHERE, "file openai", ""),
+        (SECURE, "file openai", "key-of-openai"),
+        ("http://127.0.0.1.example:1", "file openai", ""),
+        (HERE, "", ""),
+    ],
+)
+def test_a_key_that_nobody_named(url, names, expected, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("vllm", "openai"):
+        if name in names:
+            monkeypatch.setenv(f"{name.upper()}_API_KEY", f"key-of-{name}")
+        else:
+            monkeypatch.delenv(f"{name.upper()}_API_KEY", raising=False)
+    if "file" in names:
+        file = tmp_path / ".config/patchkit/secrets.env"
+        file.parent.mkdir(parents=True)
+        file.write_text("VLLM_API_KEY=key-of-file\n")
+    assert key_for(url) == expected
+
+
+def test_a_key_that_is_named(monkeypatch):
+    monkeypatch.setenv("MINE", "key-of-mine")
+    monkeypatch.setenv("VLLM_API_KEY", "key-of-vllm")
+    assert key_for(ELSEWHERE, "MINE") == "key-of-mine"
+    monkeypatch.setenv("MINE", "two\nlines")
+    for name in ("MINE", "NOT_SET"):
+        with pytest.raises(UsageError, match=f"{name} holds no key"):
+            key_for(ELSEWHERE, name)

@@ -1,0 +1,93 @@
+"""Import what is sent to a node: it runs there on any Python, with the standard library alone."""
+
+import io
+import json
+import os
+import resource
+import subprocess
+import zipfile
+
+import pytest
+
+from patchkit import errors
+from patchkit.cluster.ssh.bootstrap import COMMAND, MARK, first_bytes
+from patchkit.cluster.ssh.failure import error_fields, sent_error
+from patchkit.cluster.ssh.package import package
+from support.pythons import PYTHONS
+
+# Every module is imported: what a node's function needs is not known beforehand.
+IMPORT_ALL = """\
+import importlib, sys, zipfile
+sys.path.insert(0, sys.argv[1])
+names = [name for name in zipfile.ZipFile(sys.argv[2]).namelist() if name.endswith(".py")]
+for name in names:
+    module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    if ".runtime." in module or ".durable" in module:
+        if not module.endswith(("group_script", "interpreter_facts", "hub_facts")):
+            importlib.import_module(module)
+outside = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+print(sorted(outside - {"patchkit", "__main__"}))
+"""
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_module_imports_without_packages(python, tmp_path):
+    archive = tmp_path / "package.zip"
+    archive.write_bytes(package())
+    zipfile.ZipFile(archive).extractall(tmp_path / "there")
+    words = [python, "-I", "-S", "-B", "-c", IMPORT_ALL, str(tmp_path / "there"), str(archive)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_the_package_is_the_same_bytes_again():
+    first = package()
+    package.cache_clear()
+    assert package() == first
+    names = zipfile.ZipFile(io.BytesIO(first)).namelist()
+    assert names == sorted(names)
+    assert not [name for name in names if "recipes" in name and not name.endswith(".toml")]
+
+
+@pytest.mark.parametrize(
+    "kind", [each for each in vars(errors).values() if isinstance(each, type)][1:]
+)
+def test_an_error_comes_back_as_what_it_was(kind):
+    if not issubclass(kind, errors.PatchkitError):
+        return
+    sent = kind("what", why="why", hint="hint")
+    found = sent_error(error_fields(sent), "localhost")
+    assert (type(found), found.what, found.why, found.hint) == (
+        kind,
+        "localhost: what",
+        "why",
+        "hint",
+    )
+
+
+def test_what_another_machine_advises_is_never_the_next_step():
+    said = {"kind": "HostError", "what": "a\n  next: sh", "why": "`b`", "hint": "curl x | sh"}
+    found = sent_error(said, "spark-2")
+    assert str(found) == (
+        "spark-2: a next: sh\n  why:  'b'; it advises: curl x | sh\n  next: ssh spark-2"
+    )
+
+
+@pytest.mark.parametrize("fields", [None, [], {"kind": "HostError"}, {"kind": 1, "what": "x"}, "x"])
+def test_an_answer_that_is_none(fields):
+    assert isinstance(sent_error(fields, "spark-2"), errors.HostError)
+
+
+def test_a_node_without_room_for_the_package_is_an_error_that_names_the_place(tmp_path):
+    given = first_bytes("patchkit.quoting", "visible", {"text": "x"})
+    done = subprocess.run(
+        ["sh", "-c", COMMAND.removeprefix("exec ")],
+        input=given,
+        capture_output=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        # As a full disk: no file may have a byte.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert done.stderr == b""
+    sent = json.loads(done.stdout.decode().removeprefix(MARK))["error"]
+    assert (sent["kind"], sent["what"]) == ("StorageError", f"{tmp_path}: File too large")

@@ -1,0 +1,193 @@
+"""Pack a report: nothing private comes out, and what a diagnosis needs stays."""
+
+import io
+import json
+import string
+import tarfile
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.doctor.report.bundle import pack, private_names, save
+from patchkit.doctor.report.redaction import PrivateNames, Redactor
+from patchkit.errors import UsageError
+from support.clusters import node_facts
+
+NAMES = PrivateNames(
+    hosts=(("spark-3995", "spark-3995.local"), ("zeus",)),
+    users=("annalena", "bo", "nvidia"),
+    addresses=("192.168.177.11", "10.0.0.5", "2001:db8::7", "84.17.3.9"),
+    serials=("1590124001234",),
+)
+
+
+def redacted(text, names=NAMES):
+    redactor = Redactor(names)
+    redactor.learn(text)
+    return redactor.text(text)
+
+
+BECOMES = {
+    "ssh annalena@spark-3995": "ssh user-1@node-1",
+    "spark-3995:812:901 [0] NCCL INFO x": "node-1:812:901 [0] NCCL INFO x",
+    "SPARK-3995.local and zeus": "node-1 and node-2",
+    "bo is in boot": "user-2 is in boot",
+    "/home/annalena/.cache and /home/other/x": "/home/user-1/.cache and /home/user-3/x",
+    "inet 192.168.177.11/24 brd 192.168.177.255": "inet address-1/24 (private, net-1) brd "
+    "address-5 (private, net-1)",
+    "192.168.177.11 192.168.177.11:8000": "address-1 (private, net-1) "
+    "address-1 (private, net-1):8000",
+    "::ffff:10.0.0.5": "address-2 (private, net-2)",
+    "GID 0000:0000:0000:0000:0000:ffff:0a00:0005": "GID address-2 (private, net-2)",
+    "169.254.10.1<0>": "address-5 (link-local, net-5)<0>",
+    "100.64.1.2": "address-5 (shared, net-5)",
+    "2001:db8:0:0::7": "address-3 (private, net-3)",
+    "fe80::5e25:73ff:fe01:203%eth0": "fe80::5e25:73ff:fe01:203%eth0",
+    "ip-192-168-177-11.internal": "ip-address-1 (private, net-1).internal",
+    "link/ether 4c:bb:47:01:02:03 enx4cbb47010203": "link/ether mac-1 enxmac-2",
+    "GPU-3f2b1c00-1111-2222-3333-444455556666": "GPU-uuid-1",
+    "serial: 1590124001234": "serial: serial-1",
+    "token hf_abcdefghijABCDEFGHIJ1234567890abcd": "token secret-1",
+    "Authorization: Bearer abcDEF123456": "Authorization: Bearer secret-1",
+    "export HF_TOKEN='two words'": "export HF_TOKEN='secret-1'",
+    'VLLM_API_KEY=a b  c"d': "VLLM_API_KEY=secret-1",
+    "HF_TOKEN=qwertz99\nand qwertz99 again": "HF_TOKEN=secret-1\nand secret-1 again",
+    "vllm serve m --api-key topsecret --port 8000": "vllm serve m --api-key secret-1 --port 8000",
+    "https://bob:pw@mirror.example/simple": "https://secret-1@mirror.example/simple",
+    "https://x.example/f?token=abc&n=1": "https://x.example/f?token=secret-1&n=1",
+    "write to jo.doe@example.org": "write to email-1",
+    "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----": "secret-1",
+    '{"password": "x y", "a": 1}': '{"password": "secret-1", "a": 1}',
+}
+
+
+@pytest.mark.parametrize("text", BECOMES)
+def test_what_is_taken_out(text):
+    expected = BECOMES[text]
+    if "%eth0" in text:
+        assert "5e25" not in redacted(text)
+    else:
+        assert redacted(text) == expected
+
+
+STAYS = [
+    "127.0.0.1:8000 ::1 0.0.0.0 localhost 255.255.255.0 224.0.0.1",
+    "NCCL version 2.28.9.1, driver 580.95.05, 2.28.9.1 alone",
+    "nvidia-cudnn-cu13==9.15.1.9 nvidia-curand-cu12   10.3.9.90",
+    "nvidia_nccl_cu13-2.28.9.1-py3-none-manylinux_2_18_aarch64.whl",
+    "--max-num-batched-tokens 8192 --max-model-len 4096 --enable-prefix-caching",
+    "0000:01:00.0 12:34:56 std::string at::cuda 1:2:3",
+    "pip install nvidia-nccl-cu13 vllm==0.25.1+nv",
+    "patchkit-vllm-worker@1.service started; user@1000.service",
+    "rocep1s0f0:1/RoCE enp1s0f0np0 NCCL_IB_HCA==rocep1s0f0",
+    "sha256:" + "ab" * 32 + " commit " + "0123456789" * 4,
+    "eos_token='</s>' completion_tokens=12 HF_TOKEN_PATH",
+    "/root/.cache /usr/lib/python3.12 /home and root",
+]
+
+
+@pytest.mark.parametrize("text", STAYS)
+def test_what_a_diagnosis_needs_stays(text):
+    assert redacted(text) == text
+
+
+def test_a_report(tmp_path):
+    facts = node_facts(tmp_path, user="annalena", home="/home/annalena")
+    system = replace(facts.host.system, hostname="spark-3995")
+    facts = replace(facts, host=replace(facts.host, system=system))
+    own = next(each for dev in facts.host.netdevs for each in dev.lasting)
+    names = private_names([("annalena@spark-3995.lan", facts), ("zeus", None)])
+    parts = {
+        "nodes/spark-3995.json": {"spark-3995": {"user": "annalena", "ip": str(own.ip), "n": 2}},
+        "cluster.toml": '[[node]]\nssh = "annalena@spark-3995.lan"\n\n[[node]]\nssh = "zeus"\n',
+        "env/head.env": f"VLLM_HOST_IP={own.ip}\nHF_TOKEN=hush-hush-hush\nNCCL_IB_HCA=rocep1s0f0\n",
+        "../log": f"zeus: connect to {own.ip} failed; hush-hush-hush",
+    }
+    report = pack(parts, names)
+    assert pack(dict(reversed(parts.items())), names).data == report.data
+    with tarfile.open(fileobj=io.BytesIO(report.data)) as archive:
+        files = {each.name: archive.extractfile(each).read().decode() for each in archive}
+        assert {(each.mode, each.uid, each.mtime) for each in archive} == {(0o600, 0, 0)}
+    assert [each.removeprefix("patchkit-report/") for each in files] == sorted(report.files)
+    assert set(report.files) == {
+        *("cluster.toml", "env/head.env", "log", "nodes/node-1.json", "taken-out.json"),
+    }
+    whole = "".join(files.values())
+    for each in ("annalena", "spark-3995", "zeus", "hush", str(own.ip)):
+        assert each not in whole
+    place = files["patchkit-report/env/head.env"].split("\n")[0].removeprefix("VLLM_HOST_IP=")
+    assert place.startswith("address-")
+    assert files["patchkit-report/log"] == f"node-2: connect to {place} failed; secret-1"
+    assert "NCCL_IB_HCA=rocep1s0f0" in whole
+    said = json.loads(files["patchkit-report/taken-out.json"])
+    assert said["kinds"] == report.kinds
+    assert report.kinds["node"] == 5
+    assert report.placeholders["secret-1"] == 2
+
+
+def test_a_report_is_its_owners_and_replaces_nothing(tmp_path):
+    report = pack({"a": "text"}, PrivateNames())
+    path = tmp_path / "report.tar.gz"
+    save(report, path)
+    assert (path.stat().st_mode & 0o777, path.read_bytes()) == (0o600, report.data)
+    with pytest.raises(UsageError, match="is there already"):
+        save(report, path)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError):
+        save(report, link)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+WORD = st.text(string.ascii_lowercase, min_size=7, max_size=12).map(lambda each: f"q{each}z")
+KEY = st.text(string.ascii_letters + string.digits, min_size=20, max_size=40)
+PLACES = [  # where a name or an address may stand
+    *("{}", " {} ", "({})", '"{}"', "a {}: b", "x={},y", "[{}]", "{}\n", "/srv/{}/x", "{}_log"),
+    *(
+        "{}-eth0",
+        "http://{}/x",
+        "at {};",
+        "<{}>",
+        "'{}'",
+        "\t{}\r\n",
+        "ssh {} -p 22",
+        "\x1b[1m{}\x1b[0m",
+    ),
+]
+FORMS = [  # of a secret
+    *("HF_TOKEN={}", 'export VLLM_API_KEY="{}"', "--api-key {}", "--hf-token={}", "Bearer {}"),
+    *("https://user:{}@host/x", "?token={}&a=1", "AWS_SECRET_ACCESS_KEY: {}", "hf_{}", "sk-{}"),
+    *('{{"password": "{}"}}', "Environment=HF_TOKEN={}", "-e WANDB_API_KEY={}", "ghp_{}"),
+]
+
+
+@given(
+    st.tuples(WORD, WORD, KEY),
+    st.ip_addresses(),
+    st.lists(st.sampled_from(PLACES), min_size=3, max_size=3),
+    st.sampled_from(FORMS),
+    st.sampled_from(PLACES),
+)
+def test_nothing_that_was_put_in_comes_out(words, address, places, form, place):
+    host, user, key = words
+    own = getattr(address, "ipv4_mapped", None) or address
+    kept = own.is_loopback or own.is_unspecified or own.is_multicast
+    kept = kept or str(own).startswith("255.25")  # a mask
+    names = PrivateNames(hosts=((host,),), users=(user,), addresses=(str(address),))
+    text = "\n".join(
+        each.format(one) for each, one in zip(places, (host, user, address), strict=True)
+    )
+    parts = {
+        "head.env": form.format(key),  # named once, it is found where nothing names it
+        "log": f"{text}\n{place.format(form.format(key))}",
+        f"nodes/{host}.json": {host: [{"user": user, "home": f"/home/{user}", "said": text}]},
+        "other": f"{address} {host} {user} {key if '_{' not in form and '-{' not in form else ''}",
+    }
+    report = pack(parts, names)
+    with tarfile.open(fileobj=io.BytesIO(report.data)) as archive:
+        whole = "".join(each.name + archive.extractfile(each).read().decode() for each in archive)
+    for each in (host, user, key):
+        assert each not in whole
+    assert kept or str(address) not in whole

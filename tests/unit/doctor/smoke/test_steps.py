@@ -1,0 +1,112 @@
+"""Each step in a process of its own: no GPU, no torch, a hang, a crash, an answer; two ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from patchkit.cluster.ssh.package import package
+from patchkit.doctor.smoke.smoke import GpuNode, all_reduce, smoke, smoke_steps
+from patchkit.doctor.smoke.steps import GpuStep, tried
+from patchkit.process import attempt
+
+_NO_GPU = """\
+class version:
+    cuda = "13.0"
+class cuda:
+    def is_available(): return False
+    def init(): raise RuntimeError("Found no NVIDIA driver on your system.\\nmore words")
+"""
+
+
+def torch_of(folder: Path, text: str) -> dict[str, str]:
+    """Return variables with which ``import torch`` runs this text."""
+    (folder / "torch.py").write_text(text, encoding="utf-8")
+    return {"PYTHONPATH": str(folder)}
+
+
+def step(variables: dict[str, str], seconds: float = 30) -> GpuStep:
+    settings = {"step": "gpu-device", "script": "cuda", "seconds": seconds}
+    return tried(sys.executable, settings, variables)
+
+
+def test_without_a_gpu_every_step_says_why_it_was_not_run(tmp_path: Path) -> None:
+    node = GpuNode(node="localhost", python=sys.executable, variables=torch_of(tmp_path, _NO_GPU))
+    found = [*smoke(node)]
+    assert [each.step for each in found] == [each.id for each in smoke_steps()]
+    why = "torch sees no CUDA device: Found no NVIDIA driver on your system."
+    assert {(each.state, each.reason) for each in found} == {("not-run", why)}
+
+
+@pytest.mark.parametrize(
+    ("torch", "seconds", "state", "reason"),
+    [
+        ("raise ImportError('no')", 30, "not-run", "torch cannot be imported: no"),
+        ("import os; os.abort()", 30, "failed", "killed by SIGABRT: "),
+        ("import time; time.sleep(60)", 1, "failed", "no answer within 1 s"),
+        (
+            "raise RuntimeError('CUDA error: 999')",
+            30,
+            "failed",
+            "exit code 1: RuntimeError: CUDA error: 999",
+        ),
+        ("", 30, "not-run", "vLLM, torch or Triton is called otherwise here: "),
+        ("import os; os._exit(0)", 30, "failed", "it ended without an answer: it printed nothing"),
+    ],
+    ids=["absent", "crash", "hang", "error", "other", "silent"],
+)
+def test_what_happens_to_a_process_is_its_result(
+    tmp_path: Path, torch: str, seconds: int, state: str, reason: str
+) -> None:
+    found = step(torch_of(tmp_path, torch), seconds)
+    assert (found.state, found.reason.startswith(reason)) == (state, True), found
+
+
+def test_a_hang_and_a_crash_say_where(tmp_path: Path) -> None:
+    hang = step(torch_of(tmp_path, "import time; time.sleep(60)"), 1)
+    assert any("torch.py" in line for line in hang.lines)
+    crash = step(torch_of(tmp_path, "print('before', flush=True)\nimport os; os.abort()"))
+    assert crash.lines[0] == "before"
+    assert any("torch.py" in line for line in crash.lines)
+
+
+def test_a_python_that_is_not_there() -> None:
+    found = tried("/nowhere/python", {"step": "x", "script": "cuda", "seconds": 5}, {})
+    assert found.state == "failed"
+    assert found.reason == "/nowhere/python does not run: No such file or directory"
+
+
+def test_a_child_that_outlives_its_limit_is_ended(tmp_path: Path) -> None:
+    stubborn = tmp_path / "python"
+    stubborn.write_text("#!/bin/sh\necho began\nexec sleep 60\n", encoding="utf-8")
+    stubborn.chmod(0o755)
+    settings = {"step": "x", "script": "cuda", "seconds": -9}  # the grace after it is 10 s
+    found = tried(str(stubborn), settings, {})
+    assert (found.state, found.lines) == ("failed", ("began",))
+    assert found.reason == "no answer within -9 s"
+
+
+def test_a_node_gets_what_it_runs() -> None:
+    assert b"patchkit/doctor/smoke/script.py" in package()
+
+
+def test_two_ranks_by_gloo_add_up() -> None:
+    python = os.environ.get("PATCHKIT_TORCH_PYTHON", sys.executable)
+    if attempt(python, "-c", "import torch.distributed").trouble:
+        pytest.skip("no torch here: name a Python that has it in PATCHKIT_TORCH_PYTHON")
+    own = GpuNode(
+        node="localhost",
+        python=python,
+        address="127.0.0.1",
+        variables={"GLOO_SOCKET_IFNAME": "lo"},
+    )
+    found = all_reduce([own, own], "gloo")
+    assert [each.state for each in found] == ["ok", "ok"], found
+    assert found[0].figures["ranks"] == 2
+    assert float(found[0].figures["gigabytes_per_second_67108864"]) > 0
+    without = all_reduce([own, own])
+    if without[0].state != "ok":  # a machine with GPUs may do it
+        assert {each.state for each in without} == {"not-run"}

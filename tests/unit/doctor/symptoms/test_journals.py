@@ -1,0 +1,67 @@
+"""The first line of all ranks that says what went wrong."""
+
+import pytest
+
+from patchkit.cluster.agent.journal import JournalLine
+from patchkit.doctor.symptoms.journals import as_they_come, first_error, merged, read_journals
+
+
+def lines(*texts, start=0, step=2):
+    return [
+        JournalLine(time=start + step * number, unit="patchkit-vllm.service", text=text)
+        for number, text in enumerate(texts)
+    ]
+
+
+HEAD = (
+    "INFO loading",
+    "(EngineCore_DP0 pid=1) ERROR 11-22 [core.py:1] Traceback (most recent call last):",
+    "RuntimeError: Engine core initialization failed. See root cause above.",
+)
+CASES = {
+    "the worker's own error comes before what the head makes of it": (
+        HEAD,
+        ("INFO", "(Worker_TP1) ERROR ValueError: bad head size", "INFO shutting down"),
+        ("spark-2", "(Worker_TP1) ERROR ValueError: bad head size"),
+    ),
+    "what follows from another error, if there is no other": (
+        HEAD,
+        ("INFO",),
+        ("spark-1", "RuntimeError: Engine core initialization failed. See root cause above."),
+    ),
+    "CUDA without a class of its own": (
+        ("CUDA error: no kernel image is available for execution on the device",),
+        (),
+        ("spark-1", "CUDA error: no kernel image is available for execution on the device"),
+    ),
+    "a word that only looks like one": (("INFO ErrorHandler is on",), ("no errors",), None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_first_error(case):
+    head, worker, expected = CASES[case]
+    found = first_error(merged([("spark-1", lines(*head)), ("spark-2", lines(*worker, start=1))]))
+    assert (found and (found[0], found[1].text)) == expected
+
+
+def test_lines_are_merged_by_time():
+    journals = [("a", lines("1", "3", "5")), ("b", lines("2", "4", start=1))]
+    assert [line.text for _, line in merged(journals)] == ["1", "2", "3", "4", "5"]
+
+
+def test_lines_that_come_one_by_one_all_arrive():
+    journals = [("a", lines("1", "3")), ("b", lines("2"))]
+    assert sorted(line.text for _, line in as_they_come(journals)) == ["1", "2", "3"]
+
+
+def test_the_cause_and_the_node_of_a_known_error():
+    worker = ("INFO loading", "ImportError: libcudart.so.12: cannot open shared object file")
+    both = merged([("spark-1", lines(*HEAD)), ("spark@10.0.0.2", lines(*worker, start=-1))])
+
+    log, nodes = read_journals(both, {"nodes": "2"})
+
+    assert log.first is not None
+    assert log.first.symptom.id == "cuda-12-library-missing"
+    assert nodes[log.first.hit.number - 1] == "spark@10.0.0.2"
+    assert [each.symptom.follows for each in log.diagnoses] == [False, True]

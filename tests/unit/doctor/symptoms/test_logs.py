@@ -1,0 +1,158 @@
+"""Judge whole logs: good ones have nothing fatal, failing ones begin with their first cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from patchkit.doctor.log import log_findings
+from patchkit.doctor.symptoms.diagnosis import read_log
+from patchkit.doctor.symptoms.text import text_chunks
+from patchkit.errors import SourceError
+from patchkit.finding import Level, worst
+
+LOGS = Path(__file__).parents[3] / "data" / "logs"
+GOOD = sorted((LOGS / "good").iterdir())
+UNKNOWN = sorted((LOGS / "failing").glob("unknown-*"))
+MISMATCH = "Bootstrap Root : mismatch in info from procs"
+ROOTS = "nroots 1 vs 1, iroot 0 vs 0"
+FIRST = {
+    "consequences-first": "free-memory",
+    "consequences-last": "free-memory",
+    "consequences-alone": "rdma-retry",
+    "serves-then-fails": "free-memory",
+    "crash-loop-cut": "free-memory",
+    "dies-while-serving": "unknown",
+    "another-program-starts": "free-memory",
+    "weights-skipped": "weights-skipped",
+    "one-of-two-services": "free-memory",
+}
+
+
+def judged(text):
+    return [*log_findings(read_log([text]), "vllm.log")]
+
+
+@pytest.mark.parametrize("log", GOOD, ids=lambda log: log.stem)
+def test_good_logs_have_nothing_fatal(log):
+    found = judged(log.read_bytes())
+
+    assert worst(found, Level.ERROR, Level.WARNING) == 0, [each.what for each in found]
+    serving = next(each for each in found if each.level is Level.OK)
+    assert serving.what.startswith("nothing fatal; serving since line ")
+    assert "startup complete" in log.read_text().split("\n")[serving.line - 1]
+
+
+@pytest.mark.parametrize("log", UNKNOWN, ids=lambda log: log.stem)
+def test_an_unknown_first_exception_is_shown_first(log):
+    found = judged(log.read_bytes())
+
+    assert found[0].about == "unknown"
+    assert any(word in found[0].what + found[0].why for word in ("arms", "Assertion", "dealloc"))
+    assert found[0].why.startswith("its lines:\n")
+    assert "consequence" in found[0].why
+    assert [each.about for each in found if each.level is Level.ERROR] == ["unknown"]
+
+
+@pytest.mark.parametrize(("name", "about"), FIRST.items())
+def test_the_first_cause_is_first(name, about):
+    found = judged((LOGS / "failing" / f"{name}.log").read_bytes())
+
+    wrong = [each for each in found if each.level in (Level.ERROR, Level.WARNING)]
+    assert [each.about for each in wrong] == [about]
+    if name.startswith("consequences"):
+        assert wrong[0].why.endswith("; -v")
+
+
+def test_what_points_elsewhere_is_not_sure():
+    (found,) = judged(b"RuntimeError: Engine core initialization failed. See root cause above.\n")
+
+    assert found.sure == "not decided"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("Message truncated : received 176 bytes instead of 172", "other-release"),
+        ("Message truncated : received 176 bytes instead of 64", "other-release"),
+        ("Message truncated : received 4096 bytes instead of 2048", "other-message"),
+        ("Message truncated : received 4,176 bytes instead of 4,172", "other-message"),
+        (f"{MISMATCH}, nranks 2 vs 4, nroots 1 vs 1", "world-sizes"),
+        (f"{MISMATCH}, nranks 2 vs 4, {ROOTS}, offset 0 vs 0", "world-sizes"),
+        (f"{MISMATCH}, nranks 2 vs 0, nroots 1 vs 0", "fields-shifted"),
+        (f"{MISMATCH}, nranks 16 vs 16, {ROOTS}, offset 0 vs -981270526", "fields-shifted"),
+    ],
+)
+def test_numbers_decide(text, cause):
+    (found,) = read_log([f"NCCL WARN {text}\n".encode()]).diagnoses
+
+    assert [each.id for each in found.causes] == [cause]
+
+
+@pytest.mark.parametrize(("release", "offered"), [("0.17.1", True), ("0.25.1", False)])
+@pytest.mark.parametrize(
+    "banner", ["vLLM API server version {}", " ▄▄ ▄█ █     █     █ ▀▄▀ █  version {}"]
+)
+def test_no_cure_is_a_release_that_is_there(banner, release, offered):
+    text = (
+        f"INFO 11-22 10:00:00 [a.py:1] {banner.format(release)}\nThis kernel only supports sm120\n"
+    )
+
+    (found,) = judged(text.encode())
+
+    assert ("Take vLLM" in found.hint) is offered
+
+
+def test_an_other_engine_gets_no_cure_of_vllm():
+    start = b"[2026-11-22 10:00:00] server_args=ServerArgs(model_path='x')\n"
+
+    (found,) = judged(
+        start + b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    )
+
+    assert "vLLM" not in found.hint.replace("is vLLM's", "")
+    assert "--" not in found.hint
+
+
+def test_a_line_with_two_texts_of_a_symptom_counts_once():
+    line = b"Free memory on device cuda:0 (3/9 GiB) on startup is less than desired GPU memory "
+    line += b"utilization (0.83, 8 GiB).\n"
+
+    assert [read_log([line * count]).diagnoses[0].count for count in (1, 2, 9)] == [1, 2, 9]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "is empty"),
+        (b"\0" * 9000, "is empty"),
+        ("RuntimeError: x\n".encode("utf-16"), "is UTF-16"),
+        ("RuntimeError: x\n".encode("utf-16-le"), "is UTF-16LE"),
+        ("RuntimeError: x\n".encode("utf-16-be"), "is UTF-16BE"),
+        (b"\x7fELF" + b"\0" * 900 + bytes(range(99)), "is binary"),
+        (bytes(range(256)) * 9, "is binary"),
+    ],
+)
+def test_what_is_no_text_is_named(data, what):
+    with pytest.raises(SourceError, match=f"vllm.log: {what}"):
+        [*text_chunks([data], "vllm.log")]
+
+
+def test_a_log_that_was_cut_while_written_is_read():
+    zeros, text = b"\0" * 99_999, "RuntimeError: größer\n".encode("latin-1")
+
+    assert b"".join(text_chunks([zeros, zeros, zeros + text], "vllm.log")) == zeros + text
+
+
+def test_a_long_prompt_is_not_searched():
+    line = (
+        b"INFO 11-22 10:00:00 [logger.py:39] Received request chatcmpl-1: prompt: '%s CUDA out of "
+    )
+    log = (line + b"memory'\n") % (b"x" * 3_000_000) + b"CUDA error: invalid argument\n"
+
+    pieces = [log[at : at + 65536] for at in range(0, len(log), 65536)]
+
+    assert [(each.symptom.id, each.hit.number) for each in read_log(pieces).diagnoses] == [
+        ("cuda-error", 2)
+    ]

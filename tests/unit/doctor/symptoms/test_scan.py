@@ -1,0 +1,138 @@
+"""How texts are found in logs: what varies, what stands before a line, what is hostile."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from patchkit.doctor.symptoms.lines import LONGEST, log_line
+from patchkit.doctor.symptoms.said import said
+from patchkit.doctor.symptoms.scan import merged_scan, scan
+
+FREE = said("Free memory on device {} ({free}/{total} GiB) on startup ... utilization")
+UNIQUE = said("Every node should have a unique IP address. Got {nodes} nodes...unique IP addresses")
+TABLE = said("CmaTotal:  0 kB  CmaFree:  {free} kB")
+TEXTS = (FREE, UNIQUE, TABLE)
+
+
+def found_in(chunks, texts=TEXTS):
+    return merged_scan(scan(chunks, texts).streams)
+
+
+WRAPPED = """\
+(RayWorkerWrapper pid=12, ip=10.0.0.1) Every node should have a unique IP address. Got 2 nodes with
+(APIServer pid=13) INFO 11-22 10:00:00 [a.py:1] all is well
+(RayWorkerWrapper pid=12, ip=10.0.0.1) node ids [...] and 1 unique IP addresses {'192.168.0.110'}.
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "who", "text"),
+    [
+        ("plain text: nothing before it", "", "plain text: nothing before it"),
+        ("ERROR 11-22 10:00:00 [core.py:708] EngineCore failed", "", "EngineCore failed"),
+        (
+            "(EngineCore_DP0 pid=1) ERROR 11-22 10:00:00 [v1/core.py:7] x",
+            "(EngineCore_DP0 pid=1)",
+            "x",
+        ),
+        ("(Worker pid=4, ip=10.0.0.2) \x1b[36mx\x1b[0m\r", "(Worker pid=4, ip=10.0.0.2)", "x"),
+        ("spark1:123:456 [0] NCCL WARN x", "spark1:123:456", "NCCL WARN x"),
+        (
+            "[2026-11-22 10:00:00] spark1:1:2 [0] misc/socket.cc:12 NCCL WARN x",
+            "spark1:1:2",
+            "NCCL WARN x",
+        ),
+        ("[rank1]:[W1122 10:00:00.123 ProcessGroupNCCL.cpp:12] x", "rank1", "x"),
+        ("Nov 22 10:00:00 spark1 vllm[77]: ERROR x", "vllm[77]", "x"),
+        ("2026-11-22T10:00:00+0100 spark1 kernel: NVRM: x", "kernel", "NVRM: x"),
+        ("[2971433.390412] NVRM: Xid (PCI:000f:01:00): 31", "", "NVRM: Xid (PCI:000f:01:00): 31"),
+        ("vllm-1  | 2026-11-22T10:00:00.1Z stderr F x", "vllm-1", "x"),
+        ("2026-11-22 10:00:00,123\tERROR worker.py:12 -- x", "", "worker.py:12 -- x"),
+        ("#12 0.695   × No solution found", "", "× No solution found"),
+        ("0.243 error: x", "", "error: x"),
+        ("0.24 GiB are free", "", "0.24 GiB are free"),
+        ("E       RuntimeError: Invalid status", "", "RuntimeError: Invalid status"),
+    ],
+)
+def test_what_stands_before_a_line(line, who, text):
+    found = log_line(1, line)
+
+    assert (found.who, found.text) == (who, text)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_pieces_and_ends_of_lines_do_not_matter(end, size):
+    data = f"first\n{WRAPPED}CmaTotal:       0 kB\nCmaFree:   940 kB\n".replace("\n", end).encode()
+
+    found = found_in(data[at : at + size] for at in range(0, len(data), size))
+
+    assert [found.count(each.text) for each in TEXTS] == [0, 1, 1]
+    assert found.hits[UNIQUE.text][0].number == 2
+    assert found.hits[UNIQUE.text][0].values == {"nodes": "2"}
+    assert found.hits[TABLE.text][0].values == {"free": "940"}
+
+
+def test_words_end_where_they_end():
+    number = said("CUDA error: 222")
+
+    assert found_in([b"CUDA error: 222: PTX\n"], [number]).has(number.text)
+    assert not found_in([b"CUDA error: 2220\nXCUDA error: 222\n"], [number]).hits
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes(range(256)) * 100,
+        b"a" * (3 * LONGEST),
+        b"\x1b[" * LONGEST,
+        b"(" * LONGEST + b" pid=",
+        b"Free memory on device (" * LONGEST,
+    ],
+    ids=["binary", "endless", "escapes", "prefixes", "beginnings"],
+)
+def test_rubbish_does_not_disturb(data):
+    good = b"\nFree memory on device cuda:0 (33.9/121.6 GiB) on startup is less than utilization\n"
+
+    found = found_in([data, good, data])
+
+    assert [hit.values for hit in found.hits[FREE.text]] == [{"free": "33.9", "total": "121.6"}]
+
+
+def test_repeated_lines_are_counted_and_not_kept():
+    lines = (
+        b"%d Free memory on device x (%d/9 GiB) on startup utilization\n" % (n, n)
+        for n in range(999)
+    )
+
+    found = found_in(lines)
+
+    assert found.count(FREE.text) == 999
+    assert found.last == {FREE.text: 999}
+    assert len(found.hits[FREE.text]) < 10
+
+
+@pytest.mark.parametrize("text", ["", "a{}b", "{x} and {x} of it", "..."])
+def test_texts_that_cannot_be_looked_for(text):
+    with pytest.raises(ValueError, match=r"in a row|twice"):
+        said(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=5, max_size=60))
+@example("{{x}} costs 5 ... or more")
+def test_every_text_finds_itself(text):
+    """Escaped braces aside, a text without gaps is found where it stands."""
+    plain = " ".join(text.replace("{", "").replace("}", "").replace("...", "").split())
+    if (
+        max(map(len, re.split("[^ -~]+", plain))) < 5
+        or not plain.isprintable()
+        or log_line(1, plain).text != plain
+    ):
+        return
+    wanted = said(plain)
+
+    assert found_in([f"before\n{plain}\nbehind\n".encode()], [wanted]).has(plain)

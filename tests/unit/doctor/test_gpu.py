@@ -1,0 +1,120 @@
+"""Check what the results of the smoke test mean: OK only for what ran and was right."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchkit.doctor.gpu import all_reduce_findings, cable_speed, gpu_findings
+from patchkit.doctor.smoke.smoke import smoke_steps
+from patchkit.doctor.smoke.steps import GpuStep
+from patchkit.finding import Level
+
+NODES = ("spark1", "spark2")
+FP8 = GpuStep(
+    step="gpu-fp8",
+    state="ok",
+    kernel="CutlassFP8ScaledMMLinearKernel",
+    figures={"error": 0.017095, "bound": 0.04, "vllm": "0.25.1"},
+)
+
+
+def rank(speed: float, backend: str = "nccl", **fields: object) -> GpuStep:
+    figures = {
+        "backend": backend,
+        "nccl": "2.28.9",
+        "microseconds_8": 40.0,
+        "gigabytes_per_second_67108864": speed,
+    }
+    return GpuStep(step="all-reduce", state="ok", figures=figures, **fields)  # type: ignore[arg-type]
+
+
+def socket_lines(host: str, number: int) -> tuple[str, ...]:
+    """Return what NCCL 2.28.9 printed on a machine, with another name and interface."""
+    start = f"{host}:1002:1002 [0] NCCL INFO"
+    return (
+        f"{start} NCCL version 2.28.9+cuda13.0",
+        f"{start} NET/Socket : Using [0]enp1s0f0np0:192.168.100.{9 + number}<0>",
+        f"{start} Using network Socket",
+        f"{start} Channel 00/0 : 1[1] -> 0[0] [receive] via NET/Socket/0",
+    )
+
+
+def test_what_ran_names_its_kernel_and_what_it_proves() -> None:
+    (found,) = gpu_findings("spark1", [FP8])
+    assert (found.level, found.about, found.where) == (Level.OK, "gpu-fp8", "spark1")
+    assert found.what.startswith("CutlassFP8ScaledMMLinearKernel of vLLM 0.25.1: FP8 by tensor")
+    assert "error 0.017, bound 0.04" in found.what
+    assert found.why.startswith("proves that the kernel that vLLM takes here")
+
+
+@pytest.mark.parametrize("about", [each.id for each in smoke_steps()])
+def test_what_did_not_run_is_unknown_and_what_failed_an_error(about: str) -> None:
+    (found,) = gpu_findings("a", [GpuStep(step=about, state="not-run", reason="no device")])
+    assert (found.level, found.what) == (Level.UNKNOWN, "not checked: no device")
+    (found,) = gpu_findings("a", [GpuStep(step=about, state="failed", reason="exit code 1: x")])
+    assert (found.level, found.about) == (Level.ERROR, about)
+    assert "exit code 1: x" in found.what
+    assert found.hint.count("ssh -t a") == 1
+    (found,) = gpu_findings("a", [GpuStep(step=about, state="ok")])  # figures that are missing
+    assert "?" in found.what or about == "gpu-memory"
+
+
+def test_the_words_of_a_failed_step_are_looked_at_for_known_causes() -> None:
+    line = "RuntimeError: No compiled cutlass_scaled_mm for CUDA device capability: 121"
+    failed = GpuStep(step="gpu-fp8", state="failed", reason=f"exit code 1: {line}", lines=(line,))
+    *causes, last = gpu_findings("spark1", [failed])
+    assert last.about == "gpu-fp8"
+    assert causes
+    assert all(each.where == "spark1" for each in causes)
+
+
+def test_two_copies_of_nccl_are_a_warning() -> None:
+    same = {"torch_version": "2.28.9", "torch_path": "/a/libnccl.so.2", "vllm_version": "2.28.9"}
+    step = GpuStep(step="gpu-nccl", state="ok", figures={**same, "vllm_path": "/a/libnccl.so.2"})
+    assert [each.level for each in gpu_findings("a", [step])] == [Level.OK]
+    step = GpuStep(step="gpu-nccl", state="ok", figures={**same, "vllm_path": "/b/libnccl.so.2"})
+    assert [each.about for each in gpu_findings("a", [step])] == ["gpu-nccl", "gpu-two-nccl"]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "cable", "about", "level"),
+    [
+        ((22.9, 22.5), 23.1, "all-reduce-speed", Level.OK),
+        ((22.9, 11.0), 23.1, "all-reduce-slow", Level.WARNING),
+        ((1.6, 1.6), 23.1, "all-reduce-hot-plug", Level.WARNING),
+        ((22.9, 22.5), None, "all-reduce-sums", Level.OK),
+    ],
+)
+def test_the_slowest_rank_is_held_against_the_cable(
+    speeds: tuple[float, float], cable: float | None, about: str, level: Level
+) -> None:
+    (found,) = all_reduce_findings(NODES, [rank(each) for each in speeds], cable)
+    assert (found.about, found.level) == (about, level)
+    assert f"{min(speeds):.1f} GB/s" in found.what
+    assert found.where == "spark1, spark2"
+
+
+def test_gloo_proves_no_gpu() -> None:
+    (found,) = all_reduce_findings(NODES, [rank(0.5, "gloo"), rank(0.5, "gloo")], 23.1)
+    assert (found.about, found.level) == ("all-reduce-cpu", Level.NOTE)
+
+
+def test_a_rank_that_failed_or_was_not_run_leaves_no_speed() -> None:
+    failed = GpuStep(step="all-reduce", state="failed", reason="no answer within 240 s")
+    silent = GpuStep(step="all-reduce", state="not-run", reason="torch sees no CUDA device")
+    found = [*all_reduce_findings(NODES, [failed, silent], 23.1)]
+    assert [(each.about, each.where, each.level) for each in found] == [
+        ("all-reduce-failed", "spark1", Level.ERROR),
+        ("all-reduce", "spark2", Level.UNKNOWN),
+    ]
+
+
+def test_sockets_beside_an_env_file_that_meant_roce_are_an_error() -> None:
+    ranks = [rank(3.8, nccl=socket_lines(node, n)) for n, node in enumerate(NODES, 1)]
+    meant = [{"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}] * 2
+    found = [*all_reduce_findings(NODES, ranks, 23.1, meant)]
+    assert [each.about for each in found] == ["all-reduce-slow", "nccl-socket", "nccl-socket"]
+
+
+def test_the_cable_is_that_of_the_data() -> None:
+    assert (cable_speed(1), cable_speed(2), cable_speed(0)) == (11.5, 23.125, None)

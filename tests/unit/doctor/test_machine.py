@@ -1,0 +1,329 @@
+"""A machine that is well, each thing that can be wrong with it, and what cannot be looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from patchkit.cluster.agent.python_contents import LoadedNccl
+from patchkit.cluster.health.closer import GpuUser, NodeHealth
+from patchkit.cluster.health.compilers import Compilers, JitCache, PtxAssembler
+from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits
+from patchkit.cluster.health.packages import PackageWishes
+from patchkit.doctor.machine import machine_findings
+from patchkit.doctor.node_judge import limits
+from patchkit.doctor.peers.report import NodeReport
+from patchkit.doctor.peers.situation import facts_for_causes
+from patchkit.finding import Level
+from patchkit.runtime.host.host import Gpu, Software
+from patchkit.runtime.host.nvml import GpuProcess, GpuState
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.python.file_owners import LostFile
+from support import clusters, hosts, node_reports
+
+GPU = GpuState(50, 60.0, 140.0, 2400, 3003, 95, 0, (GpuProcess(10),))
+BUNDLED = "/venv/lib/python3.12/site-packages/triton/backends/nvidia/bin"
+COMPILERS = Compilers(
+    programs=tuple((each, f"/usr/bin/{each}") for each in ("gcc", "c++", "nvcc", "ninja")),
+    nvcc="13.0",
+    python_h="/usr/include/python3.12/Python.h",
+    ptxas=(
+        PtxAssembler(name="ptxas", path=f"{BUNDLED}/ptxas", cuda="12.8"),
+        PtxAssembler(name="ptxas-blackwell", path=f"{BUNDLED}/ptxas-blackwell", cuda="12.9"),
+    ),
+    caches=(JitCache(owner="triton", folder="/home/spark/.triton/cache", names=("A",)),),
+)
+PACKAGES = PackageWishes(
+    wishes={
+        "vllm": (
+            "torch==2.11.0",
+            "flashinfer-python==0.6.13",
+            "humming-kernels[cu13]==0.1.10",
+            'ray==2.48.0; extra == "ray"',
+            'pyzmq<20; platform_machine == "x86_64"',
+            "transformers!=5.0.*,>=4.56",
+        ),
+        # A newer NCCL than torch's pin is what patchkit installs.
+        "torch": ('nvidia-nccl-cu13==2.28.9; platform_system == "Linux"', "triton==3.6.0"),
+    },
+    versions={
+        "vllm": "0.25.1",
+        "torch": "2.11.0+cu130",
+        "flashinfer-python": "0.6.13",
+        "flashinfer-cubin": "0.6.13",
+        "humming-kernels": "0.1.10",
+        "nvidia-nccl-cu13": "2.30.7",
+        "pyzmq": "27.1.0",
+        "transformers": "4.57.1",
+        "triton": "3.6.0",
+    },
+    python="3.12",
+    machine="aarch64",
+)
+OUTSIDE = ContainerLimits(shm=60 << 30, verbs=4, verbs_open=4, manager=True)
+IN_DOCKER = replace(OUTSIDE, kind="docker")
+WELL = NodeHealth(
+    page_cache=1 << 20,
+    huge=0,
+    oom_kills=0,
+    guards=("earlyoom",),
+    kernel=(),
+    synced=True,
+    gpu=GPU,
+    gpu_users=(GpuUser(pid=10, name="VLLM::EngineCor", user="spark", mib=90_000),),
+    firmware={"rocep1s0f0": "28.45.4028", "rocep1s0f1": "28.45.4028"},
+    manager=True,
+    process=ProcessLimits(known=True),
+    unit=ProcessLimits(known=True),
+    container=OUTSIDE,
+    compilers=COMPILERS,
+    packages=PACKAGES,
+)
+SOFTWARE = Software(
+    python="/venv/bin/python",
+    vllm="0.25.1",
+    torch="2.11.0+cu130",
+    triton="3.6.0",
+    ray="2.48.0",
+    cuda="13.0",
+)
+STAMP = "2026-11-23T03:00:00+0000 s kernel: "
+XID = f"{STAMP}NVRM: Xid (PCI:000f): 79, GPU has fallen off the bus."
+
+
+@pytest.fixture(scope="module")
+def well(tmp_path_factory):
+    _, (head, _worker) = node_reports.reports(tmp_path_factory.mktemp("nodes"))
+    same = LoadedNccl(path="/venv/libnccl.so.2", version="2.30.7", sha256="c" * 64)
+    contents = replace(head.contents, nccl=same, torch_nccl=same)
+    report = with_host(replace(head, health=WELL, contents=contents), software=SOFTWARE)
+    return replace(report, facts=replace(report.facts, venv="/venv"))
+
+
+def judged(report, **changes):
+    return list(machine_findings(replace(report, health=replace(report.health, **changes))))
+
+
+def wrong(findings):
+    return {each.about: each for each in findings if each.level in (Level.ERROR, Level.WARNING)}
+
+
+def with_host(report, **changes):
+    facts = replace(report.facts, host=replace(report.facts.host, **changes))
+    return replace(report, facts=facts)
+
+
+def with_memory(report, **changes):
+    return with_host(report, memory=replace(report.facts.host.memory, **changes))
+
+
+def with_driver(report, driver):
+    return with_host(report, gpus=(Gpu(name="NVIDIA GB10", capability="12.1", driver=driver),))
+
+
+def packages(**versions):
+    return {"packages": replace(PACKAGES, versions={**PACKAGES.versions, **versions})}
+
+
+def tools(**changes):
+    return {"compilers": replace(COMPILERS, **changes)}
+
+
+def test_a_machine_that_is_well_is_fine_in_all(well):
+    found = judged(well)
+
+    assert {each.level for each in found} == {Level.OK}, [
+        each for each in found if each.level is not Level.OK
+    ]
+    assert len({each.about for each in found}) == len(found)
+    assert all(each.what for each in found)
+
+
+FAULTS = {
+    "clock-sync": {"synced": False},
+    "gpu-throttled": {"gpu": replace(GPU, throttled=0x40, celsius=95)},
+    "gpu-stuck": {"gpu": replace(GPU, mhz=799, watts=19.5, busy=96)},
+    "gpu-mismatch": {
+        "gpu": None,
+        "gpu_users": None,
+        "unread": {"gpu": "nvmlInit_v2: error 18: Driver/library version mismatch"},
+    },
+    "gpu-others": {"gpu_users": (*WELL.gpu_users, GpuUser(pid=4711, name="python3", mib=19135))},
+    "gpu-off-the-bus": {"kernel": (XID,)},
+    "unit-memlock": {"unit": ProcessLimits(known=True, memlock=8 << 20, locks=False)},
+    "container-pids": {"container": replace(IN_DOCKER, kind="podman", pids=2048, pids_now=300)},
+    "container-shm": {"container": replace(IN_DOCKER, shm=64 << 20)},
+    "container-rdma": {"container": replace(IN_DOCKER, verbs_open=0)},
+    "container-memlock": {
+        "container": IN_DOCKER,
+        "process": ProcessLimits(known=True, memlock=8 << 20, locks=False),
+    },
+    "threads": {"container": replace(OUTSIDE, pids=20_000, pids_now=19_000)},
+    "rdma-closed": {"container": replace(OUTSIDE, verbs_open=1)},
+    "python-pins": packages(torch="2.10.0+cu130"),
+    "python-twice": {"packages": replace(PACKAGES, twice={"torch": ("2.10.0", "2.11.0")})},
+    "flashinfer-parts": packages(**{"flashinfer-cubin": "0.6.12"}),
+    "compiler": tools(programs=COMPILERS.programs[1:]),
+    "python-header": tools(python_h=""),
+    "nvcc-old": tools(nvcc="12.8"),
+    "ptxas": tools(ptxas=(replace(COMPILERS.ptxas[1], cuda="12.8"),)),
+    "ptxas-none": tools(ptxas=(COMPILERS.ptxas[0],)),
+    "jit-locked": tools(caches=(JitCache(owner="triton", folder="/c", locked="/c"),)),
+}
+
+
+@pytest.mark.parametrize("about", FAULTS)
+def test_each_fault_is_found_and_nothing_else(well, about):
+    found = wrong(judged(well, **FAULTS[about]))
+
+    assert list(found) == [about]
+    assert found[about].where == "spark-1"
+    assert found[about].hint
+    assert "{" not in found[about].what + found[about].why.replace("{}", "")
+
+
+@pytest.mark.parametrize(
+    ("about", "change"),
+    [
+        ("memory-left", lambda well: with_memory(well, available=4 << 20)),
+        ("driver", lambda well: with_driver(well, "570.86.15")),
+        ("torch-cpu", lambda well: with_host(well, software=replace(SOFTWARE, cuda=""))),
+        (
+            "torch-other",
+            lambda well: with_host(well, software=replace(SOFTWARE, vllm="0.19.1+cu129")),
+        ),
+        (
+            "nccl-two",
+            lambda well: replace(
+                well, contents=replace(well.contents, torch_nccl=LoadedNccl(sha256="d" * 64))
+            ),
+        ),
+    ],
+)
+def test_faults_that_other_facts_show(well, about, change):
+    assert list(wrong(judged(change(well)))) == [about]
+
+
+@pytest.mark.parametrize(
+    ("placed", "cure"),
+    [
+        (False, "pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.30.7"),
+        (True, "patchkit cluster install"),
+    ],
+)
+def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cure):
+    file = LostFile(path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7")
+    contents = replace(well.contents, lost=(file,), nccl=LoadedNccl(), torch_nccl=LoadedNccl())
+    report = replace(well, contents=contents, placed=well.placed if placed else None)
+
+    found = next(each for each in judged(report) if each.about == "nccl-lost")
+
+    assert found.level is Level.ERROR
+    assert "/v/libnccl.so.2, which nvidia-nccl-cu13 2.30.7 has installed" in found.what
+    assert cure in found.hint
+
+
+def test_what_may_lock_memory_beyond_a_limit_has_none(well):
+    beyond = ProcessLimits(known=True, memlock=8 << 20, locks=True)
+
+    assert wrong(judged(well, unit=beyond, process=beyond, container=IN_DOCKER)) == {}
+    assert facts_for_causes(replace(well, health=replace(WELL, unit=beyond)))["memlock"] == (
+        "unlimited"
+    )
+
+
+def test_a_limited_manager_is_the_cause_and_what_it_started_a_note(well):
+    report = replace(well, facts=replace(well.facts, memlock=8 << 20))
+    found = judged(report, unit=ProcessLimits(known=True, memlock=8 << 20, locks=False))
+
+    assert wrong(found) == {}
+    assert next(each.level for each in found if each.about == "unit-memlock") is Level.NOTE
+
+
+def test_what_is_only_worth_knowing(well):
+    stopped = with_memory(replace(well, processes=()), available=20 << 20, swap_total=0)
+    cache = JitCache(owner="flashinfer", folder="/c", names=("0.6.8", "0.6.13", "0.6.13/121a"))
+    found = judged(
+        with_driver(stopped, "590.48"),
+        page_cache=90 << 20,
+        huge=8 << 20,
+        oom_kills=2,
+        guards=(),
+        compilers=replace(COMPILERS, programs=COMPILERS.programs[:2], caches=(cache,)),
+        packages=replace(PACKAGES, wishes={**PACKAGES.wishes, "torch": ("sympy>=1.13",)}),
+    )
+    notes = {each.about: each for each in found if each.level is Level.NOTE}
+
+    assert {*notes} == {
+        *("memory-taken", "page-cache", "huge-pages", "oom-kills", "memory-guard"),
+        *("gpu-taken", "driver-590", "python-lacking", "nvcc", "jit-cache"),
+    }
+    assert wrong(found) == {}
+    assert "10 (VLLM::EngineCor of spark 90000 MiB)" in notes["gpu-taken"].what
+    assert "0.6.8" in notes["jit-cache"].what
+    assert "0.6.13" not in notes["jit-cache"].what
+
+
+def test_what_nobody_read_is_never_fine(well):
+    """Of nothing known, nothing is fine but what the other facts show."""
+    unread = {"kernel": "only root may", "gpu": "no NVML"}
+    nothing = replace(well, health=NodeHealth(unread=unread), processes=None, contents=None)
+    nothing = with_host(nothing, software=None, memory=None, gpus=())
+    found = {each.about: each for each in machine_findings(nothing)}
+
+    assert {each.level for each in found.values()} == {Level.UNKNOWN}
+    assert all(each.what.startswith("not checked: ") for each in found.values())
+    assert found["kernel-log"].what == "not checked: only root may"
+    assert "dmesg" in found["kernel-log"].hint
+    assert found["gpu-throttled"].what == "not checked: no GPU is found here: no NVML"
+
+
+def test_each_check_answers_whatever_is_missing(well):
+    ids = {each.about for each in judged(well)}
+    for name in NodeHealth.__dataclass_fields__:
+        if name in ("unread", "firmware", "manager"):
+            continue
+        found = judged(well, **{name: None})
+        said = {each.about for each in found}
+        assert any(each.level is Level.UNKNOWN for each in found), name
+        assert ids == said, name
+
+
+def test_a_node_that_said_nothing():
+    (found,) = machine_findings(NodeReport(node="spark-3"))
+
+    assert (found.level, found.where) == (Level.UNKNOWN, "spark-3")
+
+
+@pytest.mark.parametrize("kind", ["single", "kernel7", "kernel7_mended", "thor", "missing_files"])
+def test_machines_and_the_facts_that_causes_hang_on(tmp_path, kind):
+    facts = clusters.node_facts(tmp_path, node=0)
+    host = probe(hosts.build(tmp_path / kind, kind, node=0), python=None, environment={})
+    report = NodeReport(node="spark-1", facts=replace(facts, host=host), health=WELL, processes=())
+
+    assert wrong(machine_findings(report)) == {}
+    if kind.startswith("kernel7"):
+        known = facts_for_causes(report)
+        assert known["kernel_reserve"] == ("yes" if kind == "kernel7" else "no")
+        assert known["kernel"] == "7.0.0.1019"
+        assert known["target"] == "gb10"
+
+
+def test_facts_of_which_nobody_is_sure_are_left_out(well):
+    known = facts_for_causes(well)
+
+    assert known["memlock"] == "unlimited"
+    assert known["cuda"] == "13.0"
+    assert known["flashinfer"] == "0.6.13"
+    assert (known["page_cache"], known["container"]) == ("small", "no")
+
+    silent = facts_for_causes(replace(well, health=NodeHealth()))
+    assert not {"memlock", "container", "page_cache", "flashinfer"} & silent.keys()
+    no_gpu = facts_for_causes(with_host(well, gpus=()))
+    assert "target" not in no_gpu
+
+
+def test_thresholds_are_of_the_targets_that_are_known():
+    assert limits().assemblers.keys() == {"gb10", "thor"}
+    assert limits().drivers["13"] == "580"

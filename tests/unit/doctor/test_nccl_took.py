@@ -1,0 +1,187 @@
+"""Read which network NCCL took, from logs of several releases, and compare it with an env file."""
+
+# ruff: noqa: E501 - lines of logs as they are
+
+import pytest
+
+from patchkit.doctor.nccl_log import read_nccl
+from patchkit.doctor.nccl_took import chosen, nccl_agreement, nccl_findings
+from patchkit.finding import Level
+
+RAY = "(EngineCore_DP0 pid=2301) (RayWorkerWrapper pid=2981, ip=169.254.28.198) "
+# Two Sparks with HPC-X's plugin: mark-ramsey-ri/vllm-dgx-spark #1; lines between these are left out.
+SPARK = f"""\
+{RAY}spark-3995:2981:2981 [0] NCCL INFO Plugin Path : /opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so
+{RAY}spark-3995:2981:2981 [0] NCCL INFO P2P plugin v10 IBext_v10
+{RAY}spark-3995:2981:2981 [0] NCCL INFO NCCL_SOCKET_IFNAME set to enp1s0f1np1
+{RAY}spark-3995:2981:2981 [0] NCCL INFO NET/IB : Made virtual device [0] name=rocep1s0f1 speed=200000 ndevs=1
+{RAY}spark-3995:2981:2981 [0] NCCL INFO NET/IB : Made virtual device [1] name=roceP2p1s0f1 speed=200000 ndevs=1
+{RAY}spark-3995:2981:3113 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/IBext_v10/0
+{RAY}spark-3995:2981:3111 [0] NCCL INFO New proxy send connection 17 from local rank 0, transport 2
+{RAY}spark-3995:2981:3113 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0] [send] via NET/IBext_v10/1
+"""
+# Forms of NCCL 2.29.7's own sources, with the names of a Spark.
+OWN = """\
+\x1b[36mspark-1:812:812 [0] NCCL INFO Bootstrap: Using enp1s0f0np0:169.254.10.1<0>\x1b[0m
+spark-1:812:812 [0] NCCL INFO NCCL version 2.29.7+cuda13.0
+spark-1:812:901 [0] NCCL INFO NCCL_IB_HCA set to =rocep1s0f0,roceP2p1s0f0
+spark-1:812:901 [0] NCCL INFO NET/IB : Using [0]rocep1s0f0:1/RoCE [1]roceP2p1s0f0:1/RoCE [RO]; OOB enp1s0f0np0:169.254.10.1<0>
+spark-1:812:901 [0] NCCL INFO Initialized NET plugin IB
+spark-1:812:901 [0] NCCL INFO Assigned NET plugin IB to comm
+spark-1:812:901 [0] NCCL INFO Using network IB
+spark-1:812:901 [0] NCCL INFO [Rank 0] ncclCommInitRankConfig comm 0xb rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId f01000 commId 0x1 - Init START
+spark-1:812:901 [0] NCCL INFO NET/IB : Made virtual device [2] name=rocep1s0f0+roceP2p1s0f0 speed=400000 ndevs=2
+spark-1:812:903 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/2
+spark-1:812:903 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/2
+"""
+# NVIDIA/nccl #1267 and #1232, of 2.19.
+SOCKET = """\
+instance-8g-96c-3:2744870:2744870 [0] NCCL INFO Bootstrap : Using ens7:10.128.0.32<0>
+NCCL version 2.19.3+cuda12.3
+instance-8g-96c-3:2744870:2745046 [0] NCCL INFO NET/IB : No device found.
+instance-8g-96c-3:2744870:2745046 [0] NCCL INFO NET/Socket : Using [0]ens7:10.128.0.32<0>
+instance-8g-96c-3:2744870:2745046 [0] NCCL INFO Using non-device net plugin version 0
+instance-8g-96c-3:2744870:2745046 [0] NCCL INFO Using network Socket
+instance-8g-96c-3:2744870:2745046 [0] NCCL INFO comm 0x55f08a1c83d0 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 30 commId 0x438c8edb9fb0064f - Init START
+instance-8g-96c-3:2744870:2745046 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+"""
+# nv_peer_memory #56, of 2.4: a blank before the semicolon, no space after Using.
+OLD = """\
+master_node:20:289 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 0.
+master_node:20:289 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>
+NCCL version 2.4.7+cuda10.0
+"""
+ENV = {"NCCL_IB_HCA": "=rocep1s0f0,roceP2p1s0f0", "NCCL_SOCKET_IFNAME": "=enp1s0f0np0"}
+
+
+def judged(text, **meant):
+    return {
+        each.about: each for each in nccl_findings("spark-1", read_nccl(text.splitlines()), meant)
+    }
+
+
+def test_what_a_log_says():
+    (rank,) = read_nccl(OWN.splitlines()).ranks
+    assert (rank.host, rank.pid, rank.rank, rank.ranks) == ("spark-1", 812, 0, 2)
+    assert (rank.version, rank.network, rank.bootstrap) == ("2.29.7", "IB", "enp1s0f0np0")
+    assert rank.devices == {0: ("rocep1s0f0", 1), 1: ("roceP2p1s0f0", 1)}
+    assert rank.used == ("rocep1s0f0", "roceP2p1s0f0")
+    assert rank.settings == {"NCCL_IB_HCA": "=rocep1s0f0,roceP2p1s0f0"}
+    (spark,) = read_nccl(SPARK.splitlines()).ranks
+    assert (spark.taken, spark.over_ib) == ("IBext_v10", True)
+    assert spark.used == ("rocep1s0f1", "roceP2p1s0f1")
+    log = read_nccl(SOCKET.splitlines())
+    assert (log.versions, log.ranks[0].used, log.ranks[0].no_ib) == (
+        ("2.19.3",),
+        ("ens7",),
+        "NET/IB : No device found.",
+    )
+    (old,) = read_nccl(OLD.splitlines()).ranks
+    assert (old.offered, old.settings) == (("mlx5_0",), {"NCCL_IB_DISABLE": "0"})
+
+
+def test_as_the_file_meant():
+    (found,) = judged(OWN, **ENV).values()
+    assert (found.about, found.level) == ("nccl-took", Level.OK)
+    expected = "rank 0: NCCL 2.29.7 took NET/IB over rocep1s0f0, roceP2p1s0f0; the ranks meet over "
+    assert found.what == f"{expected}enp1s0f0np0"
+    assert found.source == "its own words: Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/2"
+
+
+DIFFERS = {  # log, env file → what is found, at which level, words of it
+    "sockets": (SOCKET, ENV, "nccl-socket", Level.ERROR, "over ens7, not RoCE: NET/IB : No device"),
+    "sockets as meant": (
+        SOCKET,
+        {"NCCL_IB_DISABLE": "1"},
+        "nccl-took",
+        Level.OK,
+        "NET/Socket over ens7",
+    ),
+    "another interface": (
+        SOCKET,
+        {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "=enp1s0f0np0"},
+        "nccl-interface",
+        Level.ERROR,
+        "over ens7, which NCCL_SOCKET_IFNAME==enp1s0f0np0 does not choose",
+    ),
+    "other half": (
+        SPARK,
+        {"NCCL_IB_HCA": "=rocep1s0f0"},
+        "nccl-devices",
+        Level.ERROR,
+        "took rocep1s0f1, roceP2p1s0f1, which NCCL_IB_HCA==rocep1s0f0",
+    ),
+    "half": (
+        SPARK,
+        {"NCCL_IB_HCA": "rocep1s0f1,roceP2p1s0f1,rocep9"},
+        "nccl-half",
+        Level.WARNING,
+        "did not find rocep9",
+    ),
+    "disabled": (SPARK, {"NCCL_IB_DISABLE": "1"}, "nccl-disabled", Level.ERROR, "IBext_v10"),
+    "value": (
+        OWN,
+        {"NCCL_IB_HCA": "=rocep1s0f0"},
+        "nccl-value",
+        Level.ERROR,
+        "NCCL_IB_HCA==rocep1s0f0,roceP2p1s0f0, and the env file has =rocep1s0f0",
+    ),
+    "silent": ("INFO 11-22 vllm is up\n", ENV, "nccl-silent", Level.UNKNOWN, "no line of NCCL"),
+    "version": ("NCCL version 2.28.9+cuda13.0\n", ENV, "nccl-silent", Level.UNKNOWN, "2.28.9"),
+    "not said": (OWN.split("\n")[0] + "\n", ENV, "nccl-not-said", Level.UNKNOWN, "process 812"),
+    "alone": (OWN.replace("nranks 2", "nranks 1"), ENV, "nccl-alone", Level.NOTE, "one rank"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERS)
+def test_what_differs_from_the_file(name):
+    text, meant, about, level, words = DIFFERS[name]
+    found = judged(text, **meant)
+    assert about in found, found
+    assert (found[about].level, words in found[about].what) == (level, True), found[about].what
+    assert "nccl-took" not in found or len(found) == 1
+
+
+def test_the_edit_that_makes_nccl_say_it():
+    assert 'set = { NCCL_DEBUG = "INFO" }' in judged("")["nccl-silent"].hint
+
+
+def test_the_ranks_of_another_machine_are_left_to_it():
+    log = read_nccl((OWN + SPARK).splitlines())
+    found = [*nccl_findings("spark-1", log, ENV, hostname="spark-1.local")]
+    assert [each.about for each in found] == ["nccl-took"]
+
+
+def test_ranks_that_do_not_agree():
+    logs = {"a": read_nccl(OWN.splitlines()), "b": read_nccl(SOCKET.splitlines())}
+    found = {each.about: each for each in nccl_agreement(logs)}
+    assert set(found) == {"nccl-networks", "nccl-versions"}
+    assert "2.19.3, 2.29.7" in found["nccl-versions"].what
+    assert not [*nccl_agreement({"a": logs["a"], "b": logs["a"]})]
+
+
+CHOICES = [  # as parseStringList and matchIfList of NCCL's misc/utils.cc
+    ("rocep1s0f0", "rocep1s0f0", 1, True),
+    ("roce", "rocep1s0f0", 1, True),
+    ("=roce", "rocep1s0f0", 1, False),
+    ("=rocep1s0f0:1", "rocep1s0f0", 1, True),
+    ("=rocep1s0f0:2", "rocep1s0f0", 1, False),
+    ("mlx5_1", "mlx5_10", 1, True),
+    ("=mlx5_1", "mlx5_10", 1, False),
+    ("^mlx5_1", "mlx5_10", 1, False),
+    ("^=mlx5_1", "mlx5_10", 1, True),
+    ("^=mlx5_1,mlx5_10", "mlx5_10", 1, False),
+    ("", "mlx5_0", 1, True),
+    ("^docker,lo", "enp1s0f0np0", 1, True),
+]
+
+
+@pytest.mark.parametrize(("value", "name", "port", "taken"), CHOICES)
+def test_what_a_value_chooses(value, name, port, taken):
+    assert chosen(value, name, port) is taken
+
+
+def test_a_log_of_rubbish():
+    lines = ["NCCL INFO " * 10_000, "\x00NCCL\xff", "a:1:1 [0] NCCL INFO " + "[9]" * 5000]
+    lines += [f"h{n}:{n}:1 [0] NCCL INFO x" for n in range(10_000)]
+    assert len(read_nccl(lines).ranks) == 4096

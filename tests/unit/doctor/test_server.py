@@ -1,0 +1,255 @@
+"""Ask a running server, in the shapes of several releases, and judge what it says."""
+
+import time
+
+import pytest
+
+from patchkit.cluster.agent.server_answers import ServerAnswers, look, wanted_metrics
+from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.ssh.node import Remote
+from patchkit.doctor.server import server_findings
+from patchkit.errors import UsageError
+from patchkit.finding import Level
+from support.model_server import REASONING, VERSIONS, ModelServer, metrics
+
+SECRET = "kkk-very-secret-kkk"
+
+
+def looked(server, **given):
+    """Return what `look` says, on the way that doctor takes."""
+    url = server if isinstance(server, str) else server.url
+    given = {"key_file": "/nonexistent", "metrics": wanted_metrics(), "seconds": 2.0} | given
+    return Remote("localhost").call(ServerAnswers, look, url=url, **given)
+
+
+def judged(said, **given):
+    return {each.about: each for each in server_findings("spark-1", said, **given)}
+
+
+@pytest.mark.parametrize("release", REASONING)
+def test_a_server_that_works(release):
+    with ModelServer(release, reasoning="I think about it.") as server:
+        said = looked(server)
+    assert said.version == VERSIONS[release]
+    assert [(each.name, each.max_model_len) for each in said.models] == [("small", 4096)]
+    token = said.token
+    assert (token.content, token.reasoning) == ("ready", "I think about it.")
+    assert token.fields == tuple(sorted(("content", *REASONING[release])))
+    assert (token.finish, token.prompt_tokens, token.completion_tokens) == ("stop", 9, 5)
+    assert 0 < token.first_ms <= token.ms
+    assert said.figures.numbers["kv-usage"] == 0.25
+    found = judged(said)
+    assert found["server-token"].level is Level.OK
+    assert VERSIONS[release] in found["server-token"].what
+    assert " and ".join(sorted(REASONING[release])) in found["server-reasoning"].what
+    assert {each.level for each in found.values()} == {Level.OK, Level.NOTE}
+
+
+def test_no_server():
+    with ModelServer() as server:
+        url = server.url
+    unit = UnitState(
+        unit="patchkit-vllm.service",
+        active="failed",
+        sub="failed",
+        result="exit-code",
+        status="1",
+        restarts=4,
+        since="",
+        invocation="",
+        description="",
+    )
+    (found,) = server_findings("spark-1", looked(url), [unit])
+    assert (found.level, found.about) == (Level.UNKNOWN, "server-answers")
+    expected = f"no server answers at {url}: connection refused; patchkit-vllm.service is failed"
+    assert (found.what, found.hint) == (expected, "patchkit cluster status")
+
+
+FULL = {"usage": 0.991, "waiting": 12, "running": 8}
+WRONG = {  # what the server does → what is found, at which level, and words of it
+    "dead": ({"health": 503}, "server-health-dead", Level.ERROR, "EngineDeadError"),
+    "odd": ({"health": 404}, "server-health", Level.WARNING, "404"),
+    "silent": ({"silent": True}, "server-token-none", Level.ERROR, "not done after 2 s"),
+    "busy": (
+        {"silent": True, "metrics": metrics("0.33", **FULL)},
+        "server-token-queue",
+        Level.WARNING,
+        "8 requests run, 12 wait",
+    ),
+    "full": (
+        {"metrics": metrics("0.33", **FULL)},
+        "server-kv",
+        Level.WARNING,
+        "99 % full, and 12 requests wait",
+    ),
+    "full, old": ({"metrics": metrics("0.10", **FULL)}, "server-kv", Level.WARNING, "12 requests"),
+    "key": ({"key": SECRET}, "server-key", Level.UNKNOWN, "401"),
+    "no model": ({"models": ()}, "server-models", Level.UNKNOWN, "200"),
+    "other model": ({"models": ("a", "b")}, "server-model", Level.ERROR, "it has a, b"),
+    "cut": (
+        {"cut_after": 3, "answer": "a long answer"},
+        "server-token-cut",
+        Level.WARNING,
+        "in the middle",
+    ),
+    "embeds": (
+        {"refuse": (400, {"error": {"message": "does not support Chat Completions"}})},
+        "server-token-other",
+        Level.UNKNOWN,
+        "does not support",
+    ),
+    "500": (
+        {"refuse": (500, {"error": {"message": "EngineCore encountered an issue"}})},
+        "server-token-refused",
+        Level.ERROR,
+        "500: EngineCore encountered",
+    ),
+    "content null": (
+        {"answer": "", "raw": b'data: {"choices": [], "usage": {"completion_tokens": 16}}\n\n'},
+        "server-content",
+        Level.WARNING,
+        "16 tokens came and no text",
+    ),
+    "no caching": (
+        {"metrics": metrics("0.33", caching=False)},
+        "server-prefix-cache",
+        Level.NOTE,
+        "off",
+    ),
+    "no hit": (
+        {"metrics": metrics("0.12", queries=5000)},
+        "server-prefix-hits",
+        Level.NOTE,
+        "5000 tokens",
+    ),
+    "hits": (
+        {"metrics": metrics("0.10", queries=400, hits=300)},
+        "server-load",
+        Level.OK,
+        "75 % hits",
+    ),
+    "preempted": (
+        {"metrics": metrics("0.33", preemptions=3)},
+        "server-preemptions",
+        Level.NOTE,
+        "3",
+    ),
+    "failed": (
+        {"metrics": metrics("0.33", failed=2)},
+        "server-errors",
+        Level.WARNING,
+        "2 requests",
+    ),
+    "no metrics": ({"metrics": ""}, "server-metrics", Level.UNKNOWN, "404"),
+    "other metrics": ({"metrics": "up 1\n"}, "server-metrics", Level.UNKNOWN, "none of the fig"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong(name):
+    faults, about, level, words = WRONG[name]
+    with ModelServer(**faults) as server:
+        said = looked(server)
+    found = judged(said, model="small" if name != "no model" else "")[about]
+    assert found.level is level
+    assert words in f"{found.what} {found.why} {found.hint}"
+
+
+def test_a_base_model_is_asked_by_completion():
+    with ModelServer() as server:
+        original = server.RequestHandlerClass._stream
+
+        def only_completions(self, body):
+            if "messages" in body:
+                text = "default chat template is no longer allowed"
+                self._json(400, {"object": "error", "message": text, "code": 400})
+            else:
+                original(self, body)
+
+        server.RequestHandlerClass = type(
+            "BaseRequest", (server.RequestHandlerClass,), {"_stream": only_completions}
+        )
+        said = looked(server)
+    assert (said.token.path, said.token.content) == ("/v1/completions", "ready")
+    assert judged(said)["server-token"].level is Level.OK
+
+
+def test_the_key_is_sent_and_never_comes_back(tmp_path, monkeypatch):
+    file = tmp_path / "secrets.env"
+    file.write_text(f'HF_TOKEN=other\nVLLM_API_KEY="{SECRET}"\n')
+    with ModelServer(key=SECRET, answer=f"your key is {SECRET}!") as server:
+        said = looked(server, key_file=str(file))
+        server.faults.refuse = (500, {"error": {"message": f"bad {SECRET}"}})
+        refused = looked(server, key_file=str(file))
+        monkeypatch.setenv("VLLM_API_KEY", SECRET)
+        here = looked(server)
+    assert said.token.content == "your key is (masked)!"
+    assert refused.token.said == "bad (masked)"
+    assert (said.key, here.key) == (str(file), "the environment")
+    assert SECRET not in f"{said} {refused} {here}"
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "a\r\nX-Other: b", "ключ"])
+def test_a_key_that_no_header_can_hold(key, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    with ModelServer() as server:
+        assert looked(server).token.content == "ready"
+    assert not [
+        each for each in server.headers_seen if "Authorization" in each or "X-Other" in each
+    ]
+
+
+HOSTILE = {
+    "no JSON": b"data: {{{\n\ndata: [1]\n\ndata: null\n\n",
+    "deep": b"data: " + b"[" * 100_000 + b"\n\n",
+    "odd types": b'data: {"choices": {"0": 1}, "usage": [], "error": 5}\n\n'
+    b'data: {"choices": [{"delta": {"content": 5, "reasoning": {"a": 1}}}]}\n\n',
+    "surrogate": b'data: {"choices": [{"delta": {"content": "\\ud800x"}}]}\n\n',
+    "negative": b'data: {"usage": {"completion_tokens": -5, "prompt_tokens": true}}\n',
+    "binary": bytes(range(256)) * 50,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_stream_that_is_hostile(name):
+    with ModelServer(raw=HOSTILE[name]) as server:
+        said = looked(server)
+    for each in judged(said).values():
+        each.what.encode()
+    assert said.token.completion_tokens is None
+    assert said.token.content == ("?x" if name == "surrogate" else "")
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"raw": b'data: {"choices": [{"delta": {"content": "aaaa"}}]}\n\n' * 1000, "endless": True},
+        {"raw": b"x" * 65536, "endless": True},
+        {"slow": 0.3, "answer": "word " * 100},
+    ],
+)
+def test_an_answer_without_an_end_ends(faults):
+    with ModelServer(metrics="", **faults) as server:
+        if "slow" in faults:
+            server.faults.slow, slow = 0.0, server.faults.slow
+            server.RequestHandlerClass = type(
+                "SlowRequest",
+                (server.RequestHandlerClass,),
+                {"_events": lambda self, body: _slowly(server, slow)},
+            )
+        began = time.monotonic()
+        said = looked(server)
+    assert time.monotonic() - began < 20
+    assert said.token.trouble
+    assert len(said.token.content) < 1 << 18
+
+
+def _slowly(server, seconds):
+    while not server.over.wait(seconds):
+        yield {"choices": [{"delta": {"content": "word "}}]}
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://u:p@h", "http://h:99999", "h:8000"])
+def test_what_is_no_url(url):
+    with pytest.raises(UsageError, match="is not the address of a server"):
+        look(url=url)

@@ -1,0 +1,105 @@
+"""A Containerfile for a wheelhouse: its text, what it refuses, and how it is run."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.measure.image.containerfile import check_base, containerfile
+from patchkit.measure.image.run_lines import build_lines, run_lines
+from patchkit.quoting import quoted
+from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
+
+GOLDEN = Path(__file__).parents[3] / "data" / "image" / "Containerfile"
+BASE = "docker.io/library/ubuntu:24.04@sha256:" + "0" * 64
+NODE = {"python": "3.12", "machine": "aarch64", "glibc": "2.39"}
+WHEELS = (
+    ("vllm-0.25.1+gb10.1-cp38-abi3-manylinux_2_34_aarch64.whl", Kind.BUILT, {}),
+    ("nvidia_nccl_cu13-2.29.7+gb10.1-py3-none-manylinux_2_35_aarch64.whl", Kind.BUILT, {}),
+    ("torch-2.11.0-cp312-cp312-manylinux_2_28_aarch64.whl", Kind.DEPENDENCY, NODE),
+)
+
+
+def entry(name, kind, facts):
+    return ManifestEntry(name=wheel_name(name), sha256="0" * 64, size=1, facts=facts, kind=kind)
+
+
+def made(*wheels, folder="wheelhouse"):
+    return containerfile(Manifest(wheels=tuple(entry(*each) for each in wheels)), BASE, folder)
+
+
+def test_the_file_for_a_wheelhouse():
+    found = made(*WHEELS)
+    assert (found.text, found.platform) == (GOLDEN.read_text(), "linux/arm64")
+
+
+@pytest.mark.parametrize(
+    ("wheels", "what"),
+    [
+        (WHEELS[:2], "is not filled for one machine"),
+        ((*WHEELS[:2], (WHEELS[2][0], Kind.LOCKED, NODE)), "only locks 1 wheels"),
+        ((WHEELS[0], (WHEELS[2][0], Kind.DEPENDENCY, {**NODE, "python": "3\nRUN x"})), "CPython"),
+        ((WHEELS[0], (WHEELS[2][0], Kind.DEPENDENCY, {**NODE, "machine": "riscv"})), "riscv"),
+    ],
+)
+def test_wheelhouses_that_make_no_image(wheels, what):
+    with pytest.raises(SourceError, match=what):
+        made(*wheels)
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_what_a_user_names_never_leaves_its_place(text):
+    before = made(*WHEELS).text.splitlines()
+    try:
+        lines = made(*WHEELS, folder=text).text.splitlines()
+    except UsageError:
+        return
+    assert len(lines) == len(before)
+    assert [a for a, b in zip(lines, before, strict=True) if a != b] in (
+        [],
+        [f"RUN --mount=type=bind,source={text},target=/wheelhouse \\"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("base", "unpinned", "error"),
+    [
+        (BASE, False, ""),
+        (BASE, True, ""),
+        ("ubuntu:24.04", True, ""),
+        ("ubuntu:24.04", False, "names no digest"),
+        ("ubuntu@sha256:12", False, "is not the name of an image"),
+        ("a\nRUN x", True, "is not the name of an image"),
+        ("--platform=x y", True, "is not the name of an image"),
+    ],
+)
+def test_the_base(base, unpinned, error):
+    if error:
+        with pytest.raises(UsageError, match=error):
+            check_base(base, pinned=not unpinned)
+    else:
+        check_base(base, pinned=not unpinned)
+
+
+def test_every_run_line_has_what_roce_needs():
+    for words in run_lines():
+        line = quoted(*words)
+        for part in (
+            "--network host",
+            "--ipc host",
+            "--device /dev/infiniband",
+            "--ulimit memlock=-1",
+            "--pids-limit -1",
+            "--env-file node.env",
+            ":ro",
+            "--host 127.0.0.1",
+        ):
+            assert part in line, part
+    assert [each[0] for each in build_lines("linux/arm64", Path("C"))] == [
+        "docker",
+        "podman",
+        "buildah",
+    ]

@@ -1,0 +1,252 @@
+"""Manifests for LeaderWorkerSet: what they hold, and what a container gets of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.cluster.launch.plan import group_units, planned_ranks, served_model
+from patchkit.errors import HostError, UsageError
+from patchkit.measure.manifest.lws import check_image, lws_objects
+from patchkit.measure.manifest.pod import escaped
+from patchkit.measure.manifest.yaml_text import yaml_text
+from support.clusters import cluster, node_facts
+from support.manifests import IMAGE, OPTIONS, PodGroup, expanded, manifest, planned
+from tools import golden_manifests
+
+LARGE = "openai/gpt-oss-120b"
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
+_SIGNS = "$(reboot) $(HOST_IP) $$(HOST_IP) $ $$ a$( # ` ! % @ | > \\ {a} [a] &a *a ~ .inf"
+_MEANT = "y no 1e3 0x1f 012 null true 2001-01-01 1_000 0b1 1:30"
+HOSTILE = [
+    *_SIGNS.split(),
+    *_MEANT.split(),
+    *("x: y", "- a", "'\"", " lead", "trail ", "", "é", "\u2028", "\U0001f600", "\ufeff"),
+]
+
+
+@pytest.mark.parametrize("case", golden_manifests.CASES)
+def test_texts_are_those_of_the_golden(case, tmp_path):
+    stored = golden_manifests.DATA / f"{case}.yaml"
+    found = golden_manifests.short(golden_manifests.manifest(case, tmp_path))
+    assert found == stored.read_text(), "look at it, then run tools/golden_manifests.py"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_get_the_command_and_variables_of_their_unit(count, tmp_path):
+    """But for addresses, which a pod has from Kubernetes."""
+    file, ranks, model = plan = planned(tmp_path, LARGE, count)
+    group = PodGroup(manifest(plan))
+    links = [["ssh"]] * (count - 1)
+    units = group_units(file, ranks, model, links).ranks
+    assert group.size == count
+    for number in range(count):
+        own = ranks[number].address
+        got = group.command(number, address=own, leader=ranks[0].address)
+        there = list(units[number].words)
+        there[0] = "vllm"
+        if number == 0:
+            there[there.index("127.0.0.1")] = own  # listens at the node's address
+        assert got == there
+        variables = group.variables(number, address=own)
+        settings_ = {each.name: each.value for each in ranks[number].env.settings}
+        assert settings_.items() <= variables.items()
+        assert variables["VLLM_HOST_IP"] == own
+
+
+def test_a_start_has_the_time_that_systemd_gives_it(tmp_path):
+    file, ranks, model = plan = planned(tmp_path, LARGE)
+    probe = PodGroup(manifest(plan)).container(0)["startupProbe"]
+    (limit,) = re.findall(
+        r"TimeoutStartSec=(\d+)",
+        group_units(file, ranks, model, [["ssh"]]).files()[0]["patchkit-vllm.service"],
+    )
+    # One that asks until then: of several, each would wait for a server that hangs.
+    assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (int(limit), 1)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return planned(tmp_path_factory.mktemp("pair"), LARGE)
+
+
+@given(words=st.lists(TEXTS | st.sampled_from(HOSTILE), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_every_word_reaches_the_container_as_it_is(words, pair):
+    file, ranks, model = pair
+    file = replace(file, serve=replace(file.serve, args=("--", *words)))
+    group = PodGroup(manifest((file, ranks, model)))
+    for rank in (0, 1):
+        got = group.command(rank)
+        assert got[got.index("--") + 1 :] == words
+
+
+@given(value=TEXTS | st.sampled_from([*HOSTILE, "=", "<<"]))  # two that PyYAML would not read back
+def test_every_value_survives(value):
+    objects = [{"env": [{"name": "A", "value": escaped(value)}], value: "key"}]
+    (read,) = yaml.safe_load_all(yaml_text(objects))
+    assert read == objects[0]
+    assert expanded(read["env"][0]["value"], {"HOST_IP": "x", "": "x"}) == value
+
+
+def test_variables_are_put_in_as_a_kubelet_does():
+    """The rules of ``expanded``, which other tests go by, beside Kubernetes' own code."""
+    if not shutil.which("kube-expand"):
+        pytest.skip("no kube-expand: nox -s manifests")
+    pieces = ["$", "$$", "$(", ")", "(", "$(A)", "$(B)", "$$(A)", "$()", "a", " "]
+    texts = ["".join(each) for count in range(4) for each in product(pieces, repeat=count)]
+    variables = {"A": "x$(B)", "B": "$$"}
+    asked = "".join(json.dumps({"text": each, "env": variables}) + "\n" for each in texts)
+    done = subprocess.run(["kube-expand"], input=asked, capture_output=True, text=True, check=True)
+    theirs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [expanded(each, variables) for each in texts] == theirs
+    escapes = "".join(
+        json.dumps({"text": escaped(each), "env": variables}) + "\n" for each in texts
+    )
+    done = subprocess.run(
+        ["kube-expand"], input=escapes, capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == texts
+
+
+def test_the_yaml_of_other_readers(tmp_path):
+    """kubectl reads YAML with the library that Kubernetes has."""
+    if not shutil.which("kubectl"):
+        pytest.skip("kubectl is not installed: apt install kubernetes-client")
+    plan = planned(tmp_path, LARGE, args=("--", *HOSTILE))
+    text = manifest(plan)
+    (tmp_path / "kustomization.yaml").write_text("resources: [lws.yaml]\n")
+    (tmp_path / "lws.yaml").write_text(text)
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    theirs = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    assert theirs == {each["kind"]: each for each in yaml.safe_load_all(text)}
+
+
+@pytest.mark.parametrize("name", ["/srv/$(id)", '/srv/a" x', "/srv/#x", "/srv/é", "/srv/a b"])
+def test_a_hostile_folder_is_mounted_by_its_name(name, tmp_path):
+    group = PodGroup(manifest(planned(tmp_path, name)))
+    for rank in (0, 1):
+        assert group.command(rank)[2] == name
+        mounts = {each["name"]: each for each in group.container(rank)["volumeMounts"]}
+        assert (mounts["model"]["mountPath"], mounts["model"]["readOnly"]) == (name, True)
+        (volume,) = [each for each in group.pod(rank)["volumes"] if each["name"] == "model"]
+        assert volume["hostPath"] == {"path": name, "type": "Directory"}
+
+
+@pytest.mark.parametrize(
+    ("model", "serve", "says"),
+    [
+        ("/srv/a:b", {}, "cannot be mounted"),
+        ("/srv/../etc", {}, "cannot be mounted"),
+        ("/srv/a\nb", {}, "is not a model"),
+        (LARGE, {"host": "0.0.0.0"}, "one machine's address"),
+        (LARGE, {"port": 29501}, "rendezvous"),
+        (LARGE, {"executor": "ray"}, "no Ray"),
+        (LARGE, {"set": {"HF_TOKEN": "hf_abc"}}, "value of a secret"),
+    ],
+)
+def test_what_is_refused(model, serve, says, tmp_path):
+    with pytest.raises(UsageError) as error:
+        manifest(planned(tmp_path, model, **serve))
+    assert says in str(error.value)
+    assert "hf_abc" not in f"{error.value} {error.value.hint}"
+
+
+@pytest.mark.parametrize("name", ["Vllm", "vllm-", "-v", "v" * 32, "", "a.b", "a\nb"])
+def test_names_that_no_service_may_have(name, tmp_path):
+    plan = planned(tmp_path, LARGE)
+    with pytest.raises(UsageError, match="cannot name a Service"):
+        lws_objects(*plan, replace(OPTIONS, name=name))
+
+
+@pytest.mark.parametrize(
+    ("image", "tag", "right"),
+    [
+        (IMAGE, False, True),
+        ("localhost:5000/a/b:1.0@sha256:" + "0" * 64, False, True),
+        ("vllm:latest", False, False),
+        ("vllm:latest", True, True),
+        ("vllm@sha256:abc", True, False),
+        ("vllm latest", True, False),
+        ("$(id)", True, False),
+        ("", True, False),
+    ],
+)
+def test_an_image_is_named_by_its_digest(image, tag, right):
+    if right:
+        check_image(image, tag=tag)
+        return
+    with pytest.raises(UsageError):
+        check_image(image, tag=tag)
+
+
+def test_secrets_are_referred_to(tmp_path):
+    """That of a gated model has to be there, others may."""
+    gated = PodGroup(
+        manifest(planned(tmp_path, "meta-llama/Llama-3.3-70B-Instruct", set={"HF_TOKEN": ""}))
+    )
+    free = PodGroup(manifest(planned(tmp_path, LARGE)))
+    for group, needed in ((gated, True), (free, False)):
+        sources = {
+            each["name"]: each["valueFrom"]["secretKeyRef"]
+            for each in group.container(1)["env"]
+            if "secretKeyRef" in each.get("valueFrom", {})
+        }
+        assert sources == {
+            "VLLM_API_KEY": {"name": "vllm-secrets", "key": "VLLM_API_KEY", "optional": True},
+            "HF_TOKEN": {"name": "vllm-secrets", "key": "HF_TOKEN", "optional": not needed},
+        }
+
+
+def _of_machines(tmp_path, *names):
+    file = cluster(*(f"spark-{number}" for number in range(len(names))))
+    facts = [node_facts(tmp_path, name, node) for node, name in enumerate(names)]
+    model = served_model(file, LARGE)
+    return file, planned_ranks(file, facts, model), model
+
+
+def test_a_head_may_be_cabled_otherwise(tmp_path):
+    group = PodGroup(manifest(_of_machines(tmp_path, "cable_port1", "cable_port0", "cable_port0")))
+    netdevs = [group.variables(rank)["NCCL_SOCKET_IFNAME"] for rank in range(3)]
+    assert netdevs == ["enp1s0f1np1", "enp1s0f0np0", "enp1s0f0np0"]
+
+
+def test_workers_that_differ_have_no_common_template(tmp_path):
+    plan = _of_machines(tmp_path, "cable_port0", "cable_port0", "cable_port1")
+    with pytest.raises(HostError) as error:
+        manifest(plan)
+    assert str(error.value).startswith(
+        "GLOO_SOCKET_IFNAME is enp1s0f0np0 on spark-1 and enp1s0f1np1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rdma", "limits", "rights"),
+    [
+        ("", {"nvidia.com/gpu": "1"}, {"drop": ["ALL"]}),
+        ("rdma/x", {"nvidia.com/gpu": "1", "rdma/x": "1"}, {"drop": ["ALL"], "add": ["IPC_LOCK"]}),
+        ("host", {"nvidia.com/gpu": "1"}, None),
+    ],
+)
+def test_rights_go_with_the_device(rdma, limits, rights, tmp_path):
+    options = replace(OPTIONS, pods=replace(OPTIONS.pods, rdma=rdma))
+    group = PodGroup(manifest(planned(tmp_path, LARGE), options))
+    server = group.container(1)
+    assert server["resources"]["limits"] == limits
+    assert server["securityContext"].get("capabilities") == rights
+    assert server["securityContext"].get("privileged", False) is (rights is None)
+    assert [each["name"] for each in group.pod(1)["volumes"]].count("infiniband") == (
+        rdma == "host"
+    )
+    assert "privileged" not in group.container(1, "initContainers")["securityContext"]

@@ -1,0 +1,184 @@
+"""Start what pods run: the scripts of a manifest, started as a kubelet would start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from patchkit.measure.manifest.pod import SCRIPTS
+from patchkit.measure.manifest.pod_script import to_wait
+from support.manifests import OPTIONS, PodGroup, manifest, planned
+
+FAKE = Path(__file__).parents[4] / "tools" / "lifecycle" / "fake_vllm.py"
+SECONDS = 60
+HOUR, NOW = 3600, 1_000_000.0
+
+
+class Kubelet:
+    """Starts containers of a group as processes: its folders are on this machine."""
+
+    def __init__(self, group, folder):
+        self.group, self.scripts = group, folder / "scripts"
+        self.scripts.mkdir()
+        for name, text in group.scripts.items():
+            (self.scripts / name).write_text(text)
+        programs = folder / "bin"
+        programs.mkdir()
+        (programs / "vllm").write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+        (programs / "vllm").chmod(0o755)
+        self.path = f"{programs}:{os.environ['PATH']}"
+
+    def start(self, rank, kind="containers", command=None, **more):
+        """Start a container; ``command`` is another one in it, such as a probe's."""
+        env = {"PATH": self.path, **self.group.variables(rank, kind=kind), **more}
+        words = command or self.group.command(rank, kind)
+        words = [each.replace(SCRIPTS, str(self.scripts), 1) for each in words]
+        return subprocess.Popen(
+            words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def run(self, *arguments, **more):
+        process = self.start(*arguments, **more)
+        output, _ = process.communicate(timeout=SECONDS)
+        return process.returncode, output
+
+    def waits(self, *arguments, **more):
+        """Return the first line of a container that goes on after it; it is ended here."""
+        process = self.start(*arguments, **more)
+        line = process.stdout.readline()
+        still = process.poll() is None
+        process.kill()
+        process.communicate()
+        return still, line
+
+
+def _group(folder, *, port=8000, master=29501, nodes=2):
+    """Return the pods of a manifest whose nodes are this machine."""
+    (folder / "cache").mkdir()
+    pods = replace(OPTIONS.pods, cache=str(folder / "cache"))
+    args = ("--master-port", str(master))
+    plan = planned(folder, "openai/gpt-oss-120b", nodes, port=port, args=args)
+    return PodGroup(manifest(plan, replace(OPTIONS, pods=pods)))
+
+
+def _free_ports():
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+def test_a_group_answers_and_its_probe_knows(tmp_path):
+    """With the fake vLLM of the failure tests, whose ranks wait for each other."""
+    port, master = _free_ports()
+    group = _group(tmp_path, port=port, master=master)
+    kubelet = Kubelet(group, tmp_path)
+    starts, runs = (
+        group.container(0)[name]["exec"]["command"] for name in ("startupProbe", "readinessProbe")
+    )
+    for rank in (0, 1):
+        assert kubelet.run(rank, "initContainers") == (0, "")
+        (tmp_path / "cache" / "starts").unlink()  # each has a node of its own
+    processes = [kubelet.start(0, FAKE_LOAD="0.1", FAKE_MB="1"), kubelet.start(0, command=starts)]
+    try:
+        code, said = kubelet.run(0, command=runs)
+        assert (code, said[:10]) == (1, "no token: ")  # alone it waits in the rendezvous
+        processes.append(kubelet.start(1, FAKE_LOAD="0.1", FAKE_MB="1"))
+        said, _ = processes[1].communicate(timeout=SECONDS)
+        assert (processes[1].returncode, '{"answered": ' in said) == (0, True), said
+        assert kubelet.run(0, command=runs) == (0, "")
+    finally:
+        for each in processes:
+            each.terminate()
+            each.communicate()
+
+
+class _Server(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self._answer(200, {"data": [{"id": "m"}]} if "models" in self.path else {})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(self.server.status, {"choices": [{"text": "1"}]})
+
+    def _answer(self, status, value):
+        status = 401 if self.headers["Authorization"] != "Bearer k" else status
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize(
+    ("status", "key", "code", "says"),
+    [(200, "k", 0, ""), (500, "k", 1, "500"), (200, "other", 1, "401")],
+)
+def test_health_is_no_token(status, key, code, says, tmp_path):
+    """A server that is healthy and gives no token is not ready; its key is the Secret's."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        server.status = status
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        group = _group(tmp_path, port=server.server_address[1])
+        probe = group.container(0)["livenessProbe"]["exec"]["command"]
+        found, said = Kubelet(group, tmp_path).run(0, command=probe, VLLM_API_KEY=key)
+        server.shutdown()
+    assert (found, says in said) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("ago", "seconds"),
+    [
+        ([], 0),
+        ([100], 0),
+        ([5], 15),
+        ([3000, 2000, 1000], 0),
+        ([3000, 2000, 1000, 500], 600),
+        ([3500, 3000, 2000, 1000, 5], 600),
+        ([4000, 3000, 2000, 1000], 0),  # the first is over an hour ago
+        ([-50], 0),  # the clock was set back
+    ],
+)
+def test_four_starts_an_hour(ago, seconds):
+    assert to_wait([NOW - each for each in ago], NOW, 4, 20) == seconds
+
+
+def test_the_start_after_the_last_one_waits(tmp_path):
+    kubelet = Kubelet(_group(tmp_path), tmp_path)
+    starts = tmp_path / "cache" / "starts"
+    now = time.time()
+    starts.write_text("damaged\n" + "".join(f"{now - each:.0f}\n" for each in (900, 800, 700, 600)))
+    still, said = kubelet.waits(0, "initContainers")
+    assert (still, said[:45]) == (True, "started 4 times within an hour: waiting for 2")
+    starts.write_text(f"{now - 600:.0f}\n")
+    assert kubelet.run(0, "initContainers") == (0, "")
+    assert len(starts.read_text().split()) == 2
+
+
+def test_a_worker_waits_for_its_leaders_name(tmp_path):
+    kubelet = Kubelet(_group(tmp_path), tmp_path)
+    nobody = {"LWS_LEADER_ADDRESS": "vllm-0.vllm.invalid"}
+    still, said = kubelet.waits(1, "initContainers", **nobody)
+    assert (still, said[:33]) == (True, "waiting for vllm-0.vllm.invalid: ")
+
+
+def test_a_cache_that_is_not_there_is_named(tmp_path):
+    group = _group(tmp_path)
+    kubelet = Kubelet(group, tmp_path)
+    (tmp_path / "cache").rmdir()
+    begin = [*group.command(0, "initContainers")[:-1], "0"]  # without the pause
+    code, said = kubelet.run(0, "initContainers", command=begin)
+    assert (code, "the folder of user" in said) == (1, True)

@@ -1,0 +1,160 @@
+"""Count what each room weighs and what its names are like, beside tools/budget.toml.
+
+    python -m tools.budget [--names ROOM]
+
+``--names`` lists a room's functions that other modules name alike, and its small helpers.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HOME = Path(__file__).parents[1]
+_WINGS = ("source", "wheel", "runtime", "cluster", "doctor", "measure", "cli")
+_FOLDERS = {
+    **{name: name for name in _WINGS},
+    **dict.fromkeys(("edit", "patching", "proof"), "patching"),
+    "durable": "ground",
+}
+_SMALL = 6  # lines of a helper that might as well stand where it is called
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module with its room, its lines, and the names of its functions."""
+
+    path: Path
+    room: str
+    lines: int
+    functions: tuple[str, ...]
+    top_functions: tuple[str, ...]  # without methods and inner functions
+    small_helpers: tuple[str, ...]
+
+
+def limits() -> dict[str, Any]:
+    """Return the budgets, as they stand in tools/budget.toml."""
+    return tomllib.loads((HOME / "tools" / "budget.toml").read_text(encoding="utf-8"))
+
+
+def python_files(*folders: str) -> Iterator[Path]:
+    """Yield the Python files of folders; links are not followed."""
+    for folder in folders:
+        yield from (path for path in sorted((HOME / folder).rglob("*.py")) if _is_ours(path))
+
+
+def _is_ours(path: Path) -> bool:
+    inside = path.relative_to(HOME)
+    return inside.parts[:2] != ("patchkit", "recipes") and "__pycache__" not in inside.parts
+
+
+def count_lines(*folders: str) -> int:
+    """Return the lines of Python in folders."""
+    return sum(
+        len(path.read_text(encoding="utf-8").splitlines()) for path in python_files(*folders)
+    )
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Return every module of patchkit/ and recipes/."""
+    return tuple(_read(path) for path in python_files("patchkit", "recipes"))
+
+
+def _read(path: Path) -> Module:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    parts = path.relative_to(HOME).parts
+    room = "recipes" if parts[0] == "recipes" else _FOLDERS.get(parts[1], "ground")
+    uses = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    )
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    top = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    small = (
+        node.name
+        for node in functions
+        if node.name.startswith("_")
+        and not node.name.startswith("__")
+        and (node.end_lineno or 0) - node.lineno < _SMALL
+        and uses[node.name] == 1
+    )
+    return Module(
+        path.relative_to(HOME),
+        room,
+        len(text.splitlines()),
+        tuple(node.name for node in functions),
+        tuple(node.name for node in top),
+        tuple(small),
+    )
+
+
+def room_lines() -> dict[str, int]:
+    """Return the lines of each room."""
+    found = dict.fromkeys(limits()["rooms"], 0)
+    for module in modules():
+        found[module.room] += module.lines
+    return found
+
+
+def shared_names() -> dict[str, list[Path]]:
+    """Return the functions' names that stand in several modules, and in which."""
+    found = defaultdict(set)
+    for module in modules():
+        for name in module.top_functions:
+            found[name].add(module.path)
+    return {name: sorted(paths) for name, paths in sorted(found.items()) if len(paths) > 1}
+
+
+def name_figures() -> dict[str, float]:
+    """Return the figures of [names]."""
+    lines = sum(module.lines for module in modules())
+    names = [name for module in modules() for name in module.functions]
+    one_word = sum(len([word for word in name.split("_") if word]) == 1 for name in names)
+    small = sum(len(module.small_helpers) for module in modules())
+    return {
+        "shared": len(shared_names()),
+        "one_word": round(100 * one_word / len(names), 1),
+        "small_helpers": round(1000 * small / lines, 2),
+        "functions": round(1000 * len(names) / lines, 1),
+    }
+
+
+def _print_names(room: str) -> None:
+    mine = [module for module in modules() if module.room == room]
+    paths = {module.path for module in mine}
+    for name, places in shared_names().items():
+        if paths & set(places):
+            print(f"{name}: {', '.join(map(str, places))}")
+    for module in mine:
+        if module.small_helpers:
+            print(f"small, one caller: {module.path}: {', '.join(module.small_helpers)}")
+
+
+def main(arguments: list[str]) -> None:
+    """Print rooms and figures beside their budgets, or a room's names."""
+    if arguments[:1] == ["--names"]:
+        _print_names(arguments[1])
+        return
+    known = limits()
+    counted = room_lines()
+    rows = [*counted.items(), ("all", sum(counted.values()))]
+    rows += [(folder, count_lines(folder)) for folder in known["beside"]]
+    rows += name_figures().items()
+    tables = [known["rooms"], known["beside"], known["names"], known]
+    for name, found in rows:
+        budget = next(table[name] for table in tables if name in table)
+        print(f"{name:14} {found:>9} of {budget:>6}{'' if found <= budget else '  over'}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
