@@ -42,6 +42,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def e2e(session: nox.Session) -> None:
+    """What the default run leaves out as too long: real builds, interrupts at every line."""
+    _install(session, "test")
+    session.run("pytest", "-m", "e2e", *SIDE_BY_SIDE, *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff and mypy, warnings as errors; workflows; and whether requirements/ fits pyproject."""
     _install(session, "lint")
