@@ -27,11 +27,9 @@ def _install_hashed(session: nox.Session, lock: str) -> None:
     session.install("--require-hashes", "--requirement", f"requirements/{lock}.txt")
 
 
-def _tool(session: nox.Session, name: str, *arguments: str, **how: Any) -> Any:
-    """Run a program of tools/, which may take what the tests share."""
-    return session.run(
-        "python", "-m", f"tools.{name}", *arguments, env={"PYTHONPATH": "tests"}, **how
-    )
+def _module(session: nox.Session, name: str, *arguments: str, **how: Any) -> Any:
+    """Run a module of tools/ or of tests/e2e/, which may take what the tests share."""
+    return session.run("python", "-m", name, *arguments, env={"PYTHONPATH": "tests"}, **how)
 
 
 @nox.session
@@ -52,7 +50,7 @@ def e2e(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """ruff and mypy, warnings as errors; workflows; and whether requirements/ fits pyproject."""
     _install(session, "lint")
-    _tool(session, "locks", "--check")
+    _module(session, "tools.locks", "--check")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -75,23 +73,24 @@ def fresh(session: nox.Session) -> None:
     Needs root and mmdebstrap: `nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
     `-- --workstation`: the blocks of docs/two-sparks-from-a-workstation.md, builds reduced.
     """
-    if obstacle := session.run(sys.executable, "-m", "tools.fresh", "--obstacle", silent=True):
+    program, env = (sys.executable, "-m", "e2e.proofs.fresh"), {"PYTHONPATH": "tests"}
+    if obstacle := session.run(*program, "--obstacle", silent=True, env=env):
         session.skip(obstacle)
-    session.run(sys.executable, "-m", "tools.fresh", *session.posargs)
+    session.run(*program, *session.posargs, env=env)
 
 
 @nox.session
 def lock(session: nox.Session) -> None:
     """requirements/: every version with its sha256; those that fit stay, or `-- --upgrade`."""
     _install_hashed(session, "lock")
-    _tool(session, "locks", *session.posargs)
+    _module(session, "tools.locks", *session.posargs)
 
 
 @nox.session
 def release(session: nox.Session) -> None:
     """Version, changelog, tag, sdist and wheel, checked by twine and by contents: `-- X.Y.Z`."""
     _install_hashed(session, "release")
-    _tool(session, "release", *session.posargs)
+    _module(session, "tools.release", *session.posargs)
 
 
 @nox.session
@@ -101,7 +100,7 @@ def matrix(session: nox.Session) -> None:
     Rewrites the tables and docs/ first, and stops if they were stale.
     """
     _install(session, "test")
-    _tool(session, "regenerate", "--check")
+    _module(session, "tools.regenerate", "--check")
     everything = {"PATCHKIT_ALL_RELEASES": "1"}
     session.run("pytest", "-m", "releases", *SIDE_BY_SIDE, *session.posargs, env=everything)
 
@@ -110,28 +109,28 @@ def matrix(session: nox.Session) -> None:
 def regenerate(session: nox.Session) -> None:
     """The tables and pages that releases' sources give: all, or `-- --release X`, `-- --fix ID`."""
     _install(session, "test")
-    _tool(session, "regenerate", *session.posargs)
+    _module(session, "tools.regenerate", *session.posargs)
 
 
 @nox.session(name="add-release")
 def add_release(session: nox.Session) -> None:
     """A release in every table, or in none: `-- X.Y.Z` of vLLM, `-- nccl X.Y.Z` of NCCL."""
     _install(session, "test")
-    _tool(session, "add_release", *session.posargs)
+    _module(session, "tools.add_release", *session.posargs)
 
 
 @nox.session(name="add-release-proof")
 def add_release_proof(session: nox.Session) -> None:
     """The newest vLLM and NCCL taken out of a copy and added again: nothing may differ."""
     _install(session, "test")
-    _tool(session, "add_release_proof")
+    _module(session, "e2e.proofs.add_release_proof")
 
 
 @nox.session(name="kernel-proof")
 def kernel_proof(session: nox.Session) -> None:
     """Real kernels, compiled for the GB10 and for its family and compared; rewrites its docs."""
     _install(session, "test")
-    _tool(session, "kernel_proof", *session.posargs)
+    _module(session, "e2e.proofs.kernel_proof", *session.posargs)
 
 
 @nox.session(name="arch-proof")
@@ -153,7 +152,7 @@ def fuzz(session: nox.Session) -> None:
     seconds = session.posargs[0] if session.posargs else "60"
     cache = session.cache_dir
     limits = (f"-max_total_time={seconds}", f"-artifact_prefix={cache}/")
-    _tool(session, "fuzz.inspect_binaries", *limits, str(cache / "fuzz-corpus"))
+    _module(session, "e2e.fuzz.inspect_binaries", *limits, str(cache / "fuzz-corpus"))
 
 
 @nox.session
@@ -171,7 +170,7 @@ def torture(session: nox.Session) -> None:
     N is the number of signals from outside, 200 by default. Minutes on many cores.
     """
     _install(session, "test")
-    _tool(session, "torture", *session.posargs)
+    _module(session, "e2e.torture", *session.posargs)
 
 
 @nox.session(name="build-nccl")
@@ -192,7 +191,7 @@ def build_vllm(session: nox.Session) -> None:
 def _build(session: nox.Session, project: str) -> None:
     _install(session, "build")
     called = [name for name in ("vllm", "nccl") if name == project or f"build-{name}" in sys.argv]
-    _tool(session, "build", project, *called, "--", *session.posargs)
+    _module(session, "tools.build", project, *called, "--", *session.posargs)
 
 
 @nox.session
@@ -206,28 +205,28 @@ def patchkit(session: nox.Session) -> None:
 def wheel_jobs(session: nox.Session) -> None:
     """What .github/workflows/wheels.yml builds: `-- --vllm="X.Y.Z ..." --nccl="X.Y.Z ..."`."""
     _install(session, "wheel")
-    _tool(session, "wheel_jobs", *session.posargs)
+    _module(session, "tools.wheel_jobs", *session.posargs)
 
 
 @nox.session(name="build-proof")
 def build_proof(session: nox.Session) -> None:
     """vLLM configured and in part compiled: real torch and CMake, no network (5 GB, minutes)."""
     _install(session, "build")
-    _tool(session, "build_proof", *session.posargs)
+    _module(session, "e2e.proofs.build_proof", *session.posargs)
 
 
 @nox.session
 def repro(session: nox.Session) -> None:
     """Two builds that must be the same bytes: `nox -s repro -- nccl|vllm [--whole]`."""
     _install(session, "build")
-    _tool(session, "repro", *session.posargs)
+    _module(session, "e2e.proofs.repro", *session.posargs)
 
 
 @nox.session(name="install-proof")
 def install_proof(session: nox.Session) -> None:
     """A libnccl wheel beside the torch that pins it: `-- WHEEL --torch X.Y.Z [--install]`."""
     _install(session, "wheel")
-    _tool(session, "nccl_torch", *session.posargs)
+    _module(session, "e2e.proofs.nccl_torch", *session.posargs)
 
 
 @nox.session(name="repack-proof")
@@ -237,7 +236,7 @@ def repack_proof(session: nox.Session) -> None:
     `nox -s repack-proof -- --full 0.25.1` imports the patched modules of one, with all it needs.
     """
     _install(session, "wheel")
-    _tool(session, "repack_proof", *session.posargs)
+    _module(session, "e2e.proofs.repack_proof", *session.posargs)
 
 
 @nox.session(name="cross-proof")
@@ -249,9 +248,9 @@ def cross_proof(session: nox.Session) -> None:
     """
     _install(session, "build")
     what = (*session.posargs, "--obstacle")
-    if obstacle := _tool(session, "cross_proof", *what, silent=True):
+    if obstacle := _module(session, "e2e.cross_proof", *what, silent=True):
         session.skip(obstacle)
-    _tool(session, "cross_proof", *session.posargs)
+    _module(session, "e2e.cross_proof", *session.posargs)
 
 
 @nox.session
@@ -261,16 +260,16 @@ def emulation(session: nox.Session) -> None:
     Needs root and 4 GB of disk: `nox -r -s emulation -- SCENARIO ...` keeps what is installed.
     The scenario `units` boots nodes with a real systemd; it needs what `lifecycle` needs.
     """
-    if obstacle := _tool(session, "emulation.nodes", silent=True):
+    if obstacle := _module(session, "e2e.emulation.nodes", silent=True):
         session.skip(obstacle)
-    pins = "tools/emulation/requirements.txt"
+    pins = "tests/e2e/emulation/requirements.txt"
     session.install("torch", "--constraint", pins)  # a CUDA build needs its libraries, too
     session.install("--no-deps", "--requirement", pins)
-    session.install("--no-deps", "tools/emulation/platform")
+    session.install("--no-deps", "tests/e2e/emulation/platform")
     session.install(".")
     work = str(session.cache_dir.resolve() / "emulation")
-    _tool(session, "emulation.prepare", f"{work}/model")
-    _tool(session, "emulation", work, *session.posargs)
+    _module(session, "e2e.emulation.prepare", f"{work}/model")
+    _module(session, "e2e.emulation", work, *session.posargs)
 
 
 @nox.session
@@ -280,11 +279,11 @@ def manifests(session: nox.Session) -> None:
     Builds kube-apiserver of Debian's sources, once: 3 GB, minutes. `nox -r -s manifests` keeps it.
     """
     _install(session, "test")
-    if obstacle := _tool(session, "kube", "--obstacle", silent=True):
+    if obstacle := _module(session, "e2e.kube", "--obstacle", silent=True):
         session.skip(obstacle)
     session.install("kubernetes-validate==1.37.0", "ray[default]==2.60.0")
     place = session.cache_dir.resolve() / "kube"
-    _tool(session, "kube", str(place))
+    _module(session, "e2e.kube", str(place))
     path = f"{place}/bin:{session.bin}:{os.environ['PATH']}"
     consumers = ("test_kube_api.py", "test_ray_job.py")
     places = [f"tests/integration/cluster/{each}" for each in consumers]
@@ -298,7 +297,7 @@ def image(session: nox.Session) -> None:
     Needs root, mmdebstrap and buildah: `nox -s image -- WHEELHOUSE [--once] [--json]`.
     """
     _install(session, "test")
-    _tool(session, "image_proof", *session.posargs)
+    _module(session, "e2e.proofs.image_proof", *session.posargs)
 
 
 @nox.session
@@ -308,12 +307,14 @@ def lifecycle(session: nox.Session) -> None:
     Needs root, mmdebstrap and systemd-nspawn: `nox -s lifecycle -- [--write] [SCENARIO ...]`.
     """
     _install(session, "test")
-    if obstacle := _tool(session, "lifecycle.rootfs", silent=True):
+    if obstacle := _module(session, "e2e.lifecycle.rootfs", silent=True):
         session.skip(obstacle)
     if not session.posargs:
         everything = {"PATCHKIT_ALL_FAILURES": "1"}
         session.run("pytest", "tests/integration/cluster", *SIDE_BY_SIDE, env=everything)
-    _tool(session, "lifecycle", str(session.cache_dir.resolve() / "lifecycle"), *session.posargs)
+    _module(
+        session, "e2e.lifecycle", str(session.cache_dir.resolve() / "lifecycle"), *session.posargs
+    )
 
 
 @nox.session(name="doctor-proof")
@@ -323,10 +324,10 @@ def doctor_proof(session: nox.Session) -> None:
     Needs what `lifecycle` needs, and gcc: `nox -s doctor-proof -- [--write] [FAULT ...]`.
     """
     _install(session, "test")
-    if obstacle := _tool(session, "lifecycle.rootfs", silent=True):
+    if obstacle := _module(session, "e2e.lifecycle.rootfs", silent=True):
         session.skip(obstacle)
     work = str(session.cache_dir.resolve() / "lifecycle")
-    _tool(session, "lifecycle.doctor_proof", work, *session.posargs)
+    _module(session, "e2e.lifecycle.doctor_proof", work, *session.posargs)
 
 
 @nox.session
@@ -346,4 +347,4 @@ def bench(session: nox.Session) -> None:
 def picture(session: nox.Session) -> None:
     """docs/apply.svg and node.svg: the README's pictures, from real runs."""
     _install(session, "test")
-    _tool(session, "picture")
+    _module(session, "tools.picture")

@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from e2e.proofs import readme
 from support import hosts
-from tools import readme
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 118

@@ -22,8 +22,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from tools.emulation import wires  # noqa: E402
-from tools.emulation.nodes import Node, NodeError, Nodes, obstacle  # noqa: E402
+from e2e.emulation import wires  # noqa: E402
+from e2e.emulation.nodes import Node, NodeError, Nodes, obstacle  # noqa: E402
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

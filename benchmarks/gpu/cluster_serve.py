@@ -17,8 +17,8 @@ from pathlib import Path
 
 import cluster
 
-from tools.emulation import ask, wires
-from tools.emulation.nodes import Node, NodeError
+from e2e.emulation import ask, wires
+from e2e.emulation.nodes import Node, NodeError
 
 START = 240  # seconds until a server answers
 QUIET = {

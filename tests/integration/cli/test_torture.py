@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from e2e.torture.__main__ import NAMES, RELEASE
+from e2e.torture.attacks import every, steps
+from e2e.torture.supervisor import unavailable
+from e2e.torture.users import users
 from support.selection import WHOLE
-from tools.torture.__main__ import NAMES, RELEASE
-from tools.torture.attacks import every, steps
-from tools.torture.supervisor import unavailable
-from tools.torture.users import users
 
 pytestmark = [
     pytest.mark.releases,

@@ -8,6 +8,8 @@ from itertools import groupby, product
 
 import pytest
 
+from e2e.proofs.build_proof import GOLDEN
+from e2e.proofs.build_proof import RELEASES as RECORDED
 from patchkit.apply import plan_for
 from patchkit.errors import UsageError
 from patchkit.patching.workspace import open_workspace
@@ -23,8 +25,6 @@ from patchkit.recipes.vllm.sources import (
 )
 from patchkit.target import targets
 from support.selection import MODES, RELEASES, WHOLE
-from tools.build_proof import GOLDEN
-from tools.build_proof import RELEASES as RECORDED
 from tools.seen import source_rows, unproved
 from tools.tables import SOURCES, read_rows
 
@@ -58,7 +58,7 @@ def test_nothing_that_is_built_for_a_gb10_is_dead_weight():
 @pytest.mark.releases
 @pytest.mark.parametrize("version", RECORDED)
 def test_the_plan_has_as_many_sources_as_cmake_told_nvcc_of(version, release):
-    """Beside the compile_commands.json of real builds, which tools/build_proof.py recorded."""
+    """Beside the compile_commands.json of real builds, which build_proof.py recorded."""
     golden: Counter[str] = Counter()
     for row in read_rows(GOLDEN):
         if row["release"] == version:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from e2e.emulation import wires
+from e2e.emulation.files import ENV_FILE, check_strangers_file, write_files
+from e2e.emulation.lab import Lab
+from e2e.emulation.nodes import NodeError, obstacle
 from patchkit.runtime.envfile.parse import parse
 from patchkit.runtime.envfile.syntax import Format
-from tools.emulation import wires
-from tools.emulation.files import ENV_FILE, check_strangers_file, write_files
-from tools.emulation.lab import Lab
-from tools.emulation.nodes import NodeError, obstacle
 
 OBSTACLE = obstacle()
 pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE)
@@ -63,7 +63,7 @@ def test_what_is_sent_is_counted_where_it_went(tmp_path):
 
 def test_nothing_is_left_of_a_killed_run(tmp_path):
     script = (
-        "import os, sys, time; from pathlib import Path; from tools.emulation.lab import Lab\n"
+        "import os, sys, time; from pathlib import Path; from e2e.emulation.lab import Lab\n"
         "with Lab(Path(sys.argv[1])).sparks(2, 'killed') as sparks:\n"
         "    started = sparks[1].start('sleep', '1000', log='sleep', seconds=1000)\n"
         "    print(*(each.pid for each in sparks), started.pid, flush=True)\n"

@@ -19,7 +19,7 @@ from tools import serve_lines
 from tools.model_recipes import read_recipes
 
 pytestmark = pytest.mark.releases
-PARSE = Path(__file__).parents[3] / "tools" / "emulation" / "parse_args.py"
+PARSE = Path(__file__).parents[3] / "tests" / "e2e" / "emulation" / "parse_args.py"
 CANNOT_IMPORT = 3
 # Refused by every release: else a parser that takes anything would look like a success.
 NONSENSE = ["vllm", "serve", "x", "--nonsense", "1"]

@@ -1,6 +1,6 @@
 """The journal: what it refuses, what it believes of one that lies there, and what it says.
 
-That it holds at every system call is shown by tools/torture.
+That it holds at every system call is shown by tests/e2e/torture.
 """
 
 from __future__ import annotations

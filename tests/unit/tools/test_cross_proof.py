@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from e2e.cross_proof import arm64
+from e2e.cross_proof.operators import Loaded, differences
+from e2e.cross_proof.wheels import Lock, read_pip_check, require_cpu
+from e2e.proofs import fresh
 from patchkit.cli import group
 from patchkit.errors import ProofError, UsageError
 from patchkit.records import record
@@ -23,10 +27,6 @@ from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
 from patchkit.wheel.wheelhouse.override import Override
 from support.needed import need
 from support.wheels import write_wheel
-from tools import fresh
-from tools.cross_proof import arm64
-from tools.cross_proof.operators import Loaded, differences
-from tools.cross_proof.wheels import Lock, read_pip_check, require_cpu
 
 ROOT = Path(__file__).parents[3]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
@@ -188,7 +188,7 @@ def test_a_wheel_that_was_cut_short_ends_it_before_anything_is_unpacked(tmp_path
     house = tmp_path / "house"
     wheel = add(house, write_wheel(tmp_path, "2.29.7", tag="py3-none-manylinux_2_17_aarch64"), {})
     wheel.write_bytes(wheel.read_bytes()[:-100])
-    command = [sys.executable, "-m", "tools.cross_proof", str(house), "--json"]
+    command = [sys.executable, "-m", "e2e.cross_proof", str(house), "--json"]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)
     assert done.returncode == ProofError.exit_code
     (step,) = json.loads(done.stdout)["steps"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[3] / "tools" / "lifecycle" / "fake_vllm.py"
+PROGRAM = Path(__file__).parents[3] / "tests" / "e2e" / "lifecycle" / "fake_vllm.py"
 SECONDS = 30
 
 

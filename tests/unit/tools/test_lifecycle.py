@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tools.lifecycle.page import FAILURES
-from tools.lifecycle.scenarios import SCENARIOS
+from e2e.lifecycle.page import FAILURES
+from e2e.lifecycle.scenarios import SCENARIOS
 
 EMPTY = (
     f"before\n\n<!-- {FAILURES.name}: {FAILURES.maker} -->\n\n<!-- /{FAILURES.name} -->\n\nafter\n"

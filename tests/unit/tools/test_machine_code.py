@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from e2e.proofs.machine_code import Kernel, idle, likeness, read_sass, stubs, total
 from patchkit.errors import ProofError
 from patchkit.paths import RECIPES
 from patchkit.source.lock import read_lock
-from tools.machine_code import Kernel, idle, likeness, read_sass, stubs, total
 
 LISTINGS = Path(__file__).parents[2] / "data" / "kernels"
 QMMA = "QMMA.16832.F32.E4M3.E4M3"

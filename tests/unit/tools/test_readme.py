@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 from packaging.version import Version
 
+from e2e.proofs import readme
+from e2e.proofs.steps import BARE
 from patchkit.cli import group
 from patchkit.source.releases import load_facts
 from patchkit.wheel.vllm.needs import recorded_needs
 from support import hosts
-from tools import readme
-from tools.steps import BARE
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tools.torch_questions import Question, asked, questions
+from e2e.proofs.torch_questions import Question, asked, questions
 
 WHOLE = "import torch"
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tools import two_sparks
-from tools.build_proof import reduced_options
+from e2e.proofs import two_sparks
+from e2e.proofs.build_proof import reduced_options
 
 
 def steps(folder):

@@ -19,7 +19,7 @@ from patchkit.measure.manifest.pod import SCRIPTS
 from patchkit.measure.manifest.pod_script import to_wait
 from support.manifests import OPTIONS, PodGroup, manifest, planned
 
-FAKE = Path(__file__).parents[4] / "tools" / "lifecycle" / "fake_vllm.py"
+FAKE = Path(__file__).parents[4] / "tests" / "e2e" / "lifecycle" / "fake_vllm.py"
 SECONDS = 60
 HOUR, NOW = 3600, 1_000_000.0
 

@@ -1,0 +1,187 @@
+"""A wheelhouse for aarch64, installed and used on this machine, whatever its CPU.
+
+    nox -s cross-proof -- [WHEELHOUSE] [--whole] [--keep FOLDER] [--json]
+
+A Debian or Ubuntu for aarch64 is unpacked into a folder; the wheelhouse is installed there by hash,
+with what it needs. Then its own Python, under qemu-user, answers: are all requirements met, does
+every extension load and register the operators of upstream's wheel, do vLLM and its patched modules
+import, does `patchkit verify` agree. No GPU is asked, and no kernel runs. Exit code 0: all held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from e2e.cross_proof import arm64, steps, wheels
+from patchkit.errors import PatchkitError, ProofError
+from patchkit.wheel.build.full_toolkit import driver_stand_in
+from support.proving import run
+
+CHECKOUT = Path(__file__).parents[3]
+CXX = "aarch64-linux-gnu-g++"
+GIGABYTES = {True: 14, False: 10}  # of a whole installation, its wheels included; without LEFT_OUT
+BESIDE = Path("/var/tmp")  # not /tmp, which may be memory
+CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """How a step ended; ``state`` is passed, failed or skipped."""
+
+    step: str
+    state: str
+    said: str
+    seconds: float
+
+
+class Progress:
+    """The steps so far; what each said is shown as it ends, its error by whoever catches that."""
+
+    def __init__(self) -> None:
+        self.results: list[StepResult] = []
+
+    def take(self, step: str, work: Callable[[], str]) -> None:
+        """Do what the next steps need. Raises PatchkitError."""
+        began = time.monotonic()
+        try:
+            said = work()
+        except PatchkitError as error:
+            self._add(step, "failed", str(error), began)
+            raise
+        self._add(step, "passed", said, began)
+        CONSOLE.print(f"{step}: {said}  ({self.results[-1].seconds:.0f} s)", markup=False)
+
+    def prove(self, step: str, work: Callable[[], str]) -> None:
+        """Do what the next steps can do without."""
+        try:
+            self.take(step, work)
+        except PatchkitError as error:
+            CONSOLE.print(f"{step}: {error}", markup=False)
+
+    def skip(self, step: str, reason: str) -> None:
+        self._add(step, "skipped", reason, time.monotonic())
+
+    def _add(self, step: str, state: str, said: str, began: float) -> None:
+        seconds = round(time.monotonic() - began, 1)
+        self.results.append(StepResult(step=step, state=state, said=said, seconds=seconds))
+
+
+def main() -> int:
+    """Prove an installation of a wheelhouse; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("wheelhouse", nargs="?", type=Path, default=Path("wheelhouse"))
+    parser.add_argument("--whole", action="store_true", help="install what no import needs, too")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="work there, and leave it all")
+    parser.add_argument("--json", action="store_true", help="print JSON for machines")
+    parser.add_argument("--obstacle", action="store_true", help="print what is in the way")
+    args = parser.parse_args()
+    if args.obstacle:
+        sys.stdout.write(obstacle(whole=args.whole))
+        return 0
+    progress, failure = Progress(), None
+    with tempfile.TemporaryDirectory(prefix="patchkit-cross-", dir=BESIDE) as folder:
+        try:
+            prove(args.wheelhouse, args.keep or Path(folder), progress, whole=args.whole)
+        except PatchkitError as error:
+            CONSOLE.print(f"cross-proof: {error}", markup=False)
+            failure = error
+    show(progress.results, failure, as_json=args.json)
+    if failure:
+        return failure.exit_code
+    failed = any(each.state == "failed" for each in progress.results)
+    return ProofError.exit_code if failed else 0
+
+
+def obstacle(*, whole: bool) -> str:
+    """Return why nothing can be proved here; empty if nothing is in the way."""
+    if found := arm64.obstacle():
+        return found
+    if not shutil.which(CXX):
+        return f"{CXX} is not installed: sudo apt install g++-aarch64-linux-gnu"
+    free = shutil.disk_usage(BESIDE).free / 1e9
+    needed = GIGABYTES[whole]
+    return f"{BESIDE} has {free:.1f} GB of {needed} free" if free < needed else ""
+
+
+def prove(house: Path, folder: Path, progress: Progress, *, whole: bool) -> None:
+    """Prove an installation in a folder; what is there of an earlier run is used."""
+    house, folder = house.absolute(), folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    built = wheels.require_cpu(house)
+    verify = (sys.executable, "-m", "patchkit", "verify", str(house))
+    progress.take("wheelhouse", lambda: steps.verdict(run(*verify)))
+    binds = {CHECKOUT: steps.CHECKOUT, house: steps.HOUSE}
+    root = arm64.RootFs(path=folder / "root", binds=binds)
+    progress.take("file system", lambda: unpacked(root))
+    lock, how = wheels.lock(house, root.python, folder, whole=whole)
+    progress.take("install", lambda: installed(lock, how, folder / "wheels", root))
+    place = steps.Installation(
+        root=root,
+        lock=lock,
+        wheels={entry.name.project: house / entry.filename for entry in built},
+    )
+    progress.prove("pip check", lambda: steps.check(place))
+    if "vllm" in place.wheels:
+        progress.prove("extensions", lambda: steps.load(place))
+        progress.prove("import vllm", lambda: steps.imports(place))
+        progress.prove("vllm --version", lambda: steps.version(place))
+    else:
+        progress.skip("vllm", "no wheel of it was built")
+    if "nvidia-nccl-cu13" not in place.wheels:
+        progress.skip("libnccl", "no wheel of it was built: torch has stock's")
+    progress.prove("patchkit verify", lambda: steps.verify(place))
+
+
+def unpacked(root: arm64.RootFs) -> str:
+    """Make the root file system, unless it is there."""
+    if not root.path.exists():
+        arm64.unpack(root.path)
+    said = root.run(
+        "/usr/bin/python3", "-c", "import platform as p; print(p.machine(), *p.libc_ver())"
+    )
+    release = (root.path / "etc/os-release").read_text().partition('PRETTY_NAME="')[2]
+    return f"{release.partition(chr(34))[0]}, Python {root.python}: {said.strip()}"
+
+
+def installed(lock: wheels.Lock, how: str, folder: Path, root: arm64.RootFs) -> str:
+    """Install everything, unless the very same is there."""
+    stamp, text = root.path / "srv" / "installed.txt", "\n".join(lock.lines)
+    if not stamp.exists() or stamp.read_text() != text:
+        stamp.unlink(missing_ok=True)
+        wheels.install(lock, wheels.collect(lock, folder, root.python), root)
+        wheels.install_needs(root, CHECKOUT / "requirements" / "wheel.txt")
+        header = root.packages / "nvidia/cu13/include/cuda.h"
+        driver = root.path / steps.DRIVER.lstrip("/") / "libcuda.so.1"
+        driver_stand_in(header, Path(CXX), driver)
+        stamp.write_text(text)
+    out = f"; left out: {', '.join(lock.left_out)}" if lock.left_out else ""
+    return f"{len(lock.lines)} projects by hash, {how}{out}"
+
+
+def show(results: list[StepResult], failure: PatchkitError | None, *, as_json: bool) -> None:
+    """Print the steps, as a table or as JSON; ``failure`` is what no step survives."""
+    if as_json:
+        steps = [asdict(each) for each in results]
+        answer = {"steps": steps, "error": str(failure) if failure else ""}
+        sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+        return
+    table = Table("step", "", "s", "what it said", box=None)
+    for each in results:
+        table.add_row(each.step, each.state, f"{each.seconds:.0f}", each.said.partition("\n")[0])
+    if results:
+        Console(highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

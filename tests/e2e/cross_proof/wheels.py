@@ -1,0 +1,220 @@
+"""Install the wheels of a wheelhouse, with what they need, into a root file system from outside.
+
+pip runs on this machine and is told of the other one: it would take half an hour under qemu, which
+`pip check` inside does not. Nothing that it installs is run meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cross_proof.arm64 import CPU, RootFs
+from e2e.proofs.nccl_torch import platforms
+from patchkit.errors import UsageError
+from patchkit.quoting import quoted
+from patchkit.wheel.file.name import ANY
+from patchkit.wheel.wheelhouse.contents import manifest
+from patchkit.wheel.wheelhouse.manifest import (
+    MANIFEST,
+    REQUIREMENTS,
+    SUMS,
+    Kind,
+    Manifest,
+    ManifestEntry,
+)
+from patchkit.wheel.wheelhouse.storage import command
+from support.proving import run
+
+NEEDS = "/opt/needs"  # inside: what patchkit needs
+# 0.9 of 4.1 GB of wheels for 0.25.1, 3 of 9 GB installed: kernels, and compilers of kernels.
+LEFT_OUT: Mapping[str, str] = {
+    "flashinfer-cubin": "machine code for GPUs",
+    "nvidia-cutlass-dsl-libs-base": "compiles kernels at run time",
+    "nvidia-cutlass-dsl-libs-cu13": "compiles kernels at run time",
+    "nvidia-cuda-nvcc": "compiles kernels at run time",
+    "nvidia-nvvm": "compiles kernels at run time",
+    "nvidia-cuda-tileiras": "compiles kernels at run time",
+    "tilelang": "compiles kernels at run time",
+    "tokenspeed-triton": "compiles kernels at run time",
+    "z3-solver": "solves equations for tilelang",
+    "pynvvideocodec": "decodes videos on GPUs",
+}
+_PROJECT = re.compile(r"[A-Za-z0-9._-]+(?===)")
+_BROKEN = re.compile(
+    r"\S+ \S+ (?:requires (?P<missing>\S+), which is not installed\."
+    r"|has requirement (?P<wanted>[\w.-]+).*, but you have .*)"
+    r"|(?P<foreign>\S+) \S+ is not supported on this platform"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """Everything to be installed, as pip takes it: lines of ``project==version --hash=sha256:…``.
+
+    ``listed`` is the manifest that it belongs to, ``left_out`` are projects that are not in it.
+    """
+
+    house: Path
+    listed: Manifest
+    lines: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def built(self) -> tuple[ManifestEntry, ...]:
+        return built(self.listed)
+
+
+def built(listed: Manifest) -> tuple[ManifestEntry, ...]:
+    """Return the wheels of patchkit's own making."""
+    return tuple(entry for entry in listed.wheels if entry.kind is Kind.BUILT)
+
+
+def require_cpu(house: Path) -> tuple[ManifestEntry, ...]:
+    """Return what was built. Raises UsageError if that is nothing, or is for another CPU."""
+    found = built(manifest(house))
+    for entry in found:
+        if not entry.name.cpus & {CPU, ANY}:
+            raise UsageError(
+                f"{house / entry.filename}: is for {' and '.join(sorted(entry.name.cpus))}",
+                why=f"what is proved is an installation on {CPU}",
+                hint=f"name a folder with wheels for {CPU}; or, without it: "
+                f"{command('prune', house, '--drop', entry.filename)}",
+            )
+    if not found:
+        raise UsageError(
+            f"{house}: no wheel in it was built by patchkit",
+            hint=f"{quoted('patchkit', 'repack', 'vllm==0.25.1', '--dir', house)}",
+        )
+    return found
+
+
+def lock(house: Path, python: str, scratch: Path, *, whole: bool) -> tuple[Lock, str]:
+    """Return what is to be installed on a Python, and in words which lock that is.
+
+    The wheelhouse's own if it was filled for that Python; else one that `fill` makes beside it.
+    """
+    listed = manifest(house)
+    others = [entry for entry in listed.wheels if entry.kind is not Kind.BUILT]
+    pythons = {".".join(str(entry.facts.get("python")).split(".")[:2]) for entry in others}
+    how = "the wheelhouse's own"
+    if pythons != {python}:
+        filled = f"it is filled for CPython {pythons.pop()}" if pythons else "it is not filled"
+        how = f"resolved for CPython {python}: {filled}"
+        house = _copied(house, scratch / "house")
+        fill = ("wheelhouse", "fill", "--lock-only", "--python-version", python)
+        run(sys.executable, "-m", "patchkit", *fill, "--dir", str(house))
+        listed = manifest(house)
+    lines = [
+        line for line in (house / REQUIREMENTS).read_text().splitlines() if _PROJECT.match(line)
+    ]
+    out = () if whole else tuple(sorted(set(map(_project, lines)) & LEFT_OUT.keys()))
+    kept = tuple(line for line in lines if _project(line) not in out)
+    return Lock(house=house, listed=listed, lines=kept, left_out=out), how
+
+
+def _project(line: str) -> str:
+    match = _PROJECT.match(line)
+    return match.group() if match else ""
+
+
+def _copied(house: Path, copy: Path) -> Path:
+    """Copy a wheelhouse without what fill brought; wheels are linked where they can be."""
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir(parents=True)
+    for name in (MANIFEST, REQUIREMENTS, SUMS):
+        shutil.copy2(house / name, copy)
+    for entry in built(manifest(house)):
+        try:
+            os.link(house / entry.filename, copy / entry.filename)
+        except OSError:  # another file system
+            shutil.copy2(house / entry.filename, copy)
+    return copy
+
+
+def collect(lock: Lock, folder: Path, python: str) -> tuple[Path, ...]:
+    """Bring by hash what the wheelhouse lacks; return the folders that hold everything."""
+    others = [entry for entry in lock.listed.wheels if entry.kind is not Kind.BUILT]
+    if all(entry.held for entry in others):
+        return (lock.house,)
+    folder.mkdir(parents=True, exist_ok=True)
+    _pip("download", python, _written(lock, folder), f"--dest={folder}", _link(lock.house))
+    return lock.house, folder
+
+
+def install(lock: Lock, folders: Iterable[Path], root: RootFs) -> None:
+    """Install everything, from folders alone, with `pip install --no-index --require-hashes`."""
+    links = map(_link, folders)
+    _install(root, _written(lock, root.path / "srv"), root.packages, "--no-index", *links)
+
+
+def _link(folder: Path) -> str:
+    return f"--find-links={folder}"
+
+
+def _written(lock: Lock, folder: Path) -> Path:
+    file = folder / "requirements.txt"
+    file.write_text("\n".join(lock.lines) + "\n")
+    return file
+
+
+def install_needs(root: RootFs, requirements: Path) -> None:
+    """Install what patchkit itself needs, from the index, beside everything else."""
+    _install(root, requirements, root.path / NEEDS.lstrip("/"))
+
+
+def _install(root: RootFs, requirements: Path, into: Path, *options: str) -> None:
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    # pip unpacks into a temporary folder first, and renames within a file system alone.
+    variables = {"TMPDIR": str(root.path / "tmp")}
+    target = (f"--target={into}", "--no-compile")
+    _pip("install", root.python, requirements, *target, *options, **variables)
+
+
+def _pip(verb: str, python: str, wanted: Path, *options: str, **variables: str) -> None:
+    other = (f"--python-version={python}", *platforms(CPU), "--only-binary=:all:")
+    run(
+        *(sys.executable, "-m", "pip", verb, "--quiet", "--no-cache-dir", "--no-deps"),
+        *("--require-hashes", *other, *options, f"--requirement={wanted}"),
+        env={**os.environ, **variables},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipCheck:
+    """What `pip check` says, by reason: ``wrong`` are the lines that nothing excuses.
+
+    ``foreign`` are projects of others whose WHEEL file names another platform than the file name
+    that pip took them by: NVIDIA's cusparselt 0.8.0 for aarch64 says manylinux2014_sbsa.
+    """
+
+    missing: tuple[str, ...]
+    overridden: tuple[str, ...]
+    foreign: tuple[str, ...]
+    wrong: tuple[str, ...]
+
+
+def read_pip_check(said: str, lock: Lock) -> PipCheck:
+    """Sort the lines of `pip check` on what a lock installs."""
+    overrides = {override.takes.project for override in lock.listed.overrides}
+    ours = {entry.name.project for entry in lock.built}
+    found: dict[str, set[str]] = {"missing": set(), "overridden": set(), "foreign": set()}
+    wrong = []
+    for line in filter(None, map(str.strip, said.splitlines())):
+        match = _BROKEN.fullmatch(line)
+        if match and match["missing"] in lock.left_out:
+            found["missing"].add(match["missing"])
+        elif match and match["wanted"] in overrides:
+            found["overridden"].add(match["wanted"])
+        elif match and match["foreign"] and match["foreign"] not in ours:
+            found["foreign"].add(match["foreign"])
+        elif line != "No broken requirements found.":
+            wrong.append(line)
+    sorts = {name: tuple(sorted(projects)) for name, projects in found.items()}
+    return PipCheck(**sorts, wrong=tuple(wrong))

@@ -1,0 +1,184 @@
+"""What happens on two and three emulated nodes, with and without the files of `patchkit env`.
+
+    nox -s emulation -- [SCENARIO ...]
+
+Each scenario has nodes of its own, and an outcome that it insists on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from e2e.emulation import wires
+from e2e.emulation.files import ENV_FILE, check_strangers_file, write_files
+from e2e.emulation.lab import MASTER_PORT, Env, Lab, start_ray
+from e2e.emulation.nodes import Node, NodeError
+
+V1 = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}
+RAY = ("--distributed-executor-backend", "ray", "--tensor-parallel-size")
+# On one node over a whole scenario, from `ray start` to the answers: what is left on the LAN is
+# ARP and IPv6's own multicast, up to 2.5 kB; the model's traffic is megabytes.
+LAN_NOISE = 4_000
+MODEL_TRAFFIC = 1_000_000
+ADDRESSES = (
+    r"Every node should have a unique IP address\. Got 2 nodes .*? and {} unique IP addresses"
+)
+
+Traffic = tuple[int, int]  # bytes on the LAN, and on the QSFP cable
+
+
+@dataclass(frozen=True)
+class Outcome:
+    text: str
+    traffic: Sequence[Traffic] = ()
+
+
+class UnexpectedError(Exception):
+    """A scenario ended otherwise than it should."""
+
+
+def single(lab: Lab) -> Outcome:
+    """One node: the answers that all others have to give."""
+    text, tokens = lab.expected[0]
+    return Outcome(f"{len(lab.expected)} answers of {len(tokens)} words: {text[:20].strip()} …")
+
+
+def cured(lab: Lab) -> Outcome:
+    """Two nodes, Ray, the files: the answers are a single node's, over the QSFP cable."""
+    with lab.sparks(2, "cured") as sparks:
+        write_files(sparks, "ray")
+        return _served_over_qsfp(lab, sparks)
+
+
+def lan(lab: Lab) -> Outcome:
+    """Without files it works too, but the model's traffic takes the LAN, and nothing says so."""
+    with lab.sparks(2, "lan") as sparks:
+        start_ray(sparks)
+        _same_answers(lab, sparks)
+        traffic = [wires.bytes_moved(spark) for spark in sparks]
+        for on_lan, on_qsfp in traffic:
+            _insist(on_lan > MODEL_TRAFFIC > on_qsfp, f"not on the LAN: {traffic}")
+    return Outcome("same answers, over the LAN, silently", traffic)
+
+
+def unique_ip(lab: Lab) -> Outcome:
+    """Ray's V1 executor, VLLM_HOST_IP known to `vllm serve` only: it ends with an error."""
+    with lab.sparks(2, "unique_ip") as sparks:
+        start_ray(sparks)
+        name, _ = wires.halves(sparks[0])
+        own = {"VLLM_HOST_IP": wires.qsfp_ip(sparks[0]), "GLOO_SOCKET_IFNAME": name}
+        return _dies(lab, sparks, ADDRESSES.format(3), {**V1, **own})
+
+
+def unique_ip_cured(lab: Lab) -> Outcome:
+    """The same executor, with the files on both nodes."""
+    with lab.sparks(2, "unique_ip_cured") as sparks:
+        write_files(sparks, "ray")
+        return _served_over_qsfp(lab, sparks, V1)
+
+
+def copied(lab: Lab) -> Outcome:
+    """The head's file on the worker, too: `env check` finds it, vLLM finds no such interface."""
+    return _copied(lab, "copied", r"Unable to find address for: \w+")
+
+
+def copied_v1(lab: Lab) -> Outcome:
+    """The same with Ray's V1 executor, which compares the addresses first."""
+    return _copied(lab, "copied_v1", ADDRESSES.format(1), V1)
+
+
+def mp(lab: Lab) -> Outcome:
+    """Without Ray: vLLM's own processes on both nodes, with the files."""
+    with lab.sparks(2, "mp") as sparks:
+        write_files(sparks, "mp")
+        head = ("--master-addr", wires.qsfp_ip(sparks[0]), "--master-port", str(MASTER_PORT))
+        both = (*("--tensor-parallel-size", "2", "--nnodes", "2"), *head)
+        lab.serve(sparks[1], *both, "--node-rank", "1", "--headless", file=ENV_FILE)
+        server = lab.serve(sparks[0], *both, "--node-rank", "0", file=ENV_FILE)
+        _insist(lab.answers(sparks[0], server) == lab.expected, "other answers")
+        return _over_qsfp(sparks)
+
+
+def three(lab: Lab) -> Outcome:
+    """Three nodes at a switch, Ray, the files of a head and two workers."""
+    with lab.sparks(3, "three") as sparks:
+        write_files(sparks, "ray")
+        return _served_over_qsfp(lab, sparks)
+
+
+def loopback_name(lab: Lab) -> Outcome:
+    """Debian's /etc/hosts names the node 127.0.1.1: without files gloo connects to nobody."""
+    with lab.sparks(2, "loopback_name", debian=True) as sparks:
+        start_ray(sparks)
+        return _dies(lab, sparks, r"Gloo connectFullMesh failed with .*?remote=\[127\.0\.1\.1\]")
+
+
+def loopback_name_cured(lab: Lab) -> Outcome:
+    """The same /etc/hosts, with the files."""
+    with lab.sparks(2, "loopback_name_cured", debian=True) as sparks:
+        write_files(sparks, "ray")
+        return _served_over_qsfp(lab, sparks)
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (
+        *(cured, lan, unique_ip, unique_ip_cured, copied, copied_v1),
+        *(mp, three, loopback_name, loopback_name_cured),
+    )
+}
+
+
+def _copied(lab: Lab, log: str, words: str, env: Env | None = None) -> Outcome:
+    with lab.sparks(2, log) as sparks:
+        write_files(sparks, "ray")
+        head, worker = (spark.file(ENV_FILE) for spark in sparks)
+        worker.write_bytes(head.read_bytes())
+        found = check_strangers_file(sparks[1])
+        start_ray(sparks, file=ENV_FILE)
+        outcome = _dies(lab, sparks, words, env)
+    return Outcome(f"{found}; {outcome.text}", outcome.traffic)
+
+
+def _served_over_qsfp(lab: Lab, sparks: Sequence[Node], env: Env | None = None) -> Outcome:
+    start_ray(sparks, file=ENV_FILE)
+    _same_answers(lab, sparks, file=ENV_FILE, env=env)
+    return _over_qsfp(sparks)
+
+
+def _same_answers(
+    lab: Lab, sparks: Sequence[Node], *, file: str = "", env: Env | None = None
+) -> None:
+    server = lab.serve(sparks[0], *RAY, str(len(sparks)), file=file, env=env)
+    answers = lab.answers(sparks[0], server)
+    _insist(answers == lab.expected, f"{json.dumps(answers)} is not {json.dumps(lab.expected)}")
+
+
+def _over_qsfp(sparks: Sequence[Node]) -> Outcome:
+    traffic = [wires.bytes_moved(spark) for spark in sparks]
+    for on_lan, on_qsfp in traffic:
+        _insist(on_lan < LAN_NOISE, f"too much on the LAN: {traffic}")
+        _insist(on_qsfp > MODEL_TRAFFIC, f"too little on the QSFP cable: {traffic}")
+    return Outcome("same answers, over the QSFP cable", traffic)
+
+
+def _dies(lab: Lab, sparks: Sequence[Node], words: str, env: Env | None = None) -> Outcome:
+    file = ENV_FILE if sparks[0].file(ENV_FILE).exists() else ""
+    server = lab.serve(sparks[0], *RAY, "2", file=file, env=env)
+    try:
+        lab.answers(sparks[0], server)
+    except NodeError as error:
+        found = re.search(words, sparks[0].log("serve").read_text())
+        if found is None or server.poll() is None:
+            raise UnexpectedError(f"not {words!r}, but {error}") from None
+        error_text = re.sub(r" with node ids \[.*?\]| with \[.*?\]", "", found[0])
+        return Outcome(f"ends: {error_text}", [wires.bytes_moved(spark) for spark in sparks])
+    raise UnexpectedError(f"answers, where it should end with {words!r}")
+
+
+def _insist(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise UnexpectedError(otherwise)

@@ -1,0 +1,343 @@
+"""Faults that are really made on nodes with systemd, for `patchkit doctor` to find and to cure."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from e2e.lifecycle import fake_venv, installing, wiring
+from e2e.lifecycle.cluster import MODEL, EmulatedCluster, insist, wait
+from e2e.lifecycle.nodes import HOME, SystemdNode
+from e2e.lifecycle.rootfs import UID, USER
+from support.layout import VERSIONS, compiled, dotted
+
+Begin = Literal["serves", "stopped", "installed"]
+HEAD, WORKER = "spark1", "spark2"
+UNIT = "patchkit-vllm.service"
+ENV = f"{HOME}/.config/patchkit/vllm/node.env"
+PORT = 29501
+FIRST, SECOND = wiring.halves(2)
+SITE = f"{fake_venv.VENV}/lib/python3*/site-packages"
+FOREIGN = f"{HOME}/foreign.so"
+# A device as sysfs shows one: /sys/class is covered by a copy of its links with one folder more.
+RDMA = f"""\
+set -eu
+mkdir -p /run/class
+mount --rbind /sys/class /run/class && mount --make-rprivate /run/class
+mount -t tmpfs tmpfs /sys/class
+for each in /run/class/*; do
+  mkdir "/sys/class/${{each##*/}}" && mount --rbind "$each" "/sys/class/${{each##*/}}"
+done
+port=/sys/class/infiniband/rocep1s0f1/ports/1
+mkdir -p "$port" "$port/../../device/net/{FIRST}"
+echo '4: ACTIVE' > "$port/state"
+echo Ethernet > "$port/link_layer"
+mkdir -p /dev/infiniband && touch /dev/infiniband/uverbs0 && chmod 666 /dev/infiniband/uverbs0
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault: ``about`` is the check that has to find it, ``node`` the one that has to be named.
+
+    ``begin`` is how the cluster is when it is made; ``also`` are checks that may say more, since
+    it is true as well. ``cured`` gets the command, and does what takes a person, systemd or a boot;
+    ``by`` are its words in the table.
+    """
+
+    name: str
+    what: str
+    make: Callable[[EmulatedCluster], None]
+    about: str
+    node: str = WORKER
+    begin: Begin = "stopped"
+    also: tuple[str, ...] = ()
+    cured: Callable[[EmulatedCluster, str], None] | None = None
+    by: str = ""
+
+
+def root(words: str, node: str = WORKER) -> Callable[[EmulatedCluster], None]:
+    """Return what runs a script there as root."""
+
+    def make(cluster: EmulatedCluster) -> None:
+        done = cluster.rack[node].root("sh", "-c", words)
+        insist(not done.trouble, f"{words}: {done.trouble}")
+
+    return make
+
+
+def user(words: str, node: str = WORKER) -> Callable[[EmulatedCluster], None]:
+    """Return what runs a script there as the user."""
+
+    def make(cluster: EmulatedCluster) -> None:
+        done = cluster.rack[node].user("sh", "-c", words)
+        insist(not done.trouble, f"{words}: {done.trouble}")
+
+    return make
+
+
+def _cut(cluster: EmulatedCluster) -> None:
+    cluster.rack.wires.cut("qsfp", WORKER)
+    time.sleep(2)  # networkd takes the addresses away
+
+
+def _join(cluster: EmulatedCluster, _command: str) -> None:
+    cluster.rack.wires.join("qsfp", WORKER)
+    time.sleep(2)
+
+
+def _stop(cluster: EmulatedCluster) -> None:
+    (pid,) = cluster.processes(WORKER)["worker"]
+    cluster.rack[WORKER].user("kill", "-STOP", pid)
+
+
+def _kill(cluster: EmulatedCluster) -> None:
+    before = cluster.ranks()
+    cluster.kill(WORKER, "worker")
+    cluster.heals(before)
+
+
+def _again(cluster: EmulatedCluster, _command: str) -> None:
+    cluster.patchkit("down")
+    cluster.up()
+
+
+def _empty(cluster: EmulatedCluster, command: str) -> None:
+    shown = paste(cluster, command)
+    insist("filler" in shown, f"`{command}` does not show what is large: {shown}")
+    cluster.rack[WORKER].unfill()
+
+
+def _unlimited(cluster: EmulatedCluster, command: str) -> None:
+    """Run the command and boot; the limit itself cannot be raised where these nodes are made."""
+    paste(cluster, command)
+    node = cluster.rack[WORKER]
+    node.shut_down()
+    node.boot()
+    own = ("systemctl", "show", f"user@{UID}.service", "--property=LimitMEMLOCK", "--value")
+    limit = node.root(*own).output.strip()
+    insist(limit == "infinity", f"user@{UID}.service has a limit of {limit}")
+
+
+def paste(cluster: EmulatedCluster, command: str) -> str:
+    """Run a printed command on the laptop as it stands; return what it prints."""
+    script = f'patchkit() {{ "{sys.executable}" -m patchkit "$@"; }}\n{command}'
+    done = cluster.rack.laptop.run("sh", "-c", script, seconds=300)
+    insist(not done.trouble, f"{command}: {done.trouble}")
+    return done.output
+
+
+def _port(cluster: EmulatedCluster) -> None:
+    own = (
+        f"systemd-run --user --unit=other python3 -m http.server --bind {wiring.qsfp_ip(1)} {PORT}"
+    )
+    user(own, HEAD)(cluster)
+    busy = f"ss -Hltn 'sport = :{PORT}' | grep -q ."
+    wait(lambda: not cluster.rack[HEAD].user("sh", "-c", busy).trouble, 20, "nobody listens")
+
+
+def _foreign(cluster: EmulatedCluster) -> None:
+    """Put another libnccl over that of the worker's environment: as a copy by hand would."""
+    library = cluster.rack.folder / "libraries/custom/libnccl.so.2"  # as `nccl_wheel` made it
+    node = cluster.rack[WORKER]
+    # A little longer, as no two real ones have one size.
+    node.user("sh", "-c", f"cat > {FOREIGN}", input=library.read_bytes() + b"\0" * 64)
+    user(f"cp {FOREIGN} {SITE}/nvidia/nccl/lib/libnccl.so.2")(cluster)
+
+
+def _other_vllm(cluster: EmulatedCluster) -> None:
+    """Install another release over the worker's, as `pip install` would."""
+    user(
+        f"cd {SITE} && mv vllm-*.dist-info vllm-0.24.0.dist-info"
+        " && sed -i 's/^Version: .*/Version: 0.24.0/' vllm-0.24.0.dist-info/METADATA"
+        " && sed -i \"s/^__version__.*/__version__ = '0.24.0'/\" vllm/__init__.py"
+        " && sed -i 's/vllm-0[.0-9]*dist/vllm-0.24.0.dist/;"
+        " s/^\\(.*METADATA\\|vllm.__init__.py\\),.*/\\1,,/'"
+        " vllm-0.24.0.dist-info/RECORD"
+    )(cluster)
+
+
+FAULTS = (
+    Fault(
+        name="ssh",
+        what="sshd of the worker ended",
+        make=lambda cluster: cluster.rack[WORKER].refuse_ssh(),
+        about="ssh",
+        cured=lambda cluster, command: root(command.removeprefix("sudo "))(cluster),
+        by="the printed command, at its own console",
+    ),
+    Fault(name="cable", what="the cable out", make=_cut, about="cable", cured=_join, by="a hand"),
+    Fault(
+        name="mtu",
+        what="MTU 1500 at one end, while it serves",
+        make=root(f"ip link set {FIRST} mtu 1500"),
+        about="mtu",
+        begin="serves",
+    ),
+    Fault(
+        name="address",
+        what="the worker lost its address",
+        make=root(f"ip address del {wiring.qsfp_ip(2)}/24 dev {FIRST}"),
+        about="address",
+    ),
+    Fault(
+        name="address-twice",
+        what="the head's address on the worker, too",
+        make=root(f"ip address add {wiring.qsfp_ip(1)}/32 dev {FIRST}"),
+        about="address-twice",
+    ),
+    Fault(
+        name="networks",
+        what="both halves of the cable in one network",
+        make=root(f"ip address add 192.168.177.12/24 dev {SECOND}"),
+        about="networks",
+    ),
+    Fault(
+        name="linger",
+        what="lingering off",
+        make=root(f"rm /var/lib/systemd/linger/{USER}"),
+        about="linger",
+    ),
+    Fault(
+        name="journal",
+        what="no journal that outlives a boot",
+        make=root("rm -rf /var/log/journal"),
+        about="journal",
+    ),
+    Fault(
+        name="disk",
+        what="no byte free on the worker's disk",
+        make=lambda cluster: cluster.rack[WORKER].fill(),
+        about="disk",
+        cured=_empty,
+        by="a hand, with what the printed command shows",
+    ),
+    Fault(
+        name="memlock",
+        what="RDMA devices, and a limit of 8 MiB of locked memory",
+        make=root(RDMA),
+        about="memlock",
+        cured=_unlimited,
+        by="the printed command and a boot: the unit's limit is infinity, which is all that "
+        "can be tried where nobody may raise one",
+    ),
+    Fault(
+        name="nccl",
+        what="another libnccl copied over that of one node's environment",
+        make=_foreign,
+        about="nccl",
+        begin="installed",
+        also=("nccl-loaded",),
+    ),
+    Fault(
+        name="vllm",
+        what="another vLLM on one node",
+        make=_other_vllm,
+        about="vllm",
+        begin="installed",
+    ),
+    Fault(
+        name="model",
+        what="a model's file cut short on one node",
+        make=user(f"truncate -s -2 {HOME}{MODEL[1:]}/model.safetensors"),
+        about="model",
+    ),
+    Fault(
+        name="model-same",
+        what="another configuration of the model on one node",
+        make=user(f"echo ' ' >> {HOME}{MODEL[1:]}/config.json"),
+        about="model-same",
+    ),
+    Fault(
+        name="env-address",
+        what="node.env of one node with the head's address, by hand",
+        make=user(f"sed -i '/^VLLM_HOST_IP/s/177[.]2/177.1/' {ENV}"),
+        about="env-address",
+        begin="serves",
+    ),
+    Fault(
+        name="env-shared",
+        what="a shared variable of node.env changed by hand on one node",
+        make=user(f"sed -i '/^OMP_NUM_THREADS/s/4/8/' {ENV}"),
+        about="env-shared",
+    ),
+    Fault(
+        name="edited",
+        what="another line in node.env of one node",
+        make=user(f"echo '# mine' >> {ENV}"),
+        about="edited",
+    ),
+    Fault(
+        name="flags",
+        what="a flag of one node's unit changed by hand",
+        make=user(
+            f"sed -i '/^ExecStart=/s/$/ --max-num-seqs 9/' .config/systemd/user/{UNIT}"
+            " && systemctl --user daemon-reload"
+        ),
+        about="flags",
+    ),
+    Fault(
+        name="unit-file",
+        what="a unit that systemd has not read since it was changed",
+        make=user(f"sleep 1; touch .config/systemd/user/{UNIT}"),
+        about="unit-file",
+        begin="serves",
+    ),
+    Fault(
+        name="port",
+        what="another server at the rendezvous' port",
+        make=_port,
+        about="port",
+        node=HEAD,
+    ),
+    Fault(
+        name="left-over",
+        what="a process of the group left after `down`",
+        make=user("systemd-run --user --setenv=PATCHKIT_CLUSTER=vllm sleep 1000"),
+        about="left-over",
+    ),
+    Fault(
+        name="rank-stopped",
+        what="a rank's worker process stopped (`kill -STOP`)",
+        make=_stop,
+        about="rank-stopped",
+        begin="serves",
+        also=("server-token-none",),  # which follows from it
+    ),
+    Fault(
+        name="rank-killed",
+        what="a rank's worker process killed; systemd has started all again",
+        make=_kill,
+        about="restarts",
+        node=HEAD,
+        begin="serves",
+        cured=_again,
+        by="systemd at once; the warning stays until the next `up`",
+    ),
+)
+
+
+def install(cluster: EmulatedCluster) -> None:
+    """Fill a wheelhouse, with torch's libraries and a libnccl, and install it on every node."""
+    installing.fill(cluster, installing.HOUSE, nccl_wheel(cluster.rack.folder))
+    done = cluster.patchkit("install")
+    insist(not done.trouble, f"install: {done.trouble}")
+
+
+def nccl_wheel(folder: Path) -> fake_venv.NcclWheel:
+    """Compile real libraries in small: torch's, and a libnccl that they need."""
+    parts = compiled(folder / "libraries")
+    torch = {f"torch/lib/{each.name}": each.read_bytes() for each in parts.torch["rpath"].iterdir()}
+    library = parts.nccl["stock"].read_bytes()
+    return fake_venv.NcclWheel(version=dotted(VERSIONS["stock"]), library=library, torch=torch)
+
+
+def allow_sudo(node: SystemdNode) -> None:
+    """Let the user be root without a password, as on a new Spark."""
+    rule = f"{USER} ALL=(ALL) NOPASSWD: ALL"
+    place = "/etc/sudoers.d/spark"
+    node.root("sh", "-c", f"echo '{rule}' > {place} && chmod 440 {place}")

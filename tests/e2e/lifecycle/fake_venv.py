@@ -1,0 +1,157 @@
+"""A virtual environment on a node in which vLLM seems to be installed: the program is the fake.
+
+The package holds what patchkit reads of a release, from the release's own source archive, but
+nothing that could be imported: which variables and flags it takes, and with which values.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from packaging.version import Version
+
+from e2e.emulation.nodes import NodeError
+from e2e.lifecycle.fake_vllm import VERSION
+from e2e.lifecycle.nodes import HOME, SystemdNode
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.fetch import fetch
+from patchkit.source.lock import read_lock
+from patchkit.wheel.vllm.needs import recorded_needs
+from support.wheels import write_wheel
+
+VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it
+SETTINGS = "fake.env"  # in the environment's bin
+INSTALLED = {"vllm": VERSION, "torch": "2.11.0"}
+_CUDA = "nvidia-cuda-runtime==13.0.96"
+PROGRAM = Path(__file__).with_name("fake_vllm.py")
+# What says which variables and flags there are, and which values they take.
+READ = (
+    *("envs.py", "config/*.py", "engine/*.py", "entrypoints/cli/*.py", "entrypoints/openai/*.py"),
+    *("model_executor/model_loader/__init__.py", "v1/attention/backends/registry.py"),
+    *("reasoning/__init__.py", "tool_parsers/__init__.py", "transformers_utils/config.py"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclWheel:
+    """A real libnccl in small, and torch's libraries that need it, by path."""
+
+    version: str
+    library: bytes
+    torch: Mapping[str, bytes]
+    project: str = "nvidia-nccl-cu13"
+
+
+def install(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
+    """Make the environment there. Raises NodeError. ``settings`` are as for `change`."""
+    _insist(node, "python3", "-m", "venv", "--without-pip", venv)
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = _insist(node, f"{venv}/bin/python", "-c", where).strip()
+    _insist(node, "tar", "--extract", "--directory", site, input=site_packages())
+    write(node, f"{venv}/bin/vllm", f"#!{venv}/bin/python\n{PROGRAM.read_text()}")
+    _insist(node, "chmod", "+x", f"{venv}/bin/vllm")
+    change(node, venv, **settings)
+
+
+def change(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
+    """Set what the next start does, ``LOAD=0.5, FAIL="CUDA error"``; all others as by default."""
+    text = "".join(f"FAKE_{name}={value}\n" for name, value in settings.items())
+    write(node, f"{venv}/bin/{SETTINGS}", text)
+
+
+def write(node: SystemdNode, path: str, text: str) -> None:
+    """Write a file there as the user. Raises NodeError."""
+    script = 'mkdir -p "${0%/*}" && cat > "$0"'
+    _insist(node, "sh", "-c", script, path, input=text.encode() or b"\n")
+
+
+def wheels(
+    folder: Path, note: str = "", nccl: NcclWheel | None = None, release: str = VERSION
+) -> list[Path]:
+    """Write wheels of what `install` puts there by hand, for pip; return their paths, vLLM's first.
+
+    ``note`` is in them, so that they are others. torch is the one that the release needs; it needs
+    a library, as one for CUDA does, and with ``nccl`` that as well.
+    """
+    made = []
+    torch = str(recorded_needs(Version(release)).torch)
+    needed = {"vllm": f"torch=={torch}", "torch": _CUDA}
+    for name, version in {"vllm": release, "torch": torch}.items():
+        unpacked = _files(release).items()
+        files = {path: data for path, data in unpacked if path.startswith(f"{name}/")}
+        if name == "vllm":
+            entry = f"[console_scripts]\nvllm = vllm.{PROGRAM.stem}:main\n"
+            program = PROGRAM.read_text().replace(VERSION, release)
+            files[f"vllm/{PROGRAM.name}"] = program.encode()
+            files[f"vllm-{version}.dist-info/entry_points.txt"] = entry.encode()
+        files[f"{name}/note.txt"] = note.encode()
+        if name == "torch":
+            files["torch/lib/libtorch_cuda.so"] = b""  # a torch without is one for CPUs alone
+            files |= nccl.torch if nccl else {}
+        needs = [needed[name]]
+        if name == "torch" and nccl:
+            needs.append(f"{nccl.project}=={nccl.version}")
+        made.append(write_wheel(folder, version, project=name, files=files, requires=needs))
+    library, _, version = _CUDA.partition("==")
+    made.append(write_wheel(folder, version, project=library))
+    if nccl:
+        files = {"nvidia/nccl/lib/libnccl.so.2": nccl.library}
+        made.append(write_wheel(folder, nccl.version, project=nccl.project, files=files))
+    return made
+
+
+@cache
+def site_packages() -> bytes:
+    """Return what is installed, as a tar archive."""
+    files = dict(_files())
+    for name, version in INSTALLED.items():
+        about = f"{name}-{version}.dist-info"
+        record = "".join(f"{path},,\n" for path in files if path.startswith(f"{name}/"))
+        files |= {f"{about}/METADATA": _metadata(name, version), f"{about}/INSTALLER": b"pip\n"}
+        files[f"{about}/RECORD"] = record.encode()
+    return _packed(files)
+
+
+@cache
+def _files(release: str = VERSION) -> Mapping[str, bytes]:
+    """Return the packages; the release comes from the package index, once.
+
+    Raises PatchkitError if it cannot be had.
+    """
+    recipe = load_recipe()
+    archive = fetch(recipe.project, release, read_lock(recipe.home / "lock.toml"))
+    files = {"vllm/__init__.py": f'__version__ = "{release}"\n'.encode(), "torch/__init__.py": b""}
+    with tarfile.open(archive) as source:
+        for member in source:
+            path = PurePosixPath(member.name).relative_to(f"vllm-{release}")
+            if any(path.match(f"vllm/{each}") for each in READ):
+                content = source.extractfile(member)
+                assert content is not None
+                files[str(path)] = content.read()
+    return files
+
+
+def _metadata(name: str, version: str) -> bytes:
+    return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n".encode()
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as packing:
+        for path, data in files.items():
+            info = tarfile.TarInfo(path)
+            info.size, info.mode = len(data), 0o644
+            packing.addfile(info, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def _insist(node: SystemdNode, *words: str, input: bytes = b"") -> str:
+    done = node.user(*words, input=input)
+    if done.trouble:
+        raise NodeError(f"{node.name}: {done.trouble}")
+    return done.output

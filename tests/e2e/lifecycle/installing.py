@@ -1,0 +1,163 @@
+"""`patchkit cluster install` on nodes with nothing, cut short, and back; wheels of the fake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from e2e.emulation.nodes import NodeError
+from e2e.lifecycle import fake_venv, wiring
+from e2e.lifecycle.cluster import MODEL, URL, EmulatedCluster, LifecycleLab, insist
+from e2e.lifecycle.fake_vllm import VERSION
+from e2e.lifecycle.launcher import killed
+from e2e.lifecycle.rack import ROOT
+from e2e.proofs import readme
+from e2e.proofs.steps import Page, Step
+from patchkit.process import attempt
+from patchkit.wheel.wheelhouse.contents import add
+
+HOUSE, LATER = "wheelhouse", "later"
+MOMENTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5)
+UPGRADE = Page(
+    path=ROOT / "docs" / "upgrade.md", machines={"": ("single", 0)}, skipped={}, stand_ins={}
+)
+PYTHON = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
+
+
+def newcomer(lab: LifecycleLab) -> str:
+    """Nodes with nothing, a wheelhouse, and README's own lines: init, install, up."""
+    with lab.bare("newcomer") as cluster:
+        fill(cluster, HOUSE)
+        _paste(cluster, readme.steps(readme.TWO, cluster.rack.folder))
+        insist(cluster.answers(), "up said that it serves, and it does not answer")
+        cluster.down()
+    return "from nothing to an answer"
+
+
+def upgraded(lab: LifecycleLab) -> str:
+    """docs/upgrade.md's lines with two nodes: 0.25.1 serves, then 0.33.0, then 0.25.1 again."""
+    served = []
+    with lab.bare("upgraded") as cluster:
+        cluster.describe()
+        for release in ("0.25.1", "0.33.0"):
+            fill(cluster, f"wheelhouse-{release}", release=release)
+        run_install(cluster, "--wheelhouse", "wheelhouse-0.25.1")
+        cluster.up()
+        for title in ("", "Upgrade two Sparks", "Roll back two Sparks"):
+            steps = UPGRADE.steps(title, cluster.rack.folder) if title else ()
+            said = _paste(cluster, steps)
+            insist(cluster.answers(), f"{title}: it does not answer")
+            insist(not title or "cluster up MODEL" in said, f"{title}: nothing leads on: {said}")
+            served.append(_version(cluster))
+        insist(served == ["0.25.1", "0.33.0", "0.25.1"], f"served: {served}")
+        cluster.down()
+    return f"serves {', then '.join(served)}; each line printed what comes next"
+
+
+def install(lab: LifecycleLab) -> str:
+    """A fresh one, the same again, another wheelhouse while it serves, `--rollback`."""
+    with lab.bare("install") as cluster:
+        cluster.describe()
+        for name in (HOUSE, LATER):
+            fill(cluster, name)
+        run_install(cluster)
+        first = _used(cluster)
+        again = run_install(cluster)
+        insist("as it is" in again and _used(cluster) == first, f"again: {again}")
+        cluster.up()
+        before = cluster.ranks()
+        run_install(cluster, "--wheelhouse", LATER)
+        later = _used(cluster)
+        insist(later != first, "another wheelhouse is the same installation")
+        insist(cluster.ranks() == before and cluster.answers(), "what ran was disturbed")
+        run_install(cluster, "--rollback")
+        insist(_used(cluster) == first, "--rollback does not go back")
+        cluster.down()
+        cluster.up()
+        cluster.down()
+    return "the second changes nothing; what serves goes on; back to the former"
+
+
+def launcher_killed_in_install(lab: LifecycleLab) -> str:
+    """`kill -9` of `install` at any moment, then `install` again."""
+    with lab.bare("launcher_killed_in_install") as cluster:
+        cluster.describe()
+        fill(cluster, HOUSE)
+        count = 0
+        for moment in MOMENTS:
+            for node in cluster.rack.nodes.values():
+                node.user("rm", "-rf", ".local/share/patchkit")
+            count += killed(cluster, moment, "install")
+            run_install(cluster)
+        cluster.up()
+        cluster.down()
+    return f"killed {count} times; install again is whole each time, and it serves"
+
+
+def _paste(cluster: EmulatedCluster, steps: Iterable[Step]) -> str:
+    """Run a page's lines of `patchkit cluster`; return what they said.
+
+    The lab's nodes and model stand for the page's. ``init`` is told what a Spark's probe says.
+    """
+    names = {f"spark-{n}": name for n, name in enumerate(cluster.names, 1)}
+    said = ""
+    for step in steps:
+        program, *words = shlex.split(step.text, comments=True)
+        if program != "patchkit" or words.pop(0) != "cluster":
+            continue
+        words = [MODEL if word.startswith("openai/") else names.get(word, word) for word in words]
+        if words[0] == "init":
+            words += ["--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1)]
+        done = cluster.patchkit(*words)
+        insist(done.status == 0, f"{step.text}: {done.trouble}")
+        said += done.output + done.errors
+    return said
+
+
+def _version(cluster: EmulatedCluster) -> str:
+    """Return the release that serves, by its own word."""
+    ask = ("curl", "--silent", "--fail", f"{URL}/version")
+    return str(json.loads(cluster.rack[cluster.names[0]].user(*ask).output)["version"])
+
+
+def run_install(cluster: EmulatedCluster, *words: str) -> str:
+    done = cluster.patchkit("install", *words)
+    insist(done.status == 0, f"install: {done.trouble}")
+    return done.output + done.errors
+
+
+def _used(cluster: EmulatedCluster) -> str:
+    """Return the installation that all nodes use."""
+    (found,) = {n.user("readlink", fake_venv.VENV).output for n in cluster.rack.nodes.values()}
+    return found
+
+
+def fill(
+    cluster: EmulatedCluster,
+    name: str,
+    nccl: fake_venv.NcclWheel | None = None,
+    release: str = VERSION,
+) -> None:
+    """Fill a wheelhouse in the laptop's home, for the nodes' Python."""
+    python = cluster.rack[cluster.names[0]].user("python3", "-c", PYTHON).output.strip()
+    made = cluster.rack.folder / f"{name}.wheels"
+    house = cluster.rack.folder / name
+    vllm, *others = fake_venv.wheels(made, note=name, nccl=nccl, release=release)
+    (made / "offered").mkdir()
+    for each in others:
+        each.rename(made / "offered" / each.name)
+    add(house, vllm, {"target": "gb10"})
+    words = ("--dir", house, "--find-links", made / "offered", "--python-version", python)
+    filled = attempt(
+        *(sys.executable, "-m", "patchkit", "wheelhouse", "fill", "--offline", *words),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PIP_CONFIG_FILE": os.devnull},
+        timeout=120,
+    )
+    if filled.trouble:
+        raise NodeError(f"{name}: {filled.trouble}")
+    shutil.copytree(house, Path(cluster.home, name))

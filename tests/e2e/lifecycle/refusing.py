@@ -1,0 +1,216 @@
+"""Ask what is refused, and that nothing is lost by it: a switch cut short, rot, odd nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from signal import SIGINT
+
+from e2e.lifecycle import fake_venv, wiring
+from e2e.lifecycle.cluster import (
+    MODEL,
+    OTHER_MODEL,
+    URL,
+    EmulatedCluster,
+    LifecycleLab,
+    insist,
+    small_model,
+    wait,
+)
+from e2e.lifecycle.installing import HOUSE, LATER, fill, run_install
+from e2e.lifecycle.launcher import CLUSTER
+from e2e.lifecycle.nodes import HOME, UID, USER
+from e2e.lifecycle.starting import MASTER_PORT
+from patchkit.cluster.models.names import ModelFolder
+from patchkit.errors import HashMismatchError, HostError, StorageError
+from patchkit.process import Completed
+
+MOMENTS = ("at once", "stopped", "loading")  # when Ctrl-C comes
+REPO, COMMIT = "org/small", "0123456789abcdef0123456789abcdef01234567"
+FOLDER = f"{HOME}/models/{ModelFolder(repo=REPO, commit=COMMIT).name}"
+WEIGHTS = "model.safetensors"
+FLIP = """\
+import os, pathlib, sys
+path = pathlib.Path(sys.argv[1])
+data, before = bytearray(path.read_bytes()), path.stat()
+data[-1] ^= 1
+path.write_bytes(data)
+os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+"""
+
+
+def switch_cut_short(lab: LifecycleLab) -> str:
+    """`switch` that ends before its start: worker's disk full, port taken, Ctrl-C."""
+    with lab.serving("switch_cut_short") as cluster:
+        head, worker = cluster.rack["spark1"], cluster.rack["spark2"]
+        worker.fill()
+        full = cluster.patchkit("switch", OTHER_MODEL)
+        worker.unfill()
+        insist(full.status == StorageError.exit_code, f"disk full: {full.trouble}")
+        insist(f"{MODEL} is served again" in full.errors, f"disk full: {full.errors}")
+        insist(_served(cluster) == MODEL, "with a full disk the former one is gone")
+        # Takes the port as soon as the former rank gives it back, so that neither can start.
+        again = ("Restart=always", "RestartSec=50ms")
+        own = ("python3", "-m", "http.server", "--bind", wiring.qsfp_ip(1), str(MASTER_PORT))
+        options = ("--property=StartLimitIntervalSec=0", *(f"--property={each}" for each in again))
+        head.user("systemd-run", "--user", "--unit=other", *options, *own)
+        taken = cluster.patchkit("switch", OTHER_MODEL)
+        head.user("systemctl", "--user", "stop", "other")
+        insist(taken.status == HostError.exit_code, f"port taken: {taken.trouble}")
+        names = (f"{OTHER_MODEL} was not started", f"{MODEL}, served before, does not come back")
+        insist(all(each in taken.errors for each in names), f"port taken: {taken.errors}")
+        cluster.down()
+        cluster.up()
+        told = [_interrupted(cluster, moment) for moment in MOMENTS]
+    return f"disk full: the former again; port taken: both named; Ctrl-C: {', '.join(told)}"
+
+
+def _interrupted(cluster: EmulatedCluster, moment: str) -> str:
+    """Interrupt a switch; what it says is served has to be."""
+    laptop, before, former = cluster.rack.laptop, cluster.ranks(), _served(cluster)
+    target = MODEL if former == OTHER_MODEL else OTHER_MODEL
+    log = f"interrupted-{moment.replace(' ', '-')}"
+    started = laptop.start(*CLUSTER, "switch", target, log=log)
+    if moment == "at once":
+        time.sleep(0.5)
+    else:
+        old = {pid for found in before.values() for pids in found.values() for pid in pids}
+
+        def reached() -> bool:
+            now = {p for found in cluster.ranks().values() for pids in found.values() for p in pids}
+            return not now & old and (moment == "stopped" or bool(now))
+
+        wait(reached, cluster.patience, f"the former one is not {moment}")
+    laptop.kill(started, SIGINT)
+    status, said = started.wait(), laptop.node.log(log).read_text()
+    insist(status == 128 + SIGINT, f"status {status}: {said}")
+    *_, last = said.strip().split("\n")
+    wait(cluster.answers, cluster.patience, f"after {last!r} nothing answers")
+    served = _served(cluster)
+    if "nothing was changed" in last:
+        insist(cluster.ranks() == before, f"it says {last!r}, and ranks are new")
+        insist(moment == "at once", f"it says {last!r}, {moment}")
+        return "as it was"
+    back = f"{former} is started again" in last
+    insist(back or f"{target} is started" in last, f"it does not say what is served: {said}")
+    insist(served == (former if back else target), f"{served} is served; it says {said}")
+    return "the former again" if back else "the new one"
+
+
+def rotten_copies(lab: LifecycleLab) -> str:
+    """A flipped bit in the head's copy of a model, in the worker's, in both."""
+    with lab.prepared("rotten_copies") as cluster:
+        nodes = cluster.rack.nodes.values()
+        for node in nodes:
+            for name, text in {**small_model(), ".cache/patchkit/model.json": _record()}.items():
+                fake_venv.write(node, f"{FOLDER}/{name}", text)
+            node.user("touch", "--date=@1700000000", f"{FOLDER}/{WEIGHTS}")
+        file = cluster.home / "cluster.toml"
+        file.write_text(f'{file.read_text()}\n[models]\n"{REPO}" = "{COMMIT}"\n')
+        _flip(cluster, "spark1")
+        healed = _sync(cluster)
+        insist(healed.status == 0, f"the head's is rotten: {healed.trouble}")
+        insist(f"spark1: {WEIGHTS}: has the hash" in healed.errors, healed.errors)
+        insist(_weights(cluster) == [_good()] * 2, "the good copy was lost, or the bad one kept")
+        quiet = cluster.up(REPO)
+        insist("since the hashes were checked" not in quiet.output, quiet.output)
+        cluster.down()
+        _flip(cluster, "spark2")
+        said = cluster.up(REPO).output
+        insist("spark2: 1 file of org/small changed since the hashes" in said, f"up: {said}")
+        cluster.down()
+        _flip(cluster, "spark1")
+        lost = _sync(cluster)
+        named = all(f"{name}: {WEIGHTS}: has the hash" in lost.errors for name in cluster.names)
+        insist(lost.status == HashMismatchError.exit_code and named, f"both: {lost.errors}")
+        insist(f"model get {REPO}@{COMMIT}" in lost.errors, f"no next step: {lost.errors}")
+        insist(all(_weights(cluster)), "a copy was removed, and none is whole")
+    return "the head's is made anew from the worker's; `up` says what changed; both: refused"
+
+
+def no_linger(lab: LifecycleLab) -> str:
+    """No lingering on the worker: its units would end with the last login. Then port 80."""
+    with lab.prepared("no_linger") as cluster:
+        worker = cluster.rack["spark2"]
+        worker.root("loginctl", "disable-linger", USER)
+        init = cluster.patchkit("init", *cluster.names, "--dry-run")
+        places = ("spark1: address: ", "on spark1: give it one", "spark2: linger: ")
+        insist(all(each in init.output for each in places), f"init: {init.output}")
+        written = cluster.patchkit("init", *cluster.names, *_OPTIONS, "--file", "other.toml")
+        insist("loginctl enable-linger" in _next(written), f"init's next: {written.output}")
+        refused = cluster.patchkit("up", MODEL)
+        insist(refused.status == HostError.exit_code, f"up: {refused.trouble}")
+        cure = "ssh -t spark2 'loginctl enable-linger'"
+        insist(cure in refused.errors, f"up does not name the cure: {refused.errors}")
+        cluster.insist_on_nothing()
+        worker.root("loginctl", "enable-linger", USER)
+        ready = f"[ -S /run/user/{UID}/bus ]"
+        wait(lambda: not worker.root("sh", "-c", ready).trouble, 20, "no user manager")
+        cluster.describe(port=80)
+        low = cluster.patchkit("up", MODEL)
+        insist(low.status == HostError.exit_code, f"port 80: {low.trouble}")
+        insist("ports below 1024 are root's" in low.errors, f"port 80: {low.errors}")
+        cluster.describe()
+        cluster.up()
+        cluster.down()
+    return f"`up` exits with {refused.status} and the command; with it, it serves"
+
+
+def mixed_installations(lab: LifecycleLab) -> str:
+    """The worker's link leads to the former installation, the head's to the latest."""
+    with lab.bare("mixed_installations") as cluster:
+        cluster.describe()
+        for name in (HOUSE, LATER):
+            fill(cluster, name)
+            run_install(cluster, "--wheelhouse", name)
+        venv = fake_venv.VENV
+        moved = cluster.rack["spark2"].user(
+            "sh", "-c", 'ln -sfn "$(readlink "$0.former")" "$0"', venv
+        )
+        insist(not moved.trouble, moved.trouble)
+        refused = cluster.patchkit("up", MODEL)
+        insist(refused.status == HostError.exit_code, f"up: {refused.trouble}")
+        insist("patchkit cluster install" in refused.errors, refused.errors)
+        cluster.insist_on_nothing()
+        run_install(cluster)
+        cluster.up()
+        cluster.down()
+    return f"`up` exits with {refused.status}; after `install` it serves"
+
+
+_OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1))
+
+
+def _next(done: Completed) -> str:
+    """Return the last line of what is said, the next step."""
+    return done.output.strip().rpartition("\n")[2]
+
+
+def _served(cluster: EmulatedCluster) -> str:
+    models = cluster.rack["spark1"].user("curl", "--silent", f"{URL}/v1/models").output
+    return str(json.loads(models)["data"][0]["id"]) if models else ""
+
+
+def _record() -> str:
+    files = {
+        name: {"size": len(text), "digest": hashlib.sha256(text.encode()).hexdigest()}
+        for name, text in small_model().items()
+    }
+    return json.dumps({"repo": REPO, "commit": COMMIT, "files": files})
+
+
+def _good() -> str:
+    return small_model()[WEIGHTS]
+
+
+def _weights(cluster: EmulatedCluster) -> list[str]:
+    return [each.user("cat", f"{FOLDER}/{WEIGHTS}").output for each in cluster.rack.nodes.values()]
+
+
+def _flip(cluster: EmulatedCluster, name: str) -> None:
+    cluster.rack[name].user("python3", "-c", FLIP, f"{FOLDER}/{WEIGHTS}")
+
+
+def _sync(cluster: EmulatedCluster) -> Completed:
+    return cluster.rack.laptop.patchkit("model", "sync", REPO)

@@ -1,0 +1,90 @@
+"""The file system that all nodes begin with: this machine's distribution, systemd, sshd, Python.
+
+mmdebstrap unpacks it once; it is kept by a digest of what it is made of. Nodes are overlays of it.
+``python -m e2e.lifecycle.rootfs`` prints what is in the way on this machine, or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from e2e.emulation import nodes
+from e2e.proofs import fresh
+
+PACKAGES = (
+    *("systemd", "systemd-sysv", "dbus", "dbus-user-session", "libpam-systemd", "polkitd"),
+    *("openssh-server", "openssh-client", "rsync", "curl", "ca-certificates", "procps"),
+    *("iproute2", "iputils-ping", "python3", "python3-venv", "libnuma1", "libgomp1"),
+)
+USER, UID = "spark", 1000
+TOOLS = {
+    "mmdebstrap": "mmdebstrap",
+    "systemd-nspawn": "systemd-container",
+    "ssh-keygen": "openssh-client",
+    "rsync": "rsync",
+}
+# Run in the new file system. Host keys and the machine's id are each node's own.
+FURNISH = f"""\
+set -eu
+useradd --create-home --uid {UID} --shell /bin/bash {USER}
+install -d -o {USER} -g {USER} -m 700 /home/{USER}/.ssh
+mkdir -p /var/lib/systemd/linger /var/log/journal
+touch /var/lib/systemd/linger/{USER}
+rm -f /etc/ssh/ssh_host_* /etc/hostname /etc/machine-id /etc/resolv.conf
+echo 'PasswordAuthentication no' > /etc/ssh/sshd_config.d/keys.conf
+systemctl --quiet enable systemd-networkd ssh
+systemctl --quiet disable systemd-networkd-wait-online apt-daily.timer apt-daily-upgrade.timer
+systemctl --quiet mask systemd-resolved e2scrub_reap fstrim.timer
+"""
+
+
+def obstacle() -> str:
+    """Return why no such nodes can be made here; empty if nothing is in the way."""
+    if found := nodes.obstacle() or fresh.obstacle():
+        return found
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"{missing[0]} is missing; it comes with {TOOLS[missing[0]]}"
+    if not os.access("/sys/fs/cgroup", os.W_OK):
+        return "/sys/fs/cgroup is not writable: nodes need control groups of their own"
+    return ""
+
+
+def ready(cache: Path, extra: Sequence[str] = ()) -> Path:
+    """Return the file system with these packages, too; it is made if it is not there.
+
+    Raises CalledProcessError after mmdebstrap said why.
+    """
+    release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    packages = sorted({*PACKAGES, *extra})
+    made_of = "\n".join([release, platform.machine(), *packages, FURNISH])
+    root = cache / f"root-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+    if not root.is_dir():
+        begun = cache / f"{root.name}.{os.getpid()}"
+        begun.mkdir(parents=True)
+        try:
+            _make(begun, packages, release)
+            begun.rename(root)
+        finally:
+            shutil.rmtree(begun, ignore_errors=True)
+    return root
+
+
+def _make(root: Path, packages: Sequence[str], release: str) -> None:
+    options = ("--variant=minbase", '--aptopt=Apt::Install-Recommends "false"')
+    fresh.unpack(root, packages, *options, release=release)
+    subprocess.run(
+        ["chroot", str(root), "sh", "-c", FURNISH],
+        check=True,
+        env={"PATH": nodes.SYSTEM_PATH, "LANG": "C.UTF-8"},
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(obstacle())

@@ -1,0 +1,268 @@
+"""vLLM configured and in part compiled, as whole as an ordinary machine can do it in minutes.
+
+    nox -s build-proof [-- RELEASE …] [--write]
+
+For each release `patchkit build vllm` builds a wheel of its smallest extensions: real sources,
+torch and CMake, no network. What CMake then means to compile is compared with the arch proof, group
+by group, and with tests/data/objects.csv; two CUDA sources are compiled and inspected; the wheel
+is inspected and installed, its extensions are loaded; the stand-in for torch, which a build for
+another CPU has, answers what the release asks as torch itself does; nvcc across gives the device
+code that aarch64's own gives under qemu-user, on two sources. A second run, which begins anew, is
+killed while it compiles; a third goes on from there, and has to give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import venv
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from e2e.proofs import native_nvcc
+from e2e.proofs.torch_questions import FOR_ROCM, answers, questions
+from patchkit.errors import PatchkitError, ProofError, UsageError
+from patchkit.recipes.vllm.sources import CudaSource
+from patchkit.target import Load, targets
+from patchkit.wheel.across.torch import install_torch_stand_in
+from patchkit.wheel.build.make import clean_environment
+from patchkit.wheel.build.work import WORK
+from patchkit.wheel.device.compiled import compiled_sources
+from patchkit.wheel.device.inspect import arch_name, inspect
+from support.building import interrupted, wheels
+from support.small_torch import site
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+GB10 = targets()["gb10"]
+GOLDEN = Path(__file__).parents[3] / "tests" / "data" / "objects.csv"
+CUTLASS = "cutlass=flashinfer-python==0.6.8.post1"
+# Both take torch 2.11.0 and CUTLASS 4.4.2, so one environment serves; the extensions are small,
+# and the sources take a minute together. What is left out needs sources that no index has.
+RELEASES = {
+    "0.20.2": {
+        "extensions": ["cumem_allocator"],
+        "without": ["flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm"],
+    },
+    "0.25.1": {
+        "extensions": ["cumem_allocator", "fs_io_C", "spinloop"],
+        "without": [
+            *("flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm", "fmha-sm100"),
+        ],
+    },
+}
+# The extension alone: importing vllm takes packages that a build does not have.
+LOAD = """
+import importlib.util, sys
+import torch
+spec = importlib.util.spec_from_file_location(*sys.argv[1:])
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+COMPILED_TWICE = ("/cuda_utils_kernels.cu", "/permute_cols.cu")  # seconds, minutes under qemu
+SOURCES = ("/quantization/activation_kernels.cu.o", "/nvfp4_quant_kernels.cu.o")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("releases", nargs="*", default=list(RELEASES))
+    parser.add_argument("--write", action="store_true", help="write the golden table anew")
+    args = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory(prefix="patchkit-build-") as folder:
+            rows = [row for name in args.releases for row in prove(name, Path(folder) / name)]
+        compare(rows, args.releases, write=args.write)
+    except PatchkitError as error:
+        CONSOLE.print(f"build-proof: {error}", markup=False)
+        return error.exit_code
+    CONSOLE.print("every check held", style="green")
+    return 0
+
+
+def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
+    """Prove one release; return its rows of the golden table."""
+    folder.mkdir()
+    told = build(release, folder / "one")
+    root = WORK / f"vllm-{release}-gb10-{platform.machine()}-reduced"
+    sources = compiled_sources(root / "source" / "build", root / "source")
+    CONSOLE.print(f"{release}: {len(sources)} CUDA sources would be compiled")
+    CONSOLE.print(f"{release}: {told['proofs'][0]}")
+    check_objects(root, folder)
+    check_wheel(told)
+    check_stand_in(release, root, environment())
+    check_nvcc(release, root, folder)
+    kill(release, folder / "two", root / "log.txt")
+    again = build(release, folder / "two")
+    if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
+        raise ProofError(f"{release}: the second wheel has other bytes")
+    CONSOLE.print(f"{release}: killed, gone on with, the same bytes")
+    counts = Counter((each.library, names(each)) for each in sources)
+    return [(release, *key, str(count)) for key, count in sorted(counts.items())]
+
+
+def reduced_options(release: str) -> list[str]:
+    """Return options of `patchkit build vllm`: the smallest extensions, sources of an index.
+
+    Raises UsageError if it is not known which those are.
+    """
+    if release not in RELEASES:
+        raise UsageError(
+            f"nobody said what of vllm {release} is small",
+            hint=f"one of {', '.join(RELEASES)}, or all of it: --whole",
+        )
+    how = RELEASES[release]
+    options = ["--source", CUTLASS, "--extensions", ",".join(how["extensions"])]
+    return options + [word for name in how["without"] for word in ("--without", name)]
+
+
+def kill(release: str, house: Path, log: Path) -> None:
+    """Kill a build that began anew, and all that it started, once ninja has begun."""
+
+    def start() -> subprocess.Popen[str]:
+        command = [*command_of(release, house), "--fresh"]
+        return subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            # A group of its own, so that the signal reaches ninja and the compilers.
+            start_new_session=True,
+        )  # fmt: skip
+
+    log.unlink(missing_ok=True)
+    interrupted(start, log, "\n[1/", signal.SIGKILL, everything=True)
+    if wheels(house):
+        raise ProofError(f"{release}: a killed build left a wheel")
+
+
+def command_of(release: str, house: Path) -> list[str]:
+    """Return the command `patchkit build vllm --json`, reduced."""
+    command = [sys.executable, "-m", "patchkit", "build", "vllm", "--version", release, "--json"]
+    command += ["--cpu", platform.machine()]  # its extensions are loaded here
+    return [*command, *reduced_options(release), "--dir", str(house)]
+
+
+def build(release: str, house: Path) -> dict[str, Any]:
+    """Build a wheel, and return what the command says of it."""
+    done = subprocess.run(command_of(release, house), stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise ProofError(f"building vllm {release} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def compiled_object(root: Path, ending: str) -> Path:
+    """Compile one source of a build below ``root`` as the build would; return the object."""
+    (build_folder,) = {path.parent for path in root.glob("source/build/temp*/build.ninja")}
+    listed = subprocess.run(
+        ["ninja", "-t", "targets", "all"], cwd=build_folder, capture_output=True, text=True
+    ).stdout.splitlines()
+    names = [line.partition(":")[0] for line in listed]
+    (target,) = [name for name in names if name.endswith(ending)]
+    # Compiled in fact: a hit of the cache would prove nothing about this build.
+    env = clean_environment(root, "patchkit-proof") | {"CCACHE_DISABLE": "1"}
+    subprocess.run(["ninja", target], cwd=build_folder, env=env, check=True, stdout=2)
+    return build_folder / target
+
+
+def check_objects(root: Path, folder: Path) -> None:
+    """Compile two CUDA sources as the build would, and inspect them."""
+    for ending in SOURCES:
+        target = compiled_object(root, ending)
+        library = folder / "object.so"
+        command = ["g++", "-shared", "-o", str(library), str(target)]
+        subprocess.run(command, check=True)
+        (binary,) = inspect(library)
+        if binary.load(GB10) is not Load.EXACT:
+            raise ProofError(f"{target} holds {[code.name for code in binary.codes]}")
+        CONSOLE.print(f"{target.name}: {[code.name for code in binary.codes]}")
+
+
+def check_wheel(told: Mapping[str, Any]) -> None:
+    """Check what a user would see of a wheel; ``told`` is what its build answered."""
+    wheel = Path(told["wheel"])
+    for binary in inspect(wheel):
+        if binary.library.rpath or binary.library.runpath:
+            raise ProofError(f"{binary.name} has the RPATH {binary.library.rpath}")
+    with tempfile.TemporaryDirectory(prefix="patchkit-install-") as folder:
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+        subprocess.run([*pip, "--target", folder, str(wheel)], check=True)
+        for name in ("spinloop", "fs_io_C"):
+            for library in Path(folder, "vllm").glob(f"{name}*.so"):
+                load(name, library)
+        version = Path(folder, "vllm", "_version.py").read_text()
+        if wheel.name.split("-")[1] not in version:
+            raise ProofError("vllm/_version.py tells another version than the wheel's name")
+
+
+def environment() -> Path:
+    """Return the interpreter beside a real torch, which a stand-in is not."""
+    (torch,) = WORK.glob("environment-*/lib/python*/site-packages/torch/lib/libtorch_cuda.so")
+    return torch.parents[5] / "bin" / "python"
+
+
+def load(name: str, library: Path) -> None:
+    """Import an extension beside torch, of the environment that it was built in."""
+    command = [str(environment()), "-W", "ignore", "-c", LOAD, name, str(library)]
+    if subprocess.run(command).returncode:
+        raise ProofError(f"{library.name} cannot be imported beside the torch it was built with")
+    CONSOLE.print(f"{library.name} is loaded")
+
+
+def check_stand_in(release: str, root: Path, python: Path) -> None:
+    """Ask the torch of an environment, and a stand-in that reads its files, what sources ask."""
+    asking = [each for each in questions(root / "source") if each.expression not in FOR_ROCM]
+    variables = clean_environment(root, "patchkit-proof") | {"CUDA_HOME": str(root / "cuda")}
+    with tempfile.TemporaryDirectory(prefix="patchkit-torch-") as folder:
+        venv.create(folder, with_pip=False)
+        stand_in = Path(folder, "bin", "python")
+        install_torch_stand_in(site(stand_in), site(python))
+        real, read = (answers(each, asking, variables) for each in (python, stand_in))
+    wrong = [
+        f"    {each.expression}: {real[each]}, {read[each]}"
+        for each in asking
+        if real[each] != read[each]
+    ]
+    if wrong or not asking:
+        raise ProofError(f"{release}: torch and its stand-in differ\n" + "\n".join(wrong))
+    CONSOLE.print(f"{release}: the stand-in answers {len(asking)} questions as torch does")
+
+
+def check_nvcc(release: str, root: Path, folder: Path) -> None:
+    """Compile two sources for aarch64 with the nvcc of either CPU, and compare all they wrote."""
+    if found := native_nvcc.obstacle():
+        CONSOLE.print(f"{release}: skipped: nvcc across beside aarch64's own: {found}")
+        return
+    (build_folder,) = root.glob("source/build/temp*")
+    for ending in COMPILED_TWICE:
+        place = folder / Path(ending).stem
+        CONSOLE.print(f"{release}: {native_nvcc.compare(build_folder, ending, place)}")
+
+
+def names(source: CudaSource) -> str:
+    return " ".join(sorted(arch_name(kind, arch) for kind, arch in source.codes)) or "none"
+
+
+def compare(rows: list[tuple[str, ...]], releases: list[str], *, write: bool) -> None:
+    """Compare the rows with the golden table's, or write that anew."""
+    head = ("release", "library", "codes", "sources")
+    if write:
+        with GOLDEN.open("w", newline="") as sink:
+            csv.writer(sink, lineterminator="\n").writerows([head, *rows])
+        return
+    with GOLDEN.open(newline="") as stream:
+        known = [tuple(row) for row in csv.reader(stream) if row[0] in releases]
+    if rows != known:
+        raise ProofError(
+            f"CMake would compile other objects than {GOLDEN.name} says\n"
+            + "\n".join(f"    {row}" for row in sorted(set(rows) ^ set(known))),
+            hint="--write writes the table anew",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""A fresh machine: a distribution with Python, pip and git, where README's commands have to pass.
+
+    nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]
+    nox -s fresh -- --workstation
+
+mmdebstrap unpacks it from what this machine's apt is configured for; the committed HEAD is cloned
+into it, and README's blocks and tests run there as root, in mount and PID namespaces of their own,
+with nothing of this machine but its network, the configuration of pip, its certificates and two
+caches. What of a block needs a Spark is shown and left out (`readme.py`). With --workstation
+it is an x86-64 machine with the packages that docs/two-sparks-from-a-workstation.md takes, and
+that page's blocks, with reduced builds (`two_sparks.py`; 4 GB, minutes).
+``python -m e2e.proofs.fresh --obstacle`` prints what is in the way here, or nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from e2e.proofs import readme, two_sparks
+from e2e.proofs.steps import BARE
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("python3-venv", "python3-pip", "git", "ca-certificates")
+# Debian 12 has Python 3.11.2, without tarfile's filters: pyproject.toml wants 3.11.4 or later.
+TOO_OLD = {"bookworm": "trixie"}
+SOURCES = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
+UBUNTU_PORTS = "http://ports.ubuntu.com/ubuntu-ports"
+CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+INHERITED = re.compile(r"PIP_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|SSL_CERT_FILE", re.IGNORECASE)
+DEVICES = ("null", "zero", "full", "random", "urandom")  # bound: not every namespace makes them
+CACHES = ("pip", "patchkit")
+CLONE = Path("/srv/patchkit")  # not in /root: some tests read it as nobody
+MACHINES = Path("/srv/machines")  # that stand for Sparks
+PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+SPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+
+
+def obstacle() -> str:
+    """Return why no fresh machine can be made here; empty if nothing is in the way."""
+    if os.geteuid():
+        return "a file system of its own needs root"
+    for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")):
+        if not shutil.which(program):
+            return f"{program} is not installed: sudo apt install {package}"
+    if not _sources():
+        return "apt has no sources of Debian or Ubuntu"
+    trial = [*SPACES, "mount", "-t", "proc", "proc", "/proc"]
+    done = subprocess.run(trial, capture_output=True, text=True, check=False)
+    return f"namespaces are not allowed here: {done.stderr.strip()}" if done.returncode else ""
+
+
+def build(root: Path, extra: list[str]) -> None:
+    """Unpack and configure the distribution. Raises as `unpack` does."""
+    unpack(root, [*PACKAGES, *extra], "--variant=minbase")
+
+
+def unpack(
+    root: Path, packages: Iterable[str], *options: str, cpu: str = "", release: str = ""
+) -> None:
+    """Unpack packages into a folder, of another CPU if Debian's name of one is given.
+
+    ``release`` is the distribution's, by default one whose Python is new enough for patchkit.
+
+    Raises CalledProcessError after mmdebstrap said why.
+    """
+    release = release or suite()
+    acquire = subprocess.run(["apt-config", "dump", "Acquire"], capture_output=True, check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "options").write_bytes(acquire.stdout)  # proxies, for one
+        named = [f"--aptopt={scratch}/options", f"--include={','.join(packages)}"]
+        if cpu:
+            named.append(f"--architectures={cpu}")
+        mirrors = []
+        for number, text in enumerate(_sources(release)):
+            mirrors.append(f"{scratch}/{number}")
+            Path(mirrors[-1]).write_text(for_cpu(text) if cpu else text)
+        command = ["mmdebstrap", "--mode=root", "--quiet", *named, *options]
+        subprocess.run([*command, release, str(root), *mirrors], check=True)
+
+
+def for_cpu(sources: str) -> str:
+    """Name the servers that have other CPUs than x86: Ubuntu's are others, Debian's the same."""
+    if "ubuntu" not in sources:
+        return sources
+    return re.sub(r"(?m)^(URIs: |deb (?:\[.*?\] )?)\S+", rf"\1{UBUNTU_PORTS}", sources)
+
+
+def suite() -> str:
+    """Return the release of the distribution that is unpacked: one with a Python new enough."""
+    name = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    return TOO_OLD.get(name, name)
+
+
+def _sources(release: str = "") -> list[str]:
+    """Return the distribution's own sources of apt here, of this release of it; nobody else's."""
+    own = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    files = [Path("/etc/apt") / name for name in SOURCES]
+    texts = [
+        re.sub(rf"\b{own}\b", release or suite(), file.read_text())
+        for file in files
+        if file.is_file()
+    ]
+    return [text for text in texts if own and re.search(r"^(deb|Types:) ", text, re.MULTILINE)]
+
+
+def furnish(root: Path) -> None:
+    """Copy what pip needs here in order to reach its index, and clone the repository."""
+    config = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
+    named = ["/etc/ssl/certs/ca-certificates.crt", *map(os.environ.get, CERTIFICATES)]
+    for name in (*config, *filter(None, named)):
+        place = root / name.replace("~", "root").lstrip("/")
+        if Path(name).expanduser().is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path(name).expanduser(), place)
+    clone = ("clone", "--quiet", "--no-hardlinks", str(ROOT), str(root / CLONE.relative_to("/")))
+    subprocess.run(["git", *clone], check=True)
+
+
+def enter(root: Path, command: str) -> int:
+    """Run a script of sh in the clone. Its exit status."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    for name in CACHES:  # so that releases come over the network once
+        (caches / name).mkdir(parents=True, exist_ok=True)
+    binds = {caches / name: f"/root/.cache/{name}" for name in CACHES}
+    script = entering(root, binds, f"cd {CLONE} && python3 --version\n{command}")
+    given = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
+    command_line = [*SPACES, "sh", "-c", script]
+    return subprocess.run(command_line, env={**given, **PLAIN}, check=False).returncode
+
+
+def entering(root: Path, binds: Mapping[Path, str], inside: str) -> str:
+    """Return a script that runs another one with a folder as its file system.
+
+    It needs mount and PID namespaces of its own. ``binds`` are files and folders of this machine,
+    and where they are to be inside.
+    """
+    lines = [
+        "set -eu",
+        # pivot_root(2) takes a mount point alone, so the folder is mounted on itself.
+        f"mount --bind {shlex.quote(str(root))} {shlex.quote(str(root))}",
+        f"cd {shlex.quote(str(root))}",
+        "mount -t proc proc proc",
+        "mount -t sysfs -o ro sysfs sys",
+        f"mkdir -p mnt dev/shm dev/pts && touch {' '.join(f'dev/{name}' for name in DEVICES)}",
+        *(f"mount --bind /dev/{name} dev/{name}" for name in DEVICES),
+        "mount -t tmpfs -o mode=1777 tmpfs dev/shm",
+        "mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts",
+        "touch dev/ptmx && mount --bind dev/pts/ptmx dev/ptmx",
+    ]
+    for here, path in binds.items():
+        there = Path(path.lstrip("/"))
+        made = f"mkdir -p {there.parent} && touch" if here.is_file() else "mkdir -p"
+        lines.append(f"{made} {there} && mount --bind {shlex.quote(str(here))} {there}")
+    inside = f"umount -l /mnt\n{inside}"
+    # Not chroot alone: in one, nobody can make further namespaces.
+    lines.append(f"pivot_root . mnt && exec chroot . sh -euc {shlex.quote(inside)}")
+    return "\n".join(lines)
+
+
+def commands(arguments: list[str]) -> str:
+    """Return README's two blocks, those by hand, and its tests, with arguments for pytest."""
+    return f"""\
+PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}
+({readme.script(readme.ONE, MACHINES)}
+)
+(. .venv/bin/activate
+{readme.script(readme.TWO, MACHINES)}
+{readme.script(readme.BY_HAND, MACHINES)}
+)
+{readme.tests_command()}{f" -- {shlex.join(arguments)}" if arguments else ""}"""
+
+
+def workstation_commands() -> str:
+    """Return the blocks of the page about a workstation and two Sparks, as one script."""
+    blocks = [two_sparks.PAGE.script(title, MACHINES) for title in two_sparks.TITLES]
+    return "\n".join([f"PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}", *blocks])
+
+
+def _build_machines() -> str:
+    wanted = [*readme.MACHINES.values(), (BARE, 0), (BARE, 1)]
+    return f"""\
+from pathlib import Path
+from support import hosts
+for name, node in {wanted}:
+    hosts.build(Path({str(MACHINES)!r}), name, node=node)"""
+
+
+def main() -> int:
+    """Make a fresh machine, and return the exit status of README's commands in it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--obstacle", action="store_true")
+    parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
+    parser.add_argument("--workstation", action="store_true")
+    options, arguments = parser.parse_known_args()
+    if options.obstacle:
+        sys.stdout.write(obstacle())
+        return 0
+    extra = [*filter(None, options.packages.split(","))]
+    says, script = f"README's blocks, then {readme.tests_command()}", commands(arguments)
+    if options.workstation:
+        extra += two_sparks.packages()
+        says, script = f"the blocks of {two_sparks.PAGE.path.name}", workstation_commands()
+    with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
+        root = Path(folder) / "root"
+        build(root, extra)
+        furnish(root)
+        sys.stderr.write(f"{suite()}: {says}\n")
+        return enter(root, script)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Two builds of a wheel that must be the same bytes, made as differently as two people would.
+
+    nox -s repro -- nccl|vllm [--whole] [--step NAME] [--version X.Y.Z] [--keep FOLDER]
+                              [options of `patchkit build`]
+
+Another folder, umask, locale, time zone, number of jobs, hash seed, and flags in the environment;
+no compiler cache, and nothing is gone on with. On a difference the first object and the first
+member of the wheel are named; exit code 5.
+
+nccl: without --whole NCCL's device code is reduced to two kernel families, one of them of those
+that nvcc names after its process number if nobody prevents it. The wheel is then inspected,
+installed, loaded and removed (tests/support/nccl_wheel.py).
+
+vllm: upstream's wheel for this CPU is repacked, and verified; then the smallest extensions are
+built from source, and one CUDA object beside them (build_proof.py); they are installed and
+loaded. With --whole it is every extension: --without and --source tell of those whose sources
+cannot be had. --step repack and --step build do one of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from e2e.proofs.build_proof import SOURCES, check_wheel, compiled_object, reduced_options
+from patchkit.errors import PatchkitError, ProofError, UsageError
+from patchkit.wheel.build.repro import first_member, first_object, object_digests
+from support.nccl_wheel import accept
+
+CONSOLE = Console(highlight=False, soft_wrap=True)
+HERE = platform.machine()
+FAMILIES = "AllReduce Sum f32 RING SIMPLE|Reduce Prod f8e4m3 RING SIMPLE"
+BUILDS: dict[str, dict[str, Any]] = {
+    "one": {"umask": 0o022, "jobs": None, "env": {"LC_ALL": "C.UTF-8", "TZ": "UTC"}},
+    "two": {
+        # Whatever two machines can differ in; flags of compilers must not come through.
+        "umask": 0o077,
+        "jobs": 3,
+        "env": {
+            "LC_ALL": "tr_TR.UTF-8",
+            "LANGUAGE": "tr",
+            "TZ": "Asia/Kathmandu",
+            "PYTHONHASHSEED": "7",
+            "SOURCE_DATE_EPOCH": "1700000000",
+            "CXXFLAGS": "-O1 -fno-inline",
+            "NVCC_APPEND_FLAGS": "-lineinfo",
+            "CPATH": "/nonexistent",
+            "MAKEFLAGS": "-k",
+            "CMAKE_BUILD_TYPE": "Debug",
+            "TORCH_CUDA_ARCH_LIST": "8.0",
+        },
+    },
+}
+
+Told = Mapping[str, Any]
+"""Return what a command answers to --json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A command of patchkit that makes a wheel.
+
+    ``command`` has {} for the release. One that ``compiles`` leaves objects and takes the options
+    of a build; ``reduced(release)`` are those that make it short, ``more(told)`` compiles further
+    objects then and tells the digests of all. ``use(told)`` does with it what a user would.
+    """
+
+    command: Sequence[str]
+    use: Callable[[Told], None]
+    compiles: bool = True
+    reduced: Callable[[str], Sequence[str]] = lambda _release: ()
+    more: Callable[[Told], Mapping[str, str]] = lambda _told: {}
+
+
+def verified(told: Told) -> None:
+    """Verify a repack in its wheelhouse: bytes, RECORD, and device code that loads."""
+    wheel = Path(told["wheel"])
+    command = [sys.executable, "-m", "patchkit", "verify", str(wheel.parent)]
+    if code := subprocess.run(command).returncode:
+        raise ProofError(f"{wheel.name}: patchkit verify ended with {code}")
+
+
+def with_cuda(told: Told) -> Mapping[str, str]:
+    """Compile a CUDA source beside the smallest extensions, which are C++ alone."""
+    root = Path(told["log"]).parent
+    compiled_object(root, SOURCES[0])
+    return object_digests(root / "source" / "build")
+
+
+RELEASES = {"nccl": "2.29.7", "vllm": "0.25.1"}  # that NCCL is the one that a distribution carries
+STEPS: dict[str, dict[str, Step]] = {
+    "nccl": {
+        "build": Step(
+            command=["build", "nccl", "--cpu", HERE],
+            use=lambda told: accept(Path(told["wheel"])),
+            reduced=lambda _release: ("--functions", FAMILIES),
+        )
+    },
+    "vllm": {
+        "repack": Step(command=["repack", "vllm=={}", "--cpu", HERE], use=verified, compiles=False),
+        "build": Step(
+            command=["build", "vllm"], use=check_wheel, reduced=reduced_options, more=with_cuda
+        ),
+    },
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("project", choices=list(STEPS))
+    parser.add_argument("--whole", action="store_true", help="all device code, which takes long")
+    parser.add_argument("--step", choices=["repack", "build"], help="this one alone")
+    parser.add_argument("--version", metavar="X.Y.Z", help="the release")
+    parser.add_argument("--keep", type=Path, help="leave all wheels there")
+    args, options = parser.parse_known_args()
+    release = args.version or RELEASES[args.project]
+    try:
+        with tempfile.TemporaryDirectory(prefix="patchkit-repro-") as folder:
+            for name, step in chosen(args.project, args.step).items():
+                place = (args.keep or Path(folder)).absolute() / name
+                compare(step, place, release, options, whole=args.whole)
+    except PatchkitError as error:
+        CONSOLE.print(f"repro: {error}", markup=False)
+        return error.exit_code
+    return 0
+
+
+def chosen(project: str, name: str | None) -> dict[str, Step]:
+    steps = STEPS[project]
+    if name and name not in steps:
+        raise UsageError(f"{project} has no step {name!r}", hint=f"one of {', '.join(steps)}")
+    return {name: steps[name]} if name else steps
+
+
+def compare(step: Step, folder: Path, release: str, options: list[str], *, whole: bool) -> None:
+    """Build twice, compare, and use the result as a user would."""
+    if not whole:
+        options = [*step.reduced(release), *options]
+    told = [build(step, folder / name, name, release, options) for name in BUILDS]
+    wheels = [Path(each["wheel"]) for each in told]
+    objects = [each["objects"] for each in told]
+    if step.compiles and not objects[0]:
+        raise ProofError("the builds left no objects to compare")
+    count = f"{len(objects[0])} objects, " if step.compiles else ""
+    CONSOLE.print(f"{count}{wheels[0].stat().st_size:,} bytes of wheel")
+    different = first_object(*objects)
+    if (member := first_member(*wheels)) or different:
+        raise ProofError(
+            f"the builds differ, first in {member or 'no member of the wheel'}",
+            why=f"the first object that differs is {different}" if different else "",
+            hint="look at both with --keep FOLDER",
+        )
+    CONSOLE.print("the two wheels are the same bytes", style="green")
+    step.use(told[0])
+
+
+def build(step: Step, folder: Path, name: str, release: str, options: list[str]) -> dict[str, Any]:
+    """Build in a folder of its own; return its answer, and its objects' digests."""
+    folder.mkdir(parents=True, exist_ok=True)
+    how, house = BUILDS[name], folder / "house"
+    command = [sys.executable, "-m", "patchkit", *(word.format(release) for word in step.command)]
+    command += ["--json", "--dir", str(house)]
+    objects = folder / "objects.json"
+    if step.compiles:
+        version = [] if "--src" in options else ["--version", release]
+        command += ["--fresh", "--objects", str(objects), *version, *options]
+        command += ["--jobs", str(how["jobs"])] if how["jobs"] else []
+    began = time.monotonic()
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LC_")} | how["env"]
+    env |= {"CCACHE_DISABLE": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=env, umask=how["umask"], stdout=subprocess.PIPE, text=True
+    )
+    what = f"{' '.join(command[3:5])}, {name}"
+    if done.returncode != 0:
+        raise UsageError(f"{what}: ended with {done.returncode}")
+    told: dict[str, Any] = json.loads(done.stdout)
+    CONSOLE.print(f"{what}: {time.monotonic() - began:.0f} s")
+    compiled = json.loads(objects.read_text()) if step.compiles else {}
+    return told | {"objects": compiled | step.more(told)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

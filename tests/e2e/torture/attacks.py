@@ -1,0 +1,160 @@
+"""Disturb a change at each of its system calls, and look whether it was all or nothing."""
+
+from __future__ import annotations
+
+import random
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from e2e.torture.supervisor import ERRORS, SIGNALS, Call, Ended, strike, supervise, undisturbed
+from e2e.torture.users import State, User, reported, snapshot
+
+# What patchkit's own unfinished business looks like; it is nobody's file.
+_SCRATCH = re.compile(r"(^|/)(transaction|journal|\.journal)(\.gone)?(/|$)|\.part(ial)?$")
+_FAILED = 70  # of the supervisor: something that is no PatchkitError escaped
+
+
+@dataclass
+class Fault:
+    """One thing that happens from the ``at``-th call on; a lasting one goes on happening."""
+
+    kind: str
+    at: int
+
+    def __call__(self, number: int, call: Call, pid: int) -> int:
+        if self.kind in SIGNALS:
+            return strike(pid, SIGNALS[self.kind]) if number == self.at else 0
+        lasting = self.kind in ("ENOSPC", "EROFS")
+        due = number >= self.at if lasting else number == self.at
+        spared = self.kind == "ENOSPC" and not call.allocates
+        return ERRORS[self.kind] if due and not spared else 0
+
+
+@dataclass
+class Tried:
+    """One attempt: where, and what was wrong afterwards, "" for nothing."""
+
+    user: str
+    attack: str
+    where: str
+    wrong: str = ""
+
+
+@dataclass
+class _Run:
+    """A supervised run: its calls, counted, and the faults that strike it."""
+
+    faults: list[Fault]
+    calls: list[Call] = field(default_factory=list)
+
+    def decide(self, call: Call, pid: int) -> int:
+        self.calls.append(call)
+        return next(filter(None, (each(len(self.calls), call, pid) for each in self.faults)), 0)
+
+
+def steps(user: User) -> int:
+    """How many calls of a run can be disturbed."""
+    run = _Run([])
+    user.prepare()
+    ended = supervise(reported(user.act), run.decide, user.root)
+    assert (ended.code, ended.said) == (0, "done"), ended
+    assert snapshot(user.root) == user.new
+    return len(run.calls)
+
+
+SINGLE = ("SIGKILL", "SIGINT", "SIGTERM", "EIO", "ENOSPC", "EROFS")
+DOUBLE = (
+    ("EIO", "EROFS"), ("EIO", "EIO"), ("EIO", "SIGKILL"), ("EIO", "SIGINT"),
+    ("SIGINT", "EIO"), ("SIGINT", "SIGKILL"),
+)  # fmt: skip
+RECOVERY = ("SIGKILL", "SIGINT", "EIO", "EROFS")
+
+
+def attack_once(user: User, first: str, at: int) -> Tried:
+    """Disturb a run at one call."""
+    return _tried(user, first, [Fault(first, at)])
+
+
+def attack_twice(user: User, pair: tuple[str, str], at: int, later: int) -> Tried:
+    """Disturb a run at one call, and what it does about it ``later`` calls after that."""
+    first, second = pair
+    faults = [Fault(first, at), Fault(second, at + later)]
+    return _tried(user, f"{first}, then {second}", faults)
+
+
+def attack_recovery(user: User, second: str, at: int, later: int) -> Tried:
+    """Kill a run at one call, and disturb what makes it whole at another."""
+    return _tried(
+        user, f"SIGKILL, then {second} in recovery", [Fault("SIGKILL", at)], Fault(second, later)
+    )
+
+
+def _tried(user: User, attack: str, faults: list[Fault], again: Fault | None = None) -> Tried:
+    run = _Run(faults)
+    user.prepare()
+    ended = supervise(reported(user.act), run.decide, user.root)
+    last = run.calls[-1] if run.calls else Call("", "", False)
+    where = f"{'/'.join(str(each.at) for each in faults)} {last.name} {last.path}"
+    tried = Tried(user.name, attack, where)
+    tried.wrong = _untrue(user, ended)
+    if again is not None and not tried.wrong:
+        second = _Run([again])
+        ended = supervise(reported(user.settle), second.decide, user.root)
+        tried.where += f" / {again.at}"
+        tried.wrong = "recovery crashed" if ended.code == _FAILED else ""
+    return tried if tried.wrong else _settled(user, tried, ended)
+
+
+def _untrue(user: User, ended: Ended) -> str:
+    """What was said and is not so."""
+    if ended.code == _FAILED:
+        return f"no PatchkitError: {ended.said}"
+    now = _without_scratch(snapshot(user.root))
+    old, new = map(_without_scratch, (user.old, user.new))
+    if ended.said == "done" and now != new:
+        return "said that it was done, and it is not"
+    if "nothing was changed" in ended.said and now != old:
+        return f"said that nothing was changed: {_difference(now, old)}"
+    if ("was finished" in ended.said or "was written" in ended.said) and now != new:
+        return f"said that it was finished: {_difference(now, new)}"
+    return ""
+
+
+def _settled(user: User, tried: Tried, ended: Ended) -> Tried:
+    """The same, once one further run has had its chance."""
+    if snapshot(user.root) in (user.old, user.new):
+        return tried
+    further = supervise(reported(user.settle), undisturbed, user.root)
+    now = snapshot(user.root)
+    if further.said != "done":
+        tried.wrong = f"first {ended.said or ended.code}; then the further run: {further.said}"
+    elif now not in (user.old, user.new):
+        nearest = min((user.old, user.new), key=lambda state: len(_difference(now, state)))
+        tried.wrong = f"neither old nor new: {_difference(now, nearest)}"
+    return tried
+
+
+def _without_scratch(state: State) -> dict[str, object]:
+    """The files; an empty folder that is left over is nothing that anybody had."""
+    files = {path: what for path, what in state.items() if not stat.S_ISDIR(what[0])}
+    return {path: what for path, what in files.items() if not _SCRATCH.search(path)}
+
+
+def _difference(now: State, wanted: State) -> str:
+    return ", ".join(sorted(path for path in {*now, *wanted} if now.get(path) != wanted.get(path)))
+
+
+def every(user: User, stride: int = 1, offset: int = 0) -> Iterator[Tried]:
+    """All attacks on a user, at each of its calls, or at every ``stride``-th."""
+    count, chance = steps(user), random.Random(f"{user.name}{stride}{offset}")
+    for number, kind in enumerate(SINGLE):
+        for at in range(1 + (offset + number) % stride, count + 1, stride):
+            yield attack_once(user, kind, at)
+    for number, pair in enumerate(DOUBLE):
+        for at in range(1 + (offset + number) % stride, count + 1, stride):
+            yield attack_twice(user, pair, at, chance.randint(1, 12))
+    for number, kind in enumerate(RECOVERY):
+        for at in range(1 + (offset + number) % stride, count + 1, stride):
+            yield attack_recovery(user, kind, at, chance.randint(1, 40))

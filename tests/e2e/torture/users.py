@@ -1,0 +1,263 @@
+"""Who changes files: each with a state before, a change, and what makes a cut one whole again."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+from types import MappingProxyType
+
+from e2e.torture.supervisor import supervise, undisturbed
+from patchkit.apply import plan_for, revert
+from patchkit.cluster.net import apply as net_apply
+from patchkit.cluster.net import state as net_state
+from patchkit.cluster.net.plan import NetPlanOptions
+from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.state import NetHistory
+from patchkit.digests import sha256_of
+from patchkit.durable.lock import locked
+from patchkit.durable.signals import Interrupted, raise_interrupts
+from patchkit.errors import PatchkitError
+from patchkit.patching.commit import commit_plan
+from patchkit.patching.fix import Request
+from patchkit.patching.ledger import journal_of
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
+from patchkit.runtime.envfile import write as envfile
+from patchkit.runtime.host.probe import probe
+from patchkit.source.detect import detect, state_folder
+from patchkit.source.fetch import save
+from patchkit.target import targets
+from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.wheelhouse import storage
+from patchkit.wheel.wheelhouse.contents import add, replace_dependencies, settled
+from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.prune import prune
+from support import hosts
+from support.wheels import write_wheel
+
+MARKERS = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py", "PKG-INFO")
+OURS, NEWER = "2.29.7+gb10.abc123", "2.29.7+gb10.def456"
+
+
+def reported(action: Callable[[], object]) -> Callable[[], str]:
+    """The action, with what a user would be told as its result."""
+
+    def run() -> str:
+        raise_interrupts()
+        try:
+            action()
+        except PatchkitError as error:
+            return f"error: {error.what}"
+        except Interrupted as interrupt:
+            return str(interrupt)
+        return "done"
+
+    return run
+
+
+State = MappingProxyType  # path → (kind and mode, owner, group, content)
+
+
+@dataclass(frozen=True)
+class User:
+    """``act`` changes what is below ``root``; ``settle`` makes one that was cut short whole.
+
+    ``old`` and ``new`` are the states before and after, byte by byte.
+    """
+
+    name: str
+    root: Path
+    template: Path
+    act: Callable[[], object]
+    settle: Callable[[], object]
+    old: State
+    new: State
+
+    def prepare(self) -> None:
+        if snapshot(self.root) != self.old:
+            _restore(self.template, self.root)
+
+
+def snapshot(root: Path) -> State:
+    """Everything below a folder: kind and mode, owner, group, content."""
+    found = {}
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            place = Path(folder, name)
+            status = place.lstat()
+            data = place.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+            key = place.relative_to(root).as_posix()
+            found[key] = (status.st_mode, status.st_uid, status.st_gid, data)
+    return MappingProxyType(found)
+
+
+def _restore(template: Path, root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(template, root, symlinks=True)
+    for folder, folders, files in os.walk(template):
+        for name in (*folders, *files):
+            status = Path(folder, name).lstat()
+            copy = root / Path(folder, name).relative_to(template)
+            os.chown(copy, status.st_uid, status.st_gid)
+
+
+def _apart(action: Callable[[], object], root: Path) -> None:
+    """Run in a process of its own, like everything that is tried."""
+    ended = supervise(reported(action), undisturbed, root)
+    assert ended.said == "done", ended
+
+
+def _user(name: str, root: Path, act: Callable[[], object], settle: Callable[[], object]) -> User:
+    """A user whose state before lies in ``root`` now."""
+    template = root.with_name(f"{root.name}.{name.replace(' ', '-')}")
+    shutil.copytree(root, template, symlinks=True)
+    _restore(template, root)
+    old = snapshot(root)
+    _apart(act, root)
+    user = User(name, root, template, act, settle, old, snapshot(root))
+    assert user.old != user.new
+    return user
+
+
+@contextmanager
+def users(release: Path, scratch: Path) -> Iterator[list[User]]:
+    """All of them, working below ``scratch``; ``release`` is an unpacked vLLM that has fixes."""
+    umask = os.umask(0o022)
+    path = os.environ["PATH"]
+    os.environ["PATH"] = str(scratch / "no-programs")  # netplan would be asked otherwise
+    with _served(scratch / "served") as (url, sha256):
+        try:
+            yield [
+                *_of_a_tree(release, scratch / "tree"),
+                *_of_a_wheelhouse(scratch / "wheelhouse", scratch / "wheels"),
+                *_of_a_network(scratch),
+                _env_file(scratch / "env"),
+                _download(scratch / "cache", url, sha256),
+            ]
+        finally:
+            os.umask(umask)
+            os.environ["PATH"] = path
+
+
+def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
+    recipe = load_recipe()
+    request = Request(target=targets()["gb10"], arch="native", also=frozenset({"moe_configs"}))
+    plan = plan_for(open_workspace(release), recipe, request)
+    texts = plan.texts
+    for path in {*MARKERS, *(each for each, (before, _) in texts.items() if before is not None)}:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(release / path, root / path)
+    owner = 1000 if os.geteuid() == 0 else os.geteuid()  # as under sudo
+    for place in (root, *root.rglob("*")):
+        os.chown(place, owner, owner if os.geteuid() == 0 else -1)
+
+    def recover() -> None:
+        tree = detect(root)
+        with locked(tree.root):
+            journal_of(tree, state_folder(tree)).recover()
+
+    def apply() -> None:
+        recover()
+        with locked(root):
+            commit_plan(open_workspace(root, writing=True), recipe, plan, texts, ("not run",))
+
+    yield _user("apply", root, apply, recover)
+    yield _user("revert", root, lambda: revert(root), recover)
+
+
+def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
+    old, new = (
+        write_wheel(wheels, each, files={"a": each.encode() * 3000}) for each in (OURS, NEWER)
+    )
+    other = write_wheel(wheels, "1.0", project="vllm")
+    torch = [write_wheel(wheels / "torch", f"{n}.0", project="torch") for n in (1, 2)]
+
+    def settle() -> None:
+        with storage.held(house):
+            storage.journal(house).recover()
+
+    def fill(wheel: Path) -> None:
+        before = settled(house)
+        size, name = wheel.stat().st_size, wheel_name(wheel.name)
+        fresh = ManifestEntry(
+            name=name, sha256=sha256_of(wheel), size=size, facts={}, kind=Kind.DEPENDENCY
+        )
+        replace_dependencies(house, before, [fresh], [wheel])
+
+    def stock() -> None:
+        add(house, other, {})
+        add(house, old, {})
+        fill(torch[0])
+
+    _apart(stock, house)
+    yield _user("wheelhouse add", house, lambda: add(house, new, {"target": "gb10"}), settle)
+    yield _user("wheelhouse fill", house, lambda: fill(torch[1]), settle)
+    yield _user("wheelhouse prune", house, lambda: prune(house, drop=["vllm"]), settle)
+
+
+def _of_a_network(scratch: Path) -> Iterator[User]:
+    root = hosts.build(scratch, "ipv6_only")
+    host, place = probe(root, environment={}), NetHistory(root)
+    network = IPv4Network("192.168.100.0/24")
+    first, second = (
+        make_plan(host, NetPlanOptions(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
+    )
+
+    def settle() -> None:
+        with net_state.locked(place):
+            net_apply.recover(place)
+
+    _apart(lambda: net_apply.apply(place, first, force=False), root)
+    yield _user("net apply", root, lambda: net_apply.apply(place, second, force=False), settle)
+    yield _user("net undo", root, lambda: net_apply.undo(place), settle)
+
+
+def _env_file(folder: Path) -> User:
+    folder.mkdir()
+    path = folder / "head.env"
+    path.write_text("OLD=1\n")
+    path.chmod(0o640)
+
+    def act() -> None:
+        envfile.write(path, "NEW=2\n" * 2000, force=True, private=False)
+
+    return _user("env -o", folder, act, act)
+
+
+def _download(folder: Path, url: str, sha256: str) -> User:
+    folder.mkdir()
+    (folder / "other").write_text("other\n")
+
+    def act() -> None:
+        save(url, folder / "release.tar.gz", sha256)
+
+    return _user("download", folder, act, act)
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[tuple[str, str]]:
+    """A file served on the loopback interface: its URL and its sha256."""
+    folder.mkdir(parents=True)
+    (folder / "release.tar.gz").write_bytes(bytes(range(256)) * 3000)
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, directory=str(folder), **named)
+
+        def log_message(self, *_arguments):
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/release.tar.gz"
+        yield url, sha256_of(folder / "release.tar.gz")
+        server.shutdown()
