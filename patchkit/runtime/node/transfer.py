@@ -11,13 +11,11 @@ from collections.abc import Collection
 from ipaddress import ip_network
 
 from patchkit.errors import SourceError
-from patchkit.finding import Level
-from patchkit.runtime.files.content import Assignment, is_open
-from patchkit.runtime.lint.values import check_value
 from patchkit.runtime.node.env_file import EnvFile
 from patchkit.runtime.rules.presets import find
 from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
 from patchkit.runtime.rules.variable_rules import VariableRules
+from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
 
 _MOST = 100  # refused variables that are listed
 _SHOWN = 60  # characters of a name or a value
@@ -65,7 +63,7 @@ def _trouble(
     # An unedited file holds nothing else; what an edited one adds the user has accepted.
     if name not in asked and not head.edited:
         return "is set by no rule of this patchkit, nor was it added with --set"
-    return _unfit(head, name, value)
+    return _unfit(name, value)
 
 
 def _by_rule(head: EnvFile, rules: VariableRules) -> set[tuple[str, str]]:
@@ -77,15 +75,14 @@ def _by_rule(head: EnvFile, rules: VariableRules) -> set[tuple[str, str]]:
     }
 
 
-def _unfit(head: EnvFile, name: str, value: str) -> str:
-    if not value.isprintable() or is_open(value):
+def _unfit(name: str, value: str) -> str:
+    if not value.isprintable() or is_placeholder(name, value):
         return "has a value that is none"
     if "/" in value and not _is_network(value):
         return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
     # As a worker: there a loopback address is wrong, which a node alone may have.
-    findings = check_value(Assignment(head.line(name), name, value), {"role": "worker"})
-    troubles = (each.what.partition(": ")[2] for each in findings if each.level is not Level.NOTE)
-    return "; ".join(f"is {value[:_SHOWN]}: {what}" for what in troubles)
+    problems = find_value_problems(name, value, role="worker")
+    return "; ".join(f"is {value[:_SHOWN]}: {problem.what}" for problem in problems)
 
 
 def _is_network(value: str) -> bool:

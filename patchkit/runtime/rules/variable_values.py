@@ -1,0 +1,139 @@
+"""Judge values of variables by recipes/env/values.toml, as addresses, and as placeholders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from ipaddress import ip_address
+from typing import Any
+
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
+from patchkit.runtime.rules.variables import lifetime
+
+ADDRESSES = ("VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
+_HOST_NAMES = {"MASTER_ADDR"}  # may be a host's name as well
+_NO_ADDRESS = "no IP address"
+_NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")  # as strtoll takes it, base 0
+_LONGEST = 200  # characters; a placeholder is short, and the patterns go over a text many times
+# What nobody has as a value: CHANGEME…, <address>, {head}, your-ip, xxx.
+_PLACEHOLDER = re.compile(
+    r"<[^<>]+>|\{\w+\}|[x*?]{2,}|\.{3}|…|.*(?<![a-z])(change[-_ ]?(me|this)"
+    r"|replace[-_ ]?(me|this|with)|fill[-_ ]?(me|in)|place[-_]?holder|your|todo|fixme|tbd|insert"
+    r"|choose[-_ ]an?)(?![a-z]).*",
+    re.IGNORECASE,
+)
+_OPEN_ADDRESS = re.compile(
+    r"([\dx*?]+\.){3}\d*[x*?]+|(\d+\.)+[x*?](\.[x*?])*"  # 192.168.x.x, 10.0.0.X
+    # head-roce-ip, HEAD_IP; but not ip-10-0-0-1, which is the name of a host
+    r"|([a-z\d]+[-_])*(ip|addr|address)([-_][a-z]+)*"
+    r"|(192\.0\.2|198\.51\.100|203\.0\.113)\.\d+",  # the networks of documentation, RFC 5737
+    re.IGNORECASE,
+)
+# rocepXsYfZ: the names of interfaces and RDMA devices have no capitals but P and N.
+_OPEN_DEVICE = re.compile(r"[\^=]?[a-z]\w*[XYZ]\w*(:\d+)?")
+ADDRESS_NAMES = re.compile(
+    r"MASTER_ADDR|.*_(IP|HOST|ADDR|ADDRESS)|(HEAD|MASTER|NODE|WORKER|LOCAL)IP"
+)
+_DEVICE_NAMES = re.compile(r".*_(IFNAME|NET_DEVICES|IB_HCA|if_include)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueProblem:
+    """Why a variable cannot have a value; ``stops`` if a launch on several nodes ends with it."""
+
+    what: str
+    why: str
+    hint: str
+    source: str = ""
+    stops: bool = False
+
+
+@cache
+def value_tables() -> Mapping[str, Any]:
+    """Return the tables of values.toml."""
+    return read_toml(dict[str, Any], RECIPES / "env" / "values.toml")
+
+
+@cache
+def _rows_by_name() -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for kind in ("number", "choice"):
+        for row in value_tables()[kind]:
+            for name in row["names"]:
+                rows.setdefault(name, []).append(row)
+    return rows
+
+
+def find_value_problems(name: str, value: str, role: str = "") -> Iterator[ValueProblem]:
+    """Yield what is wrong with a value; a variable's default is always right."""
+    if not value or is_placeholder(name, value):
+        return
+    alone = role in ("", "single")
+    if name in ADDRESSES and (trouble := _address_problem(name, value, alone=alone)):
+        yield ValueProblem(
+            what=trouble,
+            why="The other nodes get this address, and connect to it.",
+            hint="write the address that this node has on the network between the nodes",
+            source="vLLM network_utils.get_ip" if name == "VLLM_HOST_IP" else "",
+            stops=not alone and trouble != _NO_ADDRESS,
+        )
+    for row in _rows_by_name().get(name, ()):
+        if "words" in row:
+            fits, takes = value.upper() in row["words"], ", ".join(row["words"])
+        else:
+            fits, takes = _is_within(value, row), f"{row['from']} to {row['to']}"
+        life = lifetime(name)
+        if not fits and (life is None or life.default != value):
+            yield ValueProblem(
+                what=f"it takes {takes}",
+                why=row["why"],
+                hint=f"write one of these, or leave {name} out",
+                source=row["source"],
+            )
+
+
+def is_number(value: str) -> bool:
+    """Return whether NCCL reads a value as a number."""
+    return _NUMBER.fullmatch(value) is not None
+
+
+def _is_within(value: str, row: Mapping[str, Any]) -> bool:
+    if not is_number(value):
+        return False
+    octal = re.fullmatch(r"[+-]?0[0-7]+", value)
+    number = int(value, 8) if octal else int(value, 16 if "x" in value.lower() else 10)
+    return bool(row["from"] <= number <= row["to"])
+
+
+def is_link_local(value: str) -> bool:
+    """Return whether a value is a link-local address."""
+    try:
+        return ip_address(value).is_link_local
+    except ValueError:
+        return False
+
+
+def _address_problem(name: str, value: str, *, alone: bool) -> str:
+    """Return why other nodes cannot connect to an address; empty if they can."""
+    try:
+        address = ip_address(value)
+    except ValueError:
+        return "" if name in _HOST_NAMES else _NO_ADDRESS
+    if address.is_unspecified:
+        return "every address, so none that others can connect to"
+    # A node alone may well use its own loopback.
+    return "each node itself" if address.is_loopback and not alone else ""
+
+
+def is_placeholder(name: str, value: str) -> bool:
+    """Return whether the value of a variable is still to be filled in."""
+    if len(value) > _LONGEST:
+        return False
+    if ADDRESS_NAMES.fullmatch(name) and _OPEN_ADDRESS.fullmatch(value.rpartition(":")[0] or value):
+        return True
+    if _DEVICE_NAMES.fullmatch(name) and any(map(_OPEN_DEVICE.fullmatch, value.split(","))):
+        return True
+    return _PLACEHOLDER.fullmatch(value) is not None
