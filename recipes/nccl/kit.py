@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from patchkit.recipes import kit
 from patchkit.recipes.kit import *
 from patchkit.recipes.nccl.build_files import (
     COMMON_MK,
@@ -12,6 +11,3 @@ from patchkit.recipes.nccl.build_files import (
     gencodes,
     make_flags,
 )
-
-__all__ = ["COMMON_MK", "ROOT_FILE", "SOURCE_FILE", "configured", "gencodes", "make_flags"]
-__all__ += kit.__all__

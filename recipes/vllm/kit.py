@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from patchkit.recipes import kit
 from patchkit.recipes.kit import *
 from patchkit.recipes.vllm.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
 from patchkit.recipes.vllm.attention import FA2, FA3, attention_code, flash_attention
@@ -34,38 +33,3 @@ from patchkit.recipes.vllm.routing import (
     prove_decisions,
 )
 from patchkit.recipes.vllm.stock_archs import check_stock
-
-__all__ = [
-    "FA2",
-    "FA3",
-    "FP8_MOE",
-    "GB10",
-    "INTERSECTION",
-    "MLA",
-    "NVFP4_MOE",
-    "REGISTRIES",
-    "SCALES",
-    "SM12X",
-    "SUPPORTED",
-    "ArchList",
-    "Capability",
-    "Decision",
-    "Group",
-    "attention_code",
-    "check_stock",
-    "cmake_texts",
-    "cuda13_lists",
-    "evaluate",
-    "flash_attention",
-    "fp8_linear",
-    "fp8_moe",
-    "nvfp4_linear",
-    "nvfp4_moe",
-    "nvfp4_scheme",
-    "on_device",
-    "parsed",
-    "prove_decision",
-    "prove_decisions",
-    "without_sm12x",
-]
-__all__ += kit.__all__
