@@ -112,6 +112,28 @@ def regenerate(session: nox.Session) -> None:
     _module(session, "tools.regenerate", *session.posargs)
 
 
+@nox.session
+def data(session: nox.Session) -> None:
+    """What is made from data, after a rule, symptom, preset or release was changed; then its tests.
+
+    Writes golden env files, units, manifests, command lines and the tables in docs/. Stops, and
+    writes nothing, where a change makes an error of what had a file.
+    """
+    _install(session, "test")
+    _module(session, "tools.regenerate", "--pages")
+    places = ("tests/unit/runtime", "tests/unit/doctor", "tests/unit/tools")
+    session.run("pytest", *SIDE_BY_SIDE, "-q", *places, *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The pages and the reference as a site with search; a link that leads nowhere stops it."""
+    _install(session, "docs")
+    place = session.cache_dir.resolve() / "site"
+    _module(session, "tools.site", str(place))
+    session.log(f"open {place}/html/index.html")
+
+
 @nox.session(name="add-release")
 def add_release(session: nox.Session) -> None:
     """A release in every table, or in none: `-- X.Y.Z` of vLLM, `-- nccl X.Y.Z` of NCCL."""

@@ -39,7 +39,7 @@ _MADE = "<!-- Made by tools/regenerate.py from plans of every release. Do not ed
 
 
 def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
-    """Return path below ``docs`` → text of each page.
+    """Return path below ``reference`` → text of each page.
 
     Without ``support``, where no release can be had from an index, there is no matrix, but a page
     that says how each release is verified.
@@ -55,7 +55,7 @@ def catalogue(recipe: Recipe, support: Support) -> dict[str, str]:
 
 
 def folder(project: str) -> str:
-    """Return the folder below ``docs`` with the pages of a project's fixes."""
+    """Return the folder below ``reference`` with the pages of a project's fixes."""
     return "fixes" if project == "vllm" else f"{project}-fixes"
 
 

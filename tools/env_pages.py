@@ -1,4 +1,4 @@
-"""docs/env-rules.md: every rule about environment variables, from recipes/env/rules.toml."""
+"""Write the reference of variables: every rule of recipes/env/rules.toml."""
 
 from __future__ import annotations
 

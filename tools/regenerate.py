@@ -3,7 +3,7 @@
     python -m tools.regenerate               every release
     python -m tools.regenerate --release X   that one; the rest of each table stays
     python -m tools.regenerate --fix ID      as few as tell where the level of the fix changes
-    python -m tools.regenerate --pages       what is made from the tables, and no table
+    python -m tools.regenerate --pages       what is made from data (`nox -s data`), and no table
     python -m tools.regenerate --none        no release is read; those taken out leave the tables
     python -m tools.regenerate --check       ends with 1, and says what is stale, if anything was
 
@@ -12,9 +12,9 @@ flag_values.toml, what each release's own files say. In recipes/vllm: stock_arch
 untouched releases build for 12.0; support.json, fix → arch mode → release → how much it needs the
 fix. In tests/data: archs.csv, a row per kernel group, with what the untouched release builds for
 12.0 and the patched one for the arch of the mode, and sources.csv, a row per library, with its CUDA
-sources. In docs: the table of build-vllm.md, support-matrix.md and a page per fix,
-nccl-releases.md, env-rules.md, serve-flags.md, symptoms.md. And what tools/golden_env.py,
-tools/golden_units.py and tools/golden_manifests.py write. Read the difference before you commit it.
+sources. In docs: tables of build-vllm.md and doctor.md, the picture of architecture.md. And what
+tools/golden_env.py, golden_units.py, golden_manifests.py and serve_lines.py write. Read the
+difference before you commit it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,17 @@ from packaging.version import Version
 from patchkit.errors import PatchkitError
 from patchkit.patching.fix import Fix
 from patchkit.patching.plan import Plan
-from patchkit.patching.recipe import load_recipe, load_recipes
-from patchkit.patching.support import load_support
+from patchkit.patching.recipe import load_recipe
 from patchkit.proof.prove import prove
-from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.variable_rules import load_variable_rules
 from tools import (
-    env_pages,
+    architecture,
     golden_env,
     golden_manifests,
     golden_units,
-    serve_pages,
+    serve_lines,
     source_page,
     symptom_pages,
 )
-from tools.catalogue import catalogue
 from tools.seen import MODES, Seen, look_at, pristine, unproved
 from tools.tables import SOURCES, SUPPORT, Support, read_rows, updated
 
@@ -85,7 +80,12 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     # The pages show what has just been written.
-    goldens = {**golden_env.golden(), **golden_units.golden(), **golden_manifests.golden()}
+    goldens = {
+        **golden_env.golden(),
+        **golden_units.golden(),
+        **golden_manifests.golden(),
+        serve_lines.PLACE: serve_lines.text(),
+    }
     stale += write({**pages(), **goldens})
     for path in stale:
         print(f"was stale: {path.resolve().relative_to(ROOT)}", file=sys.stderr)
@@ -166,29 +166,18 @@ def levels(
 
 
 def pages() -> dict[Path, str]:
-    """Return path → text of the catalogue, from the tables as they are."""
-    # The table has just been written, and what was loaded before is older.
-    load_support.cache_clear()
-    found = {
-        DOCS / name: text
-        for recipe in load_recipes()
-        for name, text in catalogue(recipe, load_support(recipe.project)).items()
-    }
+    """Return path → text of the pages that hold a table made from data."""
     build = DOCS / "build-vllm.md"
     sources = source_page.page(
         build.read_text(encoding="utf-8"),
         read_rows(SOURCES),
         [source_page.RECORDED, str(load_recipe().newest)],
     )
+    doctor = DOCS / "doctor.md"
     return {
-        **found,
         build: sources,
-        DOCS / "env-rules.md": env_pages.page(load_variable_rules()),
-        DOCS / "symptoms.md": symptom_pages.page(),
-        DOCS / "doctor.md": symptom_pages.accuracy(
-            (DOCS / "doctor.md").read_text(encoding="utf-8")
-        ),
-        DOCS / "serve-flags.md": serve_pages.page(load_flag_rules(), load_presets()),
+        doctor: symptom_pages.accuracy(doctor.read_text(encoding="utf-8")),
+        architecture.PAGE: architecture.page(architecture.PAGE.read_text(encoding="utf-8")),
     }
 
 

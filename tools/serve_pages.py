@@ -1,4 +1,4 @@
-"""docs/serve-flags.md: every rule about flags and every preset, from recipes/env/."""
+"""Write the reference of flags: every rule about flags and every preset, from recipes/env/."""
 
 from __future__ import annotations
 

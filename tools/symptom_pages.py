@@ -1,4 +1,4 @@
-"""docs/symptoms.md: every symptom, under the words that programs print, from recipes/symptoms/."""
+"""Write the reference of symptoms: recipes/symptoms/, under the words that programs print."""
 
 from __future__ import annotations
 
@@ -25,9 +25,18 @@ by several users or by one, inferred. Nothing here was tried on a GB10 by this p
 """
 
 
-def page() -> str:
-    """Return the page: a chapter for each file, a section for each symptom."""
-    return "\n".join([f"{MADE}# What does this error mean?\n\n{INTRODUCTION}", *_chapters()])
+def pages() -> dict[str, str]:
+    """Return path → text: a page for each file of symptoms, and one that leads to them."""
+    found = {}
+    lines = []
+    for file in symptom_files():
+        text = file.read_text(encoding="utf-8")
+        title, entries = _title(file, text), tomllib.loads(text)["symptom"]
+        sections = ["\n".join(_section(symptoms()[entry["id"]])) for entry in entries]
+        found[f"symptoms/{file.stem}.md"] = "\n".join([f"{MADE}# {title}\n", *sections])
+        lines.append(f"- [{title}](symptoms/{file.stem}.md): {len(entries)}")
+    heading = f"{MADE}# What does this error mean?\n\n{INTRODUCTION}"
+    return {"symptoms.md": "\n".join([heading, *lines]) + "\n", **found}
 
 
 def accuracy(text: str) -> str:
@@ -38,14 +47,6 @@ def accuracy(text: str) -> str:
     return replaced(text, "accuracy", "python -m tools.regenerate", made)
 
 
-def _chapters() -> Iterator[str]:
-    for file in symptom_files():
-        text = file.read_text(encoding="utf-8")
-        yield f"## {_title(file, text)}\n"
-        for entry in tomllib.loads(text)["symptom"]:
-            yield "\n".join(_section(symptoms()[entry["id"]]))
-
-
 def _title(file: Path, text: str) -> str:
     """Return the first comment of a file, which says what it is about."""
     first = text.partition("\n")[0]
@@ -53,7 +54,7 @@ def _title(file: Path, text: str) -> str:
 
 
 def _section(symptom: Symptom) -> Iterator[str]:
-    yield f"### {symptom.title}\n"
+    yield f"## {symptom.title}\n"
     yield from (f"    {text}" for text in symptom.says)
     yield ""
     if symptom.level == "note":

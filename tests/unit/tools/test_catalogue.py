@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from patchkit.cli.patch.fixes import command
-from patchkit.patching.recipe import load_recipe, load_recipes
+from patchkit.patching.recipe import load_recipe
 from patchkit.patching.support import SupportLevel, load_support
-from tools.catalogue import catalogue, folder, matrix
+from tools.catalogue import matrix
 from tools.markdown import table
 from tools.source_page import RECORDED
 from tools.source_page import page as source_page
@@ -19,16 +19,6 @@ from tools.tables import SOURCES, read_rows
 
 RECIPE = load_recipe()
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = {
-    name: text
-    for recipe in load_recipes()
-    for name, text in catalogue(recipe, load_support(recipe.project)).items()
-}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_the_recipe_says(name):
-    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name], "run tools/regenerate.py"
 
 
 def test_the_table_of_sources_is_made_of_the_golden_one():
@@ -36,12 +26,6 @@ def test_the_table_of_sources_is_made_of_the_golden_one():
     shown = [RECORDED, str(RECIPE.newest)]
     assert text == source_page(text, read_rows(SOURCES), shown), "run tools/regenerate.py"
     assert "| 0.25.1 | `_vllm_fa3_C`, left out by a fix | 192 | 0 | 0 | 192 | 192 |" in text
-
-
-def test_there_is_no_page_without_a_fix():
-    homes = [folder(recipe.project) for recipe in load_recipes()]
-    there = {f"{home}/{path.name}" for home in homes for path in (DOCS / home).iterdir()}
-    assert there == {name for name in PAGES if "/" in name}
 
 
 @pytest.mark.parametrize("fix", RECIPE.fixes, ids=lambda fix: fix.id)
