@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from patchkit.process import RUNNING, Completed, completed, decoded, not_started
+from patchkit.units import BYTES_PER_MIB
 
 _ERRORS = 1 << 16  # bytes of a program's errors that are kept
 
@@ -106,14 +107,16 @@ class _DialogueReader:
             taken += len(read)
             rest += read
             if taken > self.limits.size:
-                self.given_up = f"it sent more than {self.limits.size / 2**20:g} MiB"
+                self.given_up = f"it sent more than {self.limits.size / BYTES_PER_MIB:g} MiB"
                 return
             if b"\n" in read:
                 *whole, last = bytes(rest).split(b"\n")
                 rest = bytearray(last)
                 yield from (decoded(line + b"\n") for line in whole)
             elif len(rest) > self.limits.line:
-                self.given_up = f"it sent a line of more than {self.limits.line / 2**20:g} MiB"
+                self.given_up = (
+                    f"it sent a line of more than {self.limits.line / BYTES_PER_MIB:g} MiB"
+                )
                 return
         if rest and not self.given_up:
             yield decoded(bytes(rest))

@@ -1,12 +1,18 @@
-"""State what a check found: one vocabulary for files, wheels, hosts, networks and builds."""
+"""State what a check found: one vocabulary for files, wheels, hosts, networks and builds.
+
+The texts of the doctor's findings are data, in recipes/doctor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cache
 
-from patchkit.errors import PatchkitError, SourceError
+from patchkit.errors import HostError, PatchkitError, SourceError
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 
 
 class Level(StrEnum):
@@ -63,3 +69,53 @@ def worst(findings: Iterable[Finding], *levels: Level) -> int:
     """Return the highest exit code of the findings of these levels (ERROR alone), 0 for none."""
     counted = levels or (Level.ERROR,)
     return max((each.kind.exit_code for each in findings if each.level in counted), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingText:
+    """A finding as a file has it; ``{fields}`` of its texts are filled in.
+
+    ``fine`` is what the check says where nothing is wrong.
+    """
+
+    id: str
+    level: Level
+    says: str
+    why: str
+    hint: str
+    source: str
+    fine: str = ""
+
+
+@cache
+def finding_texts(file: str) -> Mapping[str, FindingText]:
+    """Return the texts of a file of recipes/doctor by id, in its order."""
+    texts = read_toml(tuple[FindingText, ...], RECIPES / "doctor" / file, key="finding")
+    return {text.id: text for text in texts}
+
+
+def finding_from_text(file: str, about: str, where: str, **fields: object) -> Finding:
+    """Return a finding of a file of recipes/doctor; ``where`` is the node or the log."""
+    text = finding_texts(file)[about]
+    return Finding(
+        kind=HostError,
+        level=text.level,
+        where=where,
+        about=about,
+        what=text.says.format_map(fields),
+        why=text.why.format_map(fields),
+        hint=text.hint.format_map(fields),
+        source=text.source.format_map(fields),
+    )
+
+
+def fine_from_text(file: str, about: str, where: str, **fields: object) -> Finding:
+    """Return that a check of a file found nothing wrong, with what was seen."""
+    text = finding_texts(file)[about]
+    return Finding(
+        level=Level.OK,
+        where=where,
+        about=about,
+        what=text.fine.format_map(fields),
+        source=text.source.format_map(fields),
+    )

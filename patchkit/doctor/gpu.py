@@ -12,13 +12,12 @@ from patchkit.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.doctor.smoke.smoke import SmokeStep, all_reduce_test, smoke_steps
 from patchkit.doctor.smoke.steps import RANK, GpuStep
 from patchkit.doctor.symptoms.diagnosis import read_log
-from patchkit.finding import Finding, Level
-from patchkit.finding_text import told
+from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.runtime.host.network_facts import facts
+from patchkit.units import BYTES_PER_MIB
 
 _FILE = "gpu.toml"
 _SOURCE = "as nccl-tests counts: bytes x 2 (n-1) / n over the median time of ten"
-_MIB = 2**20
 
 
 class _Figures(dict[str, object]):
@@ -46,7 +45,7 @@ def _of_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
         # What is known of its words comes first: that is the cause, the step is what followed.
         causes = list(_causes(node, step))
         yield from causes
-        failed = told(
+        failed = finding_from_text(
             _FILE,
             "gpu-failed",
             node,
@@ -75,7 +74,7 @@ def _filled(text: str, figures: Mapping[str, object]) -> str:
 def _two_nccl(node: str, figures: Mapping[str, object], hint: str) -> Iterator[Finding]:
     paths = figures.get("torch_path"), figures.get("vllm_path")
     if all(paths) and paths[0] != paths[1]:
-        yield told(_FILE, "gpu-two-nccl", node, **{**figures, "hint": hint})
+        yield finding_from_text(_FILE, "gpu-two-nccl", node, **{**figures, "hint": hint})
 
 
 def _causes(node: str, step: GpuStep) -> Iterator[Finding]:
@@ -103,7 +102,7 @@ def all_reduce_findings(
     for node, rank in zip(nodes, ranks, strict=True):
         if rank.state == "failed":
             yield from _causes(node, rank)
-            yield told(
+            yield finding_from_text(
                 _FILE,
                 "all-reduce-failed",
                 node,
@@ -137,7 +136,7 @@ def _speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> Finding
         about = "all-reduce-hot-plug"
     else:
         about = "all-reduce-speed" if speed >= test.share * cable else "all-reduce-slow"
-    return told(
+    return finding_from_text(
         _FILE,
         about,
         names,
@@ -146,7 +145,7 @@ def _speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> Finding
         latency=latency,
         cable=cable or 0.0,
         share=test.share,
-        size=large // _MIB,
+        size=large // BYTES_PER_MIB,
         small=small,
         backend=backend,
         nccl=figures.get("nccl", "?"),

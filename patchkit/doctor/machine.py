@@ -21,8 +21,8 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.host.nvml import GpuState
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.rules.releases import within
+from patchkit.units import KIB_PER_GIB
 
-_GIB = 1 << 20  # KiB
 _UNIFIED = ("gb10", "thor")
 # NVML's clocksThrottleReasons that are no choice of the user's: nvml.h.
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
@@ -48,9 +48,9 @@ def _memory(judge: NodeJudge) -> Iterator[Finding]:
     if memory is None:
         yield judge.unknown("memory-left", "the kernel does not tell how much there is")
         return
-    sizes = {"available": memory.available // _GIB, "total": memory.total // _GIB}
+    sizes = {"available": memory.available // KIB_PER_GIB, "total": memory.total // KIB_PER_GIB}
     shared = target_of(judge.facts.host) in _UNIFIED
-    if serves and shared and memory.available < limits().left_gib * _GIB:
+    if serves and shared and memory.available < limits().left_gib * KIB_PER_GIB:
         yield judge.say("memory-left", **sizes)
     elif not serves and memory.available < memory.total // 2:
         command = there(judge.node, "ps", "-eo", "rss,pid,args", "--sort=-rss")
@@ -66,9 +66,9 @@ def _page_cache(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.unknown("page-cache", why)
     elif cache > memory.total // 4 and not judge.report.processes:
         drop = there(judge.node, "sudo", "sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches")
-        yield judge.say("page-cache", cache=cache // _GIB, command=drop)
+        yield judge.say("page-cache", cache=cache // KIB_PER_GIB, command=drop)
     else:
-        yield judge.fine("page-cache", cache=cache // _GIB)
+        yield judge.fine("page-cache", cache=cache // KIB_PER_GIB)
 
 
 def _huge_pages(judge: NodeJudge) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def _huge_pages(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.unknown("huge-pages", judge.health.why_not("huge"))
     elif huge:
         command = there(judge.node, "sudo", "sysctl", "vm.nr_hugepages=0")
-        yield judge.say("huge-pages", huge=huge / _GIB, command=command)
+        yield judge.say("huge-pages", huge=huge / KIB_PER_GIB, command=command)
     else:
         yield judge.fine("huge-pages")
 
@@ -97,7 +97,7 @@ def _oom(judge: NodeJudge) -> Iterator[Finding]:
         command = there(judge.node, "sudo", "apt", "install", "earlyoom")
         yield judge.say("memory-guard", command=command)
     else:
-        swap = f"{memory.swap_total // _GIB} GiB of swap"
+        swap = f"{memory.swap_total // KIB_PER_GIB} GiB of swap"
         yield judge.fine("memory-guard", guards=", ".join((*guards, swap)))
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.nccl_log import NcclLog, NcclRank
-from patchkit.finding import Finding
-from patchkit.finding_text import told
+from patchkit.finding import Finding, finding_from_text
 
 _FILE = "nccl.toml"
 _HCA, _IFNAME, _OFF, _NET = (
@@ -55,12 +54,12 @@ def nccl_findings(
     if not ranks:
         versions = f"the log has NCCL's version alone ({', '.join(log.versions)})"
         reason = versions if log.versions else "the log has no line of NCCL"
-        yield told(_FILE, "nccl-silent", where, reason=reason)
+        yield finding_from_text(_FILE, "nccl-silent", where, reason=reason)
     for each in ranks:
         if each.ranks == 1:
-            yield told(_FILE, "nccl-alone", where)
+            yield finding_from_text(_FILE, "nccl-alone", where)
         elif not each.taken:
-            yield told(_FILE, "nccl-not-said", where, rank=_name(each))
+            yield finding_from_text(_FILE, "nccl-not-said", where, rank=_name(each))
         else:
             found = [*_against(where, each, meant)]
             yield from found or [_took(where, each)]
@@ -72,18 +71,20 @@ def nccl_agreement(logs: Mapping[str, NcclLog]) -> Iterator[Finding]:
     where = ", ".join(logs)
     if len({each.over_ib for each in ranks}) > 1:
         networks = ", ".join(f"{_name(each)}: {each.taken}" for each in ranks)
-        yield told(_FILE, "nccl-networks", where, networks=networks)
+        yield finding_from_text(_FILE, "nccl-networks", where, networks=networks)
     versions = {each.version for each in ranks if each.version}
     versions |= {each for log in logs.values() for each in log.versions}
     if len(versions) > 1:
-        yield told(_FILE, "nccl-versions", where, versions=", ".join(sorted(versions)))
+        yield finding_from_text(_FILE, "nccl-versions", where, versions=", ".join(sorted(versions)))
 
 
 def _against(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what differs from the env file; values that reached NCCL first, since they decide."""
 
     def say(about: str, **fields: object) -> Finding:
-        return told(_FILE, about, where, rank=_name(rank), evidence=rank.evidence, **fields)
+        return finding_from_text(
+            _FILE, about, where, rank=_name(rank), evidence=rank.evidence, **fields
+        )
 
     for name in _COMPARED:
         if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:
@@ -106,7 +107,7 @@ def _devices(where: str, rank: NcclRank, value: str) -> Iterator[Finding]:
     strange = [name for name, port in taken if not chosen(value, name, port)]
     fields = {"rank": _name(rank), "value": value, "evidence": rank.evidence}
     if strange:
-        yield told(_FILE, "nccl-devices", where, devices=", ".join(strange), **fields)
+        yield finding_from_text(_FILE, "nccl-devices", where, devices=", ".join(strange), **fields)
         return
     missing = [
         entry
@@ -116,7 +117,7 @@ def _devices(where: str, rank: NcclRank, value: str) -> Iterator[Finding]:
     if missing and taken:
         devices, probe = ", ".join(rank.used), there(where, "patchkit", "probe")
         lacks = {"devices": devices, "missing": ", ".join(missing), "probe": probe}
-        yield told(_FILE, "nccl-half", where, **lacks, **fields)
+        yield finding_from_text(_FILE, "nccl-half", where, **lacks, **fields)
 
 
 def _sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
@@ -134,7 +135,7 @@ def _sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
             "takes names of RDMA devices (rocep1s0f0), not of interfaces; in a container "
             "/dev/infiniband may be missing"
         )
-    return told(
+    return finding_from_text(
         _FILE,
         "nccl-socket",
         where,
@@ -148,7 +149,7 @@ def _sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
 
 
 def _took(where: str, rank: NcclRank) -> Finding:
-    return told(
+    return finding_from_text(
         _FILE,
         "nccl-took",
         where,

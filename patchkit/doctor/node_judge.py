@@ -10,8 +10,7 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.health.closer import NodeHealth
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import driver_of
-from patchkit.finding import Finding, Level
-from patchkit.finding_text import fine, told
+from patchkit.finding import Finding, Level, finding_from_text, fine_from_text
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 
@@ -62,11 +61,11 @@ class NodeJudge:
 
     def say(self, about: str, **fields: object) -> Finding:
         """Return what is wrong, or worth knowing."""
-        return told(_FILE, about, self.node, **fields)
+        return finding_from_text(_FILE, about, self.node, **fields)
 
     def fine(self, about: str, **fields: object) -> Finding:
         """Return that a check found nothing wrong, with what was seen."""
-        return fine(_FILE, about, self.node, **fields)
+        return fine_from_text(_FILE, about, self.node, **fields)
 
     def unknown(self, about: str, why: str, hint: str = "") -> Finding:
         """Return that a check was not made, with the reason."""

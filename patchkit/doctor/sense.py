@@ -11,8 +11,7 @@ from functools import cache
 from patchkit.cluster.agent.server_answers import AskedFact
 from patchkit.cluster.openai.answer_parts import StreamedAnswer
 from patchkit.doctor.garbage import garbage
-from patchkit.finding import Finding
-from patchkit.finding_text import told
+from patchkit.finding import Finding, finding_from_text
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 
@@ -61,7 +60,9 @@ def sense_findings(node: str, model: str, answers: Sequence[AskedFact]) -> Itera
     got = [each for each in first if _whole(each.answer)]
     if missing := [each for each in first if each not in got]:
         trouble = missing[0].answer.trouble or missing[0].answer.said or "no answer"
-        yield told(_FILE, "sense-not-asked", node, count=len(missing), asked=asked, trouble=trouble)
+        yield finding_from_text(
+            _FILE, "sense-not-asked", node, count=len(missing), asked=asked, trouble=trouble
+        )
     # What came of an answer that was cut off may be garbage, too.
     strange = [(kind, each) for each in answers if (kind := _kind(each.answer))]
     if strange:
@@ -69,7 +70,7 @@ def sense_findings(node: str, model: str, answers: Sequence[AskedFact]) -> Itera
         shown = repr((worst.answer.content or worst.answer.reasoning)[:_SHOWN])
         count = len({each.id for _, each in strange})
         fields = {"count": count, "asked": asked, "kind": kind, "shown": shown}
-        yield told(_FILE, "sense-garbage", node, model=model, **fields)
+        yield finding_from_text(_FILE, "sense-garbage", node, model=model, **fields)
     yield from _empty(node, got)
     yield from _right(node, model, got, garbled=bool(strange))
     yield from _repeat(node, answers)
@@ -96,10 +97,12 @@ def _empty(node: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
     if long:
         tokens = max(each.completion_tokens or 0 for each in long) or "all"
         fields = {"count": len(long), "asked": len(got), "tokens": tokens}
-        yield told(_FILE, "sense-null", node, **fields)
+        yield finding_from_text(_FILE, "sense-null", node, **fields)
     if others := [each for each in empty if each not in long]:
         finish = others[0].finish or "none"
-        yield told(_FILE, "sense-empty", node, count=len(others), asked=len(got), finish=finish)
+        yield finding_from_text(
+            _FILE, "sense-empty", node, count=len(others), asked=len(got), finish=finish
+        )
 
 
 def _right(node: str, model: str, got: Sequence[AskedFact], *, garbled: bool) -> Iterator[Finding]:
@@ -113,11 +116,11 @@ def _right(node: str, model: str, got: Sequence[AskedFact], *, garbled: bool) ->
     fields = {"model": model, "right": right, "asked": len(said)}
     if right >= _GOOD * len(said):
         if not garbled:
-            yield told(_FILE, "sense", node, **fields)
+            yield finding_from_text(_FILE, "sense", node, **fields)
         return
     about = "sense-some-wrong" if right > _FAIR * len(said) else "sense-wrong"
     shown = "; ".join(f"{asked.ask} {text[:_SHOWN]!r}" for asked, text in wrong[:2])
-    yield told(_FILE, about, node, wrong=shown, **fields)
+    yield finding_from_text(_FILE, about, node, wrong=shown, **fields)
 
 
 def _repeat(node: str, answers: Sequence[AskedFact]) -> Iterator[Finding]:
@@ -128,4 +131,4 @@ def _repeat(node: str, answers: Sequence[AskedFact]) -> Iterator[Finding]:
     one, other = answer_text(first.answer), answer_text(again.answer)
     if one != other:
         shown = {"one": repr(one[:_SHOWN]), "other": repr(other[:_SHOWN])}
-        yield told(_FILE, "sense-repeat", node, id=again.id, **shown)
+        yield finding_from_text(_FILE, "sense-repeat", node, id=again.id, **shown)

@@ -9,8 +9,7 @@ from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.openai.answer_parts import StreamedAnswer
 from patchkit.cluster.openai.api_key import is_here
 from patchkit.cluster.ssh.ssh import there
-from patchkit.finding import Finding
-from patchkit.finding_text import told
+from patchkit.finding import Finding, finding_from_text
 from patchkit.quoting import quoted
 
 _FILE = "server.toml"
@@ -45,7 +44,7 @@ class _Judge:
 
     def say(self, about: str, **fields: object) -> Finding:
         own = {"node": self.node, "logs": self._logs(), "look": self._look("/v1/models")}
-        return told(_FILE, about, self.node, **{**own, **fields})
+        return finding_from_text(_FILE, about, self.node, **{**own, **fields})
 
     def _logs(self) -> str:
         return _CLUSTER_LOGS if self.units else "look into its log: patchkit doctor --log FILE"

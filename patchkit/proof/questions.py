@@ -24,8 +24,9 @@ from patchkit.proof.child_process import Limits, forked
 from patchkit.proof.sandbox import box_for, python_box
 from patchkit.records import RecordError, Utf8, read_json, record
 from patchkit.source.tree import SourceTree
+from patchkit.units import BYTES_PER_MIB
 
-LIMITS = Limits(output=1 << 20)
+LIMITS = Limits(output=BYTES_PER_MIB)
 _HINT = "restore the files from the release, or leave the fix out with --without"
 _SHOWN = 2000  # characters of what a child says of an error
 _KINDS: dict[str, type[PatchkitError]] = {

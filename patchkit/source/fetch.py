@@ -26,6 +26,7 @@ from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
 from patchkit.source.lock import LockEntry, is_version, wheel_cpus
 from patchkit.source.pip_settings import index_session, pip_settings
+from patchkit.units import BYTES_PER_GIB
 
 if TYPE_CHECKING:
     # At run time they are imported where they are used: with requests they take a while.
@@ -39,7 +40,7 @@ CHUNK = 1 << 18  # bytes that are read and written at once
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
 _PARTIAL, _UNSATISFIABLE = 206, 416  # HTTP statuses: a part of the file; no such part
-_LARGEST = 1 << 30  # bytes of a file of unknown size
+_LARGEST = BYTES_PER_GIB  # bytes of a file of unknown size
 
 
 def cache_dir() -> Path:

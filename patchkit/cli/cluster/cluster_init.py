@@ -25,6 +25,7 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.target import target_of
+from patchkit.units import KIB_PER_GIB
 
 
 @click.command()
@@ -139,7 +140,7 @@ def _show(nodes: Sequence[str], facts: Sequence[NodeFacts], found: Sequence[Find
     for name, its in zip(nodes, facts, strict=True):
         host = its.host
         gpu = host.gpus[0].name if host.gpus else "no GPU"
-        memory = f"{host.memory.total / 2**20:.0f} GiB" if host.memory else "? GiB"
+        memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "? GiB"
         vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
         cables = f"{len(host.cabled)} QSFP cage{'s' * (len(host.cabled) != 1)} cabled"
         say(style(name, bold=True) + f"  {gpu}, {memory}, {cables}, {vllm}")

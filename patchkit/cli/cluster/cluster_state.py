@@ -21,6 +21,7 @@ from patchkit.cluster.ssh.everywhere import all_of
 from patchkit.doctor.symptoms.journals import first_error
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.units import KIB_PER_GIB
 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
 _EMPTY = ("",) * (len(_HEADS) - 3)  # of a node that says nothing
@@ -128,7 +129,9 @@ def _row(
     heat += [f"{state.watts:.0f} W"] if state.watts is not None else []
     memory = state.memory
     free = (
-        f"{memory.available / 2**20:.0f} of {memory.total / 2**20:.0f} GiB free" if memory else "?"
+        f"{memory.available / KIB_PER_GIB:.0f} of {memory.total / KIB_PER_GIB:.0f} GiB free"
+        if memory
+        else "?"
     )
     return (
         style(name, bold=True),
@@ -242,7 +245,8 @@ def _down_lines(node: str, result: stop.StoppedNode | PatchkitError) -> Iterator
     after = result.state.memory
     memory = ""
     if after and result.before is not None:
-        memory = f", memory {result.before / 2**20:.1f} → {after.available / 2**20:.1f} GiB free"
+        before, now = result.before / KIB_PER_GIB, after.available / KIB_PER_GIB
+        memory = f", memory {before:.1f} → {now:.1f} GiB free"
     bad = result.problem
     mark = style("✗", fg="red") if bad else style("✓", fg="green")
     yield mark + f" {node}: {bad or 'stopped, no process left'}{memory}"

@@ -19,6 +19,7 @@ from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, So
 from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.host.recording import RecordingWriter
 from patchkit.runtime.rules.variables import newest_vllm
+from patchkit.units import KIB_PER_GIB
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
 _MARKS = {Level.ERROR: ("✗ ", "red"), Level.WARNING: ("! ", "yellow"), Level.NOTE: ("- ", None)}
@@ -116,7 +117,7 @@ def _memory(memory: Memory | None) -> str:
 
 
 def _gib(kib: int) -> str:
-    return f"{kib / (1 << 20):.1f} GiB"
+    return f"{kib / KIB_PER_GIB:.1f} GiB"
 
 
 def _gpu(gpu: Gpu) -> str:

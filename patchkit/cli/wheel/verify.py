@@ -19,8 +19,7 @@ from patchkit.cli.out import echo, print_json, style, tell
 from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
 from patchkit.errors import StorageError, UsageError
-from patchkit.finding import Finding, worst
-from patchkit.finding_text import told
+from patchkit.finding import Finding, finding_from_text, worst
 from patchkit.quoting import quoted
 from patchkit.runtime.python.distributions import import_path
 from patchkit.runtime.python.file_owners import lost_files
@@ -120,7 +119,7 @@ def _lost(house: Path) -> Iterator[Finding]:
     venv = os.environ.get("VIRTUAL_ENV") or sys.prefix
     for file in lost_files(import_path(venv), STEM):
         command = quoted(*file.cure(f"{venv}/bin/python", str(house)))
-        found = told("machine.toml", "nccl-lost", venv, lost=file, command=command)
+        found = finding_from_text("machine.toml", "nccl-lost", venv, lost=file, command=command)
         yield replace(found, kind=StorageError)
 
 

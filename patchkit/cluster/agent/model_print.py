@@ -12,8 +12,9 @@ from typing import Any
 from patchkit.cluster.agent.node_facts import model_on_node
 from patchkit.cluster.models.expected import CACHE, downloads, read_record
 from patchkit.records import RecordError
+from patchkit.units import BYTES_PER_MIB
 
-_SMALL = 1 << 20  # bytes of a file that is read: configuration and templates, not weights
+_SMALL = BYTES_PER_MIB  # bytes of a file that is read: configuration and templates, not weights
 _MOST = 5_000  # files of a folder that is a model's
 
 

@@ -15,10 +15,11 @@ from patchkit.durable.failure import translated
 from patchkit.durable.lock import holder, locked
 from patchkit.errors import BusyError, UsageError
 from patchkit.reading import read_text
+from patchkit.units import BYTES_PER_MIB
 
 _UNIT = re.compile(r"patchkit-[a-z0-9-]+@?\.service")
 _FILE = re.compile(r"[a-z][a-z0-9_.-]*")
-_LARGEST = 1 << 20  # bytes of a file that `up` wrote
+_LARGEST = BYTES_PER_MIB  # bytes of a file that `up` wrote
 _LONG = 3600.0  # seconds
 _BETWEEN = "some files are of this start, some of the one before it, and nothing is started"
 

@@ -40,10 +40,10 @@ from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
 from patchkit.runtime.serve.listen import listen_address, models_url
 from patchkit.runtime.serve.memory import memory_pool
 from patchkit.runtime.serve.request import ServeRequest
+from patchkit.units import BYTES_PER_GIB
 
 _SERVED = "--served-model-name"
 _RAY_PORT = 6379
-_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,7 @@ def _command(
         rank=number if len(cluster.node) > 1 else None,
         host=serve.host or listen_address(serve.listen, node, host),
         port=serve.port,
-        folder_gib=on_node.weights / _GIB if on_node and on_node.weights else None,
+        folder_gib=on_node.weights / BYTES_PER_GIB if on_node and on_node.weights else None,
         choice=choice,
     )
     return serve_args(request, rules, release_flags(node.vllm, None))

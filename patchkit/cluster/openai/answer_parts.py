@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from patchkit.units import BYTES_PER_MIB
+
 # vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both with one text, from 0.16 reasoning.
 # `text` is a completion's; `refusal` stands in the place of content where a model declines.
 _NAMES: Mapping[Literal["reasoning", "content"], tuple[str, ...]] = {
     "reasoning": ("reasoning", "reasoning_content"),
     "content": ("content", "text", "refusal"),
 }
-_LINE = 1 << 20  # bytes of an event
+_LINE = BYTES_PER_MIB  # bytes of an event
 _CALLS = 64  # calls of tools in an answer
 _SHORT = 500  # characters of what a server says of itself
 _OTHER_LINES = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, without data

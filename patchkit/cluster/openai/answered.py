@@ -7,8 +7,7 @@ from typing import Any
 
 from patchkit.cluster.openai.answer_parts import StreamedAnswer
 from patchkit.cluster.openai.http_exchange import HttpAnswer, HttpServer
-from patchkit.finding import Finding
-from patchkit.finding_text import told
+from patchkit.finding import Finding, finding_from_text
 from patchkit.quoting import quoted
 
 _ELSEWHERE = "patchkit chat --url http://ADDRESS:PORT; `patchkit up MODEL` serves one here"
@@ -72,4 +71,4 @@ def _other(server: HttpServer, path: str, status: int, trouble: str) -> Finding:
 
 
 def _said(about: str, server: HttpServer, **fields: Any) -> Finding:
-    return told("server.toml", about, server.url, url=server.url, **fields)
+    return finding_from_text("server.toml", about, server.url, url=server.url, **fields)

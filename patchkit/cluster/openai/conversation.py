@@ -9,9 +9,11 @@ from typing import Any
 from patchkit.cluster.openai.answer_parts import StreamedAnswer
 from patchkit.cluster.openai.chat_stream import CHAT, AnswerStream
 from patchkit.cluster.openai.http_exchange import ExchangeLimits, HttpServer
+from patchkit.units import BYTES_PER_GIB
 
 _DAY = 86_400.0  # seconds: whoever reads an answer ends it, and silence does
-_BYTES, _CHARACTERS = 1 << 30, 1 << 24  # some 250 bytes a token: the longest context is 256 MiB
+# Some 250 bytes a token: the longest context is 256 MiB.
+_BYTES, _CHARACTERS = BYTES_PER_GIB, 1 << 24
 
 
 @dataclass(kw_only=True)

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from patchkit import finding_text
-from patchkit.finding import Finding, Level
-from patchkit.finding_text import FindingText
+from patchkit.finding import (
+    Finding,
+    FindingText,
+    Level,
+    finding_from_text,
+    finding_texts,
+    fine_from_text,
+)
 
 _FILE = "peers.toml"
 
-wrong = partial(finding_text.told, _FILE)
-fine = partial(finding_text.fine, _FILE)
+wrong = partial(finding_from_text, _FILE)
+fine = partial(fine_from_text, _FILE)
 
 
 def peer_checks() -> Mapping[str, FindingText]:
     """Return the checks by id, in the order of causes."""
-    return finding_text.finding_texts(_FILE)
+    return finding_texts(_FILE)
 
 
 def unknown(about: str, where: str, reason: str, hint: str = "") -> Finding:

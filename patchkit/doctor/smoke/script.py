@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 MARK = "patchkit-gpu: "
-_GIB = 2**30
-_LEAST_FREE = 2 * _GIB  # of device memory: more than any step takes, with CUDA's own
+_BYTES_PER_GIB = 2**30
+_LEAST_FREE = 2 * _BYTES_PER_GIB  # of device memory: more than any step takes, with CUDA's own
 _NOT_THERE = "torch sees no CUDA device"
 # Largest error of a product, in units of the result's root mean square. Rounding a value between 4
 # and 8 of these to bfloat16 costs up to 0.016; Hopper's FP8 tensor cores keep about 13 bits of a
@@ -98,7 +98,7 @@ def _gpu() -> Any:
         raise NotRunError(_NOT_THERE)
     free, _ = torch.cuda.mem_get_info()
     if free < _LEAST_FREE:
-        raise NotRunError(f"only {free / _GIB:.1f} GiB of the GPU's memory are free")
+        raise NotRunError(f"only {free / _BYTES_PER_GIB:.1f} GiB of the GPU's memory are free")
     return torch
 
 
@@ -129,8 +129,8 @@ def cuda(_: Answer) -> Answer:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "archs": " ".join(torch.cuda.get_arch_list()),
-            "free_gib": round(free / _GIB, 2),
-            "memory_gib": round(memory / _GIB, 2),
+            "free_gib": round(free / _BYTES_PER_GIB, 2),
+            "memory_gib": round(memory / _BYTES_PER_GIB, 2),
         }
     }
 
@@ -138,7 +138,7 @@ def cuda(_: Answer) -> Answer:
 def allocate(_: Answer) -> Answer:
     """Write 1 GiB of the GPU's memory and read it back."""
     torch = _gpu()
-    count, part = _GIB // 8, 1 << 22
+    count, part = _BYTES_PER_GIB // 8, 1 << 22
     start = time.perf_counter()
     # Each word differs, so that memory which is there twice is noticed.
     data = torch.arange(count, device="cuda", dtype=torch.int64)

@@ -14,6 +14,7 @@ from patchkit.doctor.report.bundle import private_names
 from patchkit.doctor.report.redaction import Redactor
 from patchkit.measure.bench.planned import PlannedVariant
 from patchkit.measure.bench.variants import BenchLoad
+from patchkit.units import KIB_PER_GIB
 
 _PACKAGES = ("vllm", "torch", "triton", "transformers", "flashinfer-python", "ray")
 
@@ -64,7 +65,7 @@ def _machine(report: NodeReport) -> dict[str, Any]:
         "bios": system.bios,
         "kernel": system.kernel,
         "os": system.os,
-        "memory": f"{host.memory.total / 2**20:.0f} GiB" if host.memory else "",
+        "memory": f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "",
         "power_limit": f"{state.limit:.0f} W" if state and state.limit else "",
         "firmware": dict(report.health.firmware) if report.health else {},
     }

@@ -23,6 +23,7 @@ from patchkit.durable.signals import Interrupted
 from patchkit.errors import DriftError, HostError, SourceError, UsageError
 from patchkit.measure.tune.process import Measuring, StalledError
 from patchkit.measure.tune.search import Config, nearest, shared_memory, suited, walk
+from patchkit.units import BYTES_PER_GIB
 
 BENCHMARK = "benchmarks/kernels/benchmark_moe.py"
 ELEMENT_BYTES = {"fp8_w8a8": 1, "auto": 2}
@@ -210,8 +211,8 @@ def connect(bench: Measuring, job: Job, tree: VllmSources) -> dict[str, Any]:
         )
     if job.weight_bytes() > 0.9 * facts["memory"]:
         raise HostError(
-            f"the weights take {job.weight_bytes() / 2**30:.0f} GiB, the device has "
-            f"{facts['memory'] / 2**30:.0f} GiB",
+            f"the weights take {job.weight_bytes() / BYTES_PER_GIB:.0f} GiB, the device has "
+            f"{facts['memory'] / BYTES_PER_GIB:.0f} GiB",
             hint="--intermediate is one GPU's share: divide it by the tensor parallel size",
         )
     return facts

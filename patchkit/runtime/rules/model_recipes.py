@@ -16,13 +16,13 @@ from functools import cache
 from patchkit.paths import RECIPES
 from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.runtime.rules.presets import Preset
+from patchkit.units import GIB_PER_GB
 
 PLACE = RECIPES / "env" / "vllm_recipes.tsv"
 VRAM = "vram_minimum_gb"
 # What recipes ask for, in 10^9 bytes, is 1.0 to 1.5 times the weights of checkpoints whose size is
 # known: with the largest factor nothing that fits is refused.
 _ALLOWANCE = 1.5
-_GIB_PER_GB = 1e9 / 2**30
 # Every preset states them; a recipe without them leaves them to vLLM.
 _ALWAYS = ("--gpu-memory-utilization", "--max-model-len")
 
@@ -75,7 +75,7 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
 
 
 def _weights(vram: str) -> float | None:
-    return float(vram) / _ALLOWANCE * _GIB_PER_GB if vram else None
+    return float(vram) / _ALLOWANCE * GIB_PER_GB if vram else None
 
 
 def recipe_releases() -> tuple[str, ...]:

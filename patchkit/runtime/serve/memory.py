@@ -15,6 +15,7 @@ from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flag_rules import MemoryBudget
 from patchkit.target import targets
+from patchkit.units import KIB_PER_GIB, MIB_PER_GIB
 
 _MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
 _SPARK = "gb10"
@@ -53,7 +54,7 @@ def memory_pool(host: Host, node: Node, budget: MemoryBudget) -> MemoryPool:
     if here in targets() and targets()[here].unified:
         if host.memory is None:
             return _named(here, budget, "/proc/meminfo cannot be read")
-        return MemoryPool(gib=host.memory.total / 2**20, shared=True, whose="this host")  # from KiB
+        return MemoryPool(gib=host.memory.total / KIB_PER_GIB, shared=True, whose="this host")
     gpu = host.gpus[0]
     if gpu.memory is None:
         return MemoryPool(
@@ -63,7 +64,7 @@ def memory_pool(host: Host, node: Node, budget: MemoryBudget) -> MemoryPool:
             note=f"whether it fits was not checked: neither NVML nor nvidia-smi says how much "
             f"memory {gpu.name} has",
         )
-    own = gpu.memory / 2**10  # from MiB
+    own = gpu.memory / MIB_PER_GIB
     return MemoryPool(
         gib=own,
         shared=False,

@@ -9,8 +9,7 @@ from pathlib import Path
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.model_recipes import model_recipes
 from patchkit.runtime.rules.presets import Preset, find, named_preset, presets_meant
-
-_GIB = 2**30
+from patchkit.units import BYTES_PER_GIB
 
 
 def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> Preset | None:
@@ -53,7 +52,7 @@ def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
     """
     folders = (Path(model), *download(model, environment).glob("snapshots/*"))
     sizes = (_bytes(each) for each in folders if os.access(each, os.R_OK | os.X_OK))
-    return max(sizes, default=0) / _GIB or None
+    return max(sizes, default=0) / BYTES_PER_GIB or None
 
 
 def _bytes(folder: Path) -> int:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchkit.units import BYTES_PER_GIB
+
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -23,7 +25,7 @@ def jobs_for(memory: int) -> Jobs:
     cores, free = len(os.sched_getaffinity(0)), available_memory()
     number = max(1, min(cores, free // memory))
     limit = "memory decides" if number < cores else "one a core"
-    needs = f"{memory / (1 << 30):.0f} GiB a job, {free / (1 << 30):.0f} available"
+    needs = f"{memory / BYTES_PER_GIB:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
     return Jobs(number, f"{limit}: {cores} cores, {needs}")
 
 

@@ -26,6 +26,7 @@ from patchkit.source.nccl import SourceOrigin, nccl_tree
 from patchkit.source.releases import load_facts
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
+from patchkit.units import BYTES_PER_GIB
 from patchkit.versions import named_version
 from patchkit.wheel.build.make import (
     BuiltWheel,
@@ -52,10 +53,11 @@ from patchkit.wheel.file.sbom import CUDA_LICENSE, nccl_sbom
 from patchkit.wheel.file.tags import platform_tag
 from patchkit.wheel.file.write import seal
 
-_FREE = 2 << 30  # bytes; 2.29.7 for one arch leaves 204 MB, and compilers write as they go
+# 2.29.7 for one arch leaves 204 MB, and compilers write as they go.
+_FREE = 2 * BYTES_PER_GIB
 _LICENSE = "LICENSE.txt"
 _PROJECT = ("pyproject.toml", "CMakeLists.txt", "README.md")
-JOB_MEMORY = 1 << 30  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
+JOB_MEMORY = BYTES_PER_GIB  # bytes; the largest ptxas of NCCL 2.28.9 took 564 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
+from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.across.toolkit import cross_toolkit
 from patchkit.wheel.build.ccache import counted, savings
 from patchkit.wheel.build.full_toolkit import full_toolkit
@@ -36,8 +37,9 @@ from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.upstream_parts import prove_parts
 from patchkit.wheel.wheelhouse.wheel_checks import check
 
-JOB_MEMORY = 4 << 30  # bytes; the issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9
-_FREE = 8 << 30  # bytes; 0.25.1 for one arch leaves 2 GB, and compilers write as they go
+# The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.
+JOB_MEMORY = 4 * BYTES_PER_GIB
+_FREE = 8 * BYTES_PER_GIB  # 0.25.1 for one arch leaves 2 GB, and compilers write as they go
 
 # Libraries that come with torch, with the CUDA packages that it requires, and with the driver.
 _PROVIDED = (

@@ -13,8 +13,8 @@ _UTILS = "vllm/utils/platform_utils.py"
 _ARGS = "vllm/engine/arg_utils.py"
 _DEFAULTS = "EngineArgs.get_batch_defaults"
 _UPSTREAM = "is_gb10 = current_platform.is_device_capability((12, 1))"
-_GIB = 1 << 30
-_GB10_MEMORY = 119 * _GIB  # torch reports 119.6 to 121.7 GiB
+_BYTES_PER_GIB = 1 << 30
+_GB10_MEMORY = 119 * _BYTES_PER_GIB  # torch reports 119.6 to 121.7 GiB
 
 _ASK_NVML = "return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)"
 _ASK_CUDA_TOO = """\
@@ -88,7 +88,8 @@ def _memory(code: kit.Code) -> object:
     capability = tuple(code.name("current_platform").get_device_capability())
 
     def ask_nvml(_handle: object) -> object:
-        return SimpleNamespace(total=80 * _GIB if capability not in kit.GB10 else _unknown())
+        total = 80 * _BYTES_PER_GIB if capability not in kit.GB10 else _unknown()
+        return SimpleNamespace(total=total)
 
     nvml = SimpleNamespace(
         NVMLError=_NVMLError,

@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
+from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build import jobs as module
 from patchkit.wheel.build.jobs import jobs_for
 from patchkit.wheel.build.network import can_cut_off, cut_off
-
-GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -25,16 +24,18 @@ GIB = 1 << 30
     ],
 )
 def test_jobs(monkeypatch, tmp_path, cores, free, number, decides):
-    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {free * GIB >> 10} kB\n")
+    (tmp_path / "meminfo").write_text(
+        f"MemTotal: 1 kB\nMemAvailable: {free * BYTES_PER_GIB >> 10} kB\n"
+    )
     monkeypatch.setattr(module, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _process: set(range(cores)))
-    found = jobs_for(4 * GIB)
+    found = jobs_for(4 * BYTES_PER_GIB)
     assert found.number == number
     assert found.reason == f"{decides}: {cores} cores, 4 GiB a job, {free} available"
 
 
 def test_this_machine():
-    assert 1 <= jobs_for(GIB).number <= len(module.os.sched_getaffinity(0))
+    assert 1 <= jobs_for(BYTES_PER_GIB).number <= len(module.os.sched_getaffinity(0))
 
 
 def test_a_build_has_no_network():

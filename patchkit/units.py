@@ -1,0 +1,9 @@
+"""Name the sizes of units, so that no module calls KiB what another calls bytes."""
+
+from __future__ import annotations
+
+BYTES_PER_MIB = 2**20
+BYTES_PER_GIB = 2**30
+KIB_PER_GIB = 2**20
+MIB_PER_GIB = 2**10
+GIB_PER_GB = 1e9 / BYTES_PER_GIB
