@@ -29,7 +29,7 @@ from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
-from support.selection import MODES, RELEASES
+from support.selection import DAILY, MODES, RELEASES, SUPPORTED
 
 # Whoever starts the tests in the background, or with nohup, has these ignored; patchkit leaves that
 # so, and its tests send them.
@@ -47,6 +47,16 @@ _PARTS = ("CMakeLists.txt", "PKG-INFO", "setup.py", "cmake", "csrc", "vllm")
 
 # tools/ is found, but patchkit only where it is not installed: the tests are of what is installed.
 sys.path.append(str(Path(__file__).parents[1]))
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(items):
+    """Leave releases that the default run does not ask to `nox -s e2e`."""
+    for item in items:
+        version = item.callspec.params.get("version") if hasattr(item, "callspec") else None
+        others = set(SUPPORTED) - set(DAILY)
+        if item.get_closest_marker("releases") and isinstance(version, str) and version in others:
+            item.add_marker(pytest.mark.e2e)
 
 
 @pytest.fixture(

@@ -89,6 +89,9 @@ def _anchor(text, edit):
 
 
 ALTERATIONS = [deleted, duplicated, other_digit, other_letter, renamed]
+by_alteration = pytest.mark.parametrize(
+    "alter", [deleted, *(pytest.param(alter, marks=pytest.mark.e2e) for alter in ALTERATIONS[1:])]
+)
 
 
 @pytest.fixture
@@ -145,7 +148,7 @@ def _altered(text, edit, alter, chosen):
 
 
 @of_code
-@pytest.mark.parametrize("alter", ALTERATIONS)
+@by_alteration
 def test_altered_code_is_refused_or_patched_all_the_same(version, alter, silently_lost):
     lost, refused = silently_lost(
         version, alter, lambda text, start: not _in_list(text, start), step=1 if WHOLE else 5
@@ -155,7 +158,7 @@ def test_altered_code_is_refused_or_patched_all_the_same(version, alter, silentl
 
 
 @of_lists
-@pytest.mark.parametrize("alter", ALTERATIONS)
+@by_alteration
 def test_an_altered_arch_list_is_refused_or_leads_to_the_same_kernels(
     version, alter, silently_lost
 ):
@@ -238,6 +241,7 @@ def _whole(plan, stock):
 LOOKUP = "vllm/model_executor/layers/fused_moe/fused_moe.py"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("version", ["0.33.0"])
 @pytest.mark.parametrize("alter", [deleted, other_letter])
 def test_an_altered_lookup_of_moe_configs_is_refused_or_finds_them(

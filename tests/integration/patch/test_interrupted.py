@@ -68,6 +68,7 @@ def test_two_applies_at_once(started, root, tree, snapshot):
     assert snapshot(root) == snapshot(alone)
 
 
+@pytest.mark.e2e
 def test_two_applies_of_a_release_into_one_folder(cli, started, sdist, tmp_path):
     sdist(RELEASE)
     source = ["--vllm-src", f"vllm=={RELEASE}", "--dest", tmp_path / "tree", "--offline"]
@@ -87,7 +88,13 @@ SAID = re.compile(
 )
 
 
-@pytest.mark.parametrize("number", CODES)
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.e2e) for n in CODES if n != signal.SIGTERM),
+    ],
+)
 def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
     cli, started, root, tree, snapshot, number
 ):
@@ -118,7 +125,7 @@ def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
         assert snapshot(root) == pristine
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.e2e)])
 def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(cli, root, snapshot, seed):
     """The journal of a change that was cut short lies there, with some of the files changed."""
     pristine = snapshot(root)

@@ -33,6 +33,7 @@ def run(*command, cwd, rc=0):
     return done.stdout + done.stderr
 
 
+@pytest.mark.e2e
 def test_a_plain_cmake_is_for_the_device_alone(nccl, ask, tmp_path, rewrite):
     """One build folder, so that the compilers are asked once."""
     root, build = nccl(), tmp_path / "build"
