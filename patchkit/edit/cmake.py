@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from patchkit.edit.splice import Edit, line_of
 from patchkit.errors import DriftError
@@ -19,8 +20,7 @@ class CMakeSyntaxError(DriftError):
     """The text is not CMake; the message starts with ``path:line``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """``text[start:stop]``, which is ``value``.
 
     Kinds: space (a BOM too), newline, comment, quoted, bracket, open, close, identifier, unquoted.
@@ -32,8 +32,7 @@ class Token:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """One argument, delimiters included; a paren among the arguments is one too."""
 
     start: int
