@@ -5,7 +5,7 @@
 Both wheels are installed with pip into the environment that runs this, one after the other in every
 round, as a user would; what was installed before is not put back. Each measurement is a process per
 GPU of its own. Exit code 0: results are right and bit-identical, one libnccl is mapped, and ours
-reaches 98 % of stock's bus bandwidth at every size. See docs/nccl-gpu.md.
+reaches 98 % of stock's bus bandwidth at every size. See docs/gpu.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 STOCK and PATCHED are folders that hold ``vllm`` and its dist-info: the released wheel, and a copy
 after ``patchkit apply --vllm-src PATCHED/vllm``. Everything else that vLLM needs is importable.
-Each run is a process of its own. Exit code 0: every check held. See docs/gpu-routing.md.
+Each run is a process of its own. Exit code 0: every check held. See docs/gpu.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The vLLM to look at is the one that Python imports. For each model a real ``vllm serve`` is
 started on the loopback, asked as a client would, and ended; then the same prompts go through the
 ``LLM`` class.
-Logs and serve.json stay in DIR. Exit code 0: every check held. See docs/gpu-serving.md.
+Logs and serve.json stay in DIR. Exit code 0: every check held. See docs/gpu.md.
 """
 
 from __future__ import annotations

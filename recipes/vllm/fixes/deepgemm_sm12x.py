@@ -100,7 +100,7 @@ FIX = kit.Fix(
     evidence=(
         kit.Evidence(
             "unpatched, block-FP8 layers and MoE go to DeepGEMM; patched, to others",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
             "measured",
         ),
         kit.Evidence("arch_major branches of both pins", "DeepGEMM 891d57b4, a6b593d2", "read"),

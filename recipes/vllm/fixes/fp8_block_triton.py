@@ -95,7 +95,7 @@ FIX = kit.Fix(
     evidence=(
         kit.Evidence(
             "Triton runs, and answers within FP8's tolerance of DeepGEMM",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
             "measured",
         ),
         kit.Evidence(

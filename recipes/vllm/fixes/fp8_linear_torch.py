@@ -100,7 +100,7 @@ FIX = kit.Fix(
     evidence=(
         kit.Evidence(
             "torch._scaled_mm runs, and answers within FP8's tolerance of CUTLASS",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
             "measured",
         ),
         kit.Evidence(

@@ -167,7 +167,7 @@ FIX = kit.Fix(
     evidence=(
         kit.Evidence(
             "unpatched, CUTLASS; patched, Marlin, with the answers of a device that has no FP4",
-            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu-routing.md",
+            "an H200 that reports 12.1, vLLM 0.25.1: docs/gpu.md",
             "measured",
         ),
         kit.Evidence("NVFP4 dense does not work on a GB10", "vllm#30163 (0.11-0.12)", "reported"),
