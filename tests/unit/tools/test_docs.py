@@ -87,7 +87,7 @@ def test_the_pages_about_nccl_say_what_the_recipe_says():
 
 
 def test_which_nccl_and_explain_say_the_same_of_ld_library_path():
-    page = (ROOT / "docs/which-nccl.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/nccl.md").read_text(encoding="utf-8")
     assert "| `LD_LIBRARY_PATH` | **pip's** | **pip's** | 1 |" in page
     meaning = read_toml(dict[str, Any], RECIPES / "env/variables.toml")["cuda"]["LD_LIBRARY_PATH"]
     assert "pip's libnccl wins" in meaning["meaning"]
