@@ -16,31 +16,24 @@ SECONDS = 400
 
 def bench(lab: Lab) -> Outcome:
     """`patchkit bench`: two ways to serve a model in turns, again with nothing left to do."""
-    ways = {"one": ARGS, "other": (*ARGS, "--max-num-seqs", "4")}
-    text = "".join(
-        f"[[variant]]\nname = '{name}'\nplain = true\nvenv = '{sys.prefix}'\n"
-        f"args = {json.dumps(args)}\nset = {_inline(QUIET)}\n"
-        for name, args in ways.items()
-    )
+    ways = ("one", "other")
     with lab.sparks(1, "bench") as (spark,):
-        file, folder = spark.file("/tmp/ways.toml"), "/tmp/figures"
-        file.write_text(text)
+        folder, files = "/tmp/figures", [f"/tmp/{name}.env" for name in ways]
+        for number, file in enumerate(files):
+            text = "".join(f"{name}={value}\n" for name, value in QUIET.items())
+            spark.file(file).write_text(f"{text}OMP_NUM_THREADS={number + 1}\n")
 
         def said(*words: str) -> Any:
             command = ("sh", "-c", '"$@" 2> /tmp/aside', "sh", "patchkit", "bench", *words)
-            return json.loads(spark.run(*command, "--json", log="bench", seconds=SECONDS))
+            return json.loads(spark.run(*command, log="bench", seconds=SECONDS))
 
-        asked = (str(lab.model), "--variants", "/tmp/ways.toml", *LOAD, "-o", folder)
+        load = (*LOAD, "--venv", sys.prefix, "-o", folder, "--json")
+        asked = (str(lab.model), "--compare", *files, *load, "--", *ARGS)
         first, again = said(*asked), said(*asked)
-        differs = said("diff", folder, folder)
+        differs = said("diff", folder, folder, "--json")
     names = [each["variant"] for each in first["figures"] if each["figure"] == "output"]
-    if names != list(ways):
+    if names != [*ways]:
         raise UnexpectedError(f"figures of {names}")
     if again != first or differs["setup"]:
         raise UnexpectedError("the same command measured again, or its setup differs from itself")
     return Outcome(f"{len(first['figures'])} figures of {len(names)} ways; again, nothing to do")
-
-
-def _inline(table: dict[str, str]) -> str:
-    """Return an inline table of TOML."""
-    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items()) + " }"

@@ -1,1 +1,0 @@
-"""Measure servers with vLLM's own benchmark, in turns; say what a difference is worth."""

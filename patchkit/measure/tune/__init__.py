@@ -1,1 +1,0 @@
-"""Search and measure fused-MoE configs on the present GPU."""

@@ -1,0 +1,173 @@
+"""Rounds that are left, a real server process, and what a benchmark that fails leaves."""
+
+import json
+import shutil
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import HostError, UsageError
+from patchkit.measure.figures import result_file
+from patchkit.measure.rounds import BenchPlan, measure_variants, serve_here
+from patchkit.measure.variants import (
+    BenchLoad,
+    PlannedVariant,
+    describe_conditions,
+    plan_cluster,
+)
+
+TESTS = Path(__file__).parents[2]
+LOADS = [BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)]
+SERVER = f"""
+import sys, subprocess, time
+sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]
+from support.model_server import ModelServer
+import http.server, socketserver
+port = int(sys.argv[sys.argv.index("--port") + 1])
+child = subprocess.Popen(["sleep", "300"])
+print("child", child.pid, flush=True)
+socketserver.TCPServer.allow_reuse_address = True
+bind = http.server.ThreadingHTTPServer.server_bind
+def here(self):
+    self.server_address = ("127.0.0.1", port)
+    bind(self)
+http.server.ThreadingHTTPServer.server_bind = here
+with ModelServer():
+    time.sleep(300)
+"""
+# Stands for a Python with vLLM: finds it, and answers `bench serve` as $ANSWERED says.
+ASKER = f"""#!{sys.executable}
+import json, os, sys
+words = sys.argv
+if "-c" in words:
+    sys.exit(0)
+place = words[words.index("--result-dir") + 1] + "/" + words[words.index("--result-filename") + 1]
+assert "http://spark-1.invalid:8000" in words
+json.dump({{"completed": int(os.environ["ANSWERED"]), "output_throughput": 5.5}}, open(place, "w"))
+"""
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def plan(folder, *names, rounds=2, loads=LOADS, **facts):
+    variants = [PlannedVariant(name=name, **{"python": "", **facts}) for name in names]
+    return BenchPlan(
+        model="small",
+        variants=variants,
+        loads=loads,
+        rounds=rounds,
+        folder=folder,
+        conditions=describe_conditions("small", variants, loads),
+    )
+
+
+def test_what_was_measured_is_not_left(tmp_path):
+    of = plan(tmp_path, "a", "b")
+    for number, name, load in ((0, "a", 0), (0, "a", 1), (1, "b", 0)):
+        place = result_file(tmp_path, name, LOADS[load].name, number)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    left = {(number, each.name): [one.prompts for one in own] for number, each, own in of.left()}
+    assert left == {(0, "b"): [4, 32], (1, "a"): [4, 32], (1, "b"): [32]}
+
+
+def test_each_round_has_every_variant_and_the_order_turns(tmp_path):
+    order = [(number, each.name) for number, each, _ in plan(tmp_path, "a", "b", rounds=5).left()]
+    by_round = [[name for number, name in order if number == one] for one in range(5)]
+    assert by_round[0] == ["a", "b"]
+    assert all(after == before[::-1] for before, after in pairwise(by_round))
+
+
+def test_a_server_answers_and_all_its_processes_end(tmp_path):
+    log = tmp_path / "log" / "a-1.log"
+    served = PlannedVariant(name="a", python="", words=(sys.executable, "-c", SERVER))
+    with serve_here(served, log, 60) as (url, model):
+        assert model
+        assert url.startswith("http://127.0.0.1:")
+        child = int(log.read_text().split()[1])
+        assert is_running(child)
+    deadline = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(child)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ((sys.executable, "-c", "raise SystemExit(3)"), "ended with exit code 3"),
+        (("/nowhere/python",), "No such file"),
+    ],
+)
+def test_a_server_that_ends_names_its_log(tmp_path, words, what):
+    served = PlannedVariant(name="a", python="", words=words)
+    with pytest.raises(HostError, match=what) as raised, serve_here(served, tmp_path / "log", 60):
+        pass
+    assert str(tmp_path / "log") in raised.value.hint or words[0] == "/nowhere/python"
+
+
+def test_a_server_elsewhere_is_measured_once_and_only_whole(tmp_path, monkeypatch):
+    asker = tmp_path / "python"
+    asker.write_text(ASKER)
+    asker.chmod(0o755)
+    where = {"python": str(asker), "url": "http://spark-1.invalid:8000"}
+    of = plan(tmp_path / "results", "served", rounds=1, loads=LOADS[:1], **where)
+    place = result_file(of.folder, "served", LOADS[0].name, 0)
+
+    monkeypatch.setenv("ANSWERED", "3")
+    with pytest.raises(HostError, match="3 of 4 requests were answered"):
+        measure_variants(of, lambda _: None)
+    assert not place.exists()
+    monkeypatch.setenv("ANSWERED", "4")
+    steps = []
+    measure_variants(of, steps.append)
+    assert json.loads(place.read_text())["output_throughput"] == 5.5
+    measure_variants(of, steps.append)  # nothing is left
+    assert steps == ["round 1 of 1, served", "round 1 of 1, served: in1024-out128-c1"]
+    # Of the server's machine nothing is known; this one's would be taken for it.
+    assert json.loads((of.folder / "digest.json").read_text())["machines"] == []
+
+    other = plan(of.folder, "served", rounds=1, loads=LOADS, **where)
+    with pytest.raises(UsageError, match="holds figures of another setup"):
+        measure_variants(other, steps.append)
+
+
+def test_an_environment_without_vllm_is_named_before_anything_is_written(tmp_path):
+    bare = shutil.which("python3", path="/usr/bin:/bin")
+    of = plan(tmp_path / "results", "served", python=bare, url="http://spark-1.invalid:8000")
+    with pytest.raises(HostError, match="vllm bench serve is not here") as raised:
+        measure_variants(of, lambda _: None)
+    assert "--venv DIR" in raised.value.hint
+    assert not of.folder.exists()
+
+
+def test_a_cluster_needs_the_benchmark_here(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text('venv = "/nowhere"\n[[node]]\nssh = "spark-1"\n')
+    with pytest.raises(HostError, match="/nowhere/bin/python is not on this machine"):
+        plan_cluster(file, "org/one", "", ())
+
+
+def test_conditions_hold_no_secret_and_no_address():
+    variant = PlannedVariant(
+        name="a",
+        python="",
+        words=("vllm", "serve", "m", "--api-key", "sk-" + "a1b2c3d4" * 4, "--master-addr=10.0.0.1"),
+        shared={"HF_TOKEN": "hf_" + "Ab1" * 11, "NCCL_DEBUG": "INFO"},
+    )
+    said = json.dumps(describe_conditions("m", [variant], LOADS))
+    assert "a1b2c3d4" not in said
+    assert "Ab1" not in said
+    assert "10.0.0.1" not in said
+    assert '"NCCL_DEBUG": "INFO"' in said
+    with pytest.raises(UsageError, match="two variants are called 'a'"):
+        describe_conditions("m", [variant, variant], LOADS)
