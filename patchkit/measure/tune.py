@@ -13,11 +13,10 @@ from packaging.version import InvalidVersion, Version
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.durable.scratch import ScratchFolder
-from patchkit.errors import HostError, SourceError, UsageError
+from patchkit.errors import HostError, SourceError
 from patchkit.process import ask, stream
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json
-from patchkit.source.tree import SourceTree
 
 BENCHMARK = "benchmarks/kernels/benchmark_moe.py"
 DTYPES = ("auto", "fp8_w8a8", "int8_w8a16")
@@ -49,15 +48,8 @@ class TuneJob:
         return (*own, *sizes, "--tune", "--save-dir", folder)
 
 
-def check_tuner(tree: SourceTree, python: str) -> None:
-    """Raise UsageError, HostError or SourceError if this Python cannot run the tree's tuner."""
-    if tree.kind == "installed":
-        raise UsageError(
-            f"{tree.root}: an installed vLLM has no {BENCHMARK}",
-            why="wheels carry no benchmarks",
-            hint=f"--vllm-src vllm=={tree.version.public}; the installed one is what --python sees",
-        )
-    tree.read(BENCHMARK)
+def check_tuner(python: str, version: Version) -> None:
+    """Raise HostError or SourceError if this Python cannot run the tuner of this vLLM."""
     found = ask(python, _LOOK, isolated=False, hint="name the Python that has vLLM: --python")
     for name in ("vllm", "ray"):
         if not found.get(name):
@@ -70,15 +62,15 @@ def check_tuner(tree: SourceTree, python: str) -> None:
         installed = Version(str(found["vllm"]))
     except InvalidVersion:
         raise HostError(f"{python}: {found['vllm']!r} is no version of vLLM") from None
-    if installed.base_version != tree.version.base_version:  # wheels differ in their local part
+    if installed.base_version != version.base_version:  # wheels differ in their local part
         raise SourceError(
-            f"the installed vLLM is {installed}, the source {tree.version}",
+            f"the installed vLLM is {installed}, the source {version}",
             hint=f"--vllm-src vllm=={installed.public}, or another --python",
         )
 
 
 def tune_model(
-    tree: SourceTree, python: str, job: TuneJob, output: Path, tell: Callable[[str], None]
+    benchmark: Path, python: str, job: TuneJob, output: Path, tell: Callable[[str], None]
 ) -> Path:
     """Run the benchmark and return the file that it wrote, moved whole into ``output``.
 
@@ -86,9 +78,7 @@ def tune_model(
     """
     with ScratchFolder() as scratch:
         done = stream(
-            python,
-            tree.root / BENCHMARK,
-            *job.words(scratch),
+            *(python, str(benchmark), *job.words(scratch)),
             line=lambda text: tell(text.rstrip()),
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )

@@ -10,7 +10,7 @@ import click
 from patchkit.cli.options import SourceOptions, as_json, opened, vllm_options
 from patchkit.cli.out import LaidOut, print_json, say, tell
 from patchkit.errors import UsageError
-from patchkit.measure.tune import DTYPES, TuneJob, check_tuner, tune_model
+from patchkit.measure.tune import BENCHMARK, DTYPES, TuneJob, check_tuner, tune_model
 from patchkit.quoting import quoted, visible
 
 _EPILOG = """\
@@ -67,9 +67,17 @@ def command(
             f"{output} holds tuned configs", hint="--force replaces them; -o names a folder"
         )
     with opened(source) as (_, workspace):
-        check_tuner(workspace.tree, python)
+        tree = workspace.tree
+        if tree.kind == "installed":
+            raise UsageError(
+                f"{tree.root}: an installed vLLM has no {BENCHMARK}",
+                why="wheels carry no benchmarks",
+                hint=f"--vllm-src vllm=={tree.version.public}; --python names the installed one",
+            )
+        tree.read(BENCHMARK)  # which says so if it is not there
+        check_tuner(python, tree.version)
         job = TuneJob(model=model, parts=parts, dtype=dtype, batch_sizes=sizes)
-        place = tune_model(workspace.tree, python, job, output, tell)
+        place = tune_model(tree.root / BENCHMARK, python, job, output, tell)
     setting = f"VLLM_TUNED_CONFIG_FOLDER={quoted(output.resolve())}"
     if as_json:
         print_json({"file": str(place), "setting": setting})
