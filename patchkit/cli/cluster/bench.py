@@ -36,10 +36,18 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 
 
 class _Bench(click.Group):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    default = "run"
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Take a first word that is no verb for the model of `run`."""
-        if args and args[0] not in (*self.commands, "--help", "-h"):
-            args = ["run", *args]
+        verb = [] if args[0] in self.commands or args[0] == "--help" else [self.default]
+        return super().resolve_command(ctx, [*verb, *args])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("-") and args[0] not in ("--help", "-h"):
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 
