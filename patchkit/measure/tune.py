@@ -15,6 +15,7 @@ from patchkit.durable.failure import translated
 from patchkit.durable.scratch import ScratchFolder
 from patchkit.errors import HostError, SourceError
 from patchkit.process import ask, stream
+from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json
 
@@ -56,7 +57,9 @@ def check_tuner(python: str, version: Version) -> None:
             raise HostError(
                 f"{python} has no {name}",
                 why="the release's benchmark runs in vLLM's environment, and ray starts it",
-                hint=f"{python} -m pip install {name}" if name == "ray" else "--python EXE",
+                hint=quoted(python, "-m", "pip", "install", "ray")
+                if name == "ray"
+                else "--python EXE",
             )
     try:
         installed = Version(str(found["vllm"]))
