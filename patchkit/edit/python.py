@@ -99,9 +99,9 @@ def _count(node: ast.AST, code: str) -> int:
     pattern = ast.parse(_normal(code)).body
     wanted: list[ast.AST] = [*pattern]
     runs: Iterator[list[ast.AST]] = (
-        list(each[start : start + len(pattern)])
-        for each in _bodies(node)
-        for start in range(len(each) - len(pattern) + 1)
+        list(body[start : start + len(pattern)])
+        for body in _bodies(node)
+        for start in range(len(body) - len(pattern) + 1)
     )
     if len(pattern) == 1 and isinstance(pattern[0], ast.Expr):
         wanted = [pattern[0].value]

@@ -138,7 +138,7 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
     found = {path: at.read_bytes() if at.is_file() else None for path, at in places.items()}
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
     found |= {path: before[path] for path in texts if path not in tree.pristine}
-    ordered = sorted(wanted.items(), key=lambda each: (_turn(home, *each), each[0]))
+    ordered = sorted(wanted.items(), key=lambda item: (_turn(home, *item), item[0]))
     return [
         Change(path, digest(found[path]), data) for path, data in ordered if found[path] != data
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from patchkit.errors import PatchkitError, RecipeError
 from patchkit.patching.fix import Evidence, Example, Fix, Need
 
-_FIELDS = {each.__name__: [f.name for f in fields(each)] for each in (Evidence, Example, Fix, Need)}
+_FIELDS = {kind.__name__: [f.name for f in fields(kind)] for kind in (Evidence, Example, Fix, Need)}
 # CPython's words of the TypeError; they name the class and the mistyped field.
 _UNKNOWN = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 

@@ -68,9 +68,9 @@ def rescue(tree: SourceTree, state: Path) -> Rescued:
         if found != wanted:
             changes.append(Change(path, found, data))
         restored.append(path)
-    for each in _files(state):
-        path = each.relative_to(tree.root).as_posix()
-        changes.append(Change(path, present(each), None))
+    for file in _files(state):
+        path = file.relative_to(tree.root).as_posix()
+        changes.append(Change(path, present(file), None))
     journal.commit(changes)
     return Rescued(tuple(restored), tuple(moved), tuple(lost), known, aside)
 
@@ -84,13 +84,13 @@ def _known(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
     if ledger is not None:
         return dict(ledger.files), True
     home = original_path(state, "")
-    found = {each.relative_to(home).as_posix(): each for each in _files(home)}
+    found = {file.relative_to(home).as_posix(): file for file in _files(home)}
     # Without a ledger it is not known what patchkit wrote: the present files go aside.
-    return {path: (present(each), "") for path, each in found.items()}, False
+    return {path: (present(file), "") for path, file in found.items()}, False
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (each for each in sorted(folder.rglob("*")) if is_file(each))
+    return (file for file in sorted(folder.rglob("*")) if is_file(file))
 
 
 def _free(root: Path) -> Path:

@@ -97,7 +97,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a fix with two verdicts."""
-        if len({each.id for each in self.verdicts}) < len(self.verdicts):
+        if len({verdict.id for verdict in self.verdicts}) < len(self.verdicts):
             raise ValueError("has a fix twice")
 
     def to_json(self) -> bytes:

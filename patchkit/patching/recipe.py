@@ -121,7 +121,7 @@ def load_recipes() -> tuple[Recipe, ...]:
 def _releases(table: dict[str, Any]) -> list[str]:
     """Return the list of versions, or of the tables per release those whose files were read."""
     return table.get("releases") or [
-        each["version"] for each in table["release"] if each.get("read", True)
+        release["version"] for release in table["release"] if release.get("read", True)
     ]
 
 

@@ -115,10 +115,10 @@ def forked(
                 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.set_blocking(ended, False)
         ready = _said(ended) == _READY
-        output, errors = (os.pread(each, limits.output, 0) for each in outputs)
+        output, errors = (os.pread(descriptor, limits.output, 0) for descriptor in outputs)
     finally:
-        for each in (*outputs, ended):
-            os.close(each)
+        for descriptor in (*outputs, ended):
+            os.close(descriptor)
     if not ready and not excess:
         raise _not_set_up(errors.decode(errors="replace"), box)
     trouble = excess or _trouble(status, limits)
@@ -204,7 +204,7 @@ def _trouble(status: int, limits: Limits) -> str:
         return f"it took more than {limits.processor} s of the processor"
     if status == -signal.SIGXFSZ:
         return _TOO_MUCH.format(limits.output)
-    names = {each.value: each.name for each in signal.Signals}
+    names = {known.value: known.name for known in signal.Signals}
     return f"it was ended by {names.get(-status, f'signal {-status}')}"
 
 
@@ -261,13 +261,13 @@ def die_with(parent: int, number: signal.Signals) -> None:
 def _arrange(files: Sequence[int]) -> None:
     """Have nothing open but the outputs, and the pipe that shows the parent when all is over."""
     # dup2 overwrites 0 to 3 below, so the descriptors move above 10 first.
-    kept = [fcntl.fcntl(each, fcntl.F_DUPFD, 10) for each in files]
-    for number, each in enumerate([os.open(os.devnull, os.O_RDONLY), *kept]):
-        os.dup2(each, number)
-    for each in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if each > _ALIVE:
+    kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in files]
+    for number, descriptor in enumerate([os.open(os.devnull, os.O_RDONLY), *kept]):
+        os.dup2(descriptor, number)
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor > _ALIVE:
             with contextlib.suppress(OSError):
-                os.close(each)
+                os.close(descriptor)
     # Output 1 is for the answer, which is written to the descriptor: no print may mix with it.
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     # Python ignores SIGPIPE and SIGXFSZ, which programs inherit: none would end at its limit.

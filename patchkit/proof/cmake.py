@@ -63,7 +63,7 @@ def read_trace(log: Path, root: Path) -> Iterator[Traced]:
             entry = json.loads(line)
             path, arguments = entry["file"].removeprefix(f"{root}/"), tuple(entry["args"])
             place = path, int(entry["line"])
-            if not all(isinstance(each, str) for each in arguments):
+            if not all(isinstance(argument, str) for argument in arguments):
                 raise TypeError
             call = Traced(entry["cmd"].lower(), place, arguments)
         except (

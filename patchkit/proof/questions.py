@@ -30,8 +30,8 @@ LIMITS = Limits(output=BYTES_PER_MIB)
 _HINT = "restore the files from the release, or leave the fix out with --without"
 _SHOWN = 2000  # characters of what a child says of an error
 _KINDS: dict[str, type[PatchkitError]] = {
-    each.__name__: each
-    for each in (
+    kind.__name__: kind
+    for kind in (
         errors.AbsentError,
         errors.DriftError,
         errors.ProofError,

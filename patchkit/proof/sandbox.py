@@ -81,7 +81,7 @@ def box_for(tree: SourceTree, box: Box) -> Box | None:
 def python_box() -> Box:
     """Return a box with what this interpreter may still read: libraries, patchkit, recipes."""
     own = (Path(os.__file__).parent, Path(sys.base_prefix, "lib"), _PATCHKIT, RECIPES)
-    packages = (each for each in map(Path, sys.path) if each.name in _PACKAGES)
+    packages = (path for path in map(Path, sys.path) if path.name in _PACKAGES)
     return Box(read=(*own, *packages))
 
 
@@ -90,7 +90,7 @@ def program_box(program: Path, *, children: bool = False) -> Box:
 
     With ``children`` it may start programs of the system, which get the same box and limits.
     """
-    loaders = (each for place, pattern in _LOADERS for each in Path(place).glob(pattern))
+    loaders = (path for place, pattern in _LOADERS for path in Path(place).glob(pattern))
     return Box(
         write=(Path(os.devnull),) if children else (),
         programs=(program, *loaders, *(_SYSTEM[:3] if children else ())),

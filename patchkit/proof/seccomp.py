@@ -99,7 +99,9 @@ def number(name: str, machine: str = "") -> int:
 
 def syscall(name: str, *arguments: object) -> int:
     """Make a system call. Raises OSError."""
-    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    words = [
+        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments
+    ]
     result = int(libc.syscall(ctypes.c_long(number(name)), *words))
     if result < 0:
         code = ctypes.get_errno()
@@ -151,7 +153,7 @@ def packed(calls: Mapping[str, int], *, children: bool = False, machine: str = "
     Some of them it refuses with arguments that do harm, and with no others.
     """
     instructions = _filter(calls, machine or platform.machine(), children=children)
-    return b"".join(struct.pack("HBBI", *each) for each in instructions)
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)
 
 
 def load(instructions: bytes) -> None:
@@ -189,7 +191,9 @@ def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:
     if name == "ioctl":
         return [_argument(1), *_let(_JEQ, _HARMLESS)]
     if name == "fcntl":
-        signalling = [(_JEQ, len(_SIGNALLING) - i, 0, each) for i, each in enumerate(_SIGNALLING)]
+        signalling = [
+            (_JEQ, len(_SIGNALLING) - i, 0, number) for i, number in enumerate(_SIGNALLING)
+        ]
         return [_argument(1), *signalling, (_RET, 0, 0, _ALLOW)]
     if name in ("open", "openat"):
         # Landlock before Linux 6.2 lets a file be emptied that is not opened for writing.

@@ -309,7 +309,7 @@ class _Source:
         classes = [
             node for node in self.definitions.get(owner, ()) if isinstance(node, ast.ClassDef)
         ]
-        for node in [part for each in classes for part in each.body]:
+        for node in [part for definition in classes for part in definition.body]:
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 # The class that it belongs to may be asked for as well, decorators and all.
                 plain = copy(node)

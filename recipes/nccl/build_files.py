@@ -34,6 +34,7 @@ COMPILER_DEFAULT = "75"
 _SCRIPT = Path(__file__).with_name("build_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
 _Calls = Sequence[Traced]
+_KEYWORDS = ("", "PUBLIC", "PRIVATE", "INTERFACE", "SHARED", "STATIC", "OBJECT")
 _PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
 
 
@@ -150,7 +151,10 @@ def _targets(calls: _Calls, *commands: str) -> Mapping[str, Sequence[str]]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for arguments in _named(calls, commands):
         found[arguments[0]].extend(
-            item for argument in arguments[1:] for item in argument.split(";") if not _keyword(item)
+            item
+            for argument in arguments[1:]
+            for item in argument.split(";")
+            if item not in _KEYWORDS
         )
     return found
 
@@ -160,10 +164,6 @@ def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for call in calls:
         if call.command in commands and call.arguments:
             yield call.arguments
-
-
-def _keyword(item: str) -> bool:
-    return item in ("", "PUBLIC", "PRIVATE", "INTERFACE", "SHARED", "STATIC", "OBJECT")
 
 
 def _outputs(calls: _Calls, build: str) -> Iterator[str]:

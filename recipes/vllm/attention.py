@@ -56,7 +56,11 @@ def flash_attention(code: Code, tree: SourceTree) -> dict[str, object]:
     named = {name: f"flash_attn_supports_{name}" for name in _SUPPORTS}
     return {
         "version": code.get(path, "get_flash_attn_version")(),
-        **{name: code.get(path, each)() for name, each in named.items() if code.has(path, each)},
+        **{
+            name: code.get(path, function)()
+            for name, function in named.items()
+            if code.has(path, function)
+        },
     }
 
 
@@ -67,7 +71,7 @@ def _guarded(tree: SourceTree, built: Collection[str]) -> dict[str, object]:
         name: str, _globals: object, _locals: object, wanted: object, _level: int
     ) -> object:
         assert isinstance(wanted, tuple)
-        if missing := [each for each in wanted if each not in built]:
+        if missing := [name for name in wanted if name not in built]:
             raise ImportError(f"No module named {missing[0]!r}")
         return Anything(name)
 
@@ -79,4 +83,9 @@ def _guarded(tree: SourceTree, built: Collection[str]) -> dict[str, object]:
 
 
 def _imported(node: ast.Try) -> list[str]:
-    return [a.name for each in node.body if isinstance(each, ast.ImportFrom) for a in each.names]
+    return [
+        a.name
+        for statement in node.body
+        if isinstance(statement, ast.ImportFrom)
+        for a in statement.names
+    ]

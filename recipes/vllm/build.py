@@ -162,14 +162,16 @@ def across() -> Across:
 def known_externals() -> tuple[KnownSource, ...]:
     """Return every external source that some release fetches."""
     return tuple(
-        replace(each, pins=tuple(replace(pin, url=pin.url or each.url) for pin in each.pins))
-        for each in read_toml(tuple[KnownSource, ...], BUILD_FILE, key="external")
+        replace(
+            external, pins=tuple(replace(pin, url=pin.url or external.url) for pin in external.pins)
+        )
+        for external in read_toml(tuple[KnownSource, ...], BUILD_FILE, key="external")
     )
 
 
 def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
     """Return what options such as ``--without flash-attn`` name. Raises UsageError."""
-    known = {each.option: each for each in known_externals()}
+    known = {external.option: external for external in known_externals()}
     names = tuple(dict.fromkeys(names))
     for name in names:
         if name not in known:
@@ -191,7 +193,7 @@ def wanted(found: Iterable[External], version: Version, *, release: bool) -> tup
     ``release`` says whether the version is in the table, so that its pins are known; those of
     another tree are what its files say. Raises DriftError for an unknown source, or another pin.
     """
-    known = {each.name: each for each in known_externals()}
+    known = {external.name: external for external in known_externals()}
     return tuple(
         _wanted(external, known.get(external.name), version, release) for external in found
     )

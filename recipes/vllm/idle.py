@@ -37,10 +37,10 @@ def _idle(known: KnownSource, version: Version, request: Request, asked: set[str
         return f"of no use to {request.target.title}"
     if not asked & set(known.targets):
         return "setup.py builds nothing of it"
-    for each in known.unused:
-        chosen = each.fix in request.only if request.only else each.fix not in request.skip
-        if major in each.majors and chosen:
-            return f"vLLM does not choose it there, by the fix {each.fix}"
+    for reason in known.unused:
+        chosen = reason.fix in request.only if request.only else reason.fix not in request.skip
+        if major in reason.majors and chosen:
+            return f"vLLM does not choose it there, by the fix {reason.fix}"
     return ""
 
 

@@ -29,10 +29,10 @@ def take_installed(tree: SourceTree, taken: Iterable[Wanted]) -> SourceTree:
     The release's own variable names the folder, in the environment. Raises DriftError if
     ``CMakeLists.txt`` does not include a source as expected.
     """
-    for each in taken:
-        known = each.known
+    for part in taken:
+        known = part.known
         ours = _CMAKE.format(
-            option=known.option, targets=" ".join(known.targets), variable=each.external.variable
+            option=known.option, targets=" ".join(known.targets), variable=part.external.variable
         )
         edits = swap_text(
             ROOT_FILE, tree.read(ROOT_FILE), f"include({known.file})", ours, note=known.option

@@ -70,16 +70,16 @@ def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
 
     Raises UsageError for what cannot be left out, DriftError if the files are not as expected.
     """
-    for each in left:
-        check(each, tree.version)
-        if not tree.exists(each.file):
+    for source in left:
+        check(source, tree.version)
+        if not tree.exists(source.file):
             raise UsageError(
-                f"--without {each.option}: vLLM {tree.version} has no {each.option}",
+                f"--without {source.option}: vLLM {tree.version} has no {source.option}",
                 hint="leave the option away for this release",
             )
         for edits in (_cmake, _setup, _copies, _imports):
-            tree = with_edits(tree, tuple(edits(tree, each)))
-        _prove(tree, each)
+            tree = with_edits(tree, tuple(edits(tree, source)))
+        _prove(tree, source)
     return tree
 
 
@@ -209,9 +209,9 @@ def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.stmt, bool]]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "current_platform.is_cuda()":
             for statement in node.body:
                 inner = statement.body if isinstance(statement, ast.Try) else [statement]
-                for each in inner:
-                    if isinstance(each, ast.ImportFrom) and each.module == _FLASH_ATTENTION:
-                        yield each, isinstance(statement, ast.Try)
+                for part in inner:
+                    if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION:
+                        yield part, isinstance(statement, ast.Try)
 
 
 def _prove(tree: SourceTree, left: KnownSource) -> None:
@@ -251,7 +251,7 @@ def _span(text: str, node: ast.stmt) -> tuple[int, int]:
     assert node.end_col_offset is not None
 
     def offset(line: int, column: int) -> int:
-        before = sum(len(each) + 1 for each in lines[: line - 1])
+        before = sum(len(line) + 1 for line in lines[: line - 1])
         return before + len(lines[line - 1].encode()[:column].decode())
 
     return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)

@@ -90,12 +90,12 @@ def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
 
 def without_sm12x(lists: Sequence[ArchList], what: str) -> Observation:
     """Return the edits that take SM12x out of lists of kernels that only SM100 selects."""
-    named = [each for each in lists if each.names_sm12x]
+    named = [entry for entry in lists if entry.names_sm12x]
     edits = [
-        remove_list_items(each.argument, _is_sm12x, path=each.path, note="SM100 kernels only")
-        for each in named
+        remove_list_items(entry.argument, _is_sm12x, path=entry.path, note="SM100 kernels only")
+        for entry in named
     ]
-    where = places([each.where for each in named or lists])
+    where = places([entry.where for entry in named or lists])
     return found(
         edits, now=f"{where}: {what} names SM12x", done=f"{where}: {what} does not name SM12x"
     )

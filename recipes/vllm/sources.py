@@ -147,7 +147,7 @@ def counts(sources: Iterable[CudaSource], target: Target) -> list[LibraryCount]:
 def check_in_vain(tree: SourceTree, target: Target, arch_list: str) -> None:
     """Raise UsageError for a library none of whose sources has code for the device."""
     found = counts(planned_sources(tree, target, arch_list, target.cuda), target)
-    for count in (each for each in found if each.in_vain):
+    for count in (count for count in found if count.in_vain):
         raise UsageError(
             f"{count.library} would be compiled in vain: none of its {count.sources} CUDA sources "
             f"has code for {target.title}",
@@ -186,7 +186,7 @@ def _compiled(calls: Iterable[Traced]) -> Iterator[CudaSource]:
             if not (items := _items(call.arguments)):
                 raise unreadable(call)
             first, *named = items
-            for source in (each for each in named if each.endswith(".cu")):
+            for source in (item for item in named if item.endswith(".cu")):
                 if call.command == _CODE:
                     codes[source].add(first)
                 else:
@@ -199,11 +199,11 @@ def _counted(tree: SourceTree, target: Target) -> Iterator[CudaSource]:
     """Yield the sources of other projects that somebody counted, at the pin of the release."""
     for external in known_externals():
         pin = external.pin_of(tree.version)
-        for each in external.count:
-            if pin is not None and each.pin == pin.pin and target.name in each.targets:
-                codes = codes_of(each.codes) or default_codes()
-                for number in range(each.sources):
-                    yield CudaSource(f"{external.name}/{number}", each.library, codes)
+        for counted in external.count:
+            if pin is not None and counted.pin == pin.pin and target.name in counted.targets:
+                codes = codes_of(counted.codes) or default_codes()
+                for number in range(counted.sources):
+                    yield CudaSource(f"{external.name}/{number}", counted.library, codes)
 
 
 def _generated(tree: SourceTree, calls: Iterable[Traced]) -> list[str]:
@@ -215,7 +215,7 @@ def _generated(tree: SourceTree, calls: Iterable[Traced]) -> list[str]:
             for place, word in enumerate(words):
                 if PurePosixPath(word).name == _GENERATOR:
                     rest = words[place + 1 :]
-                    ends = [i for i, each in enumerate(rest) if each.endswith("_VARIABLE")]
+                    ends = [i for i, word in enumerate(rest) if word.endswith("_VARIABLE")]
                     if not ends:
                         raise unreadable(call)
                     questions.append(partial(_written, tree, word, rest[: ends[0]]))

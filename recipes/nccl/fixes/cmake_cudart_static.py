@@ -40,8 +40,10 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         kit.SOURCE_FILE, text, _SHIM, _DEFAULT + _SHIM, note="CUDARTLIB has a default"
     )
     edits += [
-        kit.Edit(kit.SOURCE_FILE, each.start, each.stop, _CHOSEN, "cudart as CUDARTLIB says")
-        for each in shared
+        kit.Edit(
+            kit.SOURCE_FILE, argument.start, argument.stop, _CHOSEN, "cudart as CUDARTLIB says"
+        )
+        for argument in shared
     ]
     now = f"{kit.SOURCE_FILE}:{shared[0].line}: {len(shared)} targets link the shared cudart"
     return kit.found(edits, now=now, done=done)

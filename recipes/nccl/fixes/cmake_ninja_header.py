@@ -25,10 +25,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def _edits(call: kit.Command) -> list[kit.Edit]:
     """Take BYPRODUCTS with what follows it out, if all of that is OUTPUT already."""
     outputs, products = _section(call, _OUTPUT), _section(call, _BYPRODUCTS)
-    again = {argument.value for argument in products[1:]} & {each.value for each in outputs[1:]}
+    again = {argument.value for argument in products[1:]} & {
+        argument.value for argument in outputs[1:]
+    }
     if not again or len(again) != len(products) - 1:
         return []
-    before = max(each.stop for each in call.arguments if each.stop <= products[0].start)
+    before = max(argument.stop for argument in call.arguments if argument.stop <= products[0].start)
     return [kit.Edit(kit.SOURCE_FILE, before, products[-1].stop, _MARK, "nccl.h is made once")]
 
 

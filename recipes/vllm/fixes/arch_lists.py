@@ -61,24 +61,24 @@ def _list_units(
 ) -> Iterator[tuple[str, list[kit.Edit]]]:
     hands_on = _hands_on(texts[_UTILS])
     wanted, stock = request.arch_list, request.target.stock
-    for each in kit.cuda13_lists(texts):
-        members = [item for item in each.items if item.rstrip("af") == stock]
-        if not members or each.sm100:
+    for entry in kit.cuda13_lists(texts):
+        members = [item for item in entry.items if item.rstrip("af") == stock]
+        if not members or entry.sm100:
             continue
         if request.arch == "family":
             if all(item.endswith("a") for item in members):
-                yield each.where, [_replace(each, members[0], wanted)]
-        elif wanted in each.items:
-            yield each.where, []
-        elif not (hands_on and _leads(each, members, wanted)):
-            edit = kit.add_list_item(each.argument, wanted, path=each.path, note=f"name {wanted}")
-            yield each.where, [edit]
+                yield entry.where, [_replace(entry, members[0], wanted)]
+        elif wanted in entry.items:
+            yield entry.where, []
+        elif not (hands_on and _leads(entry, members, wanted)):
+            edit = kit.add_list_item(entry.argument, wanted, path=entry.path, note=f"name {wanted}")
+            yield entry.where, [edit]
 
 
-def _leads(each: kit.ArchList, members: Iterable[str], wanted: str) -> bool:
+def _leads(entry: kit.ArchList, members: Iterable[str], wanted: str) -> bool:
     """Return whether a list that hands on the requested arch needs no entry for it (0.19)."""
     # torch detects a plain 12.1: in the list of all archs, the entry is what makes it 12.1a.
-    plain = wanted.rstrip("af") in each.items and each.variable != kit.SUPPORTED
+    plain = wanted.rstrip("af") in entry.items and entry.variable != kit.SUPPORTED
     return plain or any(item.endswith("f") for item in members)
 
 
@@ -112,9 +112,11 @@ def _hands_on(utils: str) -> bool:
     return any([a.value for a in test.arguments] == ["_arch", "MATCHES", "f$"] for test in tests)
 
 
-def _replace(each: kit.ArchList, old: str, new: str) -> kit.Edit:
-    argument, note = each.argument, f"{old} to {new}"
-    return kit.Edit(each.path, argument.start, argument.stop, argument.text.replace(old, new), note)
+def _replace(entry: kit.ArchList, old: str, new: str) -> kit.Edit:
+    argument, note = entry.argument, f"{old} to {new}"
+    return kit.Edit(
+        entry.path, argument.start, argument.stop, argument.text.replace(old, new), note
+    )
 
 
 def prove(case: kit.Case) -> str:

@@ -68,7 +68,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         return kit.upstream(f"{entry}: SM12x has kernels of its own")
     path = kit.first_existing(tree, [f"{home}/scaled_mm_c2x.cu" for home in _CUTLASS])
     text = tree.read(path)
-    guards = [each for each in _GUARDS if tree.exists(each) and _STRUCT in tree.read(each)]
+    guards = [path for path in _GUARDS if tree.exists(path) and _STRUCT in tree.read(path)]
     if len(guards) != 1:
         raise kit.altered(f"{path}: {_STRUCT} is in {len(guards)} files, expected 1")
     guard, guarded = guards[0], tree.read(guards[0])
@@ -135,7 +135,7 @@ def dispatched(path: str, text: str, name: str, switches: set[str], version: int
     kept, conditions = [], [True]
     for line in text[start:stop].splitlines():
         if line.startswith("#if"):
-            asked = {each.removeprefix("ENABLE_") for each in re.findall(r"ENABLE_\w+", line)}
+            asked = {define.removeprefix("ENABLE_") for define in re.findall(r"ENABLE_\w+", line)}
             conditions.append(asked <= switches)
         elif line.startswith("#endif"):
             conditions.pop()

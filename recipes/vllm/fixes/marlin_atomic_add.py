@@ -71,7 +71,7 @@ def prove(case: kit.Case) -> str:
         for said, environ in values.items()
     ]
     proved, *_ = kit.prove_decisions(case, decisions)
-    asked = [partial(_dense_marlin, case.patched, each) for each in "01"]
+    asked = [partial(_dense_marlin, case.patched, value) for value in "01"]
     answers = kit.ask(case.patched, asked, object)
     if answers != [False, True]:
         raise kit.ProofError(

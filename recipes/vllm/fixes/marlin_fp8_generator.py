@@ -36,7 +36,7 @@ def prove(case: kit.Case) -> str:
     paths = case.patched.containing(_GENERATORS, _FLAG)
     asked = list(product(paths, wanted))
     run = partial(_supports_fp8, case.patched)
-    answers = kit.ask(case.patched, [partial(run, *each) for each in asked], object)
+    answers = kit.ask(case.patched, [partial(run, *question) for question in asked], object)
     for (path, archs), got in zip(asked, answers, strict=True):
         if got is not wanted[archs]:
             raise kit.ProofError(f"{path}: {_FLAG} is {got} for {archs}")

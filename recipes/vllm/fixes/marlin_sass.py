@@ -8,23 +8,23 @@ _PATH = "CMakeLists.txt"
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the Marlin lists that reach the device only through PTX."""
     lists = [
-        each
-        for each in kit.cuda13_lists({_PATH: tree.read(_PATH)})
+        entry
+        for entry in kit.cuda13_lists({_PATH: tree.read(_PATH)})
         # Repacking and the like run once, at load time: a family build leaves them to PTX.
-        if request.arch == "native" or "OTHER" not in each.variable
-        if "MARLIN" in each.variable and any(item.endswith("+PTX") for item in each.items)
+        if request.arch == "native" or "OTHER" not in entry.variable
+        if "MARLIN" in entry.variable and any(item.endswith("+PTX") for item in entry.items)
     ]
     if not lists:
         raise kit.altered(f"{_PATH}: no Marlin arch list with PTX")
     major = f"{request.target.major}."
-    todo = [each for each in lists if not any(item.startswith(major) for item in each.items)]
+    todo = [entry for entry in lists if not any(item.startswith(major) for item in entry.items)]
     edits = [
         kit.add_list_item(
-            each.argument, request.arch_list, path=_PATH, note=f"build for {request.arch_list}"
+            entry.argument, request.arch_list, path=_PATH, note=f"build for {request.arch_list}"
         )
-        for each in todo
+        for entry in todo
     ]
-    where = ",".join(str(each.argument.line) for each in todo or lists)
+    where = ",".join(str(entry.argument.line) for entry in todo or lists)
     return kit.found(
         edits,
         now=f"{_PATH}:{where}: Marlin lists end in PTX",

@@ -8,7 +8,7 @@ _PATH = "CMakeLists.txt"
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the MLA list of CUDA 13."""
     every = kit.cuda13_lists({_PATH: tree.read(_PATH)})
-    lists = [each for each in every if each.variable == kit.MLA]
+    lists = [entry for entry in every if entry.variable == kit.MLA]
     if not lists:
         raise kit.absent(f"{_PATH}: no list is called {kit.MLA}")
     if len(lists) != 1:
@@ -22,7 +22,7 @@ def _example(cuda13: str) -> str:
         for items in (cuda13, "10.0a;12.0a;12.1a")
     )
     newer = "CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0"
-    return "if({}){}else(){}endif()\n".format(newer, *("\n" + each for each in lists))
+    return "if({}){}else(){}endif()\n".format(newer, *("\n" + text for text in lists))
 
 
 FIX = kit.Fix(

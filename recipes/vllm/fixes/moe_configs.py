@@ -78,7 +78,8 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     edits: list[kit.Edit] = []
     theirs = 0
     for config, path in zip(_CONFIGS, _paths(tree), strict=True):
-        if tree.exists(path) and path not in tree.overlay and _may_be_upstreams(config, tree):
+        may_be_upstreams = tree.version in SpecifierSet(config.upstream, prereleases=True)
+        if may_be_upstreams and tree.exists(path) and path not in tree.overlay:
             theirs += 1
         else:
             edits += kit.new_file(path, tree.find(path), config.text(tree), note=config.claim)
@@ -92,16 +93,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     )
 
 
-def _may_be_upstreams(config: Config, tree: kit.SourceTree) -> bool:
-    return tree.version in SpecifierSet(config.upstream, prereleases=True)
-
-
 def prove(case: kit.Case) -> str:
     """Check that the release finds each file, its rows fit, and other devices get theirs."""
     others = _INDEX["others"]
     asked = [
         (case.patched, _DEVICE),
-        *((tree, each) for each in others for tree in (case.stock, case.patched)),
+        *((tree, device) for device in others for tree in (case.stock, case.patched)),
     ]
     ours, *theirs = kit.ask(case.stock, [partial(_rows_found, *e) for e in asked], list[object])
     for config, path, got in zip(_CONFIGS, _paths(case.patched), _each(ours), strict=True):

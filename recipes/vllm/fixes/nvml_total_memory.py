@@ -105,7 +105,10 @@ def _defaults(code: kit.Code, memory: Callable[[], int] = lambda: _GB10_MEMORY) 
     platform = code.name("current_platform")
     platform.get_device_total_memory = memory
     platform.get_device_name = lambda: "NVIDIA"
-    return [{str(k): v for k, v in each.items()} for each in code.method(_ARGS, _DEFAULTS)(None, 1)]
+    return [
+        {str(k): v for k, v in defaults.items()}
+        for defaults in code.method(_ARGS, _DEFAULTS)(None, 1)
+    ]
 
 
 FIX = kit.Fix(

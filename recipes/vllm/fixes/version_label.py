@@ -21,7 +21,9 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     present = _LABELLED.search(text)
     if present and _is_own(present[1], request) and not set(tree.overlay) - {_PATH}:
         return kit.found((), now="", done=f"{_PATH}: the build is called {present[1]}")
-    label = _prefix(tree, request) + _digest(tree.with_texts({_PATH: _LABELLED.sub(_BEFORE, text)}))
+    separator = "." if tree.version.local else "+"
+    digest = _digest(tree.with_texts({_PATH: _LABELLED.sub(_BEFORE, text)}))
+    label = f"{tree.version}{separator}{_tags(request)}{digest}"
     before = present[0] if present and _is_own(present[1], request) else _BEFORE
     after = f'os.getenv("{_VARIABLE}", "{label}")'
     edits = [] if before == after else kit.swap(_PATH, text, _SCOPE, before, after, note=label)
@@ -46,11 +48,6 @@ def _is_version(label: str) -> bool:
 
 def _tags(request: kit.Request) -> str:
     return f"{request.target.cuda_tag}.{request.target.name}."
-
-
-def _prefix(tree: kit.SourceTree, request: kit.Request) -> str:
-    separator = "." if tree.version.local else "+"
-    return f"{tree.version}{separator}{_tags(request)}"
 
 
 def _digest(tree: kit.SourceTree) -> str:
