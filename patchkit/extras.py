@@ -22,8 +22,6 @@ BASE = (
     "platformdirs",
     "pypi_simple",
     "rich",
-    "tree_sitter",
-    "tree_sitter_bash",
     "uv",
     "yaml",
 )

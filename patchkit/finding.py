@@ -29,14 +29,15 @@ class Level(StrEnum):
 class Finding:
     """The result of one check.
 
-    ``where`` is the file, interface, address or pair, with ``line`` in a file; ``about`` the
-    variable, the rule or the check. ``what`` says how it is, ``why`` why that matters, ``hint``
-    what to do and ``source`` who says so. ``kind`` is the error that a finding of level ERROR
-    amounts to, whose exit code the command ends with. ``sure`` says how the cause is known,
-    ``holds`` for which versions and machines, ``costs`` what the cure costs.
+    ``id`` is the stable name of what was found; ``where`` is the file, interface, address or pair,
+    with ``line`` in a file; ``about`` the variable, the rule or the check. ``what`` says how it is,
+    ``why`` why that matters, ``hint`` what to do and ``source`` who says so. ``kind`` is the error
+    that a finding of level ERROR amounts to, whose exit code the command ends with. ``sure`` says
+    how the cause is known, ``holds`` for which versions and machines, ``costs`` what it costs.
     """
 
     what: str
+    id: str = ""
     level: Level = Level.ERROR
     where: str = ""
     line: int = 0

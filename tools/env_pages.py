@@ -11,7 +11,7 @@ from tools.markdown import table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/rules.toml. Do not edit. -->\n"
 INTRODUCTION = """\
-What `patchkit env` sets and `patchkit env check` looks for; `patchkit env explain VARIABLE` prints
+What `patchkit env` sets and `patchkit check` looks for; `patchkit env explain VARIABLE` prints
 the same of one variable. *Evidence*: read in the source code, measured by somebody who published
 figures, documented by NVIDIA or a project, reported by several users, or a single report. A rule
 that rests on a single report is off, and so is what is a matter of choice: `--with ID` turns it on,

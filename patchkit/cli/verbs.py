@@ -32,6 +32,7 @@ VERBS = {
         "tune": "Tune the fused-MoE kernel on the present GPU.",
         "probe": "Show the facts: GPU, memory, network, RDMA, cables, software.",
         "net": "Plan, apply, verify and undo the QSFP network between Sparks.",
+        "check": "Check env files, launch scripts and what runs.",
         "env": "Write env files by role; explain and check them.",
         "serve-args": "Print the `vllm serve` flags that go with the env.",
         "completion": "Print shell completion for bash, zsh or fish.",
@@ -51,12 +52,11 @@ MEANT = {
     "serve": "up",
     "down": "cluster down",
     "logs": "cluster logs",
-    "check": "env check",
-    "lint": "env check",
+    "lint": "check",
     "upgrade": "cluster install",
 }
 # What a node runs without any library but click; of inspect only --loaded.
-CLICK_ALONE = {"probe", "net", "env", "serve-args", "completion", "inspect"}
+CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect"}
 # What writes to the terminal by itself, piece by piece, or asks there.
 TALKING = {"chat", "completion", "net", "tune"}
 WING_OF = {verb: wing for wing, verbs in VERBS.items() for verb in verbs}

@@ -127,7 +127,7 @@ def _sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
     hint = there(where, "patchkit", "probe")
     if _is_on(rank.settings.get(_OFF, "")) or rank.settings.get(_NET) == "Socket":
         because = f"; {_OFF} or {_NET} reached this rank and turned RoCE off"
-        hint = "check the file that this rank was started with: patchkit env check FILE"
+        hint = "check the file that this rank was started with: patchkit check FILE"
     elif rank.no_ib:
         seen = f": {rank.no_ib}"
         because = (

@@ -11,7 +11,7 @@ import click
 
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import Shown, data, echo, say, style
-from patchkit.cli.runtime.env_check import check
+from patchkit.cli.runtime.check import command as check
 from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import TRITON, asked_for, node_options, rule_choice
 from patchkit.errors import UsageError
@@ -73,7 +73,7 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 
 command.add_command(explain)
-command.add_command(check)
+command.add_command(check, "check")
 
 
 def _run(options: Mapping[str, Any]) -> None:

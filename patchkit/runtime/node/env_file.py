@@ -77,7 +77,7 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
             "that of the text",
             why="a line was added, changed or removed, by a person, a program or on the way here",
             hint="write it anew where it comes from; or read it "
-            f"({quoted('patchkit', 'env', 'check', Path(where))}), then add --accept-edited",
+            f"({quoted('patchkit', 'check', Path(where))}), then add --accept-edited",
         )
     check_facts(facts, where)
     return EnvFile(

@@ -32,7 +32,7 @@ class Table:
     """The rows of a file, with what their releases are as numbers."""
 
     rows: tuple[tuple[Lifetime, Release, Release], ...]
-    # An index: `env check` looks up every name of a file.
+    # An index: `check` looks up every name of a file.
     _by_name: dict[str, list[Lifetime]] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )

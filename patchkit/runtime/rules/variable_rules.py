@@ -1,6 +1,6 @@
 """Read rules about variables: ``recipes/env/rules.toml``, whose head describes the fields.
 
-`patchkit env` writes what the rules set, `env check` finds what the avoids name, `env explain` and
+`patchkit env` writes what the rules set, `check` finds what the avoids name, `env explain` and
 the docs show both.
 """
 

@@ -71,7 +71,7 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             ["'h' is not the address", "see a login in it"],
         ),
         (["serve", "m"], 2, ["no verb is called 'serve'", "patchkit up m"]),
-        (["check", "x.yml"], 2, ["patchkit env check x.yml"]),
+        (["lint", "x.yml"], 2, ["patchkit check x.yml"]),
         (["down"], 2, ["patchkit cluster down"]),
         (["apply", "--vllm-src", "vllm==abc"], 2, ["'abc' is not a version"]),
         (["apply", "--vllm-src", ".", "--arch", "12.1"], 2, ["'12.1'", "instructions", "12.1a"]),

@@ -1,0 +1,214 @@
+"""Find variables, servers and containers in command lines, behind whatever wraps them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from patchkit.runtime.check.content import (
+    Assignment,
+    CommandLine,
+    Container,
+    FileContent,
+    Word,
+    is_literal,
+)
+from patchkit.runtime.check.shell_words import split_statements
+from patchkit.runtime.check.versions import is_server_flag, is_server_module, known_image
+
+_DEEPEST = 6  # scripts in words of scripts
+_PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
+_KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "time", "local"}
+# Words that only say something, or look for a process; nothing behind them is run.
+_SPEECH = re.compile(
+    r"echo|printf|cat|log\w*|say|info|warn\w*|err(or)?|die|fail|usage|[efpz]?grep|pkill|ps|"
+    r"killall|kill|which|type|alias|man|help|command|test|\[+|read|trap|sed|awk|true|false|:"
+)
+_VLLM = re.compile(r"(.*/)?vllm|\$.*vllm\W*", re.IGNORECASE)
+_DOCKER = re.compile(r"(.*/)?(docker|podman|nerdctl)")
+_VERBS = ("run", "create")
+_SCRIPT = re.compile(
+    r"\b(vllm +serve|(docker|podman) .*\b(run|exec)|ray +start|export|api_server)\b"
+)
+# Options of docker run without a value: single letters, and long ones.
+_SWITCHES = re.compile(
+    r"-[dihPqt]+|--(detach|help|init|interactive|no-healthcheck|oom-kill-disable|privileged|"
+    r"publish-all|quiet|read-only|rm|sig-proxy|tty|replace|no-hosts|rmi|env-host|http-proxy|"
+    r"tls-verify|disable-content-trust)"
+)
+_OPTION = re.compile(r"(?P<name>--[^=]*|-[dihPqt]*[^dihPqt])(?:=?(?P<value>.+))?", re.DOTALL)
+_IMAGE_VARIABLE = re.compile(r"ima?ge?", re.IGNORECASE)
+_PROGRAM = re.compile(r"(/.*bin/)?(ba|da|z)?sh|(/.*bin/)?python[\d.]*|sleep|ray|vllm|.*\.(sh|py)")
+_SERVER_VERBS = {"vllm serve": "serve", "ray start": "start"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where commands stand: the block of their variables, their image, how deep in other words."""
+
+    block: int = 0
+    image: str = ""
+    depth: int = 0
+
+
+_WHOLE_FILE = Place()
+
+
+@dataclass(slots=True)
+class CommandReader:
+    """Add what command lines say to the content of a file."""
+
+    content: FileContent
+    exports_all: bool = False  # behind set -a
+    exported: set[str] = field(default_factory=set)
+
+    def read_script(self, text: str, line: int = 1, place: Place = _WHOLE_FILE) -> None:
+        """Read the text of a script; an own variable that it exports anywhere is environment."""
+        if place.depth > _DEEPEST:
+            return
+        for statement in split_statements(text, line):
+            first = statement.words[0].line
+            inside = replace(place, block=first) if statement.indented else place
+            self.read_command(statement.words, inside)
+        if place.depth == 0 and self.exported:
+            own, self.content.own = self.content.own, []
+            for assignment in own:
+                self.content.add(replace(assignment, own=assignment.name not in self.exported))
+
+    def read_command(self, words: Sequence[Word], place: Place) -> None:
+        """Read one command: its variables, then what it starts."""
+        while words and words[0].text in _KEYWORDS:
+            words = words[1:]
+        texts = [word.text for word in words]
+        if not words or _SPEECH.fullmatch(name := texts[0].rpartition("/")[2]):
+            return
+        if name in ("export", "declare", "typeset"):
+            if name == "export" or "-x" in texts:
+                self.set_variables(words[1:], place.block)
+        elif name == "set" and {"-a", "+a", "allexport"} & {*texts}:
+            self.exports_all = "+a" not in texts
+        elif all(map(_PAIR.fullmatch, texts)):
+            self.set_variables(words, place.block, own=not self.exports_all)
+        else:
+            self._read_program(words, place)
+
+    def set_variables(self, words: Sequence[Word], block: int, *, own: bool = False) -> None:
+        """Add each NAME=value, or NAME that passes the caller's value on."""
+        for word in words:
+            if match := _PAIR.fullmatch(word.text):
+                self.content.add(Assignment(word.line, match["name"], match["value"], block, own))
+            elif word.text.isidentifier():
+                self.exported.add(word.text)
+                self.content.passed.add(word.text)
+
+    def _read_program(self, words: Sequence[Word], place: Place) -> None:
+        start, program, rest = _find_program(words) or (0, "", words)
+        inside = replace(place, block=words[0].line)
+        while not program and start < len(words) and _PAIR.fullmatch(words[start].text):
+            start += 1
+        pairs = [word for word in words[:start] if _PAIR.fullmatch(word.text)]
+        self.set_variables(pairs, inside.block)
+        if program in _SERVER_VERBS:
+            self._add_server(program, rest, inside)
+        elif program:
+            self._read_container(program, rest, replace(inside, block=words[start].line))
+        elif not place.block and words[0].text.startswith("-") and _has_server_flag(words):
+            self._add_server("vllm serve", words, place)  # flags that an array keeps for it
+        else:
+            before = ""
+            for word in words[start:]:
+                if before in ("-e", "--env", "-x") and _PAIR.fullmatch(word.text):
+                    self.set_variables([word], inside.block)
+                elif _SCRIPT.search(word.text):  # as in `bash -c` and ssh
+                    deeper = replace(inside, depth=place.depth + 1)
+                    self.read_script(word.text, word.line, deeper)
+                before = word.text
+
+    def _add_server(self, program: str, words: Sequence[Word], place: Place) -> None:
+        line = words[0].line if words else place.block
+        command = CommandLine(program=program, words=(*words,), line=line, block=place.block)
+        self.content.commands.append(command)
+
+    def _read_container(self, program: str, words: Sequence[Word], place: Place) -> None:
+        """Read the words behind docker run: options, image, command."""
+        options: list[tuple[str, str]] = []
+        entrypoint: list[Word] = []
+        is_whole, position, block = True, 0, place.block
+        while position < len(words):
+            word = words[position]
+            position += 1
+            if not word.text.startswith("-"):
+                # What is not known here stands for options, unless its name says image.
+                if is_literal(word.text) or _IMAGE_VARIABLE.search(word.text):
+                    position -= 1
+                    break
+                is_whole = False
+                continue
+            option = _OPTION.fullmatch(word.text)
+            name, value = word.text, Word("", word.line)
+            if option and not _SWITCHES.fullmatch(name):
+                name, value = option["name"], Word(option["value"] or "", word.line)
+                if option["value"] is None and position < len(words):
+                    value = words[position]
+                    position += 1
+            name = name if name.startswith("--") else f"-{name[-1]}"
+            options.append((name, value.text))
+            if name in ("-e", "--env"):
+                self.set_variables([value], block)
+            elif name == "--entrypoint" and value.text:
+                entrypoint = [value]
+        if position < len(words):
+            image = words[position]
+            box = Container(program, image.text, block, (*options,), is_whole)
+            self.content.add_container(box, image.line)
+            command = [*entrypoint, *words[position + 1 :]]
+            has_entry = bool(entrypoint)
+            self.read_entry(command, replace(place, image=image.text), has_entry=has_entry)
+
+    def read_entry(self, words: Sequence[Word], place: Place, *, has_entry: bool) -> None:
+        """Read what a container is given: a command, or arguments of its image's entrypoint."""
+        if not words or place.depth > _DEEPEST:
+            return
+        if not has_entry and not _find_program(words) and _is_for_server(place.image, words):
+            self._add_server("vllm serve", words[words[0].text == "serve" :], place)
+            return
+        before = len(self.content.commands)
+        self.read_command(words, replace(place, depth=place.depth + 1))
+        # Whatever starts it in there, it has the container's variables.
+        inside = [replace(command, block=place.block) for command in self.content.commands[before:]]
+        self.content.commands[before:] = inside
+
+
+def _find_program(words: Sequence[Word]) -> tuple[int, str, Sequence[Word]] | None:
+    """Return what a command starts: where, which server or docker, the words behind the verb."""
+    texts = [word.text for word in words]
+    for number, (text, following) in enumerate(pairwise(texts)):
+        serves = following == "serve" and _VLLM.fullmatch(text)
+        if serves or (text == "-m" and is_server_module(following)):
+            return number, "vllm serve", words[number + 2 :]
+        if following == "start" and text.rpartition("/")[2] == "ray":
+            return number, "ray start", words[number + 2 :]
+        if _DOCKER.fullmatch(text):
+            near = texts[number + 1 : number + 8]
+            verb = next((place for place, word in enumerate(near) if word in _VERBS), None)
+            if verb is not None:  # what is behind exec is found by itself
+                return number, text.rpartition("/")[2], words[number + verb + 2 :]
+    return None
+
+
+def _has_server_flag(words: Sequence[Word]) -> bool:
+    return any(is_server_flag(word.text.partition("=")[0]) for word in words)
+
+
+def _is_for_server(image: str, words: Sequence[Word]) -> bool:
+    """Return whether words without a program are arguments of `vllm serve`."""
+    first, row = words[0].text, known_image(image)
+    serves = _has_server_flag(words)
+    if first.startswith("-") or first == "serve":
+        return bool(row and row.version == "vllm") or serves
+    # A model is one word, of its owner and its name, or a folder; most often a variable.
+    is_model = not is_literal(first) or ("/" in first and not _PROGRAM.fullmatch(first))
+    by_image = bool(row and row.program) and not _PROGRAM.fullmatch(first)
+    return by_image or (serves and is_model)

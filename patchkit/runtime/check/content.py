@@ -1,0 +1,178 @@
+"""State what a file says literally: variables, command lines, containers, images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from patchkit.finding import Finding
+from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.runtime.rules.variable_values import is_placeholder
+
+ENV, SHELL, YAML, DOCKERFILE = "env file", "shell script", "YAML", "Dockerfile"
+UNIT, PYTHON, RUNNING = "systemd unit", "Python program", "running server"
+_SHOWN = 60  # characters of a name or a value
+_FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
+_SHORT_FLAGS = {
+    "-q": "--quantization",
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-n": "--nnodes",
+}
+# Left for a shell, for whoever fills a template in, or for the orchestrator.
+_OPEN = re.compile(r"[$`]|\{[{%]|\{[A-Za-z_]\w*\}")
+
+
+def is_literal(text: str) -> bool:
+    """Return whether a text is the value itself: nothing expands it or fills it in."""
+    return _OPEN.search(text) is None
+
+
+def shorten(text: str) -> str:
+    """Return a text as messages show it: cut if it is too long for a line."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a command or an image's name, without quotes, and the line where it begins."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A variable that is set; ``own``: by a script for itself, in no environment.
+
+    ``block`` is the line that it belongs to (a service, a command, a line in a branch), 0 for the
+    whole file.
+    """
+
+    line: int
+    name: str
+    value: str
+    block: int = 0
+    own: bool = False
+
+    @property
+    def literal(self) -> bool:
+        return is_literal(self.value)
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether the value can be checked: known, and not still to be filled in."""
+        return bool(self.value) and self.literal and not is_placeholder(self.name, self.value)
+
+    @property
+    def shown(self) -> str:
+        """Return ``NAME=value`` for messages, without the value of a secret."""
+        return mask_secrets(f"{shorten(self.name)}={shorten(self.value)}")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFlag:
+    """A flag of a command as it is written; an empty value is none, or one that is not known."""
+
+    written: str
+    value: str
+    line: int
+
+    @property
+    def name(self) -> str:
+        """Return the flag's long name with dashes, as vLLM's parser takes it."""
+        return _SHORT_FLAGS.get(self.written, self.written).replace("_", "-")
+
+    @property
+    def shown(self) -> str:
+        """Return flag and value for messages, without a secret."""
+        return mask_secrets(f"{shorten(self.written)} {shorten(self.value)}".strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """A server that is started: `vllm serve` or `ray start`, in whatever image, and its words.
+
+    Assignments of the same ``block``, and those of block 0, are in its environment.
+    """
+
+    program: str
+    words: tuple[Word, ...]
+    line: int
+    block: int = 0
+
+    @cached_property
+    def flags(self) -> tuple[GivenFlag, ...]:
+        """Return ``--flag value``, ``--flag=value`` and ``--flag`` in their order, up to ``--``."""
+        found = []
+        for number, word in enumerate(self.words):
+            if word.text == "--":
+                break
+            name, sign, value = word.text.partition("=")
+            if not _FLAG.fullmatch(name):
+                continue
+            if not sign and number + 1 < len(self.words):
+                following = self.words[number + 1].text
+                # A word that begins with a dash is the next flag, not a value.
+                value = "" if following == "--" or _FLAG.match(following) else following
+            found.append(GivenFlag(name, value if is_literal(value) else "", word.line))
+        return tuple(found)
+
+    def find_flag(self, name: str) -> GivenFlag | None:
+        """Return the last flag of a name, which is the one that counts; None if it is not given."""
+        return next((flag for flag in reversed(self.flags) if flag.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container: its image, and how it is started, as options of docker run.
+
+    ``program`` is docker, podman, compose or ""; ``is_whole``: nothing stands for further options.
+    """
+
+    program: str
+    image: str
+    block: int
+    options: tuple[tuple[str, str], ...] = ()
+    is_whole: bool = True
+
+    def has_option(self, name: str, part: str = "") -> bool:
+        """Return whether an option is there, with a text in its value or with one unknown."""
+        return any(
+            option == name and (part in value or not is_literal(value))
+            for option, value in self.options
+        )
+
+
+@dataclass(slots=True)
+class FileContent:
+    """What a file says, in the order of its lines. ``problems`` say what could not be read.
+
+    ``kind`` is one of the words above; ``passed`` are names that get the caller's value.
+    """
+
+    kind: str
+    assignments: list[Assignment] = field(default_factory=list)
+    own: list[Assignment] = field(default_factory=list)
+    passed: set[str] = field(default_factory=set)
+    commands: list[CommandLine] = field(default_factory=list)
+    containers: list[Container] = field(default_factory=list)
+    images: list[Word] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+
+    def add(self, assignment: Assignment) -> None:
+        """Add a variable that is set."""
+        (self.own if assignment.own else self.assignments).append(assignment)
+
+    def add_container(self, box: Container, line: int) -> None:
+        """Add a container, and its image if that is known."""
+        self.containers.append(box)
+        if box.image and is_literal(box.image):
+            self.images.append(Word(box.image, line))
+
+    def environment(self, command: CommandLine) -> Mapping[str, Assignment]:
+        """Return the variables of a command by name, as far as the file sets them."""
+        blocks = (0, command.block)
+        return {found.name: found for found in self.assignments if found.block in blocks}

@@ -1,0 +1,148 @@
+"""Read what a file says, by its kind: the one entry for all formats."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+from patchkit.runtime.check.commands import CommandReader, Place
+from patchkit.runtime.check.content import (
+    DOCKERFILE,
+    ENV,
+    PYTHON,
+    SHELL,
+    UNIT,
+    YAML,
+    Assignment,
+    Container,
+    FileContent,
+    Word,
+)
+from patchkit.runtime.check.messages import make_finding
+from patchkit.runtime.check.shell_words import split_statements, unquote
+from patchkit.runtime.check.yaml_files import read_yaml
+
+_ENV_LINE = re.compile(
+    r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
+)
+_ENV_VALUE = re.compile(r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]|[ \t]+(?!\#))*""")
+# Endings that say nothing of the kind.
+_VARIANTS = re.compile(
+    r"(\.(example|sample|template|tmpl|tpl|dist|local|bak|j2|jinja2?|orig|in))+$"
+)
+_KINDS = (
+    (r"\.(sh|bash|zsh|ksh|sbatch|slurm)$|^\.?(bashrc|profile|bash_profile)$", SHELL),
+    (r"\.py$", PYTHON),
+    (r"\.(ya?ml|json)$", YAML),
+    (r"^(docker|container)file([._-].*)?$|\.(docker|container)file$", DOCKERFILE),
+    (r"\.(service|timer|slice|container|pod)$", UNIT),
+    (r"^\.?env$|\.env$|^\.env\.|^environment$", ENV),
+)
+_BEGINNINGS = (
+    (r"#!.*\bpython", PYTHON),
+    (r"#!", SHELL),
+    (r"\s*\{", YAML),
+    (r"(?:[ \t]*(?:[#;][^\n]*)?\n)*\[[A-Z]\w*\][ \t]*\n", UNIT),
+    (r"(?i)(?:[ \t]*(?:#[^\n]*)?\n|ARG[ \t][^\n]*\n)*FROM[ \t]+\S+", DOCKERFILE),
+    (r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:[ \t]+[^\n]*)?|-[ \t]+[^\n]*)\n", YAML),
+)
+_EXEC = re.compile(r"Exec\w*=[-@:+!|]*")
+
+
+def read_content(text: str, where: str) -> FileContent:
+    """Return what a file says literally; ``where`` is its name, which tells formats apart.
+
+    Nothing is run. What cannot be read is among the ``problems``; no text raises anything.
+    """
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    content = FileContent(kind_of(text, where))
+    readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_unit, YAML: read_yaml}
+    try:
+        if content.kind == PYTHON:
+            content.problems.append(make_finding("not-read", 1, what="a Python program"))
+        elif content.kind in readers:
+            readers[content.kind](text, content)
+        elif content.kind == ENV and is_env_file(text):
+            _read_env_lines(text, content)
+        else:
+            # What is named as an env file and holds more than lines is sourced, with set -a.
+            CommandReader(content, exports_all=content.kind == ENV).read_script(text)
+    except RecursionError:
+        content.problems.append(make_finding("not-read", 1, what="what is nested too deeply"))
+    return content
+
+
+def kind_of(text: str, where: str) -> str:
+    """Return the kind of a file by its name, else by its text; ``where`` is - or "" for none."""
+    name = _VARIANTS.sub("", PurePath(where).name.lower())
+    kind = next((kind for pattern, kind in _KINDS if re.search(pattern, name)), "")
+    if kind == ENV and text.startswith("{"):
+        return YAML  # `patchkit env --format json`, under whatever name
+    if kind or is_env_file(text):
+        return kind or ENV
+    return next((kind for pattern, kind in _BEGINNINGS if re.match(pattern, text)), SHELL)
+
+
+def is_env_file(text: str) -> bool:
+    """Return whether a text is a list of NAME=value alone, as systemd and docker read it."""
+    lines = [line for line in text.split("\n") if line.strip() and line.lstrip()[0] not in "#;"]
+    return bool(lines) and not text.startswith("#!") and all(map(_ENV_LINE.fullmatch, lines))
+
+
+def _read_env_lines(text: str, content: FileContent) -> None:
+    """Add the variables of an env file; a name without a value is the caller's."""
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _ENV_LINE.fullmatch(line)
+        if match and match["value"] is None:
+            content.passed.add(match["name"])
+        elif match:
+            value = _ENV_VALUE.match(match["value"])  # up to a # behind a blank
+            plain = unquote((value[0] if value else "").strip())
+            content.add(Assignment(number, match["name"], plain))
+
+
+def _read_unit(text: str, content: FileContent) -> None:
+    """Add what a systemd unit sets and runs, by systemd.exec(5)."""
+    reader = CommandReader(content)
+    for statement in split_statements(re.sub(r"(?m)^\s*;.*", "", text)):
+        first, rest = statement.words[0], statement.words[1:]
+        key, _, value = first.text.partition("=")
+        if key in ("Environment", "DefaultEnvironment", "PassEnvironment"):
+            reader.set_variables([Word(value, first.line), *rest], 0)
+        elif _EXEC.match(first.text):
+            # The signs before the program say how it is started.
+            program = Word(_EXEC.sub("", first.text), first.line)
+            reader.read_command([program, *rest], Place())
+
+
+def _read_dockerfile(text: str, content: FileContent) -> None:
+    """Add what a Dockerfile says: ENV is environment, ARG is not, RUN and its kin are commands."""
+    reader, place = CommandReader(content), Place()
+    entrypoint: list[Word] = []
+    # Comments and empty lines do not end an instruction that goes on below.
+    lines: list[str] = []
+    for line in text.split("\n"):
+        goes_on = bool(lines) and lines[-1].endswith("\\")
+        lines.append("\\" if goes_on and re.match(r"\s*(#|$)", line) else line.rstrip())
+    for statement in split_statements("\n".join(lines)):
+        first, words = statement.words[0], [*statement.words[1:]]
+        while words and words[0].text.startswith("--") and first.text != "CMD":
+            words = words[1:]  # options such as --platform and --mount
+        if words and words[0].text.startswith("["):
+            words = [Word(word.text.strip("[],"), word.line) for word in words]
+        name = first.text.upper()
+        if name == "FROM" and words:
+            place, entrypoint = Place(block=first.line, image=words[0].text), []
+            content.add_container(Container("", place.image, place.block), first.line)
+        elif name in ("ENV", "ARG"):
+            if len(words) > 1 and "=" not in words[0].text:  # ENV NAME value
+                value = " ".join(word.text for word in words[1:])
+                words = [Word(f"{words[0].text}={value}", first.line)]
+            reader.set_variables(words, place.block, own=name == "ARG")
+        elif name in ("CMD", "ENTRYPOINT"):
+            entrypoint = words if name == "ENTRYPOINT" else entrypoint
+            words = words if name == "ENTRYPOINT" else [*entrypoint, *words]
+            reader.read_entry(words, place, has_entry=bool(entrypoint))
+        else:
+            # RUN, and what follows in it behind && and the like.
+            reader.read_command(words if name == "RUN" else statement.words, place)

@@ -1,0 +1,64 @@
+"""Check names and addresses in a file against what this host has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from patchkit.finding import Finding, Level
+from patchkit.runtime.check.content import Assignment
+from patchkit.runtime.check.messages import make_finding
+from patchkit.runtime.host.host import Host, Rdma
+
+_PREFIXES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # lists of prefixes, or of whole names behind =
+_DEVICES = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+_NETDEVS = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    *("UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include"),
+)
+_OWN = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
+
+
+def check_host(assignments: Sequence[Assignment], host: Host) -> Iterator[Finding]:
+    """Yield names and addresses that this host does not have, or that are down.
+
+    A file with several values of a variable is for several nodes: then one has to be this host's.
+    """
+    by_name: dict[str, list[list[Finding]]] = {}
+    for assignment in assignments:
+        if assignment.is_given and not assignment.value.startswith("^"):
+            found = [*_find_problems(assignment, host)]
+            by_name.setdefault(assignment.name, []).append(found)
+    for found_by_value in by_name.values():
+        if all(found_by_value):
+            yield from (finding for found in found_by_value for finding in found)
+
+
+def _find_problems(assignment: Assignment, host: Host) -> Iterator[Finding]:
+    name, value = assignment.name, assignment.value
+    # NCCL passes over a device that is not there; nothing starts without interface or address.
+    level = Level.WARNING if name in _DEVICES else None
+    own = [address.address for netdev in host.netdevs for address in netdev.addresses]
+    if name in _OWN and value not in own and not value.startswith("127."):
+        has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
+        what = f"no address {value}"
+        yield make_finding("host-lacks", assignment, what=what, has=has or "none at all")
+    whole = value.startswith("=") or name not in _PREFIXES
+    for part in value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else ():
+        plain, colon, _port = part.partition(":")
+        # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
+        is_device = name not in _NETDEVS or bool(colon)
+        known = host.rdma if is_device else host.netdevs
+        fits = [
+            device
+            for device in known
+            if device.name == plain or (not whole and device.name.startswith(plain))
+        ]
+        works = [device.active if isinstance(device, Rdma) else device.up for device in fits]
+        if plain == "all" and name in _DEVICES:
+            continue
+        if not fits:
+            what = f"no {'RDMA device' if is_device else 'interface'} {plain}"
+            has = ", ".join(device.name for device in known if device.name != "lo")
+            yield make_finding("host-lacks", assignment, level, what=what, has=has or "none at all")
+        elif not any(works):
+            yield make_finding("host-down", assignment, what=f"{plain} is {fits[0].state}")

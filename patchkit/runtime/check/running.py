@@ -1,0 +1,120 @@
+"""Read running vLLM servers: /proc of a process, `docker inspect` of a container."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkit.errors import HostError, UsageError
+from patchkit.process import attempt
+from patchkit.runtime.check.commands import CommandReader, Place
+from patchkit.runtime.check.content import RUNNING, Assignment, Container, FileContent, Word
+
+_LARGEST = 4 << 20  # bytes of an environment or a command line
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that runs: its name for messages, what it was started with, and its Python."""
+
+    where: str
+    content: FileContent
+    python: str = ""
+
+
+def find_running(name: str, root: Path) -> list[RunningServer]:
+    """Return the server of a PID or a container; of "" all that this user may read.
+
+    Raises HostError if there is none, UsageError for a process or container that cannot be read.
+    """
+    if name and not name.isdecimal():
+        return [_inspect_container(name)]
+    folders = [root / "proc" / name] if name else sorted((root / "proc").glob("[0-9]*"))
+    found = []
+    for folder in folders:
+        try:
+            server = _read_process(folder)
+        except OSError as error:
+            if name:
+                raise UsageError(
+                    f"process {name}: {error.strerror}",
+                    why="only its own user and root may read what a process was started with",
+                    hint="run it as that user, or name a process that runs",
+                ) from None
+            continue
+        if server.content.commands or name:
+            found.append(server)
+    if not found:
+        raise HostError(
+            "no vLLM server runs here that this user may read",
+            hint="name a process or a container: patchkit check --running PID",
+        )
+    return found
+
+
+def _read_process(folder: Path) -> RunningServer:
+    texts = []
+    for name in ("cmdline", "environ"):
+        with (folder / name).open("rb") as file:
+            texts.append(file.read(_LARGEST).decode(errors="replace"))
+    words, environment = (text.split("\0") for text in texts)
+    words = [word for word in words if word]
+    content = FileContent(RUNNING)
+    pairs = (pair.partition("=") for pair in environment if "=" in pair)
+    _read_started(content, pairs, words, Place())
+    name = content.commands[0].program if content.commands else words[0] if words else "?"
+    is_python = bool(words) and "python" in words[0].rpartition("/")[2]
+    return RunningServer(f"process {folder.name} ({name})", content, words[0] if is_python else "")
+
+
+def _inspect_container(name: str) -> RunningServer:
+    for program in ("docker", "podman"):
+        done = attempt(program, "inspect", "--type=container", "--", name, timeout=30)
+        if done.status == 0:
+            break
+    else:
+        raise UsageError(
+            f"no container {name!r}: {done.trouble}",
+            hint="`docker ps` lists those that run; a process is named by its number",
+        )
+    try:
+        (found,) = json.loads(done.output)
+        config: Mapping[str, Any] = found["Config"]
+        host: Mapping[str, Any] = found["HostConfig"]
+        content = FileContent(RUNNING)
+        box = Container(program, str(config["Image"]), 1, (*_options(host),))
+        content.add_container(box, 1)
+        pairs = (pair.partition("=") for pair in config["Env"] or ())
+        words = [found["Path"], *(found["Args"] or ())]
+        _read_started(content, pairs, words, Place(block=1, image=box.image))
+    except (ValueError, KeyError, TypeError) as error:
+        raise HostError(
+            f"{program} inspect {name}: an answer that cannot be read: {error}"
+        ) from None
+    return RunningServer(f"container {name}", content)
+
+
+def _read_started(
+    content: FileContent,
+    pairs: Iterator[tuple[str, str, str]],
+    words: Sequence[str],
+    place: Place,
+) -> None:
+    for key, _sign, value in pairs:
+        content.add(Assignment(1, key, value, place.block))
+    CommandReader(content).read_entry([Word(word, 1) for word in words], place, has_entry=False)
+
+
+def _options(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how a container was started, as options of docker run."""
+    yield "--network", str(host.get("NetworkMode", ""))
+    yield "--pids-limit", str(host.get("PidsLimit") or "")
+    yield from (("--cap-add", name.removeprefix("CAP_")) for name in host.get("CapAdd") or ())
+    yield from (("--device", row["PathOnHost"]) for row in host.get("Devices") or ())
+    yield from (("--volume", bind) for bind in host.get("Binds") or ())
+    yield from (("--ulimit", row["Name"]) for row in host.get("Ulimits") or ())
+    if host.get("Privileged"):
+        yield "--privileged", ""

@@ -1,0 +1,122 @@
+"""Know images and servers, and the versions that a file states: recipes/env/said.toml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
+from patchkit.runtime.check.content import FileContent
+from patchkit.runtime.rules.releases import within
+
+# Three numbers at least: v0.11 may be a branch, and 25.11 is a month.
+_VERSION = r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+|rc\d+|a\d+|b\d+)?(?:\.dev\d+)?)"
+_TAG = re.compile(rf"{_VERSION}(?:[-_+].*)?")
+_PINNED = re.compile(
+    rf"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{{0,40}})(?:\[[\w,-]*\])?==={{0,1}}{_VERSION}"
+)
+_IMAGE = re.compile(r"(?:\w+_)?IMAGE(?:_\w+)?")
+_VARIABLE = re.compile(r"(?:\w+_)?(?P<name>[A-Z]+)_(?:VERSION|TAG|REF|RELEASE|BRANCH)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownImage:
+    """A pattern of images: the project whose version the tag is, and what the entrypoint runs."""
+
+    repository: str
+    version: str
+    versions: str
+    program: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SaidTables:
+    image: tuple[KnownImage, ...]
+    distributions: Mapping[str, str]
+    variables: Mapping[str, str]
+    server: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StatedVersion:
+    """A version that a file states: ``project`` is vllm, nccl, torch …; ``text`` the place."""
+
+    project: str
+    version: str
+    line: int
+    text: str
+
+
+@cache
+def _said_tables() -> _SaidTables:
+    return read_toml(_SaidTables, RECIPES / "env" / "said.toml")
+
+
+@cache
+def _upstream_images() -> frozenset[str]:
+    table = read_toml(dict[str, dict[str, tuple[str, ...]]], RECIPES / "env" / "images.toml")
+    return frozenset(table["vllm"]["upstream"])
+
+
+def known_image(image: str) -> KnownImage | None:
+    """Return what is known of a container image, given with or without its tag."""
+    name, _ = _split_image(image)
+    return next((row for row in _said_tables().image if re.fullmatch(row.repository, name)), None)
+
+
+def is_server_module(name: str) -> bool:
+    """Return whether `python -m NAME` is what `vllm serve` is."""
+    return name in _said_tables().server["modules"]
+
+
+def is_server_flag(name: str) -> bool:
+    """Return whether a flag is one of `vllm serve` and of no other server."""
+    return name.replace("_", "-") in _said_tables().server["flags"]
+
+
+def _split_image(image: str) -> tuple[str, str]:
+    """Return an image's name and its tag; a colon before a slash is that of a port."""
+    name, _, _digest = image.partition("@")
+    before, colon, tag = name.rpartition(":")
+    return (before, tag) if colon and "/" not in tag else (name, "")
+
+
+def runs_upstream(content: FileContent, block: int = 0) -> bool | None:
+    """Return whether upstream's own vLLM runs in a block; None if the file does not say it."""
+    images = {box.image for box in content.containers if block and box.block == block and box.image}
+    images = images or {image.text for image in content.images}
+    names = {_split_image(image)[0].removeprefix("docker.io/") for image in images}
+    return names <= _upstream_images() if names else None
+
+
+def find_versions(text: str, content: FileContent) -> list[StatedVersion]:
+    """Return what a file states: tags of images, NAME==VERSION, VLLM_VERSION=…; each one once."""
+    found: dict[tuple[str, str], StatedVersion] = {}
+    for stated in sorted(_find_stated(text, content), key=lambda stated: stated.line):
+        found.setdefault((stated.project, stated.version), stated)
+    return [*found.values()]
+
+
+def _find_stated(text: str, content: FileContent) -> Iterator[StatedVersion]:
+    images = [(image.text, image.line) for image in content.images]
+    for assignment in (*content.assignments, *content.own):
+        if _IMAGE.fullmatch(assignment.name) and ":" in assignment.value:
+            images.append((assignment.value, assignment.line))
+        name, tag = _VARIABLE.fullmatch(assignment.name), _TAG.fullmatch(assignment.value)
+        project = _said_tables().variables.get(name["name"]) if name else None
+        if tag and project:
+            place = f"{assignment.name}={assignment.value}"
+            yield StatedVersion(project, tag["version"], assignment.line, place)
+    for image, line in images:
+        row, tag = known_image(image), _TAG.fullmatch(_split_image(image)[1])
+        if row and row.version and tag and within(tag["version"], row.versions):
+            yield StatedVersion(row.version, tag["version"], line, image)
+    for number, row_text in enumerate(text.split("\n") if "==" in text else (), 1):
+        for match in _PINNED.finditer(row_text.partition("#")[0]):
+            name_of = re.sub(r"[-_.]+", "-", match["name"]).lower()
+            if project := _said_tables().distributions.get(name_of):
+                yield StatedVersion(project, match["version"], number, match[0])

@@ -1,0 +1,188 @@
+"""Read compose files, Kubernetes manifests, recipes and JSON by what their keys mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from patchkit.runtime.check.commands import CommandReader, Place
+from patchkit.runtime.check.content import Assignment, Container, FileContent, Word
+from patchkit.runtime.check.messages import make_finding
+from patchkit.runtime.check.shell_words import split_statements
+
+_MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
+_DEEPEST = 64
+_ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|extraenv\w*)|\w+Env")
+_IMAGES = ("image", "container", "container_image", "docker_image", "base_image")
+_COMMANDS = ("entrypoint", "command", "cmd", "args")
+_SCRIPTS = ("run", "script", "commands", "before_script", "setup")
+_NULLS = {"", "~", "null", "Null", "NULL"}
+# Keys of a service of compose, and the options of docker run that say the same.
+_COMPOSE_OPTIONS = {
+    "devices": "--device",
+    "cap_add": "--cap-add",
+    "volumes": "--volume",
+    "network_mode": "--network",
+    "privileged": "--privileged",
+}
+
+
+def read_yaml(text: str, content: FileContent) -> None:
+    """Add what YAML or JSON says; what cannot be read is a problem of the content."""
+    import yaml  # 20 ms, and for YAML alone
+
+    if text.lstrip().startswith("{"):
+        text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth, line, what = 0, 1, ""
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                line, what = event.start_mark.line + 1, "YAML that is nested too deeply"
+                break
+        else:
+            reader = _YamlReader(CommandReader(content), text.split("\n"))
+            for document in yaml.compose_all(text, Loader=loader):
+                reader.read_document(document)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = min(mark.line, text.count("\n")) + 1 if mark else 1
+        what = f"the file, which is no YAML: {getattr(error, 'problem', None) or 'odd characters'}"
+    if what:
+        content.problems.append(make_finding("not-read", line, what=what))
+
+
+@dataclass(slots=True)
+class _YamlReader:
+    reader: CommandReader
+    lines: list[str]
+    left: int = _MOST_NODES
+    is_compose: bool = False
+
+    def read_document(self, node: Any) -> None:
+        """Read a document; of patchkit's own JSON and of a ConfigMap the variables."""
+        top = _fields(node)
+        self.is_compose = "services" in top
+        if {"header", "variables"} <= top.keys():
+            self._read_environment(top["variables"], 0)
+        elif getattr(top.get("kind"), "value", "") == "ConfigMap":
+            self._read_environment(top.get("data"), 0)
+        else:
+            self._visit(node, 0)
+
+    def _visit(self, node: Any, block: int) -> None:
+        self.left -= 1
+        if self.left < 0 or node is None:
+            return
+        if node.id == "mapping":
+            self._read_mapping(_fields(node), node.start_mark.line + 1, block)
+        elif node.id == "sequence":
+            for item in node.value:
+                self._visit(item, block)
+
+    def _read_mapping(self, fields: Mapping[str, Any], line: int, block: int) -> None:
+        if any(name in fields for name in (*_IMAGES, *_COMMANDS)):
+            block = line
+        place = Place(block=block)
+        image = next((fields[name] for name in _IMAGES if name in fields), None)
+        if image is not None and image.id == "scalar" and not re.search(r"\s", image.value):
+            place = replace(place, image=image.value)
+            program = "compose" if self.is_compose else ""
+            # What is merged from elsewhere is not seen.
+            is_whole = not {"extends", "<<"} & fields.keys()
+            options = (*_compose_options(fields),)
+            box = Container(program, image.value, block, options, is_whole)
+            self.reader.content.add_container(box, image.start_mark.line + 1)
+        for name, node in fields.items():
+            if _ENVIRONMENT.fullmatch(name):
+                self._read_environment(node, block)
+            elif name in _SCRIPTS:
+                for item in node.value if node.id == "sequence" else [node]:
+                    self._read_script(item, place)
+            elif name not in _COMMANDS or node.id == "mapping":
+                self._visit(node, block)
+        self._read_command(fields, place)
+
+    def _read_environment(self, node: Any, block: int) -> None:
+        if node is None or node.id == "scalar":
+            return
+        for item in node.value:
+            self.left -= 1
+            key, value = item if node.id == "mapping" else (None, item)
+            fields = _fields(value)
+            if self.left < 0:
+                return
+            if key is not None:
+                self._set(key.value, value, block)
+            elif "name" in fields:  # of Kubernetes
+                self._set(fields["name"].value, fields.get("value"), block)
+            elif value.id == "scalar":
+                self.reader.set_variables([Word(value.value, value.start_mark.line + 1)], block)
+
+    def _set(self, name: Any, value: Any, block: int) -> None:
+        content = self.reader.content
+        if value is not None and value.id != "scalar":
+            self._read_environment(value, block)
+        elif value is None or (value.value in _NULLS and not value.style):
+            content.passed.add(str(name))
+        elif isinstance(name, str):
+            content.add(Assignment(value.start_mark.line + 1, name, value.value, block))
+
+    def _read_script(self, node: Any, place: Place) -> None:
+        if node.id == "scalar":
+            self.reader.read_script(*self._find_source(node), replace(place, depth=1))
+
+    def _read_command(self, fields: Mapping[str, Any], place: Place) -> None:
+        nodes = [fields[name] for name in _COMMANDS if name in fields]
+        nodes = [node for node in nodes if node.id != "mapping" and node.value]
+        if not nodes or ("args" in fields and len(nodes) == 1 and not place.image):
+            return
+        is_text = len(nodes) == 1 and nodes[0].id == "scalar" and not self.is_compose
+        if is_text and "\n" in nodes[0].value:
+            self._read_script(nodes[0], place)
+        else:
+            words = [word for node in nodes for word in self._split_words(node)]
+            has_entry = "entrypoint" in fields or {"command", "args"} <= fields.keys()
+            self.reader.read_entry(words, place, has_entry=has_entry)
+
+    def _split_words(self, node: Any) -> Iterator[Word]:
+        for item in node.value if node.id == "sequence" else [node]:
+            text, line = self._find_source(item) if item.id == "scalar" else ("", 0)
+            if node.id == "sequence" and text:
+                yield Word(text, line)
+            elif text:
+                for statement in split_statements(text, line):
+                    yield from statement.words
+
+    def _find_source(self, node: Any) -> tuple[str, int]:
+        """Return a scalar and its first line; of a block the lines as they stand in the file."""
+        line = node.start_mark.line + 1
+        if node.style not in ("|", ">"):
+            return node.value, line
+        rows = self.lines[line : node.end_mark.line]
+        indent = min((len(row) - len(row.lstrip()) for row in rows if row.strip()), default=0)
+        text = "\n".join(row[indent:].rstrip() for row in rows)
+        # Folded lines are one; so is a line that begins with a dash and the one above.
+        joins = r"(?<![\\\n])\n(?=\S)" if node.style == ">" else r"(?<!\\)\n(?=\s*-)"
+        return re.sub(joins, " \\\\\n", text), line + 1
+
+
+def _fields(node: Any) -> dict[str, Any]:
+    """Return a mapping by its keys; what is no mapping is empty."""
+    pairs = node.value if node is not None and node.id == "mapping" else []
+    return {key.value: value for key, value in pairs if key.id == "scalar"}
+
+
+def _compose_options(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a service of compose says of its container, as options of docker run."""
+    for key, option in _COMPOSE_OPTIONS.items():
+        node = fields.get(key)
+        for item in node.value if node is not None and node.id == "sequence" else [node]:
+            if item is not None and item.id == "scalar":
+                yield option, item.value
+    for name in _fields(fields.get("ulimits")):
+        yield "--ulimit", name

@@ -1,1 +1,0 @@
-"""Read what files say by their format: scripts, YAML, Dockerfiles, units, env files, Python."""

@@ -1,1 +1,0 @@
-"""Check env files and scripts that anybody wrote: names, values, contradictions, secrets."""

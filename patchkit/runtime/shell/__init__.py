@@ -1,1 +1,0 @@
-"""Read shell scripts and command lines without running them, in containers as well."""

@@ -1,0 +1,464 @@
+"""`patchkit check` of files as guides have them, on this host and elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchkit.cli import group
+from patchkit.errors import SourceError, UsageError
+from patchkit.measure.image.run_lines import run_lines
+from patchkit.quoting import quoted
+from patchkit.runtime.check.formats import read_content
+from patchkit.runtime.check.messages import load_messages
+from patchkit.runtime.check.situation import find_situation
+from patchkit.runtime.envfile.render import render
+from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from patchkit.runtime.host.host import Software
+from patchkit.runtime.host.probe import probe
+from support import hosts
+from support.checked import check_text
+
+FILES = Path(__file__).parents[3] / "data" / "env_check"
+SPARKS = {"topology": "roce", "vllm": "0.25.1", "nccl": "2.30.4", "triton": "3.6.0"}
+
+
+def found(text, where="head.env", **more):
+    """Line, severity and what of each finding."""
+    findings = check_text(text, where, **more)
+    return [(each.line, str(each.level), each.what) for each in findings]
+
+
+def run(*arguments):
+    return CliRunner().invoke(group, ["check", *map(str, arguments)])
+
+
+GUIDES = {
+    "sockets.env": [
+        (3, "warning", "NCCL_SOCKET_IFNAME: a comment behind the value"),
+        (5, "note", "NCCL_NET_GDR_LEVEL=SYS is advised against"),
+        (5, "warning", "NCCL_NET_GDR_LEVEL=SYS, and line 7 says NCCL_IB_DISABLE=1"),
+        (6, "note", "NCCL_P2P_DISABLE=1 is advised against"),
+        (7, "warning", "NCCL_IB_DISABLE=1 is advised against"),
+        (8, "note", "RAY_memory_usage_threshold=1.0 is advised against"),
+    ],
+    "roce.env": [
+        (1, "warning", "vLLM 0.25.1 does not read VLLM_USE_FLASHINFER_MOE_FP4 any more"),
+        (2, "warning", "VLLM_MARLIN_USE_ATOMIC_ADD=1 is advised against"),
+        (5, "warning", "NCCL_IB_GID_INDEX=3 is advised against"),
+        (7, "note", "NCCL_IB_ROCE_VERSION_NUM=2 is advised against"),
+    ],
+    "mixed.sh": [
+        (7, "warning", "NCCL_IB_DISABLE=1 is advised against"),
+        (7, "note", "NCCL_P2P_DISABLE=1 is advised against"),
+        (8, "note", "NCCL_SHM_DISABLE=1 is advised against"),
+        (9, "warning", "NCCL_PROTO=Simple is advised against"),
+        (19, "warning", "--dashboard-host 0.0.0.0: Ray's dashboard on every interface"),
+        (20, "warning", "NCCL_CROSS_NIC=9: it takes 0 to 2"),
+        (20, "note", "vllm serve on every interface, and without a key"),
+    ],
+    "config.local.env": [
+        (1, "warning", "the value of HF_TOKEN is in the file"),
+        (1, "warning", "HF_TOKEN: a comment behind the value"),
+        (1, "note", "HF_TOKEN and 2 more: quotes"),
+        (3, "warning", "VLLM_API_KEY has a placeholder for its value"),
+        (4, "warning", "WORKER_IP=<worker-ip>: still to be filled in"),
+        (5, "error", "VLLM_HOST_IP=<this-node>: still to be filled in"),
+        (6, "warning", "NCCL_DEBUG=verbose: it takes VERSION, WARN, INFO, ABORT, TRACE"),
+        (7, "warning", "NCCL_IB_HCA=rocep1s0f0: without roceP2p1s0f0"),
+    ],
+    "compose.yaml": [
+        (6, "warning", "VLLM_HOST_IP=0.0.0.0: every address"),
+        (7, "warning", "NCCL_IB_TIMEOUT=99: it takes 1 to 22"),
+        (15, "warning", "nobody reads RAY_MEMORY_MONITOR_REFRESH_MS"),
+    ],
+    "Dockerfile": [
+        (3, "warning", "VLLM_USE_DEEP_GEMM=1 is advised against"),
+        (4, "warning", "TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas is advised against"),
+        (5, "warning", "no known NCCL reads NCCL_IB_DISABLED"),
+        (5, "warning", "vLLM 0.25.1 does not read VLLM_USE_V1 any more: 0.10.0 to 0.11.0"),
+    ],
+    "vllm.service": [(4, "warning", "NCCL_IB_ADDR_FAMILY=IPv4: it takes AF_INET, AF_INET6")],
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_files_as_guides_have_them(name):
+    actual = found((FILES / name).read_text(), name, **SPARKS)
+    shown = [
+        (line, level, what[: len(start)])
+        for (line, level, what), (_, _, start) in zip(actual, GUIDES[name], strict=True)
+    ]
+    assert shown == GUIDES[name]
+
+
+LATER = "leave it out: 0.16.0 to 0.23.0 take marlin"
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "level", "hint"),
+    [
+        ("VLLM_NVFP4_GEMM_BACKEND=marlin", "0.12.0", "error", LATER),
+        ("VLLM_NVFP4_GEMM_BACKEND=marlin", "0.16.0", "", ""),
+        ("VLLM_NVFP4_GEMM_BACKEND=marlin", "", "", ""),
+        ("VLLM_NVFP4_GEMM_BACKEND=", "0.16.0", "error", "write one of these, or leave "),
+        ("VLLM_ATTENTION_BACKEND=FLASHINFR", "0.14.1", "error", "did you mean FLASHINFER?"),
+        ("VLLM_FLOAT32_MATMUL_PRECISION=HIGH", "0.33.0", "", ""),
+        ("VLLM_USE_DEEP_GEMM=false", "0.23.0", "error", "write VLLM_USE_DEEP_GEMM=0"),
+        ("VLLM_ENGINE_READY_TIMEOUT_S=1h", "0.33.0", "error", "write a number, or leave "),
+        # Named by a type, and taken as it is.
+        ("VLLM_RAY_DP_PACK_STRATEGY=wide", "0.33.0", "warning", "write one of these, or leave "),
+        # Of other programs as well; unknown until it is read.
+        ("VERBOSE=yes", "0.33.0", "", ""),
+        ("VLLM_USE_DEEP_GEMM=<0 or 1>", "0.23.0", "", ""),
+        ("VLLM_USE_DEEP_GEMM=${DEEP_GEMM}", "0.23.0", "", ""),
+    ],
+)
+def test_a_value_that_stops_vllm_is_an_error(line, version, level, hint):
+    findings = [each for each in check_text(f"{line}\n", vllm=version) if ": vLLM" in each.what]
+    assert [str(each.level) for each in findings] == ([level] if level else [])
+    assert all(each.hint.startswith(hint) for each in findings)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "٣", "0x" + "f" * 5000])
+def test_numbers_that_python_would_not_read(value):
+    assert [each[0] for each in found(f"NCCL_IB_TIMEOUT={value}\n", "x.env")] == [1]
+
+
+@pytest.mark.parametrize("value", ["", "$HF_TOKEN", "${HF_TOKEN:-}"])
+def test_what_is_no_secret_yet(value):
+    assert found(f"export HF_TOKEN={value}\n", "x.sh", mode=0o644) == []
+
+
+def test_a_secret_that_others_may_read_is_worse_and_is_never_shown():
+    text = f"export OPENAI_API_KEY=sk-{'a1B2c3D4' * 5}\n"
+    (private,), (public,) = (check_text(text, "x.sh", mode=mode) for mode in (0o600, 0o640))
+    assert (private.level, public.level) == ("warning", "error")
+    assert "which others may read (0640)" in public.what
+    assert "a1B2" not in f"{private} {public}"
+
+
+@pytest.mark.parametrize(
+    ("comment", "ids"),
+    [
+        ("", {"discouraged-flag", "gpu-memory-utilization-high"}),
+        ("# patchkit: ignore\n", set()),
+        ("# patchkit: ignore gpu-memory-utilization-high, discouraged-flag\n", set()),
+        ("# patchkit: ignore[discouraged-flag]\n", {"gpu-memory-utilization-high"}),
+        ("# patchkit: ignore\n\n", {"discouraged-flag", "gpu-memory-utilization-high"}),
+    ],
+)
+def test_a_comment_silences_by_id(comment, ids):
+    text = f"{comment}vllm serve m \\\n  --enforce-eager \\\n  --gpu-memory-utilization 0.95\n"
+    assert {each.id for each in check_text(text, "x.sh")} == ids
+    kept = {each.id for each in check_text("NCCL_IB_TIMEOUT=99 # patchkit: ignore value\n")}
+    assert kept == {"comment-behind-value"}
+
+
+def test_every_finding_has_an_id_and_a_next_step():
+    for path in FILES.iterdir():
+        for finding in check_text(path.read_text(), path.name):
+            assert re.fullmatch(r"[a-z0-9-]+", finding.id)
+            assert finding.hint
+    assert all(re.fullmatch(r"[a-z0-9-]+", key) for key in load_messages())
+
+
+# This host
+
+
+@pytest.fixture
+def spark(tmp_path):
+    return hosts.build(tmp_path, "cable_port0", node=0)
+
+
+def test_what_this_host_does_not_have(spark):
+    text = (
+        "VLLM_HOST_IP=192.168.100.11\nNCCL_SOCKET_IFNAME=enp1s0f\nGLOO_SOCKET_IFNAME=enp1s0f\n"
+        "UCX_NET_DEVICES=rocep1s0f0:1,enp1s0f1np1\nNCCL_IB_HCA=mlx5_0:1\n"
+    )
+    assert found(text, host=probe(spark, environment={})) == [
+        (1, "error", "VLLM_HOST_IP=192.168.100.11: this host has no address 192.168.100.11"),
+        (3, "error", "GLOO_SOCKET_IFNAME=enp1s0f: this host has no interface enp1s0f"),
+        (4, "warning", "UCX_NET_DEVICES=rocep1s0f0:1,enp1s0f1np1: enp1s0f1np1 is down"),
+        (5, "warning", "NCCL_IB_HCA=mlx5_0:1: this host has no RDMA device mlx5_0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "missed"),
+    [
+        ("cable_port0", "rocep1s0f0", True),
+        ("one_twin", "rocep1s0f0", True),  # without an address it works all the same
+        ("second_half_only", "roceP2p1s0f0", False),
+        ("random_twin", "rocep1s0f0", False),  # with it `ibv_modify_qp` fails
+        ("pair_and_switch", "rocep1s0f1", False),  # it is down
+        ("renamed", "", True),  # by the host, not by names
+    ],
+)
+def test_a_half_of_a_cage_is_missed_unless_env_leaves_it_out(tmp_path, name, device, missed):
+    host = probe(hosts.build(tmp_path, name), environment={})
+    device = device or next(each.name for each in host.rdma if each.active)
+    whats = [what for _, _, what in found(f"NCCL_IB_HCA={device}\n", host=host)]
+    assert any("the other half of the cage" in what for what in whats) is missed
+
+
+# The command
+
+
+def test_the_command(spark, tmp_path):
+    path, other = tmp_path / "x.env", tmp_path / "y.env"
+    path.write_text("NCCL_IB_DISABLE=1\nNCCL_P2P_DISABLE=1\n")
+    other.write_text("NCCL_P2P_DISABLE=1\n")
+    shown = run(path, other, "--root", spark, "--vllm", "0.25.1")
+    notes = run(other, "--elsewhere", "--target", "gb10")
+    data = json.loads(run(path, other, "--root", spark, "--json").stdout)["files"]
+    former = CliRunner().invoke(group, ["env", "check", str(path), "--root", str(spark)])
+
+    assert shown.exit_code == former.exit_code == SourceError.exit_code
+    assert f"{path}:1  warning  NCCL_IB_DISABLE=1 is advised against  [ib-disabled]" in shown.stdout
+    summaries = [line for line in shown.stdout.splitlines() if "checked against" in line]
+    assert summaries == [
+        f"✗ {path}: 1 warning, 1 note; checked against vLLM 0.25.1, any NCCL, this host",
+        f"✓ {other}: 1 note; checked against vLLM 0.25.1, any NCCL, this host",
+    ]
+    assert notes.exit_code == 0
+    assert data[0]["situation"] == {"target": "gb10", "topology": "roce"}
+    assert data[0]["findings"][0]["id"] == "ib-disabled"
+
+
+MOST = "--gpu-memory-utilization 0.95"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("x.sh", f"docker run vllm/vllm-openai:v0.33.0 --model x {MOST}\n", MOST),
+        ("x.sh", "docker run -e GPU_UTIL=0.98 vllm/vllm-openai:v0.33.0\n", "GPU_UTIL=0.98"),
+        ("x.env", "GPU_MEMORY_UTILIZATION=0.95\n", "GPU_MEMORY_UTILIZATION=0.95"),
+        (
+            "compose.yml",
+            f"services:\n v:\n  image: vllm/vllm-openai:v0.33.0\n  command: --model x {MOST}\n",
+            MOST,
+        ),
+        ("x.env", "TORCH_CUDA_ARCH_LIST=10.0\n", "TORCH_CUDA_ARCH_LIST=10.0 is advised"),
+    ],
+)
+def test_a_laptop_judges_for_a_spark_and_says_so(tmp_path, name, text, what):
+    """A machine with another known device judges for that, and one can always be named."""
+    path, judged = tmp_path / name, "; judged for gb10, --target names another"
+    path.write_text(text)
+    (tmp_path / "laptop/proc").mkdir(parents=True)  # without a GPU, or anything else
+    shown = run(path, "--root", tmp_path / "laptop")
+    assert what in shown.stdout
+    assert shown.stdout.endswith(f"this host{judged}\n")
+    assert run(path, "--elsewhere").stdout.endswith(f"{judged}\n")
+    other = run(path, "--root", hosts.build(tmp_path, "thor"))
+    for done in (other, run(path, "--elsewhere", "--target", "h200")):
+        assert (judged in done.stdout, what in done.stdout) == (False, False), done.stdout
+
+
+def test_a_file_that_env_wrote_passes(spark, tmp_path):
+    path = tmp_path / "head.env"
+    options = ["--root", str(spark), "--vllm", "0.25.1", "--nccl", "2.30.7"]
+    head = ["--role", "head", "--nodes", "2"]
+    for kind in Format:
+        words = ["env", *head, *options, "--format", str(kind), "--force", "-o", str(path)]
+        assert CliRunner().invoke(group, words).exit_code == 0
+        done = run(path, *options)
+        assert (done.exit_code, done.stdout.count("\n")) == (0, 1), done.stdout
+
+
+def test_what_cannot_be_read(tmp_path):
+    path, long, large = (tmp_path / name for name in ("x.env", "long.env", "large.env"))
+    path.write_bytes(b"A=1\nB=\xff\n")
+    os.mkfifo(tmp_path / "pipe")
+    long.write_text("A=\n" * 300_000)
+    large.touch()
+    os.truncate(large, 100 << 20)
+    for arguments, kind in (
+        ([], UsageError),
+        ([tmp_path / "none.env"], UsageError),
+        ([tmp_path], UsageError),
+        ([tmp_path / "pipe"], UsageError),
+        (["/dev/zero"], UsageError),
+        ([path], SourceError),
+        ([long], SourceError),
+        ([large], SourceError),
+        ([FILES / "roce.env", "--vllm", "new"], UsageError),
+    ):
+        with pytest.raises(kind):
+            raise run("--elsewhere", *arguments).exception
+
+
+def test_yaml_needs_its_library_and_all_else_none(cli, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['yaml'] = None\n")
+    for name, text, missing in (
+        ("x.env", "A_B=c\n", False),
+        ("x.sh", "export A_B=c\n", False),
+        ("x.yaml", "A_B: c\n", True),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        env = {"PYTHONPATH": str(tmp_path)}
+        done = cli("check", "--elsewhere", path, env=env, rc=9 if missing else 0)
+        assert ("not installed: yaml" in done.stderr) == ("pip install" in done.stderr) == missing
+
+
+# Files of patchkit
+
+CODE = ("LD_PRELOAD=/tmp/x.so", "PATH=/tmp:/bin", "PYTHONPATH=/tmp", "VLLM_PLUGINS=x")
+
+
+def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere():
+    ours = render(Format.ENV, ["role=head"], [EnvEntry("A_B", "1")]) + "\n".join(CODE) + "\n"
+    edited, *errors = found(ours)
+    assert edited[:2] == (1, "warning")
+    assert edited[2].startswith("edited after patchkit wrote it")
+    first = ours.splitlines().index(CODE[0]) + 1
+    assert errors == [
+        (number, "error", f"{line} runs code, and no rule of patchkit sets it")
+        for number, line in enumerate(CODE, first)
+    ]
+    others = "PATH=/opt/bin:/usr/bin\nLD_LIBRARY_PATH=/usr/local/cuda/lib64\nPYTHONPATH=/srv\n"
+    assert found(f"# patchkit env is not used here\n{others}", "x.env") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "fine"),
+    [
+        ("NCCL_NET_PLUGIN=none", True),
+        ("NCCL_NET_PLUGIN=/tmp/x.so", False),
+        ("TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas", True),
+        ("TRITON_PTXAS_PATH=/tmp/not-ptxas", False),
+    ],
+)
+def test_what_a_rule_sets_may_stand_in_its_file(line, fine):
+    name, _, value = line.partition("=")
+    text = render(Format.ENV, ["role=worker"], [EnvEntry(name, value)])
+    assert bool([each for each in check_text(text) if each.id == "runs-code"]) is not fine
+
+
+def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
+    text = render(Format.ENV, ["role=head nodes=2 topology=roce"], [EnvEntry("A_B", "1")])
+    text = text.replace("nodes=2", "nodes=abc").replace("topology=roce", "topology=x;id")
+    path = tmp_path / "head.env"
+    path.write_text(text)
+    done = run(path, "--elsewhere")
+    assert done.exit_code == SourceError.exit_code
+    assert "nodes=abc: nodes takes a number" in done.stdout
+    assert "topology=x;id: topology takes single, roce" in done.stdout
+    assert found(re.sub(r" digest=\w+", "", text))[0][:2] == (1, "warning")
+
+
+# Versions
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "against"),
+    [
+        ("FROM vllm/vllm-openai:v0.18.0", [], "vLLM 0.18.0 (vllm/vllm-openai:v0.18.0, line 1)"),
+        ("FROM x\nRUN pip install vllm==0.16.0", [], "vLLM 0.16.0 (vllm==0.16.0, line 2)"),
+        ("FROM a\nARG VLLM_VERSION=0.18.1", [], "vLLM 0.18.1 (VLLM_VERSION=0.18.1, line 2)"),
+        (
+            "FROM x\nRUN pip install 'vllm[x]==0.18.1+cu130' nvidia-nccl-cu13==2.28.9",
+            [],
+            "vLLM 0.18.1",
+        ),
+        ("FROM vllm/vllm-openai:v0.18.0", ["--vllm", "0.25.1"], "vLLM 0.25.1, any NCCL"),
+        (
+            "FROM vllm/vllm-openai:v0.18.0\nFROM vllm/vllm-openai:v0.19.1",
+            [],
+            "any vLLM, since it names 0.18.0 (line 1) and 0.19.1 (line 2): --vllm decides",
+        ),
+        ("FROM vllm/vllm-openai:nightly", [], "any vLLM, any NCCL"),
+        # Numbers that no release of vLLM has, or none that is known; a month; another project.
+        ("FROM lmcache/vllm-openai:v0.3.9", [], "any vLLM, any NCCL"),
+        ("FROM vllm/vllm-openai:v9.0.0", [], "any vLLM, any NCCL"),
+        ("FROM nvcr.io/nvidia/vllm:25.11-py3", [], "any vLLM, any NCCL"),
+        ("FROM x\nRUN pip install 'vllm>=0.18.1' vllm-omni==0.20.0", [], "any vLLM, any NCCL"),
+    ],
+)
+def test_the_last_line_says_which_version_and_where_from(lines, options, against, tmp_path):
+    path = tmp_path / "Dockerfile"
+    path.write_text(f"{lines}\n")
+    assert f"checked against {against}" in " ".join(
+        run(path, "--elsewhere", *options).stdout.split()
+    )
+
+
+def test_an_image_has_its_own_software_and_not_this_hosts(spark):
+    versions = {"vllm": "0.25.1", "triton": "3.6.0"}
+    host = replace(probe(spark, environment={}), software=Software(python="3.12.3", **versions))
+    for text, expected in (("A_B=1\n", versions), ("docker run vllm/vllm-openai m\n", {})):
+        known = find_situation(text, read_content(text, "x.sh"), [], host, {})
+        assert {name: known[name] for name in versions if name in known} == expected
+
+
+# Containers
+
+IMAGE, HCA = "vllm/vllm-openai:v0.25.1", "-e NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0"
+DEVICE, LOCK, NET = "--device /dev/infiniband", "--ulimit memlock=-1", "--network host"
+
+
+def lacks(text, where="run.sh"):
+    return [
+        each.id.removeprefix("container-without-")
+        for each in check_text(text, where, vllm="0.25.1")
+        if each.id.startswith("container-")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (f"docker run {HCA}", ["device", "memlock", "network"]),
+        (f"docker run {HCA} {DEVICE} {NET}", ["memlock"]),
+        (f"docker run {HCA} {DEVICE} --cap-add IPC_LOCK --net=host", []),
+        (f"docker run {HCA} -v /dev/infiniband:/dev/infiniband {LOCK} {NET}", []),
+        (f"docker run --privileged {HCA} {NET}", []),
+        (f"docker run $MORE {HCA}", []),  # what stands there may be all of it
+        (f"docker run --device $RDMA {HCA} {LOCK} {NET}", []),
+        (f"docker run {HCA} -e NCCL_IB_DISABLE=1", []),
+        ("docker run", []),
+        ("podman run", ["container-few-threads"]),
+        (f"podman run --pids-limit 4096 {HCA} {DEVICE} {LOCK}", ["network"]),
+    ],
+)
+def test_what_a_container_of_vllm_lacks(options, expected):
+    for inside in ("--model org/one", "vllm serve org/one", "bash -c 'vllm serve x'"):
+        assert lacks(f"{options} {IMAGE} {inside}\n") == expected
+    assert lacks(f"{options} ubuntu:24.04 ib_write_bw\n") == []
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("shm_size: 16g", ["device", "memlock", "network"]),
+        (
+            "devices: [/dev/infiniband]\n    network_mode: host\n    ulimits: {memlock: {soft: -1}}",
+            [],
+        ),
+        ("privileged: false\n    network_mode: host\n    cap_add: [IPC_LOCK]", ["device"]),
+        ("extends: {file: base.yaml, service: base}", []),
+    ],
+)
+def test_what_a_service_of_compose_lacks(more, expected):
+    text = (
+        f"services:\n  served:\n    image: {IMAGE}\n    {more}\n"
+        '    environment: {NCCL_IB_HCA: "rocep1s0f0,roceP2p1s0f0"}\n'
+        '    command: ["--model", "org/one"]\n'
+    )
+    assert lacks(text, "compose.yaml") == expected
+
+
+def test_the_lines_that_export_prints_lack_nothing():
+    for words in run_lines():
+        line = quoted(*words[:2], *HCA.split(), *words[2:]).replace("vllm-wheelhouse", IMAGE)
+        assert lacks(f"{line}\n") == []
+        assert lacks(f"{line}\n".replace("/dev/infiniband", "/dev/null")) == ["device"]

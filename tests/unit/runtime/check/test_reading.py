@@ -1,0 +1,283 @@
+"""What files say literally, each thing with its line; what is not literal is not followed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.runtime.check.content import DOCKERFILE, ENV, PYTHON, SHELL, UNIT, YAML
+from patchkit.runtime.check.formats import kind_of, read_content
+from patchkit.runtime.envfile.render import render
+from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from support.checked import check_text, servers, variables
+
+SERVICE = "services:\n  a:\n    image: x/vllm-openai:v0.18.0\n"
+SHELL_VARIABLES = [
+    ("export A_B=c D_E='f g'", ["1 A_B=c", "1 D_E=f g"]),
+    ("A_B=c\nexport A_B", ["1 A_B=c"]),
+    ("export A_B\nA_B=c", ["2 A_B=c"]),
+    ("declare -x A_B=c; typeset -x D_E=f", ["1 A_B=c", "1 D_E=f"]),
+    ("A_B=c D_E=f vllm serve m", ["1 A_B=c", "1 D_E=f"]),
+    ("sudo -E env -u X A_B=c vllm serve m", ["1 A_B=c"]),
+    ("set -a\nA_B=c\nset +a\nD_E=f", ["2 A_B=c"]),
+    ("set -o allexport; A_B=c; set +o allexport", ["1 A_B=c"]),
+    ("docker run -it -e A_B=c --env D_E=f --env=G_H=i image", ["1 A_B=c", "1 D_E=f", "1 G_H=i"]),
+    ("podman exec -e A_B=c box vllm serve m", ["1 A_B=c"]),
+    ("bash ./run_cluster.sh image -e A_B=c --env D_E=f", ["1 A_B=c", "1 D_E=f"]),
+    ('f=(-e "A_B=c"\n -e D_E=f)', ["1 A_B=c", "2 D_E=f"]),
+    ("mpirun -np 2 -x A_B=c -x PATH run", ["1 A_B=c"]),
+    ("if x; then\n export A_B=1\nelse\n export A_B=2\nfi", ["2 A_B=1", "4 A_B=2"]),
+    ('docker exec x bash -c "\nexport A_B=c\nrun\n"', ["2 A_B=c"]),
+    ("ssh -p 22 host 'export A_B=c; run'", ["1 A_B=c"]),
+    ("export A_B=$X D_E=`x` G_H=$(y) I_J=${K:-l}", ["1 A_B?", "1 D_E?", "1 G_H?", "1 I_J?"]),
+    # No environment: own variables, what is only said, and what a here-document holds.
+    ("A_B=c", []),
+    ("f() { local A_B=c; }\nf", []),
+    ('echo "export A_B=c"\nprintf "A_B=c"\nlog A_B=c', []),
+    ("cat <<E\nexport A_B='c\nE\nexport D_E=f", ["4 D_E=f"]),
+    ("# export A_B=c\nexport D_E=f#g  # it's", ["2 D_E=f#g"]),
+    ("docker run -e A_B -e D_E= image", ["1 D_E="]),
+]
+SHELL_SERVERS = [
+    ("vllm serve m \\\n  --host 0.0.0.0", "1 vllm serve m --host 0.0.0.0"),
+    ("nohup ./bin/vllm serve m >log 2>&1 &", "1 vllm serve m"),
+    ('exec "$VENV/bin/vllm" serve m', "1 vllm serve m"),
+    ("timeout -k 5 10m numactl --membind 0 vllm serve m | tee log", "1 vllm serve m"),
+    ("uv run --with x vllm serve m", "1 vllm serve m"),
+    ("python3 -u -m vllm.entrypoints.openai.api_server --model m", "1 vllm serve --model m"),
+    ("a=(vllm serve m # the model\n --x)", "1 vllm serve m --x"),
+    ("A=(--max-model-len 8)", "1 vllm serve --max-model-len 8"),
+    ("docker run --gpus all -p8:8 v/vllm-openai:v1 --model m", "1 vllm serve --model m"),
+    ("docker run --rm v/vllm-openai m --port 1", "1 vllm serve m --port 1"),
+    ("docker run -v a:b $IMAGE --max-model-len 1", "1 vllm serve --max-model-len 1"),
+    ('docker run "$@" --cap-add X "$IMAGE" vllm serve m', "1 vllm serve m"),
+    ("docker run --entrypoint vllm image serve m", "1 vllm serve m"),
+    ("docker --context c container run i vllm serve m", "1 vllm serve m"),
+    ("srun -n 2 bash -lc 'vllm serve m'", "1 vllm serve m"),
+    ("tmux new -d -s n 'vllm serve m'", "1 vllm serve m"),
+    ("until ray start --head; do sleep 1; done", "1 ray start --head"),
+    ('echo "vllm serve m"; pgrep -f vllm serve; command -v vllm', None),
+    ("docker run sglang --model-path m", None),
+    ("docker run v/vllm-openai:v1 bash -c ls", None),
+    ("A=(--port 8)\ndocker run ollama/ollama serve", None),
+]
+YAML_VARIABLES = [
+    (SERVICE + "    environment:\n      A_B: c  # d\n      G_H: 'i j'\n", ["5 A_B=c", "6 G_H=i j"]),
+    (SERVICE + "    environment:\n      - A_B=c\n      - 'D_E=f g'\n", ["5 A_B=c", "6 D_E=f g"]),
+    (
+        SERVICE + "    environment: {A_B: $$X, D_E: '${X:-y}', G_H: , I_J: null}\n",
+        ["4 A_B?", "4 D_E?"],
+    ),
+    (
+        "x-env: &e\n  A_B: c\n" + SERVICE + "    environment:\n      <<: *e\n      D_E: f\n",
+        ["2 A_B=c", "2 A_B=c", "8 D_E=f"],  # where it is written, and where it is merged
+    ),
+    (
+        ("spec:\n  containers:\n  - image: i\n    env:\n    - name: A_B\n      value: 'c'\n"
+        "    - name: D_E\n      valueFrom: {secretKeyRef: {name: s, key: k}}\n"),
+        ["6 A_B=c"],
+    ),
+    ("kind: ConfigMap\ndata:\n  A_B: c\n", ["3 A_B=c"]),
+    ("A_B: c\nmodel:\n  D_E: f\n", []),
+    (SERVICE + "    command: bash -c 'export A_B=c; run'\n", ["4 A_B=c"]),
+    ("jobs:\n  a:\n    steps:\n    - run: |\n        x\n        export A_B=c\n", ["6 A_B=c"]),
+    ("env:\n  A_B: '{{ x }}'\n", ["2 A_B?"]),
+]
+YAML_SERVERS = [
+    (SERVICE + "    command: --model m --x\n", "4 vllm serve --model m --x"),
+    (SERVICE + "    command: [vllm, serve, m, --x]\n", "4 vllm serve m --x"),
+    (SERVICE + "    command:\n      - --model\n      - m\n", "5 vllm serve --model m"),
+    (
+        SERVICE + "    command: >\n      vllm serve m\n      --x\n      --y 1\n",
+        "5 vllm serve m --x --y 1",
+    ),
+    (SERVICE + "    command: |\n      vllm serve m \\\n        --x\n", "5 vllm serve m --x"),
+    (SERVICE + "    entrypoint: vllm\n    command: serve m --x\n", "5 vllm serve m --x"),
+    (
+        SERVICE + "    command:\n    - bash\n    - -lc\n    - >\n      export A=1;\n"
+        "      exec vllm serve m\n      --x 2\n",
+        "9 vllm serve m --x 2",
+    ),
+    (SERVICE + "    command: sleep infinity\n", None),
+    ("containers:\n- image: v/vllm-openai:v1\n  args: ['--model', m]\n", "3 vllm serve --model m"),
+    (
+        ("containers:\n- image: i\n  command: [/bin/sh, -c]\n  args:\n  - |\n    set -e\n"
+        "    vllm serve m\n"),
+        "7 vllm serve m",
+    ),
+    ("container: i\ncommand: |\n  vllm serve m \\\n    --host 1\n", "3 vllm serve m --host 1"),
+    ("models:\n  m:\n    cmd: docker run image vllm serve m\n", "3 vllm serve m"),
+]
+DOCKERFILES = [
+    (
+        "FROM a\nENV A_B c d\nENV E_F=g \\\n  # no\n  H_I='j k'\n",
+        ["2 A_B=c d", "3 E_F=g", "5 H_I=j k"],
+    ),
+    ("FROM a\nARG X=1\nENV D_E=$X\nRUN echo 'export D_E=f'\n", ["3 D_E?"]),
+    ("FROM a\nRUN --mount=type=cache,target=/x export A_B=c && \\\n  run\n", ["2 A_B=c"]),
+    ('FROM a\nCMD ["vllm", "serve", "m", \\\n  "--x"]\n', ["2 vllm serve m --x"]),
+    ('FROM v/vllm-openai:v1\nCMD ["--model", "m"]\n', ["2 vllm serve --model m"]),
+    ('FROM a\nENTRYPOINT ["vllm", "serve"]\nCMD ["m"]\n', ["2 vllm serve", "3 vllm serve m"]),
+]
+UNIT_TEXT = (
+    '[Service]\nEnvironment="A_B=c d" D_E=f\n; Environment=G_H=i\nEnvironment=\\\n  J_K=l\n'
+    "PassEnvironment=M_N\nExecStartPre=-/bin/true\n"
+    "ExecStart=/opt/vllm serve m \\\n  --x %h\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "expected"),
+    [
+        *(("x.sh", *row) for row in SHELL_VARIABLES),
+        *(("compose.yaml", *row) for row in YAML_VARIABLES),
+        ("x.service", UNIT_TEXT, ["2 A_B=c d", "2 D_E=f", "5 J_K=l"]),
+        ("x.env", "A_B=c d\n\n# A_B=e\nD_E='f'  # g\nH_I\n", ["1 A_B=c d", "4 D_E=f"]),
+        (
+            "x.env",
+            "A_B=c\nif x; then\n  D_E=f\nfi\nexport G_H=i\n",
+            ["1 A_B=c", "3 D_E=f", "5 G_H=i"],
+        ),
+        ("x.json", '{"env":\n\t{"A_B": "c"}}', ["2 A_B=c"]),
+        *(("Dockerfile", *row) for row in DOCKERFILES[:3]),
+    ],
+)
+def test_which_variables_are_set(where, text, expected):
+    assert variables(text, where) == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "expected"),
+    [
+        *(("x.sh", *row) for row in SHELL_SERVERS),
+        *(("compose.yaml", *row) for row in YAML_SERVERS),
+        ("x.service", UNIT_TEXT, "8 vllm serve m --x %h"),
+    ],
+)
+def test_which_servers_run(where, text, expected):
+    assert servers(text, where) == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(("text", "expected"), DOCKERFILES[3:])
+def test_servers_of_dockerfiles(text, expected):
+    assert servers(text, "Dockerfile.gb10") == expected
+
+
+def test_flags_are_found_with_their_values_and_lines():
+    text = "vllm serve m --a 1 --b=2 \\\n --c -q x --d $D \\\n --e -- --no"
+    (command,) = read_content(text, "x.sh").commands
+    flags = [(flag.line, flag.name, flag.value) for flag in command.flags]
+    assert flags == [
+        *((1, "--a", "1"), (1, "--b", "2"), (2, "--c", "")),
+        *((2, "--quantization", "x"), (2, "--d", ""), (3, "--e", "")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "kind"),
+    [
+        ("x.env.example", "# A\nA_B=c\n", ENV),
+        (".env", "export A_B=c\nD_E=$X\n", ENV),
+        ("x.conf", "A_B='c'\n", ENV),
+        ("launch", "#!/usr/bin/env bash\nA_B=c\n", SHELL),
+        ("x.sh", "A_B=c\n", SHELL),
+        ("-", "export A_B=c\nrun --it\n", SHELL),
+        ("docker-compose.override.yml.example", "a: b\n", YAML),
+        ("-", "# x\nservices:\n  a:\n", YAML),
+        ("-", '{"a": 1}\n', YAML),
+        ("Dockerfile.dev", "FROM a\n", DOCKERFILE),
+        ("-", "# syntax=docker/dockerfile:1\nARG A=b\nFROM a\n", DOCKERFILE),
+        ("-", "[Unit]\nDescription=x\n", UNIT),
+        ("x", "#!/usr/bin/python3\n", PYTHON),
+    ],
+)
+def test_kinds_of_files(where, text, kind):
+    assert kind_of(text, where) == kind
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_our_own_files_are_read_in_every_format(kind):
+    entries = [
+        EnvEntry("NCCL_IB_TIMEOUT", "23", 'A "reason": NCCL_DEBUG=no'),
+        EnvEntry("HF_TOKEN", ""),
+    ]
+    text = render(kind, ["role=head", "NCCL_WRONG=1"], entries)
+    (finding,) = check_text(text, f"head.{kind}")
+    assert finding.what == "NCCL_IB_TIMEOUT=23: it takes 1 to 22"
+    assert "NCCL_IB_TIMEOUT" in text.splitlines()[finding.line - 1]
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("x.yaml", "a: [b\nc: }\n"),
+        ("x.yaml", "[" * 100_000),
+        ("x.yaml", "\x01"),
+        ("x.py", "def f(:\n"),
+    ],
+)
+def test_what_cannot_be_read_is_a_note(where, text):
+    (problem, *_) = read_content(text, where).problems
+    assert (problem.id, problem.what[:9]) == ("not-read", "not read:")
+    assert 1 <= problem.line <= text.count("\n") + 1
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise("abcdefghi")
+)
+MERGES = "a: &a {A_B: c}\n" + "".join(
+    f"{new}: &{new} {{env: [{', '.join([f'*{old}'] * 9)}]}}\n" for old, new in pairwise("abcdefghi")
+)
+SIZE = 2**17
+
+
+@pytest.mark.parametrize(
+    ("where", "piece"),
+    [
+        *(
+            ("x.sh", piece)
+            for piece in ("X=$X$X$X\n", "docker run -e A=b c bash -c 'vllm serve $A'\n")
+        ),
+        *(
+            ("x.sh", piece)
+            for piece in ("cat <<A\n", "$(" * 3, 'bash -c "', "a && ", "if x; then ")
+        ),
+        *(
+            ("x.sh", piece)
+            for piece in ("${a:-", "docker ", "docker run ", "vllm serve ", "a=(", "`")
+        ),
+        *(
+            ("x.sh", piece)
+            for piece in (' a="\\"', "A_:" + " " * 20_000, '0"\x80', "\\\n", "'", "${")
+        ),
+        *(
+            ("x.yaml", piece)
+            for piece in ("a: ${b:-", "- ", "{a: ", "{{", BOMB + "\n---\n", MERGES)
+        ),
+        *(("x.yaml", piece) for piece in ("command: >\n  a\n", "env: [")),
+        *(
+            ("Dockerfile", piece)
+            for piece in ("FROM ${a\n", "RUN a <<B\n", "ENV a=\\\n", "RUN [\n")
+        ),
+        *(("x.service", piece) for piece in ("ExecStart=a \\\n", ";\n")),
+        *(
+            ("x.env", piece)
+            for piece in ("A=' \" \\", "a", "MASTER_ADDR=ip-", "NCCL_IB_HCA=rocep1s0f0,")
+        ),
+    ],
+)
+def test_hostile_texts_end(where, piece):
+    """What grows with the square of such a text would take minutes."""
+    text = (piece * (SIZE // len(piece) + 1))[:SIZE]
+    assert all(1 <= finding.line <= SIZE for finding in check_text(text, where))
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("NCCL_IB=0 'a\"\\\n#$-:{}<>,^")) | st.text())
+def test_any_text_is_read_and_told_by_its_lines(text):
+    for where in ("x.env", "x.sh", "compose.yaml", "Dockerfile", "x.service", "-"):
+        for finding in check_text(text, where):
+            assert 1 <= finding.line <= text.count("\n") + 1
