@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from patchkit.runtime.check.check import CheckedText, find_problems
+from patchkit.runtime.check.check import find_problems
 from patchkit.runtime.check.formats import read_content
-from patchkit.runtime.check.situation import find_situation
-from patchkit.runtime.check.versions import find_versions
+from patchkit.runtime.check.situation import CheckedText, add_situation
 
 
 def check_text(text, where="x.env", *, host=None, mode=None, **asked):
     """Return the findings of a text; ``asked`` is what is known, target and versions first."""
-    content = read_content(text, where)
-    versions = find_versions(text, content)
-    situation = find_situation(text, content, versions, host, {"target": "gb10", **asked})
-    checked = CheckedText(
-        text=text,
-        where=where,
-        content=content,
-        situation=situation,
-        versions=versions,
-        host=host,
-        mode=mode,
-    )
-    return find_problems(checked)
+    checked = CheckedText(where=where, content=read_content(text, where), text=text, mode=mode)
+    return find_problems(add_situation(checked, host, {"target": "gb10", **asked}))
 
 
 def variables(text, where):
     """Return ``LINE NAME=value`` of the environment; ``NAME?`` if the value is not literal."""
     return [
-        f"{found.line} {found.name}" + (f"={found.value}" if found.literal else "?")
+        f"{found.line} {found.name}" + (f"={found.value}" if found.is_known else "?")
         for found in read_content(text, where).assignments
     ]
 

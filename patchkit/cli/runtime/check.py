@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from patchkit.cli.out import echo, print_json, style
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
-from patchkit.reading import read_stdin, read_text
-from patchkit.runtime.check.versions import StatedVersion
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.target import target_of
-from patchkit.runtime.rules.condition import Situation
 
-# The time of a check grows with the lines: a limit beside that of bytes.
-_MOST_LINES = 250_000
+if TYPE_CHECKING:
+    from patchkit.runtime.check.situation import CheckedText
+
 _PROJECTS = {"vllm": "vLLM", "nccl": "NCCL"}
 _STYLES: Mapping[Level, Mapping[str, Any]] = {
     Level.ERROR: {"fg": "red", "bold": True},
     Level.WARNING: {"fg": "yellow"},
     Level.NOTE: {"dim": True},
 }
+_FILE = click.Path(path_type=Path, allow_dash=True)
 
 
 @click.command()
-@click.argument(
-    "files", metavar="FILE...", nargs=-1, type=click.Path(path_type=Path, allow_dash=True)
-)
+@click.argument("files", metavar="FILE...", nargs=-1, type=_FILE)
 @click.option(
     "--running",
     metavar="[PID|CONTAINER]",
@@ -72,121 +68,71 @@ def command(
 
     Exits with 3 if there are errors or warnings; notes alone are 0.
     """
-    from patchkit.runtime.check.check import CheckedText, find_problems  # `env` does without
-    from patchkit.runtime.check.formats import read_content
-    from patchkit.runtime.check.running import RunningServer, find_running
-    from patchkit.runtime.check.situation import find_situation
-    from patchkit.runtime.check.versions import find_versions
+    from patchkit.runtime.check.check import find_problems  # `env` does without these
+    from patchkit.runtime.check.formats import read_file
+    from patchkit.runtime.check.running import find_running
+    from patchkit.runtime.check.situation import add_situation
 
     if not files and running is None:
         raise UsageError("no file", hint="name files, or what runs: patchkit check --running")
-    servers = find_running(running, root) if running is not None else []
-    texts = {str(file): _read(file) for file in files}
-    read = [RunningServer(where, read_content(text, where)) for where, (text, _) in texts.items()]
-    results = []
-    for server in [*read, *servers]:
-        text, mode = texts.get(server.where, ("", None))
-        interpreter = python or server.python or None
-        host = None
-        if with_host and not elsewhere:
-            host = probe(root, python=interpreter, environment=os.environ)
-        versions = find_versions(text, server.content)
-        situation = find_situation(text, server.content, versions, host, options)
-        checked = CheckedText(
-            text=text,
-            where=server.where,
-            content=server.content,
-            situation=situation,
-            versions=versions,
-            host=host,
-            home=host.vllm_home(situation.get("vllm", "")) if host else None,
-            mode=mode,
-        )
-        findings = find_problems(checked)
-        against = [_describe_version(name, situation, versions) for name in _PROJECTS]
-        against += ["this host"] if host else []
-        if not options["target"] and (host is None or target_of(host) != situation["target"]):
-            against[-1] += f"; judged for {situation['target']}, --target names another"
-        results.append((checked, findings, against))
+    found = [] if running is None else find_running(running, root)
+    found = [*map(read_file, files), *found]
+    here = with_host and not elsewhere
+    host = probe(root, python=python, environment=os.environ) if here else None
+    checked = [add_situation(subject, host, options) for subject in found]
+    findings = [find_problems(subject) for subject in checked]
     if as_json:
-        print_json({"files": [_as_json(checked, findings) for checked, findings, _ in results]})
+        print_json({"files": list(map(_as_json, checked, findings))})
     else:
-        for checked, findings, against in results:
-            echo(_lines(checked.where, findings, against))
-    found = [finding for _, findings, _ in results for finding in findings]
-    if code := worst(found, Level.ERROR, Level.WARNING):
+        for subject, problems in zip(checked, findings, strict=True):
+            echo(_lines(subject, problems, is_asked=bool(options["target"])))
+    if code := worst(
+        [subject for problems in findings for subject in problems], Level.ERROR, Level.WARNING
+    ):
         raise SystemExit(code)
 
 
-def _read(file: Path) -> tuple[str, int | None]:
-    """Return the text and the mode of a file.
-
-    Raises UsageError for what is not a file, SourceError for what is not a text or has too many
-    lines for one that sets variables, StorageError if it cannot be read.
-    """
-    stdin = str(file) == "-"
-    text = read_stdin() if stdin else read_text(file, hint="name an env file or a script")
-    if text.count("\n") > _MOST_LINES:
-        raise SourceError(
-            f"{file}: has more than {_MOST_LINES:,} lines",
-            why="no env file or script is that long",
-            hint="name the file that was meant",
-        )
-    return text, None if stdin else stat.S_IMODE(file.stat().st_mode)
-
-
-def _as_json(checked: Any, findings: Sequence[Finding]) -> dict[str, Any]:
+def _as_json(checked: CheckedText, findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "file": checked.where,
         "situation": checked.situation,
         "versions": [asdict(stated) for stated in checked.versions],
-        "findings": [
-            {
-                "id": finding.id,
-                "line": finding.line,
-                "name": finding.about,
-                "severity": finding.level,
-                "what": finding.what,
-                "why": finding.why,
-                "next": finding.hint,
-                "source": finding.source,
-            }
-            for finding in findings
-        ],
+        "findings": [finding.fields() for finding in findings],
     }
 
 
-def _describe_version(project: str, situation: Situation, versions: Sequence[StatedVersion]) -> str:
-    """Return the version that a file was checked against, and where the file names it."""
-    title, version = _PROJECTS[project], situation.get(project, "")
-    stated = [found for found in versions if found.project == project]
-    for found in stated:
-        if version and found.version == version:
-            return f"{title} {version} ({found.text}, line {found.line})"
-    if version:
-        return f"{title} {version}"
-    if len(stated) > 1:
-        names = " and ".join(f"{found.version} (line {found.line})" for found in stated[:2])
-        return f"any {title}, since it names {names}: --{project} decides"
-    return f"any {title}"
-
-
-def _lines(where: str, findings: Sequence[Finding], against: Sequence[str]) -> Iterator[str]:
+def _lines(checked: CheckedText, findings: Sequence[Finding], *, is_asked: bool) -> Iterator[str]:
     for finding in findings:
-        place = where if where.startswith(("process ", "container ")) else f"{where}:{finding.line}"
-        word = style(finding.level, **_STYLES[finding.level])
-        yield style(place, bold=True) + "  " + word + f"  {finding.what}  [{finding.id}]"
+        place = f"{checked.where}:{finding.line}" if checked.text else checked.where
+        level = style(finding.level, **_STYLES[finding.level])
+        yield style(place, bold=True) + "  " + level + f"  {finding.what}  [{finding.id}]"
         if finding.why:
             source = f" ({finding.source})" if finding.source else ""
             yield f"  why:  {finding.why}{source}"
         if finding.hint:
             yield style(f"  next: {finding.hint}", dim=True)
     counts = Counter(finding.level for finding in findings)
-    found = ", ".join(
-        f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}"
-        for level in _STYLES
-        if counts[level]
-    )
+    plural = {level: "" if counts[level] == 1 else "s" for level in _STYLES}
+    parts = [f"{counts[level]} {level}{plural[level]}" for level in _STYLES if counts[level]]
     mark = style("✗", fg="red") if set(counts) - {Level.NOTE} else style("✓", fg="green")
     # What the file was checked against, so that nobody takes silence for more.
-    yield mark + f" {where}: {found or 'no problems'}; checked against {', '.join(against)}"
+    against = [_describe_version(checked, name) for name in _PROJECTS]
+    against += ["this host"] if checked.host else []
+    target = checked.situation["target"]
+    if not is_asked and (checked.host is None or target_of(checked.host) != target):
+        against[-1] += f"; judged for {target}, --target names another"
+    result = ", ".join(parts) or "no problems"
+    yield mark + f" {checked.where}: {result}; checked against {', '.join(against)}"
+
+
+def _describe_version(checked: CheckedText, project: str) -> str:
+    """Return the version that a file was checked against, and where the file names it."""
+    title, version = _PROJECTS[project], checked.situation.get(project, "")
+    stated = [found for found in checked.versions if found.project == project]
+    for found in stated:
+        if version and found.version == version:
+            return f"{title} {version} ({found.text}, line {found.line})"
+    if version or len(stated) < 2:
+        return f"{title} {version}" if version else f"any {title}"
+    names = " and ".join(f"{found.version} (line {found.line})" for found in stated[:2])
+    return f"any {title}, since it names {names}: --{project} decides"

@@ -75,7 +75,9 @@ class CommandReader:
         if place.depth == 0 and self.exported:
             own, self.content.own = self.content.own, []
             for assignment in own:
-                self.content.add(replace(assignment, own=assignment.name not in self.exported))
+                self.content.add_variable(
+                    replace(assignment, own=assignment.name not in self.exported)
+                )
 
     def read_command(self, words: Sequence[Word], place: Place) -> None:
         """Read one command: its variables, then what it starts."""
@@ -98,7 +100,9 @@ class CommandReader:
         """Add each NAME=value, or NAME that passes the caller's value on."""
         for word in words:
             if match := _PAIR.fullmatch(word.text):
-                self.content.add(Assignment(word.line, match["name"], match["value"], block, own))
+                self.content.add_variable(
+                    Assignment(word.line, match["name"], match["value"], block, own)
+                )
             elif word.text.isidentifier():
                 self.exported.add(word.text)
                 self.content.passed.add(word.text)

@@ -58,13 +58,13 @@ class Assignment:
     own: bool = False
 
     @property
-    def literal(self) -> bool:
+    def is_known(self) -> bool:
         return is_literal(self.value)
 
     @property
     def is_given(self) -> bool:
         """Return whether the value can be checked: known, and not still to be filled in."""
-        return bool(self.value) and self.literal and not is_placeholder(self.name, self.value)
+        return bool(self.value) and self.is_known and not is_placeholder(self.name, self.value)
 
     @property
     def shown(self) -> str:
@@ -162,7 +162,7 @@ class FileContent:
     images: list[Word] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
-    def add(self, assignment: Assignment) -> None:
+    def add_variable(self, assignment: Assignment) -> None:
         """Add a variable that is set."""
         (self.own if assignment.own else self.assignments).append(assignment)
 
@@ -172,7 +172,7 @@ class FileContent:
         if box.image and is_literal(box.image):
             self.images.append(Word(box.image, line))
 
-    def environment(self, command: CommandLine) -> Mapping[str, Assignment]:
+    def find_environment(self, command: CommandLine) -> Mapping[str, Assignment]:
         """Return the variables of a command by name, as far as the file sets them."""
         blocks = (0, command.block)
         return {found.name: found for found in self.assignments if found.block in blocks}

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.check.content import RUNNING, Assignment, FileContent
+from patchkit.runtime.check.content import RUNNING, Assignment
 from patchkit.runtime.check.messages import make_finding
+from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.check.values import is_template
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file, secret_flag
 from patchkit.runtime.rules.variable_values import is_placeholder
@@ -36,17 +37,16 @@ _AT_ADDRESS = re.compile(
 _KEY = "VLLM_API_KEY"
 
 
-def check_secrets(
-    text: str, content: FileContent, where: str, mode: int | None
-) -> Iterator[Finding]:
-    """Yield secrets in a file; ``mode`` are its rights, None for what is no file."""
+def check_secrets(checked: CheckedText) -> Iterator[Finding]:
+    """Yield secrets in a file, and placeholders for keys."""
+    content = checked.content
     for assignment in (*content.assignments, *content.own):
-        if is_secret(assignment.name) and assignment.literal:
+        if is_secret(assignment.name) and assignment.is_known:
             if not _is_open_key(assignment.value):
-                yield from _check_secret(assignment, content, mode)
-            elif not is_template(where) and not assignment.own:
+                yield from _check_secret(assignment, checked)
+            elif not is_template(checked.where) and not assignment.own:
                 yield make_finding("placeholder-key", assignment)
-    yield from _check_defaults(text)
+    yield from _check_defaults(checked.text)
     for command in content.commands:
         for flag in command.flags:
             if secret_flag(flag.name):
@@ -57,13 +57,14 @@ def check_secrets(
                     yield make_finding("secret-on-command-line", flag, variable=variable)
 
 
-def _check_secret(
-    assignment: Assignment, content: FileContent, mode: int | None
-) -> Iterator[Finding]:
+def _check_secret(assignment: Assignment, checked: CheckedText) -> Iterator[Finding]:
+    mode = checked.mode
     readable = mode is not None and bool(mode & _OTHERS)
     # A script has many names of its own, so only what looks like an issued key counts.
     issued = _ISSUED.fullmatch(assignment.value) is not None
-    if content.kind != RUNNING and (issued or (not assignment.own and _is_real(assignment.value))):
+    if checked.content.kind != RUNNING and (
+        issued or (not assignment.own and _is_real(assignment.value))
+    ):
         file = secret_file(assignment.name)
         apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
         yield make_finding(
@@ -94,17 +95,18 @@ def _is_real(value: str) -> bool:
     return not (not value or _DUMMY.fullmatch(value) or _PATH_OR_NAME.fullmatch(value))
 
 
-def check_servers(text: str, content: FileContent) -> Iterator[Finding]:
+def check_servers(checked: CheckedText) -> Iterator[Finding]:
     """Yield servers that listen on every interface."""
     # Inside of a container it has to be every interface; what counts is what it publishes.
-    published = _AT_ADDRESS.search(text) is not None
+    content = checked.content
+    published = _AT_ADDRESS.search(checked.text) is not None
     known = {*content.passed, *(assignment.name for assignment in content.own)}
     for command in content.commands:
         board, host = command.find_flag("--dashboard-host"), command.find_flag("--host")
         if board and board.value in _EVERYWHERE:
             yield make_finding("open-dashboard", board)
         given = any(secret_flag(flag.name) == "--api-key" for flag in command.flags)
-        has_key = given or _KEY in known or _KEY in content.environment(command)
+        has_key = given or _KEY in known or _KEY in content.find_environment(command)
         is_open = host and host.value in _EVERYWHERE and command.program == "vllm serve"
         if host and is_open and not has_key and not published:
             yield make_finding("open-server", host)

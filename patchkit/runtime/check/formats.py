@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+import stat
+from pathlib import Path, PurePath
 
+from patchkit.errors import SourceError
+from patchkit.reading import read_stdin, read_text
 from patchkit.runtime.check.commands import CommandReader, Place
 from patchkit.runtime.check.content import (
     DOCKERFILE,
@@ -20,6 +23,7 @@ from patchkit.runtime.check.content import (
 )
 from patchkit.runtime.check.messages import make_finding
 from patchkit.runtime.check.shell_words import split_statements, unquote
+from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.check.yaml_files import read_yaml
 
 _ENV_LINE = re.compile(
@@ -46,7 +50,28 @@ _BEGINNINGS = (
     (r"(?i)(?:[ \t]*(?:#[^\n]*)?\n|ARG[ \t][^\n]*\n)*FROM[ \t]+\S+", DOCKERFILE),
     (r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:[ \t]+[^\n]*)?|-[ \t]+[^\n]*)\n", YAML),
 )
+# The time of a check grows with the lines: a limit beside that of bytes.
+_MOST_LINES = 250_000
 _EXEC = re.compile(r"Exec\w*=[-@:+!|]*")
+
+
+def read_file(path: Path) -> CheckedText:
+    """Return what a file says; ``-`` is standard input.
+
+    Raises UsageError for what is not a file, SourceError for what is not a text or has too many
+    lines for one that sets variables, StorageError if it cannot be read.
+    """
+    stdin = str(path) == "-"
+    text = read_stdin() if stdin else read_text(path, hint="name an env file or a script")
+    if text.count("\n") > _MOST_LINES:
+        raise SourceError(
+            f"{path}: has more than {_MOST_LINES:,} lines",
+            why="no env file or script is that long",
+            hint="name the file that was meant",
+        )
+    mode = None if stdin else stat.S_IMODE(path.stat().st_mode)
+    content = read_content(text, str(path))
+    return CheckedText(where=str(path), content=content, text=text, mode=mode)
 
 
 def read_content(text: str, where: str) -> FileContent:
@@ -98,7 +123,7 @@ def _read_env_lines(text: str, content: FileContent) -> None:
         elif match:
             value = _ENV_VALUE.match(match["value"])  # up to a # behind a blank
             plain = unquote((value[0] if value else "").strip())
-            content.add(Assignment(number, match["name"], plain))
+            content.add_variable(Assignment(number, match["name"], plain))
 
 
 def _read_unit(text: str, content: FileContent) -> None:

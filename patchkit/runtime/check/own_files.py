@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from patchkit.finding import Finding
-from patchkit.runtime.check.content import ENV, Assignment, FileContent
+from patchkit.runtime.check.content import ENV, Assignment
 from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.check.messages import make_finding
+from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import bears_mark, head_facts, untouched
 from patchkit.runtime.rules.sensitive_names import runs_code
@@ -28,8 +29,9 @@ _DIFFERENCES = {
 }
 
 
-def check_header(text: str, assignments: Sequence[Assignment]) -> Iterator[Finding]:
+def check_header(checked: CheckedText) -> Iterator[Finding]:
     """Yield what is wrong in a file with patchkit's first line; nothing of a file of others."""
+    text = checked.text
     if not bears_mark(text):
         return
     facts = head_facts(text)
@@ -38,7 +40,7 @@ def check_header(text: str, assignments: Sequence[Assignment]) -> Iterator[Findi
     for name, problem in fact_problems(facts).items():
         shown = f"{name}={facts[name][:60]}"
         yield make_finding("header-fact", 1, shown=shown, name=name, problem=problem)
-    for assignment in assignments:
+    for assignment in checked.content.assignments:
         values = _values_of_rules().get(assignment.name, ())
         by_rule = any(form.fullmatch(assignment.value) for form in values)
         if (reason := runs_code(assignment.name)) and not by_rule:
@@ -60,12 +62,13 @@ def _values_of_rules() -> Mapping[str, Sequence[re.Pattern[str]]]:
     return values
 
 
-def check_syntax(text: str, content: FileContent) -> Iterator[Finding]:
+def check_syntax(checked: CheckedText) -> Iterator[Finding]:
     """Yield what sh, systemd and docker read differently, each kind of difference once."""
+    text = checked.text
     if "\r\n" in text:
         yield make_finding("crlf", 1)
     # A file of patchkit's own says what reads it.
-    if "format" in head_facts(text) or content.kind != ENV or not is_env_file(text):
+    if "format" in head_facts(text) or checked.content.kind != ENV or not is_env_file(text):
         return
     places: dict[str, list[tuple[int, str]]] = {}
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):

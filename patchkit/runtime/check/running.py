@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,13 @@ from patchkit.errors import HostError, UsageError
 from patchkit.process import attempt
 from patchkit.runtime.check.commands import CommandReader, Place
 from patchkit.runtime.check.content import RUNNING, Assignment, Container, FileContent, Word
+from patchkit.runtime.check.situation import CheckedText
+from patchkit.runtime.check.versions import StatedVersion
 
 _LARGEST = 4 << 20  # bytes of an environment or a command line
 
 
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A server that runs: its name for messages, what it was started with, and its Python."""
-
-    where: str
-    content: FileContent
-    python: str = ""
-
-
-def find_running(name: str, root: Path) -> list[RunningServer]:
+def find_running(name: str, root: Path) -> list[CheckedText]:
     """Return the server of a PID or a container; of "" all that this user may read.
 
     Raises HostError if there is none, UsageError for a process or container that cannot be read.
@@ -55,7 +47,7 @@ def find_running(name: str, root: Path) -> list[RunningServer]:
     return found
 
 
-def _read_process(folder: Path) -> RunningServer:
+def _read_process(folder: Path) -> CheckedText:
     texts = []
     for name in ("cmdline", "environ"):
         with (folder / name).open("rb") as file:
@@ -66,11 +58,19 @@ def _read_process(folder: Path) -> RunningServer:
     pairs = (pair.partition("=") for pair in environment if "=" in pair)
     _read_started(content, pairs, words, Place())
     name = content.commands[0].program if content.commands else words[0] if words else "?"
-    is_python = bool(words) and "python" in words[0].rpartition("/")[2]
-    return RunningServer(f"process {folder.name} ({name})", content, words[0] if is_python else "")
+    # What is installed beside its program, without running anything of it.
+    homes = [Path(word).parent.parent for word in words[:2] if word.startswith("/")]
+    places = [
+        place
+        for home in homes
+        for place in home.glob("lib/python3*/site-packages/vllm-*.dist-info")
+    ]
+    versions = [StatedVersion("vllm", place.stem.split("-")[1], 1, str(place)) for place in places]
+    where = f"process {folder.name} ({name})"
+    return CheckedText(where=where, content=content, versions=versions[:1])
 
 
-def _inspect_container(name: str) -> RunningServer:
+def _inspect_container(name: str) -> CheckedText:
     for program in ("docker", "podman"):
         done = attempt(program, "inspect", "--type=container", "--", name, timeout=30)
         if done.status == 0:
@@ -94,7 +94,7 @@ def _inspect_container(name: str) -> RunningServer:
         raise HostError(
             f"{program} inspect {name}: an answer that cannot be read: {error}"
         ) from None
-    return RunningServer(f"container {name}", content)
+    return CheckedText(where=f"container {name}", content=content)
 
 
 def _read_started(
@@ -104,7 +104,7 @@ def _read_started(
     place: Place,
 ) -> None:
     for key, _sign, value in pairs:
-        content.add(Assignment(1, key, value, place.block))
+        content.add_variable(Assignment(1, key, value, place.block))
     CommandReader(content).read_entry([Word(word, 1) for word in words], place, has_entry=False)
 
 

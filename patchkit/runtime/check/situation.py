@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from patchkit.runtime.check.content import FileContent
-from patchkit.runtime.check.versions import StatedVersion
+from patchkit.runtime.check.versions import StatedVersion, find_versions
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import head_facts
 from patchkit.runtime.host.host import Host
@@ -25,19 +27,36 @@ _ONE_GPU = ("gb10", "thor")
 _IN_A_RING = {("NCCL_IB_MERGE_NICS", "0"), ("NCCL_IB_SUBNET_AWARE_ROUTING", "1")}
 
 
-def find_situation(
-    text: str,
-    content: FileContent,
-    versions: Sequence[StatedVersion],
-    host: Host | None,
-    asked: Mapping[str, str | None],
-) -> Situation:
-    """Return what is asked for, else said by the file's first line or its text, else found here.
+@dataclass(frozen=True, kw_only=True)
+class CheckedText:
+    """What is checked: a text with its name, what it says, and what is known of its machine.
+
+    ``text`` is empty for what runs; ``mode`` are a file's rights. ``host`` is the machine that is
+    to use it, None for any; ``home`` the folder of its vLLM, whose names count instead of those of
+    the version in ``situation``.
+    """
+
+    where: str
+    content: FileContent
+    text: str = ""
+    mode: int | None = None
+    versions: Sequence[StatedVersion] = ()
+    situation: Situation = field(default_factory=dict)
+    host: Host | None = None
+    home: Path | None = None
+
+
+def add_situation(
+    checked: CheckedText, host: Host | None, asked: Mapping[str, str | None]
+) -> CheckedText:
+    """Add what is asked for, else said by the file's first line or its text, else found here.
 
     The target is a GB10 unless one is asked for or this host is another known device. A file that
     names a container image does not run with this host's software, and one that names several
     versions of a project is checked against any. Raises UsageError for a version that is none.
     """
+    text, content = checked.text, checked.content
+    versions = [*find_versions(text, content), *checked.versions]
     for name in _SOFTWARE:
         if version := asked.get(name):
             release(version)  # raises for what is no version, before anything is compared
@@ -70,4 +89,5 @@ def find_situation(
         joins = command.program == "ray start" and command.find_flag("--address")
         if joins or any(value.isdecimal() and int(value) > 1 for value in values):
             known.setdefault("role", "head")
-    return known
+    home = host.vllm_home(known.get("vllm", "")) if host else None
+    return replace(checked, versions=versions, situation=known, host=host, home=home)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from patchkit.finding import Finding, Level
@@ -12,14 +12,13 @@ from patchkit.runtime.check.content import (
     DOCKERFILE,
     SHELL,
     Assignment,
-    FileContent,
     shorten,
 )
 from patchkit.runtime.check.messages import make_finding
+from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.check.versions import runs_upstream
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.networks import twin_state
-from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.sensitive_names import is_secret
 from patchkit.runtime.rules.variable_values import (
     ADDRESS_NAMES,
@@ -42,17 +41,16 @@ _RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
 _MATTERS = re.compile(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_")
 
 
-def check_values(
-    content: FileContent, situation: Situation, home: Path | None
-) -> Iterator[Finding]:
+def check_values(checked: CheckedText) -> Iterator[Finding]:
     """Yield values that a variable cannot have."""
+    content, situation = checked.content, checked.situation
     vllm = situation.get("vllm", "")
-    takes_by_name = vllm_values(vllm, home)
+    takes_by_name = vllm_values(vllm, checked.home)
     # A fork of a release may take more.
     level = Level.WARNING if runs_upstream(content) is False else None
     for assignment in content.assignments:
         name, value = assignment.name, assignment.value
-        if not assignment.literal:
+        if not assignment.is_known:
             continue
         for problem in find_value_problems(name, value, situation.get("role", "")):
             yield make_finding(
@@ -89,35 +87,37 @@ def is_template(where: str) -> bool:
     return _TEMPLATE.search(PurePath(where).name) is not None
 
 
-def check_placeholders(content: FileContent, where: str) -> Iterator[Finding]:
+def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
     """Yield variables and flags of the launch whose values are still to be filled in."""
-    grave = None if is_template(where) else Level.ERROR
-    for assignment in content.assignments:
+    grave = None if is_template(checked.where) else Level.ERROR
+    for assignment in checked.content.assignments:
         name = assignment.name
         read = _READ.fullmatch(name) or ADDRESS_NAMES.fullmatch(name)
         # A secret that is not there yet is told of by itself.
-        is_open = assignment.literal and is_placeholder(name, assignment.value)
+        is_open = assignment.is_known and is_placeholder(name, assignment.value)
         if read and is_open and not is_secret(name):
             level = grave if _NEEDED.fullmatch(name) else None
             yield make_finding("placeholder", assignment, level)
-    for command in content.commands:
+    for command in checked.content.commands:
         for flag in command.flags:
             address = flag.value.rpartition(":")[0] or flag.value
             if flag.name in _ADDRESS_FLAGS and is_placeholder("_IP", address):
                 yield make_finding("placeholder", flag, grave)
 
 
-def check_contradictions(content: FileContent, host: Host | None) -> Iterator[Finding]:
+def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
     """Check each block by itself: two services or commands do not contradict each other."""
     blocks: dict[int, list[Assignment]] = {}
-    for assignment in content.assignments:
+    for assignment in checked.content.assignments:
         if assignment.is_given:
             blocks.setdefault(assignment.block, []).append(assignment)
     for block, together in blocks.items():
         # Of several the last one counts, as in a shell, which may set one anew for what follows.
         last = {assignment.name: assignment for assignment in together}
         first: dict[str, Assignment] = {}
-        for assignment in together if block or content.kind not in (SHELL, DOCKERFILE) else ():
+        for assignment in (
+            together if block or checked.content.kind not in (SHELL, DOCKERFILE) else ()
+        ):
             before = first.setdefault(assignment.name, assignment)
             if before.value != assignment.value and _MATTERS.match(assignment.name):
                 yield make_finding("set-twice", assignment, first=before.line, before=before.shown)
@@ -127,7 +127,7 @@ def check_contradictions(content: FileContent, host: Host | None) -> Iterator[Fi
                 told = {"first": switch.line, "before": switch.shown}
                 yield make_finding("rdma-off", last[name], None, **told)
         elif hca and not hca.value.startswith("^"):
-            yield from _find_half_cages(hca, host)
+            yield from _find_half_cages(hca, checked.host)
 
 
 def _find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Finding]:

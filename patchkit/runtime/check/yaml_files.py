@@ -130,7 +130,7 @@ class _YamlReader:
         elif value is None or (value.value in _NULLS and not value.style):
             content.passed.add(str(name))
         elif isinstance(name, str):
-            content.add(Assignment(value.start_mark.line + 1, name, value.value, block))
+            content.add_variable(Assignment(value.start_mark.line + 1, name, value.value, block))
 
     def _read_script(self, node: Any, place: Place) -> None:
         if node.id == "scalar":

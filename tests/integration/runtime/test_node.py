@@ -16,7 +16,7 @@ from patchkit.errors import HostError
 from support import hosts
 
 REPOSITORY = Path(__file__).parents[3]
-OF_A_NODE = ["completion", "env", "inspect", "net", "probe", "serve-args"]
+OF_A_NODE = ["check", "completion", "env", "inspect", "net", "probe", "serve-args"]
 
 
 @pytest.fixture(scope="module")

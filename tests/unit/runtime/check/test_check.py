@@ -17,7 +17,7 @@ from patchkit.measure.image.run_lines import run_lines
 from patchkit.quoting import quoted
 from patchkit.runtime.check.formats import read_content
 from patchkit.runtime.check.messages import load_messages
-from patchkit.runtime.check.situation import find_situation
+from patchkit.runtime.check.situation import CheckedText, add_situation
 from patchkit.runtime.envfile.render import render
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.host import Software
@@ -396,7 +396,8 @@ def test_an_image_has_its_own_software_and_not_this_hosts(spark):
     versions = {"vllm": "0.25.1", "triton": "3.6.0"}
     host = replace(probe(spark, environment={}), software=Software(python="3.12.3", **versions))
     for text, expected in (("A_B=1\n", versions), ("docker run vllm/vllm-openai m\n", {})):
-        known = find_situation(text, read_content(text, "x.sh"), [], host, {})
+        checked = CheckedText(where="x.sh", content=read_content(text, "x.sh"), text=text)
+        known = add_situation(checked, host, {}).situation
         assert {name: known[name] for name in versions if name in known} == expected
 
 
@@ -441,7 +442,7 @@ def test_what_a_container_of_vllm_lacks(options, expected):
     [
         ("shm_size: 16g", ["device", "memlock", "network"]),
         (
-            "devices: [/dev/infiniband]\n    network_mode: host\n    ulimits: {memlock: {soft: -1}}",
+            "devices: [/dev/infiniband]\n    network_mode: host\n    ulimits: {memlock: -1}",
             [],
         ),
         ("privileged: false\n    network_mode: host\n    cap_add: [IPC_LOCK]", ["device"]),

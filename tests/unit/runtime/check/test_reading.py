@@ -76,8 +76,10 @@ YAML_VARIABLES = [
         ["2 A_B=c", "2 A_B=c", "8 D_E=f"],  # where it is written, and where it is merged
     ),
     (
-        ("spec:\n  containers:\n  - image: i\n    env:\n    - name: A_B\n      value: 'c'\n"
-        "    - name: D_E\n      valueFrom: {secretKeyRef: {name: s, key: k}}\n"),
+        (
+            "spec:\n  containers:\n  - image: i\n    env:\n    - name: A_B\n      value: 'c'\n"
+            "    - name: D_E\n      valueFrom: {secretKeyRef: {name: s, key: k}}\n"
+        ),
         ["6 A_B=c"],
     ),
     ("kind: ConfigMap\ndata:\n  A_B: c\n", ["3 A_B=c"]),
@@ -104,8 +106,10 @@ YAML_SERVERS = [
     (SERVICE + "    command: sleep infinity\n", None),
     ("containers:\n- image: v/vllm-openai:v1\n  args: ['--model', m]\n", "3 vllm serve --model m"),
     (
-        ("containers:\n- image: i\n  command: [/bin/sh, -c]\n  args:\n  - |\n    set -e\n"
-        "    vllm serve m\n"),
+        (
+            "containers:\n- image: i\n  command: [/bin/sh, -c]\n  args:\n  - |\n    set -e\n"
+            "    vllm serve m\n"
+        ),
         "7 vllm serve m",
     ),
     ("container: i\ncommand: |\n  vllm serve m \\\n    --host 1\n", "3 vllm serve m --host 1"),
