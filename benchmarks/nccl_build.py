@@ -29,7 +29,7 @@ from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.archive import unpack
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
-from patchkit.wheel.build.jobs import jobs_for
+from patchkit.wheel.build.machine import jobs_for
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder
 from patchkit.wheel.build.toolchain import find_toolchain
 

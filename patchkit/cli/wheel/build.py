@@ -40,8 +40,7 @@ from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl, plan_nc
 from patchkit.wheel.build.toolchain import find_toolchain
 from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.wheelhouse.contents import make_room, manifest
-from patchkit.wheel.wheelhouse.nccl_version import default_version, require_wanted
-from patchkit.wheel.wheelhouse.overriding import offers
+from patchkit.wheel.wheelhouse.overrides import default_version, offers, require_wanted
 from patchkit.wheel.wheelhouse.pins import is_nccl
 
 _EPILOG = """\

@@ -18,7 +18,7 @@ from patchkit.cli.out import Shown, echo, print_json, say, style, table, tell
 from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.target import targets
-from patchkit.wheel.build.jobs import Jobs, jobs_for
+from patchkit.wheel.build.machine import Jobs, jobs_for
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.plan import BuildPlan
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain

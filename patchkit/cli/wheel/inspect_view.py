@@ -20,9 +20,7 @@ from patchkit.wheel.device.inspect import LIVE, Binary, CodeSummary, inspect, in
 from patchkit.wheel.device.libraries import Judged, judge
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.wheelhouse.device_checks import missed
-from patchkit.wheel.wheelhouse.name_checks import floor, promised_glibc
-from patchkit.wheel.wheelhouse.wheel_checks import check, cuda_majors
+from patchkit.wheel.wheelhouse.wheel_checks import check, cuda_majors, floor, missed, promised_glibc
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
 

@@ -15,9 +15,8 @@ from patchkit.cli.out import Shown, echo, print_json, say, style, tell
 from patchkit.errors import UsageError
 from patchkit.versions import named_pin
 from patchkit.wheel.wheelhouse.contents import manifest
-from patchkit.wheel.wheelhouse.manifest import Kind
-from patchkit.wheel.wheelhouse.override import Override
-from patchkit.wheel.wheelhouse.overriding import chosen, lift, offers, record
+from patchkit.wheel.wheelhouse.manifest import Kind, Override
+from patchkit.wheel.wheelhouse.overrides import chosen, lift, offers, record
 from patchkit.wheel.wheelhouse.pins import is_nccl
 
 known_option = click.option(

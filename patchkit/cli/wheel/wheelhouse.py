@@ -21,13 +21,12 @@ from patchkit.errors import HashMismatchError, HostError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
-from patchkit.wheel.filling.fill import Filled, built_wheels, fill, machine_of
-from patchkit.wheel.filling.node_packages import read_packages
-from patchkit.wheel.filling.node_platform import NodePlatform, node_platform
-from patchkit.wheel.filling.uv import WheelSources
 from patchkit.wheel.wheelhouse.contents import manifest
+from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform, read_packages
 from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.wheelhouse.resolve import WheelSources
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
 
 _folder = click.option(

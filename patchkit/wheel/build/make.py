@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from patchkit.durable.failure import is_full
 from patchkit.elf import parse_sections
-from patchkit.errors import BuildError, SourceError
-from patchkit.process import attempt, stream
+from patchkit.errors import BuildError, ProofError, SourceError
+from patchkit.process import attempt, run, stream
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.write import EPOCH
@@ -132,7 +135,7 @@ def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     return done.output.count("Compiling")
 
 
-def run(
+def run_build(
     command: list[str],
     root: Path,
     env: dict[str, str],
@@ -200,3 +203,29 @@ def _whole(path: Path) -> bool:
             return bool(parse_sections(stream, str(path)))
     except SourceError:
         return False
+
+
+def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
+    """Return the oldest manylinux policy that a wheel keeps, as auditwheel finds it.
+
+    ``provided`` are patterns of libraries that come with packages it requires, such as
+    ``libtorch*.so``. Raises ProofError if it keeps none: a library that nothing brings, or another
+    CPU's.
+    """
+    command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
+    why = "its library is not for the CPU of its file name, or is no ELF file"
+    shown = json.loads(run(*command, kind=ProofError, why=why, timeout=None).output)
+    foreign = [
+        name
+        for name in shown["external_libs"]
+        if not any(fnmatchcase(name, pattern) for pattern in provided)
+    ]
+    # overall_tag also falls for libraries of other packages; sym_tag looks at symbols alone.
+    tag: str = shown["overall_tag"] if foreign or not provided else shown["sym_tag"]
+    if not tag.startswith("manylinux"):
+        raise ProofError(
+            f"{wheel.name} keeps no manylinux policy: it would get the tag {tag}",
+            why=f"it needs {', '.join(foreign) or 'symbols of an unknown libc'}",
+            hint="build on a released distribution, without libraries of your own on the link line",
+        )
+    return tag

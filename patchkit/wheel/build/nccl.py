@@ -35,7 +35,8 @@ from patchkit.wheel.build.make import (
     drop_partial,
     environment,
     objects_to_make,
-    run,
+    platform_tag,
+    run_build,
 )
 from patchkit.wheel.build.plan import BuildPlan, PlannedFetch, not_to_be_had
 from patchkit.wheel.build.repro import object_digests
@@ -50,7 +51,6 @@ from patchkit.wheel.build.work import emptied, staging, work_folder, work_path
 from patchkit.wheel.device.inspect import inspect, prove_exact
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, nccl_sbom
-from patchkit.wheel.file.tags import platform_tag
 from patchkit.wheel.file.write import seal
 
 # 2.29.7 for one arch leaves 204 MB, and compilers write as they go.
@@ -278,7 +278,7 @@ def _compile(root: Path, order: NcclOrder, progress: Progress) -> Path:
         sys.executable, "-m", "build", "--wheel", "--no-isolation",
         "--outdir", str(out), str(root / "project"),
     ]  # fmt: skip
-    run(command, root, env, compiled(total), progress)
+    run_build(command, root, env, compiled(total), progress)
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")

@@ -52,7 +52,7 @@ def work_folder(
     """
     _require_private(root)
     with locked(root) as handle:
-        # The build holds the lock on if patchkit alone is killed (see make.run).
+        # The build holds the lock on if patchkit alone is killed (see make.run_build).
         os.set_inheritable(handle, True)
         known = root / _FACTS
         if fresh or not known.is_file() or known.read_text(encoding="utf-8") != facts:

@@ -24,14 +24,15 @@ from patchkit.wheel.wheelhouse.manifest import (
     rivals,
     supersedes,
 )
-from patchkit.wheel.wheelhouse.own_files import read_own, require_own
 from patchkit.wheel.wheelhouse.storage import (
     PATIENCE,
     command,
     commit,
     held,
     journal,
+    read_own,
     reading,
+    require_own,
     staged,
     writing,
 )

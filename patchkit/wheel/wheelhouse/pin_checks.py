@@ -19,9 +19,7 @@ from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, by_cpu
-from patchkit.wheel.wheelhouse.manifest import MANIFEST
-from patchkit.wheel.wheelhouse.name_checks import promised_glibc, supported
-from patchkit.wheel.wheelhouse.override import Override
+from patchkit.wheel.wheelhouse.manifest import MANIFEST, Override
 from patchkit.wheel.wheelhouse.pins import (
     TORCH,
     WheelPin,
@@ -30,7 +28,7 @@ from patchkit.wheel.wheelhouse.pins import (
     without_effect,
 )
 from patchkit.wheel.wheelhouse.storage import command
-from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
+from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors, promised_glibc, supported
 
 
 def disagreements(

@@ -15,7 +15,7 @@ from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.name import WheelName
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import known_wheels
-from patchkit.wheel.wheelhouse.override import Override
+from patchkit.wheel.wheelhouse.manifest import Override
 from patchkit.wheel.wheelhouse.storage import command
 
 TORCH = "torch"

@@ -10,7 +10,6 @@ from pathlib import Path
 from patchkit.durable.lock import locked
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_manifest
-from patchkit.wheel.wheelhouse.file_checks import leftovers, stale_documents
 from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, documents
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
@@ -22,6 +21,7 @@ from patchkit.wheel.wheelhouse.storage import (
     journal,
     reading,
 )
+from patchkit.wheel.wheelhouse.verify import leftovers, stale_documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from pathlib import Path
 from patchkit.errors import BusyError, HashMismatchError, HostError, SourceError, UsageError
 from patchkit.process import Completed, attempt
 from patchkit.wheel.wheelhouse.manifest import SUMS
-from patchkit.wheel.wheelhouse.own_files import read_own
-from patchkit.wheel.wheelhouse.storage import commit, reading, writing
+from patchkit.wheel.wheelhouse.storage import commit, read_own, reading, writing
 from patchkit.wheel.wheelhouse.verify import verify
 
 # ssh-keygen(1): a signature made for another purpose, such as a git commit, does not hold.

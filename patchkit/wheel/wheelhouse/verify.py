@@ -2,20 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.finding import Finding
-from patchkit.wheel.wheelhouse.contents import manifest
-from patchkit.wheel.wheelhouse.device_checks import unfit
-from patchkit.wheel.wheelhouse.file_checks import check_files
+from patchkit.digests import sha256_of
+from patchkit.durable.names import is_file
+from patchkit.errors import HashMismatchError, StorageError, UsageError
+from patchkit.finding import Finding, finding
+from patchkit.quoting import quoted
+from patchkit.wheel.file.record import faults
+from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, manifest, wheels_there
 from patchkit.wheel.wheelhouse.listed_wheel import read
-from patchkit.wheel.wheelhouse.manifest import ManifestEntry
-from patchkit.wheel.wheelhouse.override import Override
-from patchkit.wheel.wheelhouse.overriding import known_overrides
+from patchkit.wheel.wheelhouse.manifest import (
+    MANIFEST,
+    Kind,
+    Manifest,
+    ManifestEntry,
+    Override,
+    documents,
+    rivals,
+)
+from patchkit.wheel.wheelhouse.overrides import known_overrides
 from patchkit.wheel.wheelhouse.pin_checks import all_pins, disagreements, pin_table, unmet
-from patchkit.wheel.wheelhouse.wheel_checks import check
+from patchkit.wheel.wheelhouse.storage import (
+    DAMAGED,
+    JOURNAL,
+    LINKED,
+    WHY_LINKED,
+    command,
+    read_own,
+    reading,
+)
+from patchkit.wheel.wheelhouse.wheel_checks import check, unfit
+
+
+def check_files(house: Path) -> tuple[Finding, ...]:
+    """Find everything that is wrong with the files of a wheelhouse; ``verify`` looks into them.
+
+    Raises SourceError, StorageError, BusyError.
+    """
+    with reading(house):
+        listed = listed_manifest(house)
+        found = [*leftovers(house)]
+        for entry in listed.wheels:
+            found += _entry_findings(house, entry)
+        found += _unlisted_findings(house, {entry.filename for entry in listed.wheels})
+        return (*found, *stale_documents(house, listed))
+
+
+def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
+    again = _again(house, entry)
+    path = house / entry.filename
+    if not os.path.lexists(path):
+        if entry.held:
+            hint = f"{again}; or: {command('prune', house)}"
+            yield finding(StorageError, entry.filename, "is listed, and not there", hint)
+        return
+    if not is_file(path):
+        hint = f"{quoted('rm', '--', path)}; then {again}"
+        yield finding(HashMismatchError, entry.filename, LINKED, hint, WHY_LINKED)
+        return
+    size = path.stat().st_size
+    # The size comes first: a file that was cut short need not be hashed.
+    if size != entry.size and entry.held:
+        what = f"has {size} bytes, {entry.size} in {MANIFEST}: it was changed or cut short"
+        yield finding(HashMismatchError, entry.filename, what, again)
+    elif (found := sha256_of(path)) != entry.sha256:
+        what = (
+            f"was changed: its sha256 begins with {found[:12]}, with {entry.sha256[:12]} in "
+            f"{MANIFEST}"
+        )
+        yield finding(HashMismatchError, entry.filename, what, again)
+    # What others released is as it is; its sha256 is all that there is to say.
+    for fault in faults(path) if entry.kind is Kind.BUILT else ():
+        yield finding(HashMismatchError, entry.filename, fault, again)
+
+
+def _again(house: Path, entry: ManifestEntry) -> str:
+    """Return how to get a wheel once more."""
+    facts = entry.facts
+    if entry.kind is not Kind.BUILT:
+        return command("fill", house)
+    if facts.get("made") == "repack":
+        what = [f"vllm=={facts.get('version')}", "--cpu", str(facts.get("machine"))]
+        return quoted("patchkit", "repack", *what, "--dir", house)
+    return "build it again"
+
+
+def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding]:
+    names = list(wheels_there(house))
+    prune = f"move it away; or: {command('prune', house)}"
+    for path in sorted(house.glob("*.whl")):
+        if path.name not in listed:
+            kind = UsageError if is_file(path) else HashMismatchError
+            what = f"is not in {MANIFEST}" if is_file(path) else LINKED
+            yield finding(kind, path.name, what, prune)
+    for number, one in enumerate(names):
+        for other in names[number + 1 :]:
+            if rivals(one, other):
+                # The one that nobody made here has to go.
+                gone, kept = sorted((one, other), key=lambda name: name.filename in listed)
+                what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
+                hint = command("prune", house, "--drop", gone.filename)
+                yield finding(UsageError, gone.filename, what, hint)
+
+
+def leftovers(house: Path) -> Iterator[Finding]:
+    """Find what interrupted runs left."""
+    for name in (JOURNAL, DAMAGED):
+        if os.path.lexists(house / name):
+            hint = command("prune", house)
+            yield finding(StorageError, name, "left by an interrupted run", hint)
+    if os.path.lexists(house / FILLING):
+        hint = f"{command('fill', house)}; or: {command('prune', house)}"
+        yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)
+
+
+def stale_documents(house: Path, listed: Manifest) -> Iterator[Finding]:
+    """Find documents that are missing, or not those of the listed wheels."""
+    if listed == Manifest() and not (house / MANIFEST).exists():
+        return
+    for filename, text in documents(listed).items():
+        path = house / filename
+        if not is_file(path) or read_own(path) != text.encode():
+            there = "is not the one of these wheels" if is_file(path) else LINKED
+            what = there if os.path.lexists(path) else "is missing"
+            hint = f"to write it anew: {command('prune', house)}"
+            yield finding(HashMismatchError, filename, what, hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

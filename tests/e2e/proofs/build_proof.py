@@ -34,7 +34,7 @@ from e2e.proofs.torch_questions import FOR_ROCM, answers, questions
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.recipes.vllm.sources import CudaSource
 from patchkit.target import Load, targets
-from patchkit.wheel.across.torch import install_torch_stand_in
+from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.make import clean_environment
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.device.compiled import compiled_sources

@@ -26,7 +26,7 @@ from patchkit.wheel.build.repro import first_member, first_object
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.file.sbom import nccl_sbom
 from patchkit.wheel.wheelhouse.contents import entries
-from patchkit.wheel.wheelhouse.file_checks import check_files
+from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import (
     HERE,
     PATCHKIT,

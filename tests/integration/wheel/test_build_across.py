@@ -22,7 +22,7 @@ import pytest
 from patchkit.elf import read_dynamic
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.build.repro import first_member
-from patchkit.wheel.wheelhouse.file_checks import check_files
+from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import (
     HERE,
     SMALL_VLLM,

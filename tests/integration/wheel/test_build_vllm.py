@@ -16,7 +16,7 @@ import pytest
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.build.repro import first_member
 from patchkit.wheel.file.sbom import vllm_sbom
-from patchkit.wheel.wheelhouse.file_checks import check_files
+from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import (
     HERE,
     SMALL_VLLM,

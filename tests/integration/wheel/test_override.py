@@ -16,7 +16,7 @@ from uv import find_uv_bin
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.wheelhouse.contents import add, entries, manifest
-from patchkit.wheel.wheelhouse.nccl_version import default_version
+from patchkit.wheel.wheelhouse.overrides import default_version
 from support.wheels import HERE, write_wheel
 
 OURS = "2.30.7+gb10.abc123"

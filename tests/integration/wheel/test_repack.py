@@ -27,7 +27,7 @@ from patchkit.target import Load, targets
 from patchkit.wheel.device.libraries import Use
 from patchkit.wheel.file.record import faults
 from patchkit.wheel.wheelhouse.contents import add, entries
-from patchkit.wheel.wheelhouse.file_checks import check_files
+from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import PATCHKIT
 from support.repacking import house, known, repacked, run, workplace  # noqa: F401  (fixtures)
 from support.vllm_wheels import (

@@ -7,7 +7,7 @@ import venv
 import pytest
 
 from e2e.proofs.torch_questions import FOR_ROCM, answers, questions
-from patchkit.wheel.across.torch import install_torch_stand_in
+from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from support.small_torch import site, small_torch
 
 pytestmark = pytest.mark.releases

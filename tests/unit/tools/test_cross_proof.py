@@ -23,8 +23,7 @@ from patchkit.errors import ProofError, UsageError
 from patchkit.records import record
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
-from patchkit.wheel.wheelhouse.override import Override
+from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, Override
 from support.needed import need
 from support.wheels import write_wheel
 

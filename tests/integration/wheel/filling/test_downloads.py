@@ -15,9 +15,9 @@ import pytest
 
 from patchkit.errors import HashMismatchError
 from patchkit.wheel.file.name import wheel_name
-from patchkit.wheel.filling.download import download
-from patchkit.wheel.filling.resolve import LockedWheel
 from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.download import download
+from patchkit.wheel.wheelhouse.resolve import LockedWheel
 from support.filling import ALL, FACTS, LOCK, OURS, THIS, TORCH, contents, installed, locked
 from support.wheels import CPU, HERE, OTHER_CPU, write_wheel
 

@@ -7,11 +7,10 @@ import subprocess
 
 import pytest
 
-from patchkit.wheel.filling.fill import numbered_like_cuda
-from patchkit.wheel.filling.node_platform import node_platform
-from patchkit.wheel.filling.resolve import resolve
-from patchkit.wheel.filling.uv import WheelSources
 from patchkit.wheel.wheelhouse.contents import entries
+from patchkit.wheel.wheelhouse.fill import numbered_like_cuda
+from patchkit.wheel.wheelhouse.node import node_platform
+from patchkit.wheel.wheelhouse.resolve import WheelSources, resolve
 from support.filling import ALL, LOCK, OURS, THIS, TORCH, contents, installed, locked
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 

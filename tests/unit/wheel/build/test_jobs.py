@@ -9,8 +9,7 @@ import pytest
 
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build import jobs as module
-from patchkit.wheel.build.jobs import jobs_for
-from patchkit.wheel.build.network import can_cut_off, cut_off
+from patchkit.wheel.build.machine import can_cut_off, cut_off, jobs_for
 
 
 @pytest.mark.parametrize(

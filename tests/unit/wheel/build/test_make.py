@@ -19,7 +19,7 @@ from patchkit.wheel.build.make import (
     environment,
     ninja_steps,
     objects_to_make,
-    run,
+    run_build,
 )
 from patchkit.wheel.build.toolchain import Toolchain
 from support.needed import need
@@ -94,7 +94,7 @@ def make(tmp_path):
         env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
         try:
             command = ["make", f"-j{jobs}", "all"]
-            run(command, tmp_path, env, compiled(total), lambda *now: told.append(now))
+            run_build(command, tmp_path, env, compiled(total), lambda *now: told.append(now))
         finally:
             make_log.append((tmp_path / "log.txt").read_text())
         return told
@@ -144,9 +144,9 @@ def test_the_log_grows_line_by_line(tmp_path):
     """Whoever follows a build of half an hour, or looks after a kill, sees where it is."""
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from patchkit.wheel.build.make import compiled, run\n"
+        "from patchkit.wheel.build.make import compiled, run_build\n"
         "command = ['sh', '-c', 'echo begun; read line <fifo; echo ended']\n"
-        "run(command, Path.cwd(), dict(os.environ), compiled(0), lambda *now: None)\n"
+        "run_build(command, Path.cwd(), dict(os.environ), compiled(0), lambda *now: None)\n"
     )
     os.mkfifo(tmp_path / "fifo")
     log, deadline = tmp_path / "log.txt", time.monotonic() + 20
@@ -195,7 +195,7 @@ def test_a_compiler_that_memory_ended(make):
 
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(HostError, match="/no/such/make does not run"):
-        run(["/no/such/make"], tmp_path, {}, compiled(0), lambda *_now: None)
+        run_build(["/no/such/make"], tmp_path, {}, compiled(0), lambda *_now: None)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])
@@ -329,7 +329,7 @@ def test_a_tool_that_does_not_say_that_the_disk_is_full(small_disk):
     disk = small_disk("size=1m,mode=755")
     command = ["sh", "-c", "head -c 2000000 /dev/zero >file 2>/dev/null"]
     with pytest.raises(BuildError, match=f"the disk of {disk} is full"):
-        run(command, disk, ENV, compiled(0), lambda *_now: None)
+        run_build(command, disk, ENV, compiled(0), lambda *_now: None)
 
 
 def test_a_full_disk_of_a_failure_is_not_made_up(make):

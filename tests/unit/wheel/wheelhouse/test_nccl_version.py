@@ -6,7 +6,7 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import UsageError
-from patchkit.wheel.wheelhouse.nccl_version import default_version, require_wanted
+from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
 from support.wheels import write_wheel
 
 

@@ -12,7 +12,7 @@ from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add, entries, manifest
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, documents
-from patchkit.wheel.wheelhouse.overriding import chosen, lift, record
+from patchkit.wheel.wheelhouse.overrides import chosen, lift, record
 from patchkit.wheel.wheelhouse.verify import verify
 from support.wheels import write_wheel
 

@@ -13,8 +13,8 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.file.record import faults
 from patchkit.wheel.wheelhouse.contents import add, entries, make_room
-from patchkit.wheel.wheelhouse.file_checks import check_files
 from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.wheelhouse.verify import check_files
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 
 FACTS = {"target": "gb10", "archs": ["12.1a"], "toolchain": {"nvcc": "13.0.88"}}

@@ -25,9 +25,9 @@ from patchkit.wheel.wheelhouse.contents import (
     replace_dependencies,
     settled,
 )
-from patchkit.wheel.wheelhouse.file_checks import check_files
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.wheelhouse.verify import check_files
 from support.faults import in_child, kill
 from support.wheels import write_wheel
 

@@ -7,13 +7,13 @@ import shutil
 import pytest
 
 from patchkit.errors import HashMismatchError
-from patchkit.wheel.filling.fill import fill
-from patchkit.wheel.filling.node_platform import node_platform
-from patchkit.wheel.filling.uv import WheelSources
 from patchkit.wheel.wheelhouse.contents import add, entries
-from patchkit.wheel.wheelhouse.file_checks import check_files
-from patchkit.wheel.wheelhouse.own_files import LINKED
+from patchkit.wheel.wheelhouse.fill import fill
+from patchkit.wheel.wheelhouse.node import node_platform
 from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.wheelhouse.resolve import WheelSources
+from patchkit.wheel.wheelhouse.storage import LINKED
+from patchkit.wheel.wheelhouse.verify import check_files
 from support.wheels import CPU, write_wheel
 
 OURS = "2.29.7+gb10.abc123"

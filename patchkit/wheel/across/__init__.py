@@ -1,1 +1,0 @@
-"""Give a build on one CPU what it takes to compile for another."""

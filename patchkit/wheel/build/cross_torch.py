@@ -1,0 +1,174 @@
+"""Put a stand-in for torch into a build environment, which answers for the torch of another CPU.
+
+A build asks torch, through Python, for versions, flags and folders. The torch of the target's CPU
+cannot be imported, so its files are read instead: ``torch_stand_in/`` says what of them. What it
+answers is asked as of any torch: ``patchkit.wheel.file.torch.installed_torch``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from email.parser import BytesHeaderParser
+from pathlib import Path
+
+from packaging.version import Version
+
+from patchkit.digests import digest, sha256_of
+from patchkit.durable.lock import locked
+from patchkit.elf import read_dynamic
+from patchkit.errors import BuildError, StorageError
+from patchkit.process import ask
+from patchkit.quoting import quoted
+from patchkit.recipes.vllm.build import across
+from patchkit.wheel.build.plan import PlannedFetch
+from patchkit.wheel.build.requirements import Pinned, for_python, install, made_once
+
+_STAND_IN = Path(__file__).parent / "torch_stand_in"
+_TARGET = "target"  # the file of the stand-in that names the target's torch
+_PATIENCE = 10.0  # seconds, with another build that writes a few small files
+
+
+def install_torch_stand_in(site: Path, target: Path) -> None:
+    """Install the stand-in into ``site``, from where it reads the torch in ``target``.
+
+    Both are site-packages folders: of the build environment, and of the unpacked wheels for the
+    other CPU, which stays where it is as long as the build runs. Raises BuildError if ``target``
+    has no torch, or ``site`` has a real one, and StorageError if it cannot be written.
+    """
+    package, wanted = site / "torch", _stand_in(target)
+    if package.exists() and not (package / _TARGET).is_file():
+        raise BuildError(
+            f"{package} is a real torch",
+            why="a build for another CPU has a stand-in there, and both have one name",
+            hint="name an environment without torch, or let patchkit make one",
+        )
+    try:
+        with locked(site, _PATIENCE):
+            # Another build may be asking this one: only what is of another torch, or of another
+            # patchkit, is written anew.
+            if _has(site, wanted):
+                return
+            for old in (package, *site.glob("torch-*.dist-info")):
+                shutil.rmtree(old, ignore_errors=True)
+            for name, content in wanted.items():
+                (site / name).parent.mkdir(parents=True, exist_ok=True)
+                (site / name).write_bytes(content)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {package}: {error.strerror or error}",
+            hint="free some space, or look at who owns the folder",
+        ) from error
+
+
+def _stand_in(target: Path) -> Mapping[str, bytes]:
+    """Return the files of the stand-in for a torch: path below site-packages → content."""
+    release = _release(target)
+    files = {
+        f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
+        for path in sorted(_STAND_IN.rglob("*.py"))
+    }
+    files[f"torch/{_TARGET}"] = os.fsencode(target.absolute() / "torch")
+    about = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
+    files[f"torch-{release}.dist-info/METADATA"] = about.encode()
+    return files
+
+
+def _has(site: Path, wanted: Mapping[str, bytes]) -> bool:
+    """Return whether a folder has these files, and describes no other torch."""
+    there = {name: site / name for name in wanted if (site / name).is_file()}
+    described = [str(path.relative_to(site)) for path in site.glob("torch-*.dist-info/METADATA")]
+    same = all(path.read_bytes() == wanted[name] for name, path in there.items())
+    return same and len(there) == len(wanted) and set(described) <= wanted.keys()
+
+
+def _release(target: Path) -> Version:
+    """Return the version of torch by its metadata, which has no label as ``+cu130``."""
+    found = sorted(target.glob("torch-*.dist-info/METADATA"))
+    try:
+        (path,) = found
+        return Version(BytesHeaderParser().parsebytes(path.read_bytes())["Version"])
+    except (ValueError, TypeError, OSError) as error:
+        raise BuildError(
+            f"{target} does not say which torch it has: "
+            f"{error if len(found) == 1 else f'{len(found)} folders torch-….dist-info'}",
+            why="its torch is not there, or it was unpacked in part",
+            hint="remove the folder, so that it is unpacked again",
+        ) from error
+
+
+Progress = Callable[[int, int], None]
+"""Takes the packages installed, and the packages in all."""
+
+# pip takes each platform by its exact name; DGX OS has glibc 2.39, and no wheel for Arm is older
+# than 2.17.
+_PLATFORMS = (*(f"manylinux_2_{minor}" for minor in range(39, 16, -1)), "manylinux2014")
+
+
+def target_site(
+    requirements: Path,
+    folder: Path,
+    machine: str,
+    *,
+    python: Path,
+    offline: bool = False,
+    progress: Progress = lambda _done, _total: None,
+) -> Path:
+    """Return a folder below ``folder`` with what a build for ``machine`` links with.
+
+    It is laid out as site-packages, and made of the locked wheels for that CPU if it is not there
+    yet. ``python`` runs pip. Raises BuildError, SourceError, StorageError; what a failure leaves is
+    not taken for one.
+    """
+    home, wanted = _place(requirements, folder, machine, python)
+    site = home / "packages"
+
+    def fill(scratch: Path) -> None:
+        install(
+            *(python, requirements, wanted),
+            *(f"--target={scratch / site.name}", "--no-compile", "--implementation=cp"),
+            *(f"--platform={name}_{machine}" for name in _PLATFORMS),
+            offline=offline,
+            progress=progress,
+        )
+
+    made_once(home, site / "torch", fill)
+    _require_machine(site, machine)
+    return site
+
+
+def planned_site(requirements: Path, folder: Path, machine: str) -> PlannedFetch:
+    """Return what `target_site` fetches, for this Python."""
+    home, wanted = _place(requirements, folder, machine, Path(sys.executable))
+    name = f"{len(wanted)} packages with torch and CUDA for {machine}, {across().download}"
+    return PlannedFetch(name=name, there=(home / "packages" / "torch").exists())
+
+
+def _place(
+    requirements: Path, folder: Path, machine: str, python: Path
+) -> tuple[Path, list[Pinned]]:
+    """Return the folder of the packages, and which they are."""
+    locked = for_python(requirements, python, machine)
+    wanted = [each for each in locked if each.fits(across().target)]
+    return folder / f"site-{machine}-{_identity(requirements, wanted, python)[:12]}", wanted
+
+
+def _identity(requirements: Path, wanted: list[Pinned], python: Path) -> str:
+    """Digest the packages, and the version of Python, whose wheels pip chooses."""
+    version = ask(python, "import sys; answer = '%d.%d' % sys.version_info[:2]")
+    return digest(" ".join([sha256_of(requirements), version, *(each.name for each in wanted)]))
+
+
+def _require_machine(site: Path, machine: str) -> None:
+    """Raise BuildError for a library of another CPU, which only the linker would find out."""
+    for folder in ("torch/lib", "nvidia/cu13/lib"):
+        for library in sorted((site / folder).glob("*.so*")):
+            found = read_dynamic(library).machine
+            if found != machine:
+                raise BuildError(
+                    f"{library} is for {found or 'no known CPU'}, not for {machine}",
+                    why="something else was put into the folder, or the disk was full",
+                    hint=f"{quoted('rm', '-r', site.parent)}; then run the same command again",
+                )

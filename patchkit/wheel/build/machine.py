@@ -1,0 +1,77 @@
+"""Ask what this machine gives a build: compilers at once, and a network to be cut off from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from patchkit.process import attempt
+from patchkit.units import BYTES_PER_GIB
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """A number of jobs, and the reason in one phrase."""
+
+    number: int
+    reason: str
+
+
+def jobs_for(memory: int) -> Jobs:
+    """Return one job per core, or fewer if each needs ``memory`` bytes of what is available."""
+    # Cores that this process may use; os.cpu_count() ignores affinity and cpusets.
+    cores, free = len(os.sched_getaffinity(0)), available_memory()
+    number = max(1, min(cores, free // memory))
+    limit = "memory decides" if number < cores else "one a core"
+    needs = f"{memory / BYTES_PER_GIB:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
+    return Jobs(number, f"{limit}: {cores} cores, {needs}")
+
+
+def available_memory() -> int:
+    """Return the bytes that programs can still have without swapping, as Linux estimates."""
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10  # in kB, which are KiB here
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cut_off(command: list[str]) -> list[str]:
+    """Return the command in an empty network namespace, or as it is if none can be made."""
+    return [*_prefix(), *command]
+
+
+def can_cut_off() -> bool:
+    """Check whether this machine lets us make network namespaces."""
+    return bool(_prefix())
+
+
+def network() -> str:
+    """Say in a sentence whether a build here is cut off.
+
+    It is not part of a wheel: what is compiled is the same either way, since every source and tool
+    was fetched before and is known by its digest.
+    """
+    if can_cut_off():
+        return "cut off from the network, in a namespace of its own"
+    return (
+        "not cut off from the network: this machine lets nobody make network namespaces (Ubuntu: "
+        "kernel.apparmor_restrict_unprivileged_userns)"
+    )
+
+
+@cache
+def _prefix() -> tuple[str, ...]:
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return ()
+    # unshare(1): who is not root makes a network namespace within a user namespace alone.
+    rights = () if os.geteuid() == 0 else ("--map-current-user",)
+    prefix = (unshare, "--net", *rights, "--")
+    # Tried, since AppArmor, sysctls and containers can each forbid it.
+    return () if attempt(*prefix, "true").trouble else prefix

@@ -1,0 +1,224 @@
+"""Build vLLM for one device, from a release to a sealed wheel.
+
+order → prepare → CUDA → backend, cut off → prove → seal
+
+vLLM's own setup.py and CMake do the work; everything that they would fetch is brought before.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from patchkit.errors import BuildError, ProofError
+from patchkit.patching.recipe import load_recipe
+from patchkit.recipes.vllm.archs import evaluate
+from patchkit.recipes.vllm.leave_out import asked_targets
+from patchkit.source.detect import detect
+from patchkit.source.tree import Sandboxed
+from patchkit.units import BYTES_PER_GIB
+from patchkit.wheel.build.ccache import counted, savings
+from patchkit.wheel.build.cross_toolkit import cross_toolkit, cross_variables
+from patchkit.wheel.build.full_toolkit import full_toolkit
+from patchkit.wheel.build.machine import cut_off, network
+from patchkit.wheel.build.make import (
+    BuiltWheel,
+    Progress,
+    clean_environment,
+    ninja_steps,
+    platform_tag,
+    run_build,
+)
+from patchkit.wheel.build.repro import object_digests
+from patchkit.wheel.build.toolchain import check_toolchain
+from patchkit.wheel.build.vllm_prepare import Prepared, Report, prepare
+from patchkit.wheel.build.vllm_source import VllmOrder
+from patchkit.wheel.build.vllm_upstream import prove_parts
+from patchkit.wheel.build.work import emptied, staging, work_folder
+from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.libraries import judge, require_loading
+from patchkit.wheel.file.facts import as_text
+from patchkit.wheel.file.metadata import read_metadata
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.write import seal
+from patchkit.wheel.wheelhouse.wheel_checks import check
+
+# The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.
+JOB_MEMORY = 4 * BYTES_PER_GIB
+_FREE = 8 * BYTES_PER_GIB  # 0.25.1 for one arch leaves 2 GB, and compilers write as they go
+
+# Libraries that come with torch, with the CUDA packages that it requires, and with the driver.
+_PROVIDED = (
+    *("libtorch*.so", "libc10*.so", "libcuda.so.1"),
+    *("libcudart.so.*", "libcublas*.so.*", "libnvrtc*.so.*", "libcu*.so.*", "libnv*.so.*"),
+)
+
+
+def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
+    """Patch, compile, prove and pack; ``report(task)`` gives each long task its progress.
+
+    Raises BuildError, DriftError, HostError, ProofError, StorageError, UsageError.
+    """
+    with staging() as staged:
+        target = order.request.target
+        arch = target.gencode_flags(target.arch_list(order.request.arch))
+        check_toolchain(order.toolchain, arch, staged, clean_environment(staged, NAMESPACE))
+        prepared = prepare(order, staged, report)
+        python, cuda = prepared.python, staged / "cuda"
+        if order.across:
+            used = order.work / cuda.name
+            cross_toolkit(order.toolchain, python.site, python.python, cuda, root=used)
+        else:
+            full_toolkit(order.toolchain, python.site, cuda)
+        brought = [staged / name for name in ("source", "external", "cuda")]
+        with work_folder(
+            order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
+        ) as root:
+            return _build(root, order, prepared, report("compiling"))
+
+
+def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress) -> BuiltWheel:
+    variables = build_variables(root, order, prepared)
+    # ccache counts over all builds: the difference is this one's.
+    before = counted(variables)
+    raw = compile_wheel(root, prepared.python.python, variables, progress)
+    circumstances = (network(), savings(before, counted(variables)))
+    note(root, *circumstances)
+    # The torch that was compiled against is a fact of the wheel: it must still be that one.
+    prepared.python.check("after the build")
+    with WheelFile(raw) as wheel:
+        binaries = inspect_wheel(wheel)
+        proofs = _prove(root, order, wheel, binaries)
+        proofs += tuple(
+            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
+            for each in prepared.gathered.installed
+            if not order.extensions or order.extensions & set(each.known.targets)
+        )
+    sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
+    _require_clean(sealed, binaries)
+    return BuiltWheel(
+        wheel=sealed,
+        facts=prepared.facts,
+        objects=object_digests(root / "source" / "build"),
+        binaries=binaries,
+        proofs=proofs,
+        circumstances=circumstances,
+        log=root / "log.txt",
+    )
+
+
+def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
+    """Raise ProofError for what `patchkit inspect` would find: an RPATH, a library of torch's …"""
+    with WheelFile(wheel) as sealed:
+        metadata = read_metadata(sealed)
+    if found := check(metadata, binaries):
+        raise ProofError(
+            f"{wheel.name} would not be fit for other machines\n"
+            + "\n".join(f"    {each.where} {each.what}" for each in found),
+            why="the toolchain added it, or upstream's build changed",
+            hint="please report this with the version",
+        )
+
+
+def _prove(
+    root: Path, order: VllmOrder, raw: WheelFile, binaries: tuple[Binary, ...]
+) -> tuple[str, ...]:
+    target = order.request.target
+    sources = compiled_sources(root / "source" / "build", root / "source")
+    if not order.extensions:
+        require_loading(judge(raw, binaries, target, order.version), target, order.version)
+    archs = target.arch_list(order.request.arch)
+    tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+    asked = asked_targets(tree)
+    built = [each for each in sources if each.library in asked]
+    groups = evaluate(tree, target, archs, order.toolchain.cuda)
+    return (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
+
+
+NAMESPACE = "patchkit-vllm"
+"""Keeps what a compiler cache holds of vLLM apart from what it holds of other builds."""
+
+_ABI = "--py-limited-api=cp38"  # as upstream's wheels have it
+
+
+def compile_wheel(
+    root: Path, python: Path, variables: Mapping[str, str], progress: Progress
+) -> Path:
+    """Compile the wheel, and return it as setup.py leaves it in ``root/raw``.
+
+    The output is in ``root/log.txt``. Raises BuildError with the lines that tell why, HostError.
+    """
+    source, out = root / "source", emptied(root / "raw")
+
+    def runner(
+        cmd: Sequence[str],
+        cwd: str | None = None,
+        extra_environ: Mapping[str, str] | None = None,
+    ) -> None:
+        full = {**variables, **(extra_environ or {})}
+        run_build(cut_off(list(cmd)), root, full, ninja_steps, progress, folder=Path(cwd or source))
+
+    from pyproject_hooks import BuildBackendHookCaller  # comes with the extra for builds
+
+    # The hook of PEP 517 itself: build's own front end would hide our errors behind its.
+    backend = tomllib.loads((source / "pyproject.toml").read_text("utf-8"))["build-system"]
+    hooks = BuildBackendHookCaller(
+        str(source),
+        backend["build-backend"],
+        backend.get("backend-path"),
+        runner=runner,
+        python_executable=str(python),
+    )
+    # Warnings of the backend belong in the log, not on the terminal.
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        hooks.build_wheel(str(out), {"--build-option": [_ABI]})
+    note(root, *(f"{each.filename}:{each.lineno}: {each.message}" for each in warned))
+    wheels = sorted(out.glob("*.whl"))
+    if len(wheels) != 1:
+        raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
+    return wheels[0]
+
+
+def note(root: Path, *lines: str) -> None:
+    """Add lines to the log of a build."""
+    with (root / "log.txt").open("a", encoding="utf-8") as log:
+        log.writelines(f"{line}\n" for line in lines)
+
+
+def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[str, str]:
+    """Return the environment of vLLM's setup.py, CMake and the compilers."""
+    clean = clean_environment(root, NAMESPACE)
+    cuda, tools = root / "cuda", prepared.python.python.parent
+    variable, defines = load_recipe("vllm").build, prepared.gathered.defines
+    across = cross_variables(order.toolchain, cuda) if order.across else {}
+    return {
+        **clean,
+        **across,
+        "PATH": f"{tools}:{cuda / 'bin'}:{clean['PATH']}",
+        "CUDA_HOME": str(cuda),
+        "CXX": str(order.toolchain.cxx),
+        "CUDAHOSTCXX": str(order.toolchain.cxx),  # nvcc's host compiler, as CMake takes it
+        variable.variable: variable.value_for(order.request),
+        "VLLM_TARGET_DEVICE": "cuda",
+        "VLLM_VERSION_OVERRIDE": prepared.facts["wheel"],
+        "MAX_JOBS": str(order.jobs),
+        # The number of jobs was chosen by the memory of one compiler each.
+        "NVCC_THREADS": "1",
+        "CMAKE_ARGS": " ".join(f"-D{name}={path}" for name, path in defines.items()),
+        # compiled.py reads from it what was compiled for which archs.
+        "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
+        "FETCHCONTENT_BASE_DIR": str(root / "deps"),
+        # Stripped; the build id is a digest of the contents, and so the same in every build.
+        "LDFLAGS": "-Wl,-s -Wl,--build-id=sha1",
+        # The Rust front end is optional, and its crates are nowhere in the release.
+        "CARGO": "/nonexistent/cargo",
+        "RUSTC": "/nonexistent/rustc",
+        "PIP_NO_INDEX": "1",
+        # sccache compiles in a server, which cannot be reached from a namespace without a network.
+        "VLLM_DISABLE_SCCACHE": "1",
+        **prepared.gathered.environment,
+    }

@@ -1,0 +1,380 @@
+"""Bring the sources of other projects that a build of vLLM takes, each in a folder.
+
+Where a source comes from, in this order:
+
+1. what the user names (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; a wheel
+   that is known to hold it (``PROJECT==VERSION``); upstream's own wheel of the release that is
+   built (``vllm==VERSION``), which holds its parts as they are installed;
+2. a mirror folder: ``OPTION.git`` or ``OPTION``, a git repository with the commit, beside those of
+   its submodules by the last part of their URL (``cutlass.git``); or an archive
+   ``OPTION-COMMIT.tar.gz`` (.tar, .tar.xz, .zip) that holds its submodules, too;
+3. git, which fetches the one commit and those that it names for its submodules.
+
+A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
+of what is in it, as not compared with the pin.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from packaging.version import Version
+
+from patchkit.digests import sha256_of, tree_digest
+from patchkit.durable.failure import translated
+from patchkit.errors import SourceError, UsageError
+from patchkit.quoting import quoted
+from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
+from patchkit.source.archive import unpack
+from patchkit.source.fetch import Progress, cache_dir
+from patchkit.source.git import commit_archive, is_kept, parse_git, submodules
+from patchkit.target import Target
+from patchkit.wheel.build.plan import PlannedFetch
+from patchkit.wheel.build.vllm_licenses import notices, spdx
+from patchkit.wheel.build.vllm_stand_in import find_stand_in, unpack_stand_in
+from patchkit.wheel.build.vllm_upstream import check_release, is_upstream, upstream_parts
+
+_ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
+_ASIDE = shutil.ignore_patterns(".git", "__pycache__")
+
+Fill = Callable[[Path], object]
+"""Write the source into a folder that does not exist yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSource:
+    """A source in its folder: its ``identity``, and whether that was ``verified`` to be the pin.
+
+    ``notices`` are its licences: file name → text.
+    """
+
+    option: str
+    folder: Path
+    identity: str
+    verified: bool
+    notices: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """The sources, and where they lie: in variables of the environment and of CMake (``-D``).
+
+    ``installed`` are those whose folder holds what is installed: nothing of them is compiled.
+    """
+
+    environment: Mapping[str, str]
+    defines: Mapping[str, str]
+    sources: tuple[InputSource, ...]
+    installed: tuple[Wanted, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Return option → identity, for the facts of the wheel."""
+        return {
+            each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
+            for each in self.sources
+        }
+
+    @property
+    def licenses(self) -> dict[str, str]:
+        """Return option → SPDX expression, of the sources whose files name one."""
+        return {each.option: name for each in self.sources if (name := spdx(each.notices))}
+
+    @property
+    def notices(self) -> dict[str, str]:
+        """Return path below .dist-info → text, of the licences of what is compiled in (PEP 639)."""
+        return {
+            f"licenses/{each.option}/{name}": text
+            for each in self.sources
+            for name, text in each.notices.items()
+        }
+
+
+def parse_given(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``OPTION=WHAT`` of ``--source``. Raises UsageError for another form or option."""
+    given = {}
+    for text in texts:
+        option, equals, what = text.partition("=")
+        if not equals or not what:
+            raise UsageError(
+                f"--source {text}: not OPTION=WHAT", hint="for example --source cutlass=FOLDER"
+            )
+        by_option([option])
+        given[option] = what
+    return given
+
+
+def check_given(wanted: Sequence[Wanted], version: Version, given: Mapping[str, str]) -> None:
+    """Raise UsageError for an option that names what a release does not fetch.
+
+    Also for the wheel of another release of vLLM, before anything is downloaded.
+    """
+    if idle := sorted(set(given) - {each.known.option for each in wanted}):
+        raise UsageError(
+            f"--source {idle[0]}: this build takes no {idle[0]}",
+            why=f"vLLM {version} does not fetch it, or it is left out with --without",
+        )
+    for option, what in given.items():
+        if is_upstream(what):
+            check_release(option, what, version)
+
+
+def gather(
+    wanted: Sequence[Wanted],
+    version: Version,
+    *,
+    given: Mapping[str, str],
+    dest: Path,
+    cpu: str,
+    target: Target,
+    mirror: Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Gathered:
+    """Bring every source that a release fetches below ``dest``, which keeps them between builds.
+
+    ``cpu`` and ``target`` are those of the wheel that is built.
+
+    Raises UsageError for a name that the build does not use; SourceError, HashMismatchError,
+    StorageError and HostError for what cannot be had.
+    """
+    check_given(wanted, version, given)
+    with translated("the sources are not complete", dest):
+        dest.mkdir(parents=True, exist_ok=True)
+    environment: dict[str, str] = {}
+    defines: dict[str, str] = {}
+    sources: list[InputSource] = []
+    installed: list[Wanted] = []
+    for each in wanted:
+        finder = _Finder(each, version, cpu, target, mirror, offline, progress)
+        found = finder.find(given.get(each.known.option, ""))
+        if each.known.native and cpu != platform.machine() and not found.installed:
+            raise _not_across(each.known, version, cpu)
+        folder = _kept(dest, each, found)
+        sources.append(
+            InputSource(
+                option=each.known.option,
+                folder=folder,
+                identity=found.identity,
+                verified=found.verified,
+                notices=notices(folder, each.known.files),
+            )
+        )
+        if found.installed:
+            installed.append(each)
+            environment[each.external.variable] = str(folder)
+            continue
+        variable, taken = each.known.defined(version), str(folder / each.known.folder)
+        (defines if variable else environment)[variable or each.external.variable] = taken
+    return Gathered(
+        environment=environment,
+        defines=defines,
+        sources=tuple(sources),
+        installed=tuple(installed),
+    )
+
+
+def planned_sources(
+    wanted: Sequence[Wanted], given: Mapping[str, str], mirror: Path | None
+) -> Iterator[PlannedFetch]:
+    """Yield what `gather` takes; git's sizes are known when it fetches."""
+    for each in wanted:
+        option, url, commit = each.known.option, each.external.url, each.commit
+        if what := given.get(option, ""):
+            place = Path(what).expanduser()
+            yield PlannedFetch(name=f"{option}: {what}", there=place.exists())
+            continue
+        names = (f"{option}.git", option, *(f"{option}-{commit}{ending}" for ending in _ARCHIVES))
+        there = mirror is not None and any((mirror / name).exists() for name in names)
+        yield PlannedFetch(
+            name=f"{option}: {url} at {commit or each.external.pin}",
+            there=there or is_kept(commit, cache_dir()),
+            url=url,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    identity: str
+    verified: bool
+    fill: Fill
+    installed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """Finds one source."""
+
+    wanted: Wanted
+    version: Version
+    cpu: str
+    target: Target
+    mirror: Path | None
+    offline: bool
+    progress: Progress | None
+
+    def find(self, given: str) -> _Found:
+        if given:
+            return self._named(given)
+        return self._mirrored() or self._fetched(self.wanted.external.url)
+
+    def _named(self, given: str) -> _Found:
+        option = self.wanted.known.option
+        place = Path(given).expanduser()
+        if place.is_dir():
+            return _folder(place.absolute(), self.wanted)
+        if place.is_file() and given.endswith(_ARCHIVES):
+            return _archive(place.absolute())
+        if git := parse_git(given):
+            if not git.exact:
+                raise UsageError(
+                    f"--source {option}={given}: not a full commit id",
+                    why="names of tags and branches can be moved",
+                    hint=f"write git+{git.url}@COMMIT, 40 hexadecimal digits",
+                )
+            return self._fetched(git.url, git.name)
+        if is_upstream(given):
+            return self._upstream(given)
+        if "==" in given:
+            chosen = find_stand_in(self.wanted, given)
+
+            def fill(dest: Path) -> None:
+                unpack_stand_in(chosen, dest, offline=self.offline, progress=self.progress)
+
+            return _Found(chosen.identity, False, fill)
+        raise UsageError(
+            f"--source {option}={given}: there is no such folder or archive",
+            why=f"the path is mistyped, or the file has another ending than {', '.join(_ARCHIVES)}",
+        )
+
+    def _upstream(self, spec: str) -> _Found:
+        parts = upstream_parts(
+            self.wanted.known.option,
+            spec,
+            self.version,
+            self.cpu,
+            self.target,
+            offline=self.offline,
+            progress=self.progress,
+        )
+        # Upstream's release was built from the pin, and its wheel is locked.
+        return _Found(parts.identity, True, parts.unpack, installed=True)
+
+    def _mirrored(self) -> _Found | None:
+        option, commit = self.wanted.known.option, self.wanted.commit
+        if self.mirror is None:
+            return None
+        if repository := self._repository(option):
+            return self._fetched(repository)
+        archives = (self.mirror / f"{option}-{commit}{ending}" for ending in _ARCHIVES)
+        return next((_archive(place.absolute()) for place in archives if place.is_file()), None)
+
+    def _fetched(self, url: str, commit: str = "") -> _Found:
+        chosen = commit or self.wanted.commit
+        if not chosen:
+            raise SourceError(
+                f"{self.wanted.known.option}: which commit {self.wanted.external.pin} names is not "
+                "known",
+                why="a tag can be moved, so it does not say what would be fetched",
+                hint=quoted("--source", f"{self.wanted.known.option}=git+{url}@COMMIT"),
+            )
+
+        def fill(dest: Path) -> None:
+            self._checkout(url, chosen, dest, self.wanted.submodules)
+
+        # Upstream's URL even from a mirror: the commit says what it is, wherever it lay.
+        return _Found(f"{self.wanted.external.url}@{chosen}", not commit, fill)
+
+    def _checkout(
+        self, url: str, commit: str, dest: Path, wanted: tuple[str, ...] | None = None
+    ) -> None:
+        """Write a commit and its submodules (all, unless some are ``wanted``), and theirs."""
+        archive = commit_archive(
+            url, commit, cache=cache_dir(), prefix=dest.name, offline=self.offline
+        )
+        try:
+            unpack(archive, dest, progress=self.progress)
+        finally:
+            archive.unlink(missing_ok=True)  # the objects stay in the cache
+        inside = submodules(url, commit, cache=cache_dir())
+        chosen = [each for each in inside if wanted is None or each.path in wanted]
+        if lost := sorted(set(wanted or ()) - {each.path for each in chosen}):
+            raise SourceError(
+                f"{self.wanted.external.url}@{commit} has no submodule {lost[0]}",
+                why="the release names it, so the commit is not the one that it means",
+            )
+        for each in chosen:
+            name = each.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
+            self._checkout(self._repository(name) or each.url, each.commit, dest / each.path)
+
+    def _repository(self, name: str) -> str:
+        """Return the git repository of that name in the mirror, "" if there is none."""
+        for folder in (f"{name}.git", name) if self.mirror else ():
+            repository = Path(self.mirror or "") / folder
+            if (repository / "HEAD").is_file() or (repository / ".git").exists():
+                return str(repository.absolute())
+        return ""
+
+
+def _folder(place: Path, wanted: Wanted) -> _Found:
+    # What CMake takes may be a folder within the source, and that may be what was named.
+    inner = wanted.known.folder
+    within = inner if inner and not (place / inner).is_dir() else ""
+
+    def fill(dest: Path) -> None:
+        shutil.copytree(place, dest / within, symlinks=True, ignore=_ASIDE)
+
+    return _Found(f"folder, tree sha256:{tree_digest(place)}", False, fill)
+
+
+def _archive(place: Path) -> _Found:
+    identity = f"archive {place.name}, sha256:{sha256_of(place)}"
+    return _Found(identity, False, partial(unpack, place))
+
+
+def _not_across(known: KnownSource, version: Version, cpu: str) -> UsageError:
+    upstreams = quoted("--source", f"{known.option}=vllm=={version.public}")
+    return UsageError(
+        f"{known.option} cannot be compiled for {cpu} on {platform.machine()}",
+        why=known.native,
+        hint=f"take upstream's: {upstreams}; or {quoted('--without', known.option)}",
+    )
+
+
+def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
+    """Return the folder of a source below ``dest``, written anew only if it is another source.
+
+    Files that are written again are newer, and what includes them would be compiled again.
+    """
+    folder, stamp = dest / wanted.known.option, dest / f"{wanted.known.option}.identity"
+    if folder.is_dir() and stamp.is_file() and stamp.read_text("utf-8") == found.identity:
+        return folder
+    with translated("the source is not complete", folder):
+        # First to go and last to come: a folder without its stamp is not taken for whole.
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:
+            fresh = Path(scratch) / wanted.known.option
+            found.fill(fresh)
+            if not found.installed:
+                _require(fresh, wanted)
+            fresh.rename(folder)
+        stamp.write_text(found.identity, encoding="utf-8")
+    return folder
+
+
+def _require(folder: Path, wanted: Wanted) -> None:
+    for name in wanted.known.files:
+        if not (folder / name).is_file():
+            option = wanted.known.option
+            raise SourceError(
+                f"--source {option}: {name} is missing in it",
+                why=f"it is not {wanted.external.url}, or its submodules were not checked out",
+                hint="git submodule update --init --recursive; in the folder that is named",
+            )

@@ -1,0 +1,231 @@
+"""Check all that a build needs of the machine, at once and before anything that takes long."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from patchkit.errors import HostError
+from patchkit.finding import Finding
+from patchkit.process import ask, attempt
+from patchkit.quoting import quoted
+from patchkit.recipes.vllm.build import Wanted
+from patchkit.recipes.vllm.build import across as known_across
+from patchkit.wheel.build.cross_torch import planned_site
+from patchkit.wheel.build.plan import BuildPlan, not_to_be_had
+from patchkit.wheel.build.requirements import planned_environment
+from patchkit.wheel.build.toolchain import (
+    cross_package,
+    find_cxx,
+    missing_tools,
+    planned_toolchain,
+)
+from patchkit.wheel.build.vllm_inputs import planned_sources
+from patchkit.wheel.build.vllm_needs import Needs, requirements_of
+from patchkit.wheel.build.vllm_python import TOOLS
+from patchkit.wheel.build.vllm_source import VllmSource
+from patchkit.wheel.build.work import WORK
+from patchkit.wheel.file.torch import check_torch, installed_torch
+
+_CUDA = "13.0"
+# With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
+_HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
+_WITHOUT_RUST = (
+    "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
+    "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
+)
+_ASK = """\
+import importlib.metadata as found, importlib.util, platform, sys, sysconfig
+from pathlib import Path
+answer = {
+    "version": platform.python_version(),
+    "header": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
+    "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
+    "absent": [name for name in sys.argv[1:] if not any(found.Distribution.discover(name=name))],
+}
+"""
+
+
+def check_gates(
+    needs: Needs,
+    *,
+    release: str,
+    python: Path,
+    cxx: Path | None,
+    cuda: str,
+    packages: Collection[str] = (),
+    rust: bool = False,
+    across: str = "",
+) -> list[str]:
+    """Raise one HostError that lists all that is missing; else return what is left out.
+
+    ``cxx`` is the C++ compiler, None if none was found; ``cuda`` is nvcc's version, "" without one;
+    ``packages`` are what the Python must have if it builds itself, () if it only makes an
+    environment; ``rust`` asks for the Rust front end; ``across`` names the CPU of a cross build.
+    """
+    missing = (
+        *_python(needs, python, packages),
+        *_compiler(needs, cxx, across),
+        *_cuda(cuda),
+        *_programs(needs, rust),
+    )
+    BuildPlan(title=f"vLLM {release}", missing=missing).require()
+    return left_out(needs) if not rust else []
+
+
+def left_out(needs: Needs) -> list[str]:
+    """Return what a build leaves out, whatever the machine has."""
+    return [_WITHOUT_RUST] if needs.rust else []
+
+
+def plan_vllm(
+    source: VllmSource,
+    wanted: Sequence[Wanted],
+    *,
+    machine: str,
+    cuda: str,
+    toolkit: Path | None,
+    python: Path | None = None,
+    requirements: Path | None = None,
+    given: Mapping[str, str],
+    mirror: Path | None = None,
+    offline: bool = False,
+    compiles: Sequence[str] = (),
+) -> BuildPlan:
+    """Plan a build for the CPU ``machine`` with the CUDA release ``cuda``.
+
+    ``wanted`` are the sources of other projects. A ``python`` has torch; without one patchkit makes
+    an environment. Raises UsageError for a toolkit that does not fit, BuildError for another torch,
+    SourceError where nothing is locked for the release's torch.
+    """
+    across = machine if machine != platform.machine() else ""
+    fetches = [*planned_toolchain(machine, cuda=cuda, toolkit=toolkit, locked=toolkit is None)]
+    if python is None:
+        file, parts = requirements_of(source.needs.torch, requirements), known_across()
+        leaving = parts.stays if across else ()
+        fetches.append(planned_environment(file, WORK, leaving))
+        if across:
+            fetches.append(planned_site(file, WORK, machine))
+    fetches += planned_sources(wanted, given, mirror)
+    missing = [
+        *_python(source.needs, python or Path(sys.executable), (*TOOLS, "torch") if python else ()),
+        *_compiler(source.needs, find_cxx(machine), across),
+        *_programs(source.needs, rust=False),
+        *missing_tools(),
+        *not_to_be_had(fetches, offline=offline),
+    ]
+    if python and not missing:
+        check_torch(installed_torch(python), source.needs.torch, cuda, "before the build")
+    return BuildPlan(
+        title=f"vLLM {source.version}",
+        fetches=tuple(fetches),
+        compiles=tuple(compiles),
+        missing=tuple(missing),
+    )
+
+
+def _missing(what: str, hint: str) -> Finding:
+    return Finding(what=what, hint=hint, kind=HostError)
+
+
+def _python(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[Finding]:
+    try:
+        facts = ask(python, _ASK, *packages)
+    except HostError as error:
+        yield _missing(error.what, "apt install python3")
+        return
+    version = facts["version"]
+    short = ".".join(version.split(".")[:2])
+    if not SpecifierSet(needs.python).contains(version, prereleases=True):
+        yield _missing(
+            f"Python {version} is outside {needs.python}", "name another one with --python"
+        )
+    if not facts["header"]:
+        yield _missing(
+            f"Python.h of {python} is missing", quoted("apt", "install", f"python{short}-dev")
+        )
+    if not facts["venv"] and not packages:
+        yield _missing(
+            f"{python} has no module venv", quoted("apt", "install", f"python{short}-venv")
+        )
+    if absent := facts["absent"]:
+        named = (f"torch=={needs.torch}" if name == "torch" else name for name in absent)
+        supply = quoted(python, "-m", "pip", "install", *named)
+        yield _missing(f"{python} has no {', '.join(absent)}", supply)
+
+
+def _compiler(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
+    # The first GCC with -std=c++20, where the release itself names none.
+    least = needs.gcc or ("10" if needs.standard >= 20 else "")
+    major = Version(least).major if least else None
+    package = cross_package(across, major) if across else f"g++-{major}" if major else "g++"
+    supply = quoted("apt", "install", package)
+    if cxx is None:
+        yield _missing(f"no C++ compiler{f' for {across}' if across else ''}", supply)
+        return
+    version = gcc_version(cxx)
+    if version is None:
+        return  # another compiler: the release only asks GCC for its version
+    if least and version < Version(least):
+        said = f"C++{needs.standard}, GCC {least} or later"
+        yield _missing(
+            f"{cxx} is GCC {version}; the release takes {said}",
+            f"{supply} ({_HAVE_GCC_13}); then CXX={across}-linux-gnu-g++-{major}"
+            if across
+            else f"{supply}; then CXX=g++-{major}",
+        )
+
+
+def gcc_version(cxx: Path) -> Version | None:
+    """Return the version of a GCC; None for another compiler, or one that does not run."""
+    said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
+    # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
+    if "__clang__" in macros or "__GNUC__" not in macros:
+        return None
+    parts = (macros[f"__GNUC{part}__"] for part in ("", "_MINOR", "_PATCHLEVEL"))
+    return Version(".".join(parts))
+
+
+def _cuda(cuda: str) -> Iterator[Finding]:
+    supply = "apt install cuda-toolkit-13-0; or --cuda locked"
+    if not cuda:
+        yield _missing("no nvcc", supply)
+    elif Version(cuda) < Version(_CUDA):
+        yield _missing(f"nvcc {cuda} is too old: {_CUDA} or later", supply)
+
+
+def _programs(needs: Needs, rust: bool) -> Iterator[Finding]:
+    if needs.patch and shutil.which("patch") is None:
+        yield _missing("no program `patch`", "apt install patch")
+    if not rust:
+        return
+    if not needs.rust:
+        yield _missing("this release has no Rust front end", "leave the option away")
+        return
+    yield from _rust(needs)
+
+
+def _rust(needs: Needs) -> Iterator[Finding]:
+    supply = quoted("rustup", "toolchain", "install", needs.rust)
+    if shutil.which("cargo") is None:
+        yield _missing(f"no cargo: Rust {needs.rust} is needed for the front end", supply)
+    elif (found := _rustc()) is None or found < Version(needs.rust):
+        yield _missing(f"rustc {found or ''} is too old: {needs.rust} is needed", supply)
+    if needs.protoc and shutil.which("protoc") is None:
+        yield _missing("no protoc, which the front end needs", "apt install protobuf-compiler")
+
+
+def _rustc() -> Version | None:
+    words = attempt("rustc", "--version").output.split()
+    try:
+        return Version(words[1])
+    except (IndexError, InvalidVersion):
+        return None

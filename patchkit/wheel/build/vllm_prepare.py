@@ -1,0 +1,241 @@
+"""Bring together all that decides a vLLM wheel, before anything is compiled.
+
+source → patches → external sources → build environment → facts
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from patchkit import __version__
+from patchkit.apply import apply
+from patchkit.digests import tree_digest
+from patchkit.errors import ProofError
+from patchkit.patching.commit import Applied
+from patchkit.patching.fix import State
+from patchkit.patching.plan import Plan
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
+from patchkit.recipes.vllm.build import Wanted, across, by_option, wanted
+from patchkit.recipes.vllm.external import externals
+from patchkit.recipes.vllm.installed import take_installed
+from patchkit.recipes.vllm.leave_out import leave_out, only_extensions
+from patchkit.recipes.vllm.sources import check_in_vain
+from patchkit.source.archive import unpack
+from patchkit.source.detect import detect
+from patchkit.source.tree import Sandboxed, SourceTree
+from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
+from patchkit.wheel.build.make import Progress
+from patchkit.wheel.build.requirements import environment
+from patchkit.wheel.build.vllm_inputs import Gathered, check_given, gather
+from patchkit.wheel.build.vllm_needs import requirements_of
+from patchkit.wheel.build.vllm_python import BuildPython, build_python
+from patchkit.wheel.build.vllm_source import VllmOrder
+from patchkit.wheel.build.work import WORK
+from patchkit.wheel.file.facts import FACTS, as_text, digest_label
+from patchkit.wheel.file.sbom import CUDA_LICENSE, patches, vllm_sbom
+
+Report = Callable[[str], Progress]
+"""Gives a long task, by its name, its progress."""
+
+_LARGE = 10**8  # bytes; upstream's wheel has more, and all else is there in seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The inputs of a build; ``texts`` go into .dist-info, by their path there."""
+
+    facts: Mapping[str, Any]
+    texts: Mapping[str, str]
+    gathered: Gathered
+    python: BuildPython
+
+
+def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
+    """Put the patched source and those of other projects below ``staged``.
+
+    Raises BuildError, DriftError, HostError, ProofError, SourceError, StorageError, UsageError.
+    """
+    source = staged / "source"
+    _place(order, source)
+    # The build that follows runs the source's own code by design, sandbox or not.
+    possible = Sandboxed.IF_POSSIBLE
+    outcome = apply(source, load_recipe("vllm"), order.request, anew=True, sandboxed=possible)
+    workspace = open_workspace(source)
+    texts = {}
+    if workspace.ledger:  # without its date: the wheel is the same on every day
+        texts["patchkit.ledger.json"] = replace(workspace.ledger, date="").to_json().decode()
+    plan = Plan(
+        request=order.request,
+        stock=workspace.tree,
+        patched=workspace.tree,
+        verdicts=outcome.verdicts,
+    )
+    applied = patches(plan.steps())
+    # Not the workspace's tree, which reads upstream's texts.
+    reduced = _reduced(order, detect(source))
+    _check_still_patched(detect(source, sandboxed=possible), order, outcome)
+    check_in_vain(detect(source, sandboxed=possible), order.request.target, order.request.arch_list)
+    gathered = _gathered(order, reduced, staged, report)
+    _write(take_installed(reduced, gathered.installed))
+    python = _python(order, report)
+    facts = _facts(order, source, outcome, gathered, python)
+    texts |= gathered.notices
+    texts[FACTS] = as_text(facts)
+    texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, applied))
+    return Prepared(facts=facts, texts=texts, gathered=gathered, python=python)
+
+
+def check_choice(
+    tree: SourceTree,
+    *,
+    without: Collection[str],
+    extensions: Collection[str],
+    given: Mapping[str, str],
+) -> tuple[Wanted, ...]:
+    """Return the sources of other projects that a build takes.
+
+    Raises UsageError, or DriftError, unless the tree can be built as it is asked for.
+    """
+    reduced = chosen(tree, without, extensions)
+    release = load_recipe("vllm").knows(tree.version)
+    found = wanted(externals(reduced), tree.version, release=release)
+    check_given(found, tree.version, given)
+    return found
+
+
+def chosen(tree: SourceTree, without: Collection[str], extensions: Collection[str]) -> SourceTree:
+    """Return the tree without what is left out; if ``extensions`` are named, with these alone."""
+    reduced = leave_out(tree, by_option(without))
+    return only_extensions(reduced, extensions) if extensions else reduced
+
+
+def _place(order: VllmOrder, dest: Path) -> None:
+    if order.source.is_file():
+        unpack(order.source, dest)
+        return
+    # Leftovers of other builds, and the ledger: the fixes are applied to the copy anew.
+    aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
+    shutil.copytree(order.source, dest, symlinks=True, ignore=aside)
+    if not (dest / "PKG-INFO").exists():  # a checkout: its version came from git, which is left out
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
+        (dest / "PKG-INFO").write_text(metadata, encoding="utf-8")
+
+
+def _python(order: VllmOrder, report: Report) -> BuildPython:
+    torch, cuda = order.torch, order.request.target.cuda
+    if order.python is not None:
+        return build_python(order.python, torch, cuda)
+    file, machine = requirements_of(torch, order.requirements), order.toolchain.machine
+    parts = across()
+    locked = environment(
+        file,
+        WORK,
+        leaving=parts.stays if order.across else (),
+        offline=order.offline,
+        progress=report("build environment"),
+    )
+    if not order.across:
+        return build_python(locked.python, torch, cuda, locked.digest)
+    site = target_site(
+        file,
+        WORK,
+        machine,
+        python=locked.python,
+        offline=order.offline,
+        progress=report(f"torch and CUDA for {machine} ({parts.download})"),
+    )
+    install_torch_stand_in(locked.site, site)
+    return build_python(locked.python, torch, cuda, locked.digest, site)
+
+
+def _reduced(order: VllmOrder, tree: SourceTree) -> SourceTree:
+    """Return the tree without what is left out, and write what differs to the disk."""
+    return _write(chosen(tree, order.without, order.extensions))
+
+
+def _write(tree: SourceTree) -> SourceTree:
+    for path, text in tree.overlay.items():
+        (tree.root / path).write_text(text, encoding="utf-8")
+    return tree
+
+
+def _check_still_patched(tree: SourceTree, order: VllmOrder, outcome: Applied) -> None:
+    """Raise ProofError unless every fix is still seen, after extensions were left out."""
+    for fix in (verdict.fix for verdict in outcome.verdicts if verdict.state is State.APPLIED):
+        now = fix.look(tree, order.request)
+        if now.state is not State.APPLIED:
+            raise ProofError(
+                f"{fix.id} is undone: {now.reason}",
+                why="leaving extensions out changed the same lines",
+                hint="please report this with the version",
+            )
+
+
+def _gathered(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) -> Gathered:
+    """Gather the sources of other projects; their paths are those in the work folder."""
+    bar = report("sources of other projects, in MB")
+
+    def told(done: int, total: int) -> None:
+        if total >= _LARGE:
+            bar(done // 10**6, total // 10**6)
+
+    release = load_recipe("vllm").knows(order.version)
+    found = gather(
+        wanted(externals(tree), order.version, release=release),
+        order.version,
+        given=order.given,
+        dest=staged / "external",
+        cpu=order.toolchain.machine,
+        target=order.request.target,
+        mirror=order.mirror,
+        offline=order.offline,
+        progress=told,
+    )
+
+    def moved(paths: Mapping[str, str]) -> dict[str, str]:
+        return {name: path.replace(str(staged), str(order.work), 1) for name, path in paths.items()}
+
+    return replace(found, environment=moved(found.environment), defines=moved(found.defines))
+
+
+def _facts(
+    order: VllmOrder, source: Path, outcome: Applied, gathered: Gathered, python: BuildPython
+) -> dict[str, Any]:
+    recipe, target = load_recipe("vllm"), order.request.target
+    facts: dict[str, Any] = {
+        "project": "vllm",
+        "made": "build",
+        "version": order.version.public,
+        "patchkit": __version__,
+        "recipe": recipe.digest,
+        "source": order.identity,
+        "tree": f"sha256:{tree_digest(source)}",
+        "fixes": [
+            f"{v.fix.id}: {v.state.value}"
+            for v in outcome.verdicts
+            if v.state is not State.NOT_APPLICABLE
+        ],
+        "target": target.name,
+        "archs": recipe.build.value_for(order.request),
+        "machine": order.toolchain.machine,
+        "cuda": order.toolchain.cuda,
+        "compiler": order.toolchain.compiler,
+        "tools": {name: python.tools[name] for name in ("cmake", "ninja")},
+        "environment": dict(python.facts),
+        "externals": gathered.facts,
+        "without": sorted(order.without),
+        "extensions": sorted(order.extensions) or "all",
+        "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},
+    }
+    label = f"{order.label}.{digest_label(facts)}"
+    # Neither name nor digest depends on where it was built: the bytes of the code do not.
+    return facts | {
+        "wheel": f"{order.version.public}+{label}",
+        "built_on": platform.machine(),
+    }

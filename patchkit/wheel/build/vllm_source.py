@@ -1,0 +1,139 @@
+"""Describe what `patchkit build vllm` is asked to build, and find its sources."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.version import Version
+
+from patchkit.digests import sha256_of, tree_digest
+from patchkit.durable.scratch import ScratchFolder
+from patchkit.errors import UsageError
+from patchkit.patching.fix import Request
+from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.source.archive import unpack
+from patchkit.source.detect import detect
+from patchkit.source.resolve import Options, Report, fetch_release
+from patchkit.source.tree import SourceTree
+from patchkit.versions import named_version
+from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.build.vllm_needs import Needs, needs
+from patchkit.wheel.build.work import work_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOrder:
+    """An order for vLLM: sources by their identity, the device, and the release of torch.
+
+    ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions
+    that are left out; ``given`` names sources of other projects, which may lie in ``mirror``, too;
+    ``python`` has torch and what else builds run; by default that is an environment made of
+    ``requirements``, by default the locked ones.
+    """
+
+    source: Path
+    identity: str
+    version: Version
+    torch: str
+    request: Request
+    toolchain: Toolchain
+    python: Path | None = None
+    requirements: Path | None = None
+    jobs: int
+    given: Mapping[str, str] = field(default_factory=dict)
+    mirror: Path | None = None
+    offline: bool = False
+    without: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+    fresh: bool = False
+
+    @property
+    def across(self) -> bool:
+        """Return whether it is built for another CPU than this one."""
+        return self.toolchain.machine != platform.machine()
+
+    @property
+    def label(self) -> str:
+        """Return the beginning of the wheel's local version."""
+        target = self.request.target
+        return f"{target.cuda_tag}.{target.name}{'.reduced' if self.extensions else ''}"
+
+    @property
+    def expected(self) -> str:
+        """Return the wheel's file name, but for what only the build can tell."""
+        version = f"{self.version.public}+{self.label}"
+        # cp38-abi3, as upstream's wheels: one wheel for every later Python.
+        return f"vllm-{version}-cp38-abi3-linux_{self.toolchain.machine}.whl"
+
+    @property
+    def work(self) -> Path:
+        """Return the folder in which it is compiled."""
+        parts = ("vllm", self.version.public, self.request.target.name, self.toolchain.machine)
+        return work_path(*parts, reduced=bool(self.extensions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSource:
+    """A folder or an sdist, what it is, its version, and what it takes of the machine."""
+
+    path: Path
+    identity: str
+    version: Version
+    needs: Needs
+
+
+def vllm_source(
+    version: str | None,
+    named: str | None,
+    *,
+    check: Callable[[SourceTree], object],
+    report: Report,
+    offline: bool = False,
+) -> VllmSource:
+    """Return the release of that version (default: the newest), or what is ``named`` instead.
+
+    ``check`` raises if this tree cannot be built as it is asked for. Raises UsageError, SourceError
+    for a release that is not supported or no tree of vLLM, DriftError for one that was edited, and
+    what a fetch raises.
+    """
+    recipe = load_recipe("vllm")
+    if version is not None and named is not None:
+        raise UsageError("--version and --src exclude each other: the sources tell their version")
+    path = Path(named) if named is not None else _release(recipe, version, offline, report)
+    with _tree(path) as tree:
+        recipe.check(tree.version)
+        taken = needs(tree, release=recipe.knows(tree.version))
+        check(tree)
+    identity = (
+        f"sha256:{sha256_of(path)}"
+        if path.is_file()
+        # CMake puts what it fetches into .deps, which is not of the sources.
+        else f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
+    )
+    return VllmSource(path=path.absolute(), identity=identity, version=tree.version, needs=taken)
+
+
+def _release(recipe: Recipe, version: str | None, offline: bool, report: Report) -> Path:
+    chosen = named_version(version) if version else recipe.newest
+    recipe.check(chosen)
+    options = Options(
+        project=recipe.project,
+        lock=recipe.home / "lock.toml",
+        check=recipe.check,
+        report=report,
+        offline=offline,
+    )
+    return fetch_release(f"vllm=={chosen}", options)
+
+
+@contextlib.contextmanager
+def _tree(path: Path) -> Iterator[SourceTree]:
+    if path.is_dir():
+        yield detect(path, "vllm")
+        return
+    with ScratchFolder() as folder:
+        yield detect(unpack(path, Path(folder) / "tree"), "vllm")

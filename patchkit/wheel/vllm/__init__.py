@@ -1,1 +1,0 @@
-"""Build vLLM from source: order, inputs, checks beforehand, its own build backend."""

@@ -1,0 +1,285 @@
+"""Fill a wheelhouse with everything that its wheels need, for every node the same."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from patchkit.digests import sha256_of
+from patchkit.durable.failure import translated
+from patchkit.durable.lock import locked
+from patchkit.durable.names import is_file
+from patchkit.durable.partial import kept
+from patchkit.durable.staging import second_name
+from patchkit.errors import HashMismatchError, StorageError, UsageError
+from patchkit.quoting import quoted
+from patchkit.source.fetch import cached_place
+from patchkit.versions import ExactPin
+from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.name import ANY
+from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.wheelhouse.contents import (
+    FILLING,
+    manifest,
+    replace_dependencies,
+    settled,
+)
+from patchkit.wheel.wheelhouse.download import Progress, download
+from patchkit.wheel.wheelhouse.listed_wheel import read
+from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, Override
+from patchkit.wheel.wheelhouse.node import NodePackages, NodePlatform, is_met
+from patchkit.wheel.wheelhouse.overrides import offers
+from patchkit.wheel.wheelhouse.pins import pins_in, require_effect
+from patchkit.wheel.wheelhouse.resolve import (
+    LockedWheel,
+    WheelSources,
+    only_metadata,
+    requirements_of,
+    resolve,
+)
+from patchkit.wheel.wheelhouse.storage import command
+from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """The dependencies, the file names that are new or gone, and the torch among them.
+
+    ``manifest`` is what was written; ``offers`` are overrides that known bugs suggest.
+    """
+
+    dependencies: tuple[ManifestEntry, ...]
+    new: tuple[str, ...]
+    gone: tuple[str, ...]
+    torch: Torch | None
+    manifest: Manifest
+    offers: tuple[Override, ...]
+
+
+def machine_of(house: Path, built: Sequence[ManifestEntry]) -> str:
+    """Return the one CPU that the wheels are for. Raises UsageError for none, or for two."""
+    cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
+    if len(cpus) != 1:
+        raise UsageError(
+            f"{house} holds wheels for {' and '.join(sorted(cpus)) or 'no CPU in particular'}",
+            why="dependencies are resolved for one machine",
+            hint="keep a wheelhouse for each CPU, or say --cpu"
+            if cpus
+            else "build one first, or say --cpu",
+        )
+    return cpus.pop()
+
+
+def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
+    """Return the wheels that patchkit put there. Raises UsageError if there are none."""
+    found = tuple(entry for entry in settled(house).wheels if entry.kind is Kind.BUILT)
+    if not found:
+        raise UsageError(
+            f"{house} holds no wheel that patchkit built",
+            why="a fill looks for what those need",
+            hint="patchkit build nccl; patchkit repack vllm==X",
+        )
+    return found
+
+
+def fill(
+    house: Path,
+    node: NodePlatform,
+    sources: WheelSources,
+    *,
+    also: Sequence[str] = (),
+    has: NodePackages = MappingProxyType({}),
+    lock_only: bool = False,
+    progress: Progress = lambda _done, _all: None,
+    tell: Callable[[str], None] = lambda _line: None,
+) -> Filled:
+    """Resolve what the wheels need on a node, download it, and lock all of it by hash.
+
+    ``also`` are requirements of the user's own; what a node ``has`` is kept where it fits, and not
+    downloaded; ``tell`` takes a line before what may take long. Nothing in the wheelhouse changes
+    until everything is there and proved; what was downloaded before an interruption is taken up by
+    the next call. Raises ProofError if the torch is one for CPUs alone, UsageError also for an
+    override that does not fit, HashMismatchError, HostError, SourceError, StorageError, BusyError.
+    """
+    before, built = settled(house), built_wheels(house)
+    overrides = _fitting_overrides(house, before)
+    needed = _cuda_needed(house, built)
+    ours = [house / entry.filename for entry in built if entry.name.cpus & {node.machine, ANY}]
+    with _working(house) as place, only_metadata(ours) as small:
+        # Offline, what an earlier fill brought is there to be taken.
+        more = (small, house) if sources.offline else (small,)
+        sources = replace(sources, folders=(*sources.folders, *more))
+        numbered = numbered_like_cuda(needed)
+        tell(f"resolving dependencies for {node}")
+        chosen = resolve(small.iterdir(), also, node, sources, numbered, overrides, has)
+        lacking = [wheel for wheel in chosen if not is_met(has, wheel.name)]
+        torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
+        if torch:
+            tell(f"dependencies: {len(chosen)}; resolving what {torch.name.pinned} requires")
+        requires = requirements_of(torch, node, sources, overrides) if torch else ()
+        proved = _proved_torch(torch, requires, node, needed)
+        folders = () if lock_only else (place, house)
+        files: tuple[Path, ...] = ()
+        # A torch for CPUs alone is refused above, before gigabytes of it are downloaded.
+        if not lock_only:
+            files = _collect(lacking, house, place, progress, tell)
+            if torch in lacking:
+                proved = _proved_torch(torch, requires, node, needed, folders)
+        kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
+        kinds = {wheel: kind if wheel in lacking else Kind.INSTALLED for wheel in chosen}
+        fresh = tuple(_entry(wheel, node, kinds[wheel], folders) for wheel in chosen)
+        replace_dependencies(house, before, fresh, files)
+    old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
+    new = {entry.filename for entry in fresh}
+    return Filled(
+        dependencies=fresh,
+        new=tuple(sorted(new - old)),
+        gone=tuple(sorted(old - new)),
+        torch=proved,
+        manifest=manifest(house),
+        offers=offers(house),
+    )
+
+
+def _fitting_overrides(house: Path, listed: Manifest) -> list[ExactPin]:
+    """Return what overrides take. Raises UsageError for one that what is here contradicts."""
+    require_effect(house, listed.overrides, pins_in(house))
+    built = [entry for entry in listed.wheels if entry.kind is Kind.BUILT]
+    for entry, override in itertools.product(built, listed.overrides):
+        pin, name = override.takes, entry.name
+        if name.project == pin.project and not override.is_met_by(name.version):
+            drop = command("prune", house, "--drop", pin.project)
+            raise UsageError(
+                f"{entry.filename}: was built, and the override takes {pin}",
+                why="the override was recorded after the build",
+                hint=f"{drop}; then build {pin.version}, or fill again to take stock's",
+            )
+    return [override.takes for override in listed.overrides]
+
+
+@contextlib.contextmanager
+def _working(house: Path) -> Iterator[Path]:
+    """Hold the folder of downloads alone; it stays after a failure if there is something in it."""
+    place = house / FILLING
+    if place.is_symlink():
+        raise HashMismatchError(
+            f"{place}: is a link, not the folder that a fill collects its downloads in",
+            why="patchkit makes none; a fill would write to wherever it leads",
+            hint=f"{quoted('rm', '--', place)}; then run it again",
+        )
+    with translated(at=house):
+        place.mkdir(exist_ok=True)
+    with locked(place):
+        try:
+            yield place
+        except BaseException:
+            if not any(place.iterdir()):
+                place.rmdir()
+            raise
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _collect(
+    chosen: Sequence[LockedWheel],
+    house: Path,
+    place: Path,
+    progress: Progress,
+    tell: Callable[[str], None],
+) -> tuple[Path, ...]:
+    """Get what is not in the wheelhouse: from the cache, an earlier run, or else from the index."""
+    missing = [wheel for wheel in chosen if not _whole(house, wheel)]
+    wanted = [wheel for wheel in missing if not _whole(place, wheel) and not _linked(place, wheel)]
+    if wanted:
+        size, free = sum(wheel.size for wheel in wanted), shutil.disk_usage(place).free
+        # Of an index that tells no sizes (PEP 503), nothing can be said before.
+        amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
+        tell(f"to download: {len(wanted)}{amount}")
+        if size - sum(kept(place / wheel.name.filename) for wheel in wanted) > free:
+            raise StorageError(
+                f"{house}: the disk has no room for {size / 1e6:,.0f} MB of dependencies, "
+                f"{free / 1e6:,.0f} MB are free; nothing was downloaded",
+                hint="free some; or let the nodes download: --lock-only",
+            )
+    download(wanted, place, progress)
+    return tuple(place / wheel.name.filename for wheel in missing)
+
+
+def _linked(place: Path, wheel: LockedWheel) -> bool:
+    """Give a wheel that was fetched before, for a build or a repack, a second name in ``place``."""
+    filename = wheel.name.filename
+    if not _whole(cached_place(filename).parent, wheel):
+        return False
+    with translated(at=place):
+        (place / filename).unlink(missing_ok=True)
+        second_name(cached_place(filename), place / filename)
+    return _whole(place, wheel)
+
+
+def _whole(folder: Path, wheel: LockedWheel) -> bool:
+    file = folder / wheel.name.filename
+    return is_file(file) and sha256_of(file) == wheel.sha256
+
+
+def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
+    """Return major version → file name, of the CUDA that libraries built here ask for.
+
+    Raises HashMismatchError if a wheel is not the one that was built.
+    """
+    for entry in built:
+        if not is_file(house / entry.filename) or sha256_of(house / entry.filename) != entry.sha256:
+            raise HashMismatchError(
+                f"{entry.filename} is not the wheel that was built",
+                hint=f"{quoted('patchkit', 'verify', house)}; build it again",
+            )
+    wheels, _unread = read(house, built)
+    return {
+        major: wheel.filename
+        for wheel in wheels
+        for binary in wheel.binaries
+        for major in cuda_majors(binary)
+    }
+
+
+def numbered_like_cuda(needed: Collection[int]) -> list[str]:
+    """Return constraints on what is numbered like CUDA, if the wheels ask for one CUDA."""
+    names = sorted(rules().numbered.names) if len(needed) == 1 else []
+    return [f"{name}=={major}.*" for name in names for major in needed]
+
+
+def _proved_torch(
+    wheel: LockedWheel | None,
+    requires: Sequence[str],
+    node: NodePlatform,
+    needed: Mapping[int, str],
+    folders: Sequence[Path] = (),
+) -> Torch | None:
+    """Return what the torch is, known by its file if that is in a folder. Raises ProofError."""
+    if wheel is None:
+        return None
+    members = None
+    if folders:
+        with WheelFile(_place(wheel.name.filename, folders)) as file:
+            members = file.members
+    torch = torch_of(wheel.name.version, requires, members)
+    require_cuda(torch, node.machine, needed)
+    return torch
+
+
+def _entry(
+    wheel: LockedWheel, node: NodePlatform, kind: Kind, folders: Sequence[Path]
+) -> ManifestEntry:
+    held = kind is Kind.DEPENDENCY
+    size = _place(wheel.name.filename, folders).stat().st_size if held else 0
+    return ManifestEntry(
+        name=wheel.name, sha256=wheel.sha256, size=size, facts=node.facts(), kind=kind
+    )
+
+
+def _place(filename: str, folders: Sequence[Path]) -> Path:
+    return next(folder / filename for folder in folders if (folder / filename).exists())

@@ -1,0 +1,216 @@
+"""Record and lift overrides of a wheelhouse; choose which NCCL to build by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from packaging.version import Version
+
+from patchkit.errors import UsageError
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.releases import load_facts
+from patchkit.versions import ExactPin
+from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.wheelhouse.contents import listed_manifest
+from patchkit.wheel.wheelhouse.manifest import USER, Override, documents, one_line
+from patchkit.wheel.wheelhouse.pins import TORCH, WheelPin, is_nccl, pins_in, require_effect
+from patchkit.wheel.wheelhouse.storage import command, commit, writing
+
+
+def chosen(house: Path, takes: ExactPin, reason: str = "") -> Override:
+    """Return the override that a user asks for.
+
+    Without a reason it is the known bug's of the pinned release, if there is one. Raises UsageError
+    if nothing here pins the project, if the version is not later than the pinned one, or for
+    torch, which other wheels are compiled against; SourceError for an NCCL that is refused.
+    """
+    pins = pins_in(house)
+    found = {each.pin: each for each in pins if each.pin.project == takes.project}
+    if not found:
+        raise _not_pinned(house, takes, pins)
+    if len(found) > 1:
+        different = " and ".join(f"{each.pin} ({each.by})" for each in found.values())
+        raise UsageError(f"{house}: its wheels pin {different}", hint="drop one of them first")
+    ((pin, known),) = found.items()
+    _check_version(takes, known)
+    try:
+        one_line(reason or "-")
+    except ValueError as error:
+        raise UsageError(f"--reason {reason!r}: {error}", hint="say it in one line") from None
+    suggested = (each.reason for each in known_overrides(pins, ()) if each.pin == pin)
+    return Override(
+        takes=takes,
+        pin=pin,
+        by=known.by,
+        reason=reason or next(suggested, "no reason was given"),
+        word=USER,
+    )
+
+
+def record(house: Path, override: Override) -> bool:
+    """Write an override into the manifest, in the place of an earlier one of the project.
+
+    Return False if this very one is there. Raises StorageError, BusyError.
+    """
+    with writing(house):
+        listed = listed_manifest(house)
+        if override in listed.overrides:
+            return False
+        others = (o for o in listed.overrides if o.takes.project != override.takes.project)
+        commit(house, documents(replace(listed, overrides=(*others, override))), ())
+    return True
+
+
+def lift(house: Path, project: str) -> Override:
+    """Remove the override of a project and return it. Raises UsageError if there is none."""
+    with writing(house):
+        listed = listed_manifest(house)
+        for override in listed.overrides:
+            if override.takes.project == project:
+                left = tuple(each for each in listed.overrides if each != override)
+                commit(house, documents(replace(listed, overrides=left)), ())
+                return override
+    there = ", ".join(each.takes.project for each in listed.overrides) or "none"
+    raise UsageError(f"{house}: there is no override of {project}", hint=f"there is {there}")
+
+
+def offers(house: Path) -> tuple[Override, ...]:
+    """Return the overrides that known bugs of what is pinned in a folder suggest."""
+    if not house.is_dir():
+        return ()
+    return known_overrides(pins_in(house), listed_manifest(house).overrides)
+
+
+def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> tuple[Override, ...]:
+    """Return the overrides that known bugs of pinned releases suggest, where none is recorded."""
+    found, there = {}, {each.takes.project for each in recorded}
+    for each in pins:
+        project, version = each.pin.project, each.pin.version
+        bugs = load_facts().bugs_of(version) if is_nccl(project) and project not in there else ()
+        for bug in bugs:
+            if bug.take:
+                found[project] = Override(
+                    takes=ExactPin(f"{project}=={bug.take}"),
+                    pin=each.pin,
+                    by=each.by,
+                    reason=f"NCCL {version} {bug.says}",
+                    word=f"known bug: {bug.source}",
+                )
+    return tuple(found.values())
+
+
+def _not_pinned(house: Path, takes: ExactPin, pins: Sequence[WheelPin]) -> UsageError:
+    projects = {each.pin.project: each for each in pins}
+    near = get_close_matches(takes.project, projects, 1)
+    if near:
+        known = projects[near[0]]
+        meant = command("override", house, f"{near[0]}=={takes.version}")
+        hint = f"did you mean {near[0]}, {known.pin.version} by {known.by}? {meant}"
+    elif projects:
+        names = ", ".join(str(each.pin) for each in projects.values())
+        hint = f"pinned are {names}"
+    else:
+        hint = "build or repack a vLLM into it first: patchkit repack vllm==X"
+    return UsageError(
+        f"{house}: nothing here pins {takes.project}",
+        why="an override replaces a pin; what nobody pins needs none",
+        hint=hint,
+    )
+
+
+def _check_version(takes: ExactPin, known: WheelPin) -> None:
+    pinned, version = known.pin.version, takes.version
+    if rules().fixed(takes.project):
+        raise UsageError(
+            f"{takes}: the pin of {takes.project} is not overridden",
+            why=f"{known.wheel} was compiled against {known.pin}",
+            hint="take a vLLM that is built for another one",
+        )
+    if version.local:
+        raise UsageError(
+            f"{takes}: an override names a release, without a label",
+            why="the label of a build is not known before it is built",
+            hint=f"say {takes.project}=={version.public}, which a build of it meets",
+        )
+    if version == pinned:
+        what = f"{known.by} pins {takes} itself: there is nothing to override"
+        raise UsageError(what, hint="`patchkit verify` says what is wrong, if anything is")
+    if version < pinned:
+        raise UsageError(
+            f"{takes} is older than {pinned}, which {known.by} pins",
+            why="what is compiled for a release may call what an older one lacks",
+            hint=f"name a later version than {pinned}",
+        )
+    if is_nccl(takes.project):
+        load_recipe("nccl").check(Version(version.public))
+
+
+PACKAGE = "nvidia-nccl-cu13"  # what is built here
+
+
+def default_version(house: Path | None) -> tuple[Version, str]:
+    """Return the NCCL to build for the wheels in a wheelhouse, and why that one, in words.
+
+    An override decides; else a torch wheel, which pins it itself; else a vLLM wheel, which pins its
+    torch, and the recipe says what that pins; without any of them it is the recipe's default.
+    Raises UsageError if two wheels want different ones, a torch is newer than the recipe, an
+    override is for other wheels, or a wheel cannot be read.
+    """
+    found = _wanted(house)
+    if not found:
+        _check_torch(house)
+        return load_facts().default, "the recipe's default: no torch or vLLM wheel says otherwise"
+    if len(found) > 1:
+        raise UsageError(
+            f"{house}: its wheels want {len(found)} versions of NCCL\n"
+            + "\n".join(f"  {version}: {reason}" for version, reason in sorted(found.items())),
+            hint="name one with --version, or remove a wheel",
+        )
+    return next(iter(found.items()))
+
+
+def require_wanted(house: Path, version: Version) -> None:
+    """Raise UsageError if the wheels in a wheelhouse want another NCCL than this one."""
+    found = _wanted(house)
+    if not found or Version(version.public) in found:
+        return
+    wanted, reason = max(found.items())
+    other = "or build into another folder: --dir"
+    hint = f"leave --version out to build {wanted}; {other}"
+    if version > wanted and any(each.pin.project == PACKAGE for each in pins_in(house)):
+        override = command("override", house, f"{PACKAGE}=={version.public}")
+        hint = f"to take it, record that: {override}; then build again; {other}"
+    raise UsageError(
+        f"{house}: its wheels are for NCCL {wanted}, and {version} is to be built",
+        why=f"{reason}; `patchkit verify` refuses another one beside it, and pip replaces it",
+        hint=hint,
+    )
+
+
+def _wanted(house: Path | None) -> dict[Version, str]:
+    """Return each NCCL that is wanted, and by what."""
+    if house is None or not house.is_dir():
+        return {}
+    pins, overrides = pins_in(house), listed_manifest(house).overrides
+    require_effect(house, overrides, pins)
+    for override in overrides:
+        if is_nccl(override.takes.project):
+            return {override.takes.version: str(override)}
+    return {each.pin.version: each.reason for each in pins if is_nccl(each.pin.project)}
+
+
+def _check_torch(house: Path | None) -> None:
+    """Raise UsageError for a torch whose NCCL the recipe does not know."""
+    facts = load_facts()
+    for each in pins_in(house) if house is not None and house.is_dir() else ():
+        if each.pin.project == TORCH and not facts.pin_of_torch(str(each.pin.version)):
+            raise UsageError(
+                f"{each.wheel} requires torch {each.pin.version}, and the recipe does not know its "
+                "NCCL",
+                why=f"the recipe knows torch {', '.join(facts.torch)}",
+                hint="name one with --version: `pip download --no-deps torch` and its METADATA "
+                "say which",
+            )

@@ -1,0 +1,284 @@
+"""Run uv, which resolves requirements for other machines than the one it runs on.
+
+The index, its credentials and its certificates are those that pip is configured for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+from uv import find_uv_bin
+
+from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
+from patchkit.process import attempt
+from patchkit.quoting import quoted
+from patchkit.source.fetch import cache_dir
+from patchkit.source.pip_settings import pip_settings
+from patchkit.versions import ExactPin
+from patchkit.wheel.file.name import WheelName, wheel_name
+from patchkit.wheel.wheelhouse.node import NodePackages, NodePlatform
+
+_OPTIONS = (
+    *("--only-binary=:all:", "--no-header"),
+    *(f"--python={sys.executable}", "--no-python-downloads"),  # it would fetch one to build with
+    # --no-config: a uv.toml of the user's must not make another lock.
+    *("--no-config", "--color=never", "--no-progress"),
+)
+# pip's settings as uv takes them: in variables, since everybody on a machine can read arguments.
+_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "retries": "UV_HTTP_RETRIES",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
+}
+# The frame that uv draws in front of each line of an error, and its labels.
+_FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
+_SHOWN = 12  # lines of what uv says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelSources:
+    """Sources of wheels: pip's index and folders or, ``offline``, folders alone."""
+
+    offline: bool = False
+    folders: tuple[Path, ...] = ()
+
+
+def compile_requirements(
+    wanted: Sequence[str],
+    node: NodePlatform,
+    sources: WheelSources,
+    *options: str,
+    constraints: Iterable[str] = (),
+    overrides: Iterable[str] = (),
+    preferred: Mapping[str, Version] | None = None,
+) -> str:
+    """Return what `uv pip compile` writes for requirements.
+
+    ``constraints`` are requirements that hold for what is needed, and need nothing by themselves;
+    ``overrides`` hold in the place of every requirement of the same project; of ``preferred``
+    projects that version is taken where nothing speaks against it.
+
+    No wheel is downloaded where the index tells metadata. Raises SourceError if there is no
+    solution, UsageError for what is no requirement, StorageError if the index or the disk fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"constraints": constraints, "overrides": overrides}
+        for name, lines in files.items():
+            Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
+        former = _former_lock(Path(folder), preferred) if preferred else ()
+        done = attempt(
+            *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS),
+            *(f"--{name}={folder}/{name}" for name in files),
+            *(f"--python-platform={node.uv_name}", f"--python-version={node.python}"),
+            *(["--no-index"] if sources.offline else []),
+            *(*options, *former),
+            input="\n".join(wanted).encode(),
+            env=_environment(sources),
+            timeout=None,
+        )
+    if done.trouble:
+        raise _failure(done.errors, wanted, node)
+    return done.output
+
+
+@contextlib.contextmanager
+def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
+    """Make a folder of wheels of the same names with nothing but metadata in them.
+
+    uv would unpack every file of a whole wheel, and keep it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for wheel in wheels:
+            small = Path(folder) / wheel.name
+            with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(small, "w") as new:
+                for name in old.namelist():
+                    if ".dist-info/" in name:
+                        new.writestr(name, old.read(name))
+        yield Path(folder)
+
+
+def _former_lock(folder: Path, versions: Mapping[str, Version]) -> tuple[str, ...]:
+    """Return the options that make uv keep to versions, as if an earlier lock had them."""
+    rows = [
+        f'[[packages]]\nname = "{project}"\nversion = "{version.public}"\n'
+        for project, version in sorted(versions.items())
+    ]
+    lock = folder / "pylock.toml"
+    head = 'lock-version = "1.0"\ncreated-by = "patchkit"\n'
+    lock.write_text("".join([head, *rows]), encoding="utf-8")
+    return (f"--output-file={lock}",)  # it is also printed
+
+
+def _environment(sources: WheelSources) -> dict[str, str]:
+    """Return the variables that uv gets, none of the user's own for uv: all get the same lock."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    links = [folder.absolute().as_uri() for folder in sources.folders]
+    if not sources.offline:
+        settings = pip_settings()
+        found |= {_VARIABLES[name]: settings[name] for name in _VARIABLES if name in settings}
+        if "extra-index-url" in settings:  # as pip: the best of all indexes, not of the first one
+            found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        # pip only warns of a folder that is not there, and uv gives up.
+        links += [link for link in settings.get("find-links", "").split() if not _is_gone(link)]
+    return found | {
+        "UV_FIND_LINKS": ",".join(links),
+        "UV_CACHE_DIR": str(cache_dir() / "uv"),
+        "UV_SYSTEM_CERTS": "1",  # the system's certificates, as pip
+    }
+
+
+def _is_gone(link: str) -> bool:
+    """Return whether a place of wheels is a folder or a file that is not there."""
+    scheme, _, path = link.rpartition("://")
+    return scheme in ("", "file") and not Path(unquote(path)).exists()
+
+
+def _failure(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitError:
+    """Return the error that uv's words mean."""
+    told = (line for line in said.splitlines() if not line.startswith("warning:"))
+    lines = [_FRAME.sub("", _PASSWORD.sub("", line)) for line in told]
+    names = [unquote(each).rpartition("/")[2] for each in wanted]
+    why = "\n        ".join([line for line in lines if line][:_SHOWN])
+    if "No space left on device" in said:
+        return StorageError("uv ran out of disk space", why=why, hint="free some; run it again")
+    if "authentication" in said or re.search(r"\b40[137]\b", said):
+        return StorageError(
+            "the package index denies access",
+            why=why,
+            hint="check the credentials in pip's configuration, or in ~/.netrc",
+        )
+    if "No solution found" in said:
+        return SourceError(
+            f"there is no set of wheels for {node} that fits together with {', '.join(names)}",
+            why=why.partition("\n")[2].strip(),
+            hint="take another release or --python-version; build a wheel of what has sources "
+            "alone on a node (pip wheel), and name its folder with --find-links; if an index has "
+            "what was not found, check its credentials in pip's configuration",
+        )
+    if "parse" in said and "requirement" in said:
+        return UsageError("--with takes a requirement such as 'ray>=2.40'", why=why)
+    if re.search(r"[Ff]ailed to fetch|Request failed|error sending request", said):
+        return StorageError(
+            "the package index cannot be reached",
+            why=why,
+            hint="check pip's configuration; --offline takes wheels from --find-links alone",
+        )
+    update = quoted(sys.executable, "-m", "pip", "install", "-U", "uv")
+    return StorageError("uv failed", why=why, hint=f"update it: {update}; then try again")
+
+
+_LOCK = ("--format=pylock.toml", "--generate-hashes")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedWheel:
+    """A wheel that was chosen, and where it is; ``size`` in bytes, 0 if the index does not say."""
+
+    name: WheelName
+    sha256: str
+    url: str
+    size: int
+
+
+def resolve(
+    given: Iterable[Path],
+    also: Sequence[str],
+    node: NodePlatform,
+    sources: WheelSources,
+    constraints: Iterable[str] = (),
+    overrides: Iterable[ExactPin] = (),
+    preferred: NodePackages | None = None,
+) -> tuple[LockedWheel, ...]:
+    """Return every wheel, by file name, that a node needs for the ``given`` ones and ``also``.
+
+    The given ones are taken before any of their projects elsewhere; ``also`` are requirements,
+    ``overrides`` replace what wheels require, and ``preferred`` versions are kept where they fit.
+    Raises as ``compile_requirements`` does.
+    """
+    for each in also:
+        if each.startswith("-") or not each.isprintable():
+            raise UsageError(f"--with takes a requirement such as 'ray>=2.40', not {each!r}")
+    ours = {wheel_name(wheel.name).project: wheel.as_uri() for wheel in given}
+    named = {project: f"{project} @ {url}" for project, url in ours.items()}
+    text = compile_requirements(
+        [*named.values(), *also],
+        node,
+        sources,
+        *_LOCK,
+        constraints=constraints,
+        # An override replaces what we ask for as well: it has to name the wheel that is given.
+        overrides=[named.get(pin.project, str(pin)) for pin in overrides],
+        preferred=preferred,
+    )
+    rows = tomllib.loads(text)["packages"]
+    ranks = node.ranks()
+    found = [_chosen(row, ranks) for row in rows if row["name"] not in ours]
+    return tuple(sorted(found, key=lambda wheel: wheel.name.filename))
+
+
+def requirements_of(
+    wheel: LockedWheel,
+    node: NodePlatform,
+    sources: WheelSources,
+    overrides: Iterable[ExactPin] = (),
+) -> tuple[str, ...]:
+    """Return the projects that a wheel requires on that node. Raises as ``resolve`` does."""
+    options = ("--format=requirements.txt", "--annotation-style=line")
+    text = compile_requirements(
+        [wheel.name.pinned], node, sources, *options, overrides=map(str, overrides)
+    )
+    pinned = (line.partition("==") for line in text.splitlines() if "==" in line)
+    return tuple(
+        project
+        for project, _, rest in pinned
+        # uv's annotation in one line: `sympy==1.13.3  # via torch, other`.
+        if wheel.name.project in rest.partition("# via ")[2].split(", ")
+    )
+
+
+def _chosen(row: Mapping[str, Any], ranks: Mapping[Tag, int]) -> LockedWheel:
+    """Return the file of a package that an installer takes. Raises SourceError if there is none."""
+    fitting = []
+    # pylock.toml (PEP 751): `archive` is the file of a requirement that names a URL.
+    for file in row.get("wheels", [row.get("archive", {})]):
+        url = file.get("url") or Path(file.get("path", "")).absolute().as_uri()
+        filename = unquote(urlsplit(url).path.rpartition("/")[2])
+        sha256 = file.get("hashes", {}).get("sha256", "")
+        if not filename.endswith(".whl") or not _SHA256.fullmatch(sha256):
+            continue
+        *_, build, tags = parse_wheel_filename(filename)
+        if tags & ranks.keys():
+            rank = min(ranks[tag] for tag in tags & ranks.keys())
+            size = int(file.get("size", 0))
+            name = wheel_name(filename)
+            wheel = LockedWheel(name=name, sha256=sha256, url=url, size=size)
+            # As pip chooses: the best tag, and of equals the highest build number.
+            fitting.append(((-rank, build), wheel))
+    if not fitting:
+        raise SourceError(
+            f"{row['name']} {row.get('version', '')}: there is no wheel with a sha256",
+            hint="build a wheel of it, and name its folder with --find-links",
+        )
+    return max(fitting, key=lambda each: each[0])[1]

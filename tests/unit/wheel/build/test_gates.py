@@ -1,0 +1,216 @@
+"""What a machine lacks is said all at once, with what supplies it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from patchkit.errors import DriftError, HostError
+from patchkit.wheel.build.vllm_needs import Needs, needs, recorded_needs
+from patchkit.wheel.build.vllm_preflight import check_gates, gcc_version
+from support.needed import need, need_headers
+
+EASY = Needs(
+    torch="2.11.0", python=">=3.11", standard=17, gcc="", patch=False, rust="", protoc=False
+)
+HARD = recorded_needs(Version("0.28.0"))
+HERE = Path(sys.executable)
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A machine with nothing on PATH but what is put into ``bare``."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    return programs
+
+
+def program(place, text):
+    place.write_text(f"#!/bin/sh\n{text}\n")
+    place.chmod(0o755)
+    return place
+
+
+def gcc(folder, version):
+    major, minor, patch = version.split(".")
+    lines = [f"#define __GNUC__ {major}", f"#define __GNUC_MINOR__ {minor}"]
+    lines += [f"#define __GNUC_PATCHLEVEL__ {patch}"]
+    return program(folder / "g++", "\n".join(f"echo '{line}'" for line in lines))
+
+
+def test_a_machine_that_has_all_of_it_passes(tmp_path):
+    need_headers()
+    cxx = gcc(tmp_path, "9.4.0")
+    assert check_gates(EASY, release="0.19.1", python=HERE, cxx=cxx, cuda="13.0.88") == []
+    said = check_gates(
+        replace(EASY, rust="1.95"), release="0.22.0", python=HERE, cxx=cxx, cuda="13.2"
+    )
+    (line,) = said
+    assert line.startswith("Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1")
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("12.2.0", "apt install g++-13-aarch64-linux-gnu (Debian 13, Ubuntu 24.04)"),
+        ("12.2.0", "then CXX=aarch64-linux-gnu-g++-13"),
+        (None, "no C++ compiler for aarch64: apt install g++-13-aarch64-linux-gnu"),
+    ],
+)
+def test_another_cpu_takes_the_compiler_for_it(tmp_path, version, says):
+    cxx = gcc(tmp_path, version) if version else None
+    needed = replace(EASY, gcc="13", standard=20)
+    with pytest.raises(HostError) as caught:
+        check_gates(
+            needed, release="0.32.0", python=HERE, cxx=cxx, cuda="13.0.88", across="aarch64"
+        )
+    assert says in caught.value.what
+
+
+def test_all_that_is_missing_is_said_at_once(bare, tmp_path):
+    needed = replace(HARD, gcc="13", python=">=3.99,<4")
+    program(bare / "cargo", "")
+    program(bare / "rustc", "echo rustc 1.63.0")
+    with pytest.raises(HostError) as caught:
+        check_gates(
+            needed, release="0.28.0", python=HERE, cxx=gcc(tmp_path, "12.2.0"), cuda="12.9.86",
+            rust=True,
+        )  # fmt: skip
+    lines = caught.value.what.splitlines()
+    assert lines[0] == "this machine cannot build vLLM 0.28.0:"
+    said = "\n".join(lines[1:])
+    for part in (
+        "is outside >=3.99,<4: name another one with --python",
+        "is GCC 12.2.0; the release takes C++20, GCC 13 or later: apt install g++-13",
+        "nvcc 12.9.86 is too old: 13.0 or later: apt install cuda-toolkit-13-0",
+        "no program `patch`: apt install patch",
+        "rustc 1.63.0 is too old: 1.95 is needed: rustup toolchain install 1.95",
+        "no protoc, which the front end needs: apt install protobuf-compiler",
+    ):
+        assert part in said
+    assert len([line for line in lines if "Python.h" not in line]) == 7
+
+
+def test_nothing_at_all(bare):
+    with pytest.raises(HostError) as caught:
+        check_gates(HARD, release="0.28.0", python=Path("/none"), cxx=None, cuda="", rust=True)
+    said = caught.value.what
+    for part in (
+        "/none does not run",
+        "no C++ compiler: apt install g++-11",
+        "no nvcc",
+        "no cargo",
+    ):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("standard", "least", "found", "fine"),
+    [
+        (17, "", "7.5.0", True),
+        (20, "", "9.4.0", False),
+        (20, "", "10.1.0", True),
+        (20, "11.3", "11.2.0", False),
+        (20, "11.3", "11.3.0", True),
+        (20, "13", "12.9.9", False),
+        (20, "13", "13.0.0", True),
+        (20, "11.3", "9.0.0", False),  # as text it would be the later one
+    ],
+)
+def test_the_gate_of_gcc(tmp_path, standard, least, found, fine):
+    need_headers()
+    needed = replace(EASY, standard=standard, gcc=least)
+    how = {"release": "1", "python": HERE, "cxx": gcc(tmp_path, found), "cuda": "13.0"}
+    if fine:
+        assert check_gates(needed, **how) == []
+        return
+    with pytest.raises(HostError, match=f"GCC {found}"):
+        check_gates(needed, **how)
+
+
+def test_other_compilers_are_not_asked(tmp_path):
+    need_headers()
+    clang = program(tmp_path / "c++", "echo '#define __clang__ 1'; echo '#define __GNUC__ 4'")
+    assert gcc_version(clang) is None
+    assert gcc_version(tmp_path / "none") is None
+    needed = replace(EASY, gcc="13")
+    assert check_gates(needed, release="1", python=HERE, cxx=clang, cuda="13.0") == []
+
+
+def test_the_compiler_of_this_machine_tells_its_version():
+    need("g++")
+    assert gcc_version(Path(shutil.which("g++"))) >= Version("7")
+
+
+# What a tree says against what is recorded
+
+PYPROJECT = """\
+[build-system]
+requires = ["cmake", "torch == {torch}"]
+[project]
+requires-python = "{python}"
+"""
+CMAKE = """\
+set(CMAKE_CXX_STANDARD 20)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS "11.3")
+  message(FATAL_ERROR "no")
+endif()
+if(VLLM_GPU_LANG STREQUAL "HIP" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS "15")
+  message(FATAL_ERROR "no")
+endif()
+set(TORCH_SUPPORTED_VERSION_CUDA "{torch}")
+if(Torch_VERSION VERSION_LESS "2.14")
+  execute_process(COMMAND patch --batch)
+endif()
+"""
+
+
+def tree_of(make_tree, version, torch="2.13.0", python=">=3.10,<3.15", cmake=CMAKE):
+    return make_tree(
+        version,
+        {
+            "CMakeLists.txt": cmake.replace("{torch}", torch),
+            "pyproject.toml": PYPROJECT.format(torch=torch, python=python),
+        },
+    )
+
+
+def test_a_release_is_what_is_recorded(make_tree):
+    assert needs(tree_of(make_tree, "0.28.0"), release=True) == HARD
+
+
+def test_another_tree_counts_by_its_own_files(make_tree):
+    tree = tree_of(make_tree, "0.34.0.dev1", torch="2.15.0", python=">=3.12")
+    found = needs(tree, release=False)
+    assert (found.torch, found.python, found.gcc, found.patch) == (
+        "2.15.0",
+        ">=3.12",
+        "11.3",
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"python": ">=3.9"}, "says python = '>=3.9', recorded is '>=3.10,<3.15'"),
+        ({"torch": "2.12.0"}, "says torch = '2.12.0', recorded is '2.13.0'"),
+        ({"cmake": CMAKE.replace("11.3", "12")}, "says gcc = '12', recorded is '11.3'"),
+        ({"cmake": CMAKE.replace("COMMAND patch", "COMMAND x")}, "says patch = False"),
+        (
+            {"cmake": CMAKE.replace('"{torch}"', '"2.1"')},
+            "torch==2.13.0, but CMakeLists.txt has 2.1",
+        ),
+        ({"cmake": CMAKE + "set(CMAKE_CXX_STANDARD 23)\n"}, "is set to 2 values, expected 1"),
+    ],
+)
+def test_a_release_that_says_otherwise_is_drift(make_tree, change, says):
+    with pytest.raises(DriftError) as caught:
+        needs(tree_of(make_tree, "0.28.0", **change), release=True)
+    assert says in caught.value.what

@@ -1,0 +1,185 @@
+"""Take what upstream's own wheel of a release gives in the place of another project's source."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zipfile
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from patchkit.errors import ProofError, SourceError, UsageError
+from patchkit.proof.cmake import cmake_program
+from patchkit.recipes.vllm.build import Wanted, by_option
+from patchkit.recipes.vllm.external import External
+from patchkit.recipes.vllm.installed import take_installed
+from patchkit.target import targets
+from patchkit.wheel.build.vllm_upstream import foretold, parts_of, prove_parts, upstream_parts
+from patchkit.wheel.file.wheelfile import WheelFile
+from support.needed import need
+from support.vllm_wheels import HOPPER, LOST
+
+VERSION = Version("0.25.1")
+GB10, H200 = targets()["gb10"], targets()["h200"]
+FA = "vllm/vllm_flash_attn"
+MEMBERS = {
+    f"{FA}/__init__.py": b"# vLLM's own\n",
+    f"{FA}/_vllm_fa2_C.abi3.so": LOST,  # with PTX, and linked with CUDA 13
+    f"{FA}/_vllm_fa3_C.abi3.so": HOPPER,
+    f"{FA}/cute/interface.py": b"import vllm.vllm_flash_attn.cute.utils\n",
+    f"{FA}/layers/rotary.py": b"rotary = 1\n",
+    "vllm/_flashmla_C.abi3.so": HOPPER,
+    "vllm/_qutlass_C.abi3.so": HOPPER,
+    "vllm/third_party/triton_kernels/a/b.py": b"b = 1\n",
+}
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """Make a wheel of these members: ``with wheel() as opened``."""
+
+    def make(members=MEMBERS, name="vllm-0.25.1-cp38-abi3-manylinux_2_28_aarch64.whl"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for path, data in members.items():
+                archive.writestr(path, data)
+        return WheelFile(tmp_path / name)
+
+    return make
+
+
+def known(option):
+    return by_option([option])[0]
+
+
+def test_what_is_of_the_project_and_of_use_on_the_device(wheel):
+    with wheel() as opened:
+        parts = parts_of(opened, known("flash-attn"), GB10)
+        python = parts_of(opened, known("triton-kernels"), GB10)
+        digest = opened.sha256
+    kept = ("_vllm_fa2_C.abi3.so", "cute/interface.py", "layers/rotary.py")
+    assert parts.members == tuple(f"{FA}/{name}" for name in kept)
+    codes = "sm_90, sm_100a, sm_120, sm_120a, compute_120"
+    assert parts.identity == (
+        f"vllm==0.25.1, sha256:{digest}; as upstream compiled it: _vllm_fa2_C ({codes})"
+    )
+    assert python.members == ("vllm/third_party/triton_kernels/a/b.py",)
+    said = "as upstream's wheel has it installed"
+    assert python.identity == f"vllm==0.25.1, sha256:{digest}; {said}"
+
+
+def test_a_hopper_gets_flash_attention_3(wheel):
+    with wheel() as opened:
+        parts = parts_of(opened, known("flash-attn"), H200)
+    assert f"{FA}/_vllm_fa3_C.abi3.so" in parts.members
+    assert parts.identity.endswith("_vllm_fa3_C (sm_90a)")
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "says", "hint"),
+    [
+        (
+            "tml-fa4",
+            UsageError,
+            "holds nothing of tml-fa4",
+            "it holds parts of flash-attn, flashmla, qutlass, triton-kernels",
+        ),
+        ("flashmla", UsageError, "for other devices than NVIDIA DGX Spark", "--without flashmla"),
+        ("qutlass", ProofError, "no code that NVIDIA DGX Spark", "--source qutlass=FOLDER"),
+    ],
+)
+def test_what_does_not_serve_the_device_is_refused(wheel, option, error, says, hint):
+    with wheel() as opened, pytest.raises(error, match=says) as caught:
+        parts_of(opened, known(option), GB10)
+    assert hint in caught.value.hint
+
+
+def test_libraries_of_another_cuda_are_refused(wheel):
+    with wheel() as opened, pytest.raises(ProofError, match="is linked with CUDA 13"):
+        parts_of(opened, known("flash-attn"), replace(GB10, cuda="14.0"))
+
+
+@pytest.mark.parametrize(
+    ("version", "cpu", "spec", "error", "says"),
+    [
+        ("0.25.1", "aarch64", "vllm==0.25.0", UsageError, "this build is of vLLM 0.25.1"),
+        ("0.25.1", "riscv64", "vllm==0.25.1", SourceError, "for riscv64 is not locked"),
+        ("0.99.0", "aarch64", "vllm==0.99.0", SourceError, "vLLM 0.99.0 for aarch64 is not locked"),
+        ("0.25.1", "aarch64", "vllm==0.25.1", SourceError, "is not in the cache, and offline"),
+    ],
+)
+def test_which_wheel_it_is(tmp_path, monkeypatch, version, cpu, spec, error, says):
+    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
+    with pytest.raises(error, match=says):
+        upstream_parts("flash-attn", spec, Version(version), cpu, GB10, offline=True, progress=None)
+
+
+def test_the_size_is_said_beforehand(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
+    given = {"triton-kernels": "vllm==0.25.1", "flash-attn": "vLLM==0.25.1", "cutlass": "/x"}
+    name = "vllm-0.25.1-cp38-abi3-manylinux_2_28_aarch64.whl"
+    line = f"flash-attn, triton-kernels: from {name}, "
+    assert foretold(given, VERSION, "aarch64") == f"{line}244 MB to download"
+    (tmp_path / "sdists").mkdir()
+    (tmp_path / "sdists" / name).touch()
+    assert foretold(given, VERSION, "aarch64") == f"{line}in the cache"
+    assert foretold({"cutlass": "/x"}, VERSION, "aarch64") == ""
+
+
+def external(option):
+    return External(
+        name=option,
+        variable="PARTS_SRC_DIR",
+        url="u",
+        pin="1" * 40,
+        submodules=None,
+        subdir="",
+        path="x.cmake",
+        line=1,
+    )
+
+
+def test_cmake_installs_them_where_upstream_has_them(wheel, make_tree, tmp_path):
+    """Real CMake: each component of the source installs the same bytes, without compiling."""
+    need("make")
+    folder, out, flash = tmp_path / "parts", tmp_path / "out", known("flash-attn")
+    text = f"cmake_minimum_required(VERSION 3.26)\nproject(outer NONE)\ninclude({flash.file})\n"
+    tree = make_tree("0.25.1", {"CMakeLists.txt": text})
+    tree = take_installed(tree, [Wanted(external("flash-attn"), flash, "1" * 40)])
+    (tree.root / "CMakeLists.txt").write_text(tree.read("CMakeLists.txt"))
+    with wheel() as opened:
+        parts = parts_of(opened, flash, GB10)
+    parts.unpack(folder)
+    env = {"PATH": os.environ["PATH"], "PARTS_SRC_DIR": str(folder)}
+    build = str(tmp_path / "build")
+
+    def cmake(*arguments):
+        done = subprocess.run(
+            [cmake_program(), *arguments], capture_output=True, text=True, env=env, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    cmake("-S", str(tree.root), "-B", build)
+    for target in flash.targets:
+        cmake("--build", build, "--target", target)
+        cmake("--install", build, "--prefix", str(out / target), "--component", target)
+        installed = {
+            str(path.relative_to(out / target)): path.read_bytes()
+            for path in (out / target).rglob("*")
+            if path.is_file()
+        }
+        assert installed == {name: MEMBERS[name] for name in parts.members}
+
+
+def test_the_wheel_is_proved_to_have_them(wheel, tmp_path):
+    with wheel() as opened:
+        parts_of(opened, known("flash-attn"), GB10).unpack(tmp_path / "parts")
+        said = prove_parts(opened, tmp_path / "parts", "flash-attn")
+    assert said == "flash-attn: 3 files are those of upstream's wheel"
+    other = {**MEMBERS, f"{FA}/cute/interface.py": b"other\n"}
+    less = {name: data for name, data in MEMBERS.items() if "rotary" not in name}
+    for members, lost in ((other, "cute/interface.py"), (less, "layers/rotary.py")):
+        opened = wheel(members, "vllm-1-py3-none-linux_aarch64.whl")
+        with opened, pytest.raises(ProofError, match=f"{lost} of flash-attn is not in the wheel"):
+            prove_parts(opened, tmp_path / "parts", "flash-attn")

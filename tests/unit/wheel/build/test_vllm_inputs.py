@@ -1,0 +1,288 @@
+"""Where the sources of other projects come from, and what is recorded of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import shutil
+import tarfile
+import zipfile
+from dataclasses import replace
+
+import pytest
+from packaging.version import Version
+
+from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.recipes.vllm.build import Wanted, known_externals
+from patchkit.recipes.vllm.external import External
+from patchkit.source.git import submodules
+from patchkit.target import targets
+from patchkit.wheel.build.vllm_inputs import gather, parse_given
+from patchkit.wheel.build.vllm_stand_in import stand_ins
+from support.wheels import OTHER_CPU
+
+VERSION = Version("0.25.1")
+KNOWN = {each.option: each for each in known_externals()}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def write(root, files):
+    for path, text in files.items():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    return root
+
+
+@pytest.fixture
+def repository(tmp_path, git):
+    """A committed repository: ``repository("name", files)`` gives its folder and the commit."""
+
+    def make(name, files, links=()):
+        root = write(tmp_path / name, files)
+        git(root, "init", "--quiet")
+        git(root, "add", "--all")
+        for path, commit in links:
+            git(root, "update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
+        git(root, "commit", "--quiet", "--message", "one")
+        return root, git(root, "rev-parse", "HEAD").strip()
+
+    return make
+
+
+@pytest.fixture
+def flashmla(repository):
+    """FlashMLA in small, with its submodule beside it in the same folder."""
+    cutlass, inner = repository("mirror/cutlass", {"include/cutlass/cutlass.h": "// 4\n"})
+    gitmodules = f'[submodule "x"]\n\tpath = csrc/cutlass\n\turl = {cutlass}\n'
+    files = {"flash_mla/flash_mla_interface.py": "\n", ".gitmodules": gitmodules}
+    root, commit = repository("mirror/flashmla", files, [("csrc/cutlass", inner)])
+    external = External(
+        name="flashmla",
+        variable="FLASH_MLA_SRC_DIR",
+        url=str(root),
+        pin=commit,
+        submodules=None,
+        subdir="",
+        path="cmake/x.cmake",
+        line=1,
+    )
+    return Wanted(external, KNOWN["flashmla"], commit)
+
+
+@pytest.fixture
+def qutlass():
+    external = External(
+        name="qutlass",
+        variable="QUTLASS_SRC_DIR",
+        url="file:///nowhere/qutlass",
+        pin="1" * 40,
+        submodules=None,
+        subdir="",
+        path="x.cmake",
+        line=1,
+    )
+    return Wanted(external, KNOWN["qutlass"], "1" * 40)
+
+
+@pytest.fixture
+def take(tmp_path):
+    """Gather into one folder: ``take(wanted, "qutlass=FOLDER", mirror=…)``."""
+
+    def gathered(*wanted, given=(), **how):
+        dest = tmp_path / "sources"
+        device = {"cpu": platform.machine(), "target": targets()["gb10"], **how}
+        return gather(wanted, VERSION, given=parse_given(given), dest=dest, **device)
+
+    return gathered
+
+
+def test_a_commit_comes_with_the_submodules_that_it_names(take, flashmla, tmp_path):
+    got = take(flashmla)
+    folder = tmp_path / "sources" / "flashmla"
+    assert got.environment == {"FLASH_MLA_SRC_DIR": str(folder)}
+    assert got.defines == {}
+    assert (folder / "csrc/cutlass/include/cutlass/cutlass.h").read_text() == "// 4\n"
+    assert got.facts == {"flashmla": f"{flashmla.external.url}@{flashmla.commit}"}
+    assert got.sources[0].verified
+
+
+def test_the_mirror_is_asked_before_the_network(take, flashmla, tmp_path, git):
+    elsewhere = replace(flashmla, external=replace(flashmla.external, url="file:///nowhere"))
+    with pytest.raises(SourceError, match="git cannot fetch the commit"):
+        take(elsewhere)
+    git(tmp_path, "clone", "--quiet", "--bare", "mirror/flashmla", "mirror/flashmla.git")
+    shutil.rmtree(tmp_path / "mirror/flashmla")
+    got = take(elsewhere, mirror=tmp_path / "mirror")
+    assert (got.sources[0].folder / "flash_mla/flash_mla_interface.py").is_file()
+
+
+def test_nothing_is_fetched_offline_but_what_was_fetched_remains(take, flashmla, tmp_path):
+    with pytest.raises(SourceError, match="offline it cannot be fetched"):
+        take(flashmla, offline=True)
+    take(flashmla)
+    shutil.rmtree(tmp_path / "sources")
+    assert take(flashmla, offline=True).sources[0].verified
+
+
+def test_a_commit_of_the_user_is_taken_but_not_called_the_pin(take, flashmla, repository):
+    other, commit = repository("other", {"qutlass/csrc/bindings.cpp": "//\n"})
+    wanted = replace(flashmla, known=KNOWN["qutlass"])
+    wanted = replace(wanted, external=replace(wanted.external, name="qutlass"))
+    got = take(wanted, given=[f"qutlass=git+file://{other}@{commit}"])
+    assert not got.sources[0].verified
+    assert commit in got.facts["qutlass"]
+    assert got.facts["qutlass"].endswith("(not compared with the pin)")
+
+
+def packed(path, files):
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in files.items():
+                archive.writestr(f"top/{name}", text)
+        return path
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"top/{name}")
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+QUTLASS = {"qutlass/csrc/bindings.cpp": "// one\n", ".git/config": "x"}
+
+
+@pytest.mark.parametrize("kind", ["folder", "x.tar.gz", "x.zip"])
+def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, qutlass, tmp_path, kind):
+    place = tmp_path / kind
+    write(place, QUTLASS) if kind == "folder" else packed(place, QUTLASS)
+    first = take(qutlass, given=[f"qutlass={place}"])
+    (source,) = first.sources
+    assert (source.folder / "qutlass/csrc/bindings.cpp").read_text() == "// one\n"
+    assert not source.verified
+    changed = {"qutlass/csrc/bindings.cpp": "// two\n"}
+    write(place, changed) if kind == "folder" else packed(place, changed)
+    second = take(qutlass, given=[f"qutlass={place}"])
+    assert second.facts != first.facts
+    assert (source.folder / "qutlass/csrc/bindings.cpp").read_text() == "// two\n"
+
+
+def test_an_archive_in_the_mirror_carries_the_commit_in_its_name(take, qutlass, tmp_path):
+    (tmp_path / "mirror").mkdir()
+    packed(tmp_path / "mirror" / f"qutlass-{'1' * 40}.tar.gz", QUTLASS)
+    got = take(qutlass, mirror=tmp_path / "mirror", offline=True)
+    assert not got.sources[0].verified
+    with pytest.raises(SourceError, match="not in the cache"):
+        take(replace(qutlass, commit="2" * 40), mirror=tmp_path / "mirror", offline=True)
+
+
+def test_what_is_there_already_keeps_its_times(take, qutlass, tmp_path):
+    """Newer headers would have everything compiled again."""
+    place = write(tmp_path / "q", QUTLASS)
+    (source,) = take(qutlass, given=[f"qutlass={place}"]).sources
+    os.utime(source.folder / "qutlass/csrc/bindings.cpp", (1, 1))
+    take(qutlass, given=[f"qutlass={place}"])
+    assert (source.folder / "qutlass/csrc/bindings.cpp").stat().st_mtime == 1
+
+
+def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
+    triton, flash = KNOWN["triton-kernels"], KNOWN["flash-attn"]
+    whole = write(tmp_path / "triton", dict.fromkeys(triton.files, ""))
+    write(tmp_path / "fa", dict.fromkeys(flash.files, ""))
+    names = {"submodules": None, "subdir": "", "path": "x", "line": 1, "url": "u", "pin": "v1"}
+    both = [
+        Wanted(External(name="t", variable="TRITON_KERNELS_SRC_DIR", **names), triton, ""),
+        Wanted(External(name="f", variable="VLLM_FLASH_ATTN_SRC_DIR", **names), flash, ""),
+    ]
+    given = [f"triton-kernels={whole}", f"flash-attn={tmp_path / 'fa'}"]
+    got = take(*both, given=given)
+    inner = tmp_path / "sources/triton-kernels/python/triton_kernels/triton_kernels"
+    assert got.environment == {"TRITON_KERNELS_SRC_DIR": str(inner)}
+    defined = {"FETCHCONTENT_SOURCE_DIR_VLLM-FLASH-ATTN": str(tmp_path / "sources/flash-attn")}
+    assert got.defines == defined
+    # The folder that CMake takes may itself be named.
+    direct = whole / "python/triton_kernels/triton_kernels"
+    shutil.rmtree(tmp_path / "sources")
+    got = take(both[0], given=[f"triton-kernels={direct}"])
+    assert (inner / "__init__.py").is_file()
+
+
+def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, qutlass, tmp_path):
+    """DeepGEMM's _C; a build for the CPU at hand takes the same folder."""
+    deepgemm = replace(qutlass, known=KNOWN["deepgemm"])
+    given = [f"deepgemm={write(tmp_path / 'd', dict.fromkeys(deepgemm.known.files, ''))}"]
+    with pytest.raises(UsageError, match=f"deepgemm cannot be compiled for {OTHER_CPU}") as caught:
+        take(deepgemm, given=given, cpu=OTHER_CPU)
+    assert "--source deepgemm=vllm==0.25.1; or --without deepgemm" in caught.value.hint
+    assert take(deepgemm, given=given).sources[0].option == "deepgemm"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ("cutlass", UsageError, "not OPTION=WHAT"),
+        ("cutlas=x", UsageError, "no source or extension is called 'cutlas'"),
+        ("flashmla=/tmp", UsageError, "this build takes no flashmla"),
+        ("qutlass=/nowhere", UsageError, "there is no such folder or archive"),
+        ("qutlass=git+https://example.org/q@main", UsageError, "not a full commit id"),
+        ("qutlass=flashinfer-python==1.0", UsageError, "not known to hold qutlass"),
+        ("qutlass=vllm==0.25.0", UsageError, "this build is of vLLM 0.25.1"),
+        ("qutlass={empty}", SourceError, "qutlass/csrc/bindings.cpp is missing in it"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(take, qutlass, tmp_path, given, error, says):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(error, match=says):
+        take(qutlass, given=[given.format(empty=tmp_path / "empty")])
+    sources = tmp_path / "sources"
+    assert not sources.exists() or not list(sources.iterdir())
+
+
+def test_a_tag_without_a_known_commit_is_not_fetched(take, qutlass):
+    with pytest.raises(SourceError, match="which commit v9 names is not known"):
+        take(replace(qutlass, commit="", external=replace(qutlass.external, pin="v9")))
+
+
+def test_a_damaged_cache_is_noticed(take, flashmla, tmp_path):
+    take(flashmla)
+    shutil.rmtree(tmp_path / "sources")
+    for place in (tmp_path / "cache/git" / flashmla.commit / "objects").glob("??/*"):
+        place.chmod(0o644)
+        place.write_bytes(place.read_bytes()[:-3] + b"xxx")
+    with pytest.raises(HashMismatchError, match="is damaged"):
+        take(flashmla, offline=True)
+
+
+def test_urls_of_submodules_may_be_relative(repository, git, tmp_path):
+    modules = '[submodule "a b"]\n\tpath = third party/x\n\turl = ../sub.git\n'
+    _, inner = repository("sub", {"x": ""})
+    root, commit = repository("deep", {".gitmodules": modules}, [("third party/x", inner)])
+    cache = tmp_path / "cache"
+    git(tmp_path, "clone", "--quiet", "--bare", root, cache / "git" / commit)
+    (found,) = submodules("https://example.org/group/deep.git", commit, cache=cache)
+    assert (found.path, found.url) == ("third party/x", "https://example.org/group/sub.git")
+    assert found.commit == inner
+
+
+@pytest.mark.parametrize("chosen", stand_ins(), ids=lambda each: each.spec)
+def test_a_wheel_stands_in_for_no_other_tag(take, chosen):
+    known = KNOWN[chosen.option]
+    assert all(any(pin == each.pin for each in known.pins) for pin in chosen.pins)
+    external = External(
+        name=known.name,
+        variable="VLLM_CUTLASS_SRC_DIR",
+        url=known.pins[0].url,
+        pin="v9",
+        submodules=None,
+        subdir="",
+        path="x",
+        line=1,
+    )
+    with pytest.raises(UsageError, match="there is: none") as caught:
+        take(Wanted(external, known, ""), given=[f"{chosen.option}={chosen.spec}"])
+    assert "not known to hold cutlass v9" in str(caught.value)
