@@ -34,12 +34,12 @@ from patchkit.wheel.build.make import (
     compiled,
     drop_partial,
     environment,
+    object_digests,
     objects_to_make,
     platform_tag,
     run_build,
 )
 from patchkit.wheel.build.plan import BuildPlan, PlannedFetch, not_to_be_had
-from patchkit.wheel.build.repro import object_digests
 from patchkit.wheel.build.toolchain import (
     Toolchain,
     check_toolchain,

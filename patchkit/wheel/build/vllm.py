@@ -19,7 +19,6 @@ from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build.ccache import counted, savings
 from patchkit.wheel.build.cross_toolkit import cross_toolkit, cross_variables
 from patchkit.wheel.build.full_toolkit import full_toolkit
 from patchkit.wheel.build.machine import cut_off, network
@@ -28,10 +27,10 @@ from patchkit.wheel.build.make import (
     Progress,
     clean_environment,
     ninja_steps,
+    object_digests,
     platform_tag,
     run_build,
 )
-from patchkit.wheel.build.repro import object_digests
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.vllm_prepare import Prepared, Report, prepare
 from patchkit.wheel.build.vllm_source import VllmOrder
@@ -82,10 +81,8 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
 
 def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress) -> BuiltWheel:
     variables = build_variables(root, order, prepared)
-    # ccache counts over all builds: the difference is this one's.
-    before = counted(variables)
     raw = compile_wheel(root, prepared.python.python, variables, progress)
-    circumstances = (network(), savings(before, counted(variables)))
+    circumstances = (network(),)
     note(root, *circumstances)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
     prepared.python.check("after the build")

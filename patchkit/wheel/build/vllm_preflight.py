@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding
@@ -34,7 +34,6 @@ from patchkit.wheel.build.vllm_source import VllmSource
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.torch import check_torch, installed_torch
 
-_CUDA = "13.0"
 # With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
 _WITHOUT_RUST = (
@@ -53,31 +52,25 @@ answer = {
 """
 
 
-def check_gates(
+def lacked(
     needs: Needs,
-    *,
-    release: str,
     python: Path,
     cxx: Path | None,
-    cuda: str,
+    *,
     packages: Collection[str] = (),
-    rust: bool = False,
     across: str = "",
-) -> list[str]:
-    """Raise one HostError that lists all that is missing; else return what is left out.
+) -> tuple[Finding, ...]:
+    """Return what this machine lacks for a build.
 
-    ``cxx`` is the C++ compiler, None if none was found; ``cuda`` is nvcc's version, "" without one;
-    ``packages`` are what the Python must have if it builds itself, () if it only makes an
-    environment; ``rust`` asks for the Rust front end; ``across`` names the CPU of a cross build.
+    ``cxx`` is the C++ compiler, None if none was found; ``packages`` are what the Python must have
+    if it builds itself, () if it only makes an environment; ``across`` is the CPU of a cross build.
     """
-    missing = (
+    patch = needs.patch and shutil.which("patch") is None
+    return (
         *_python(needs, python, packages),
         *_compiler(needs, cxx, across),
-        *_cuda(cuda),
-        *_programs(needs, rust),
+        *([_missing("no program `patch`", "apt install patch")] if patch else []),
     )
-    BuildPlan(title=f"vLLM {release}", missing=missing).require()
-    return left_out(needs) if not rust else []
 
 
 def left_out(needs: Needs) -> list[str]:
@@ -115,9 +108,13 @@ def plan_vllm(
             fetches.append(planned_site(file, WORK, machine))
     fetches += planned_sources(wanted, given, mirror)
     missing = [
-        *_python(source.needs, python or Path(sys.executable), (*TOOLS, "torch") if python else ()),
-        *_compiler(source.needs, find_cxx(machine), across),
-        *_programs(source.needs, rust=False),
+        *lacked(
+            source.needs,
+            python or Path(sys.executable),
+            find_cxx(machine),
+            packages=(*TOOLS, "torch") if python else (),
+            across=across,
+        ),
         *missing_tools(),
         *not_to_be_had(fetches, offline=offline),
     ]
@@ -192,40 +189,3 @@ def gcc_version(cxx: Path) -> Version | None:
         return None
     parts = (macros[f"__GNUC{part}__"] for part in ("", "_MINOR", "_PATCHLEVEL"))
     return Version(".".join(parts))
-
-
-def _cuda(cuda: str) -> Iterator[Finding]:
-    supply = "apt install cuda-toolkit-13-0; or --cuda locked"
-    if not cuda:
-        yield _missing("no nvcc", supply)
-    elif Version(cuda) < Version(_CUDA):
-        yield _missing(f"nvcc {cuda} is too old: {_CUDA} or later", supply)
-
-
-def _programs(needs: Needs, rust: bool) -> Iterator[Finding]:
-    if needs.patch and shutil.which("patch") is None:
-        yield _missing("no program `patch`", "apt install patch")
-    if not rust:
-        return
-    if not needs.rust:
-        yield _missing("this release has no Rust front end", "leave the option away")
-        return
-    yield from _rust(needs)
-
-
-def _rust(needs: Needs) -> Iterator[Finding]:
-    supply = quoted("rustup", "toolchain", "install", needs.rust)
-    if shutil.which("cargo") is None:
-        yield _missing(f"no cargo: Rust {needs.rust} is needed for the front end", supply)
-    elif (found := _rustc()) is None or found < Version(needs.rust):
-        yield _missing(f"rustc {found or ''} is too old: {needs.rust} is needed", supply)
-    if needs.protoc and shutil.which("protoc") is None:
-        yield _missing("no protoc, which the front end needs", "apt install protobuf-compiler")
-
-
-def _rustc() -> Version | None:
-    words = attempt("rustc", "--version").output.split()
-    try:
-        return Version(words[1])
-    except (IndexError, InvalidVersion):
-        return None

@@ -36,7 +36,8 @@ from rich.console import Console
 
 from e2e.proofs.build_proof import SOURCES, check_wheel, compiled_object, reduced_options
 from patchkit.errors import PatchkitError, ProofError, UsageError
-from patchkit.wheel.build.repro import first_member, first_object, object_digests
+from patchkit.wheel.build.make import object_digests
+from support.comparing import first_member, first_object
 from support.nccl_wheel import accept
 
 CONSOLE = Console(highlight=False, soft_wrap=True)

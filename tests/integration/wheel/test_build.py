@@ -22,7 +22,6 @@ import pytest
 
 import patchkit
 from patchkit.elf import read_library
-from patchkit.wheel.build.repro import first_member, first_object
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.file.sbom import nccl_sbom
 from patchkit.wheel.wheelhouse.contents import entries
@@ -39,6 +38,7 @@ from support.building import (
     until,
     wheels,
 )
+from support.comparing import first_member, first_object
 
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 QEMU = {"aarch64": "qemu-aarch64-static", "x86_64": "qemu-x86_64-static"}

@@ -21,7 +21,6 @@ import pytest
 
 from patchkit.elf import read_dynamic
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
-from patchkit.wheel.build.repro import first_member
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import (
     HERE,
@@ -32,6 +31,7 @@ from support.building import (
     gone_on_with,
     wheels,
 )
+from support.comparing import first_member
 from support.needed import need, need_headers
 from support.wheels import write_wheel
 

@@ -14,7 +14,6 @@ import zipfile
 import pytest
 
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
-from patchkit.wheel.build.repro import first_member
 from patchkit.wheel.file.sbom import vllm_sbom
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import (
@@ -28,6 +27,7 @@ from support.building import (
     python_with,
     wheels,
 )
+from support.comparing import first_member
 
 BESIDE = [*(f"lib/lib{name}.so.13" for name in LIBRARIES), *(f"include/{name}" for name in HEADERS)]
 ROOT = f"vllm-{VLLM_VERSION}-h200-{HERE}-reduced"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from patchkit.errors import DriftError, HostError
+from patchkit.errors import DriftError
 from patchkit.wheel.build.vllm_needs import Needs, needs, recorded_needs
-from patchkit.wheel.build.vllm_preflight import check_gates, gcc_version
+from patchkit.wheel.build.vllm_preflight import gcc_version, lacked
 from support.needed import need, need_headers
 
 EASY = Needs(
@@ -44,15 +44,8 @@ def gcc(folder, version):
     return program(folder / "g++", "\n".join(f"echo '{line}'" for line in lines))
 
 
-def test_a_machine_that_has_all_of_it_passes(tmp_path):
-    need_headers()
-    cxx = gcc(tmp_path, "9.4.0")
-    assert check_gates(EASY, release="0.19.1", python=HERE, cxx=cxx, cuda="13.0.88") == []
-    said = check_gates(
-        replace(EASY, rust="1.95"), release="0.22.0", python=HERE, cxx=cxx, cuda="13.2"
-    )
-    (line,) = said
-    assert line.startswith("Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1")
+def said_of(*arguments, **options):
+    return [f"{found.what}: {found.hint}" for found in lacked(*arguments, **options)]
 
 
 @pytest.mark.parametrize(
@@ -66,48 +59,26 @@ def test_a_machine_that_has_all_of_it_passes(tmp_path):
 def test_another_cpu_takes_the_compiler_for_it(tmp_path, version, says):
     cxx = gcc(tmp_path, version) if version else None
     needed = replace(EASY, gcc="13", standard=20)
-    with pytest.raises(HostError) as caught:
-        check_gates(
-            needed, release="0.32.0", python=HERE, cxx=cxx, cuda="13.0.88", across="aarch64"
-        )
-    assert says in caught.value.what
+    assert any(says in line for line in said_of(needed, HERE, cxx, across="aarch64"))
 
 
 def test_all_that_is_missing_is_said_at_once(bare, tmp_path):
     needed = replace(HARD, gcc="13", python=">=3.99,<4")
-    program(bare / "cargo", "")
-    program(bare / "rustc", "echo rustc 1.63.0")
-    with pytest.raises(HostError) as caught:
-        check_gates(
-            needed, release="0.28.0", python=HERE, cxx=gcc(tmp_path, "12.2.0"), cuda="12.9.86",
-            rust=True,
-        )  # fmt: skip
-    lines = caught.value.what.splitlines()
-    assert lines[0] == "this machine cannot build vLLM 0.28.0:"
-    said = "\n".join(lines[1:])
-    for part in (
-        "is outside >=3.99,<4: name another one with --python",
-        "is GCC 12.2.0; the release takes C++20, GCC 13 or later: apt install g++-13",
-        "nvcc 12.9.86 is too old: 13.0 or later: apt install cuda-toolkit-13-0",
-        "no program `patch`: apt install patch",
-        "rustc 1.63.0 is too old: 1.95 is needed: rustup toolchain install 1.95",
-        "no protoc, which the front end needs: apt install protobuf-compiler",
+    said = [line for line in said_of(needed, HERE, gcc(tmp_path, "12.2.0")) if "-dev" not in line]
+    assert len(said) == 3
+    for part, line in zip(
+        (
+            "is outside >=3.99,<4: name another one with --python",
+            "is GCC 12.2.0; the release takes C++20, GCC 13 or later: apt install g++-13",
+            "no program `patch`: apt install patch",
+        ),
+        said,
+        strict=True,
     ):
-        assert part in said
-    assert len([line for line in lines if "Python.h" not in line]) == 7
-
-
-def test_nothing_at_all(bare):
-    with pytest.raises(HostError) as caught:
-        check_gates(HARD, release="0.28.0", python=Path("/none"), cxx=None, cuda="", rust=True)
-    said = caught.value.what
-    for part in (
-        "/none does not run",
-        "no C++ compiler: apt install g++-11",
-        "no nvcc",
-        "no cargo",
-    ):
-        assert part in said
+        assert part in line
+    said = "\n".join(said_of(HARD, Path("/none"), None))
+    assert "/none does not run" in said
+    assert "no C++ compiler: apt install g++-11" in said
 
 
 @pytest.mark.parametrize(
@@ -125,13 +96,8 @@ def test_nothing_at_all(bare):
 )
 def test_the_gate_of_gcc(tmp_path, standard, least, found, fine):
     need_headers()
-    needed = replace(EASY, standard=standard, gcc=least)
-    how = {"release": "1", "python": HERE, "cxx": gcc(tmp_path, found), "cuda": "13.0"}
-    if fine:
-        assert check_gates(needed, **how) == []
-        return
-    with pytest.raises(HostError, match=f"GCC {found}"):
-        check_gates(needed, **how)
+    said = said_of(replace(EASY, standard=standard, gcc=least), HERE, gcc(tmp_path, found))
+    assert said == [] if fine else f"GCC {found}" in said[0]
 
 
 def test_other_compilers_are_not_asked(tmp_path):
@@ -139,8 +105,7 @@ def test_other_compilers_are_not_asked(tmp_path):
     clang = program(tmp_path / "c++", "echo '#define __clang__ 1'; echo '#define __GNUC__ 4'")
     assert gcc_version(clang) is None
     assert gcc_version(tmp_path / "none") is None
-    needed = replace(EASY, gcc="13")
-    assert check_gates(needed, release="1", python=HERE, cxx=clang, cuda="13.0") == []
+    assert said_of(replace(EASY, gcc="13"), HERE, clang) == []
 
 
 def test_the_compiler_of_this_machine_tells_its_version():

@@ -7,7 +7,8 @@ import zipfile
 
 import pytest
 
-from patchkit.wheel.build.repro import first_member, first_object, object_digests
+from patchkit.wheel.build.make import object_digests
+from support.comparing import first_member, first_object
 from support.needed import need
 
 CODE = "static int calls;\nint answer(void) { return %d + calls++; }\nconst char text[] = %s;\n"
