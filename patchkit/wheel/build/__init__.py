@@ -1,1 +1,1 @@
-"""Run compilers: toolchain, work folder, log and progress; build libnccl."""
+"""Build and repack wheels: toolchains, environments, NCCL, vLLM, and upstream's wheels with fixes."""

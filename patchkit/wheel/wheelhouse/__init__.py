@@ -1,1 +1,1 @@
-"""Keep the folder of finished wheels: contents, manifest, signature, and what is wrong with it."""
+"""Keep the folder of finished wheels: contents, manifest, signature, checks; fill it by uv."""

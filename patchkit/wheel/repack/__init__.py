@@ -1,1 +1,0 @@
-"""Patch upstream's vLLM wheel without a compiler."""
