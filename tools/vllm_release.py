@@ -31,9 +31,9 @@ from patchkit.source.detect import detect
 from patchkit.source.fetch import lock_entries, wheel_entries
 from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock, render_lock
 from patchkit.source.tree import SourceTree
-from patchkit.wheel.build.vllm_needs import recorded_needs, stated_needs, torches
 from patchkit.wheel.device.libraries import library_table
 from patchkit.wheel.file.torch import torch_of
+from patchkit.wheel.vllm.needs import recorded_needs, stated_needs, torches
 from tools.build_requirements import lock
 from tools.decisions import Decision, show
 from tools.entries import (

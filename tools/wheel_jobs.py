@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
-from patchkit.wheel.build.vllm_needs import recorded_needs, requirements_of
+from patchkit.wheel.vllm.needs import recorded_needs, requirements_of
 
 
 def jobs(vllm: str, nccl: str) -> list[dict[str, str]]:

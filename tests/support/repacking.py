@@ -8,10 +8,10 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.lock import LockEntry
 from patchkit.target import targets
-from patchkit.wheel.build import repack_origin as upstream
 from patchkit.wheel.build import work
-from patchkit.wheel.build.repack import repack
-from patchkit.wheel.build.repack_origin import find_wheel
+from patchkit.wheel.vllm import repack_origin as upstream
+from patchkit.wheel.vllm.repack import repack
+from patchkit.wheel.vllm.repack_origin import find_wheel
 from support.vllm_wheels import FIX, VERSION, sha256
 
 
@@ -58,7 +58,7 @@ def known(monkeypatch):
     def lock(wheel, cpu="aarch64"):
         entry = LockEntry(VERSION, wheel.name, sha256(wheel), wheel.stat().st_size)
         monkeypatch.setattr(upstream, "locked_wheels", lambda: {cpu: {VERSION: entry}})
-        monkeypatch.setattr("patchkit.wheel.build.repack.locked_wheels", upstream.locked_wheels)
+        monkeypatch.setattr("patchkit.wheel.vllm.repack.locked_wheels", upstream.locked_wheels)
         return wheel
 
     return lock

@@ -43,13 +43,13 @@ from patchkit.target import Target
 from patchkit.wheel.build.machine import Jobs, can_cut_off, network
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
-from patchkit.wheel.build.vllm import JOB_MEMORY, build_vllm
-from patchkit.wheel.build.vllm_inputs import parse_given
-from patchkit.wheel.build.vllm_preflight import left_out as left_out_parts
-from patchkit.wheel.build.vllm_preflight import plan_vllm
-from patchkit.wheel.build.vllm_prepare import check_choice, chosen
-from patchkit.wheel.build.vllm_source import VllmOrder, vllm_source
-from patchkit.wheel.build.vllm_upstream import foretold
+from patchkit.wheel.vllm.from_source import JOB_MEMORY, build_vllm
+from patchkit.wheel.vllm.inputs import parse_given
+from patchkit.wheel.vllm.preflight import left_out as left_out_parts
+from patchkit.wheel.vllm.preflight import plan_vllm
+from patchkit.wheel.vllm.prepare import check_choice, chosen
+from patchkit.wheel.vllm.source import VllmOrder, vllm_source
+from patchkit.wheel.vllm.upstream_parts import foretold
 from patchkit.wheel.wheelhouse.contents import make_room
 
 _EPILOG = """\

@@ -26,9 +26,9 @@ from patchkit.cli.wheel.library_view import for_any_python
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Load, Target
-from patchkit.wheel.build.repack import Repacked, repack
-from patchkit.wheel.build.repack_origin import find_wheel
 from patchkit.wheel.device.libraries import Judged, Use
+from patchkit.wheel.vllm.repack import Repacked, repack
+from patchkit.wheel.vllm.repack_origin import find_wheel
 
 _EPILOG = """\
 \b

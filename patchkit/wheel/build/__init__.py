@@ -1,1 +1,1 @@
-"""Build and repack wheels: toolchains, environments, NCCL, vLLM, and upstream's wheels with fixes."""
+"""Run compilers: toolchains, environments, work folder, log; build libnccl."""

@@ -15,8 +15,8 @@ from e2e.cross_proof.wheels import NEEDS, Lock, read_pip_check
 from e2e.proofs.repack_proof import modules, patched_files
 from patchkit.errors import ProofError
 from patchkit.source.fetch import fetch
-from patchkit.wheel.build.repack_origin import locked_wheels
 from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.vllm.repack_origin import locked_wheels
 from support.nccl_wheel import LIBRARY
 from support.nccl_wheel import content as libnccl
 from support.proving import require

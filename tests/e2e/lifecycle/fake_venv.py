@@ -21,7 +21,7 @@ from e2e.lifecycle.nodes import HOME, SystemdNode
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
-from patchkit.wheel.build.vllm_needs import recorded_needs
+from patchkit.wheel.vllm.needs import recorded_needs
 from support.wheels import write_wheel
 
 VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it

@@ -18,7 +18,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.lock import read_lock, read_wheel_lock, render_lock
 from patchkit.source.releases import Release, load_facts
 from patchkit.wheel.build.requirements import read_requirements
-from patchkit.wheel.build.vllm_needs import recorded_needs
+from patchkit.wheel.vllm.needs import recorded_needs
 from tools.entries import with_releases, with_span, without
 from tools.stage import ROOT, differences, run_in, staged
 

@@ -27,12 +27,12 @@ from patchkit.recipes.vllm.leave_out import leave_out
 from patchkit.source.detect import detect
 from patchkit.source.fetch import fetch
 from patchkit.target import targets
-from patchkit.wheel.build.repack_origin import locked_wheels
 from patchkit.wheel.build.requirements import read_requirements
-from patchkit.wheel.build.vllm_inputs import gather
-from patchkit.wheel.build.vllm_needs import needs, recorded_needs, requirements_of
-from patchkit.wheel.build.vllm_upstream import members_of
 from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.vllm.inputs import gather
+from patchkit.wheel.vllm.needs import needs, recorded_needs, requirements_of
+from patchkit.wheel.vllm.repack_origin import locked_wheels
+from patchkit.wheel.vllm.upstream_parts import members_of
 from support.needed import need
 
 pytestmark = pytest.mark.releases

@@ -18,7 +18,7 @@ from patchkit.errors import (
 )
 from patchkit.patching.fix import Request
 from patchkit.target import targets
-from patchkit.wheel.build.repack import repack
+from patchkit.wheel.vllm.repack import repack
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.faults import in_child, killed_everywhere
 from support.repacking import found, house, known, quiet, run, workplace  # noqa: F401  (fixtures)

@@ -15,7 +15,7 @@ from e2e.proofs import readme
 from e2e.proofs.steps import BARE
 from patchkit.cli import group
 from patchkit.source.releases import load_facts
-from patchkit.wheel.build.vllm_needs import recorded_needs
+from patchkit.wheel.vllm.needs import recorded_needs
 from support import hosts
 
 

@@ -11,8 +11,8 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import DriftError
-from patchkit.wheel.build.vllm_needs import Needs, needs, recorded_needs
-from patchkit.wheel.build.vllm_preflight import gcc_version, lacked
+from patchkit.wheel.vllm.needs import Needs, needs, recorded_needs
+from patchkit.wheel.vllm.preflight import gcc_version, lacked
 from support.needed import need, need_headers
 
 EASY = Needs(

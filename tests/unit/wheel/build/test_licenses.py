@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from patchkit.wheel.build.vllm_licenses import notices, spdx
+from patchkit.wheel.vllm.licenses import notices, spdx
 
 HEADER = """\
 /***************************************************************************

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from patchkit.errors import BuildError, BusyError, HostError, SourceError, StorageError
 from patchkit.wheel.build.requirements import Pinned, environment, made_once, read_requirements
-from patchkit.wheel.build.vllm_needs import requirements_of
 from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
+from patchkit.wheel.vllm.needs import requirements_of
 from support.wheels import write_wheel
 
 DIGEST = "0" * 64

@@ -16,8 +16,8 @@ from patchkit.recipes.vllm.build import Wanted, by_option
 from patchkit.recipes.vllm.external import External
 from patchkit.recipes.vllm.installed import take_installed
 from patchkit.target import targets
-from patchkit.wheel.build.vllm_upstream import foretold, parts_of, prove_parts, upstream_parts
 from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.vllm.upstream_parts import foretold, parts_of, prove_parts, upstream_parts
 from support.needed import need
 from support.vllm_wheels import HOPPER, LOST
 

@@ -18,8 +18,8 @@ from patchkit.recipes.vllm.build import Wanted, known_externals
 from patchkit.recipes.vllm.external import External
 from patchkit.source.git import submodules
 from patchkit.target import targets
-from patchkit.wheel.build.vllm_inputs import gather, parse_given
-from patchkit.wheel.build.vllm_stand_in import stand_ins
+from patchkit.wheel.vllm.inputs import gather, parse_given
+from patchkit.wheel.vllm.stand_in import stand_ins
 from support.wheels import OTHER_CPU
 
 VERSION = Version("0.25.1")

@@ -36,9 +36,9 @@ from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, is_kept, parse_git, submodules
 from patchkit.target import Target
 from patchkit.wheel.build.plan import PlannedFetch
-from patchkit.wheel.build.vllm_licenses import notices, spdx
-from patchkit.wheel.build.vllm_stand_in import find_stand_in, unpack_stand_in
-from patchkit.wheel.build.vllm_upstream import check_release, is_upstream, upstream_parts
+from patchkit.wheel.vllm.licenses import notices, spdx
+from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
+from patchkit.wheel.vllm.upstream_parts import check_release, is_upstream, upstream_parts
 
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")

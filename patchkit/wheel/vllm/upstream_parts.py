@@ -23,10 +23,10 @@ from patchkit.recipes.vllm.build import KnownSource, by_option, known_externals
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.lock import LockEntry
 from patchkit.target import Target
-from patchkit.wheel.build.repack_origin import locked_wheels
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge
 from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.vllm.repack_origin import locked_wheels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,10 @@ from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
 from patchkit.patching.plan import Plan
 from patchkit.patching.workspace import Workspace
-from patchkit.wheel.build.repack_origin import Origin
 from patchkit.wheel.file.facts import FACTS, as_text, label_of
 from patchkit.wheel.file.sbom import patches, vllm_sbom
 from patchkit.wheel.file.write import tagged
+from patchkit.wheel.vllm.repack_origin import Origin
 
 _FORMAT = 1  # of what rewrite writes; goes up if the same request gives other bytes
 _OWN_VERSION = "vllm/_version.py"

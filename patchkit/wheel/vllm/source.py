@@ -21,8 +21,8 @@ from patchkit.source.resolve import Options, Report, fetch_release
 from patchkit.source.tree import SourceTree
 from patchkit.versions import named_version
 from patchkit.wheel.build.toolchain import Toolchain
-from patchkit.wheel.build.vllm_needs import Needs, needs
 from patchkit.wheel.build.work import work_path
+from patchkit.wheel.vllm.needs import Needs, needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

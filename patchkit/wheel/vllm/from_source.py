@@ -32,9 +32,6 @@ from patchkit.wheel.build.make import (
     run_build,
 )
 from patchkit.wheel.build.toolchain import check_toolchain
-from patchkit.wheel.build.vllm_prepare import Prepared, Report, prepare
-from patchkit.wheel.build.vllm_source import VllmOrder
-from patchkit.wheel.build.vllm_upstream import prove_parts
 from patchkit.wheel.build.work import emptied, staging, work_folder
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
@@ -43,6 +40,9 @@ from patchkit.wheel.file.facts import as_text
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import seal
+from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
+from patchkit.wheel.vllm.source import VllmOrder
+from patchkit.wheel.vllm.upstream_parts import prove_parts
 from patchkit.wheel.wheelhouse.wheel_checks import check
 
 # The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.

@@ -32,13 +32,13 @@ from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
 from patchkit.wheel.build.make import Progress
 from patchkit.wheel.build.requirements import environment
-from patchkit.wheel.build.vllm_inputs import Gathered, check_given, gather
-from patchkit.wheel.build.vllm_needs import requirements_of
-from patchkit.wheel.build.vllm_python import BuildPython, build_python
-from patchkit.wheel.build.vllm_source import VllmOrder
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, patches, vllm_sbom
+from patchkit.wheel.vllm.build_python import BuildPython, build_python
+from patchkit.wheel.vllm.inputs import Gathered, check_given, gather
+from patchkit.wheel.vllm.needs import requirements_of
+from patchkit.wheel.vllm.source import VllmOrder
 
 Report = Callable[[str], Progress]
 """Gives a long task, by its name, its progress."""

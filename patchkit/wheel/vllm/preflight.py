@@ -27,12 +27,12 @@ from patchkit.wheel.build.toolchain import (
     missing_tools,
     planned_toolchain,
 )
-from patchkit.wheel.build.vllm_inputs import planned_sources
-from patchkit.wheel.build.vllm_needs import Needs, requirements_of
-from patchkit.wheel.build.vllm_python import TOOLS
-from patchkit.wheel.build.vllm_source import VllmSource
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.torch import check_torch, installed_torch
+from patchkit.wheel.vllm.build_python import TOOLS
+from patchkit.wheel.vllm.inputs import planned_sources
+from patchkit.wheel.vllm.needs import Needs, requirements_of
+from patchkit.wheel.vllm.source import VllmSource
 
 # With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"

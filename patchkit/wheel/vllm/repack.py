@@ -27,8 +27,6 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.tree import Sandboxed
-from patchkit.wheel.build.repack_additions import Additions, PatchedTree, additions
-from patchkit.wheel.build.repack_origin import Origin, find_wheel, locked_wheels
 from patchkit.wheel.build.work import staging
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import (
@@ -43,6 +41,8 @@ from patchkit.wheel.device.libraries import (
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import Progress, rewrite
+from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, additions
+from patchkit.wheel.vllm.repack_origin import Origin, find_wheel, locked_wheels
 from patchkit.wheel.wheelhouse.contents import add, entries, make_room
 
 Report = Callable[[str], Progress]
