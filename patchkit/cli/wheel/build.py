@@ -28,7 +28,7 @@ from patchkit.cli.wheel.build_options import (
     show_plan,
 )
 from patchkit.cli.wheel.build_vllm import command as vllm
-from patchkit.cli.wheel.override import known_option, offer_lines, record_offers
+from patchkit.cli.wheel.override import offer_lines
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
@@ -97,7 +97,6 @@ command.add_command(vllm, "vllm")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 @house_option
 @objects_option
-@known_option
 @dry_run_option
 @as_json
 def nccl(
@@ -113,7 +112,6 @@ def nccl(
     offline: bool,
     house: Path,
     objects: Path | None,
-    with_known: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -121,8 +119,6 @@ def nccl(
     require_build()
     began = time.monotonic()
     device = find_target(target)
-    if with_known:
-        record_offers(house)
     spec = _spec(version, source, house)
     machine, locked = cpu or device.cpu, cuda == "locked"
     toolkit = Path(cuda) if cuda not in (None, "locked") else None

@@ -18,9 +18,9 @@ from patchkit.finding import Finding
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import LIVE, Binary, CodeSummary, inspect, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, judge
+from patchkit.wheel.device.wheel_checks import check, cuda_majors, floor, missed, promised_glibc
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.wheelhouse.wheel_checks import check, cuda_majors, floor, missed, promised_glibc
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
 

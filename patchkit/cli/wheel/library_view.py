@@ -11,7 +11,7 @@ from patchkit.cli.out import Shown, echo, say, style, table
 from patchkit.cli.patch.archs import STYLES
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import LIVE, RELOCATABLE, Binary, reach
-from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
+from patchkit.wheel.device.wheel_checks import cuda_majors
 
 _RULES = {
     Load.EXACT: "code for this very device",

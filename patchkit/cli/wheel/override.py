@@ -11,7 +11,7 @@ import click
 from patchkit.cli import show
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import as_json
-from patchkit.cli.out import Shown, echo, print_json, say, style, tell
+from patchkit.cli.out import Shown, echo, print_json, say, style
 from patchkit.errors import UsageError
 from patchkit.versions import named_pin
 from patchkit.wheel.wheelhouse.contents import manifest
@@ -19,12 +19,6 @@ from patchkit.wheel.wheelhouse.manifest import Kind, Override
 from patchkit.wheel.wheelhouse.overrides import chosen, lift, offers, record
 from patchkit.wheel.wheelhouse.pins import is_nccl
 
-known_option = click.option(
-    "--with-known-overrides",
-    "with_known",
-    is_flag=True,
-    help="Record the overrides that known bugs suggest, and follow them.",
-)
 _EPILOG = """\
 \b
 torch 2.11 pins NCCL 2.28.9; take 2.30.7 beside it:
@@ -71,13 +65,6 @@ def command(
         _report(house, what, override, as_json=as_json)
     else:
         _list(house, as_json=as_json)
-
-
-def record_offers(house: Path) -> None:
-    """Record every override that a known bug suggests, and say so."""
-    for offer in offers(house):
-        record(house, offer)
-        tell(f"override {offer}")
 
 
 def offer_lines(house: Path, offered: Iterable[Override]) -> Iterator[Shown]:

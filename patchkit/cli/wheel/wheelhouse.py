@@ -17,17 +17,17 @@ from patchkit.cli.progress import progress
 from patchkit.cli.wheel import override
 from patchkit.cli.wheel.verify import run, trust_options
 from patchkit.elf import by_version
-from patchkit.errors import HashMismatchError, HostError, UsageError
+from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.wheelhouse.contents import manifest
 from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill, machine_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform, read_packages
+from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform
 from patchkit.wheel.wheelhouse.prune import prune
 from patchkit.wheel.wheelhouse.resolve import WheelSources
-from patchkit.wheel.wheelhouse.sign import Signed, Trust, sign, signature
+from patchkit.wheel.wheelhouse.sign import Trust, sign
 
 _folder = click.option(
     "--dir",
@@ -63,12 +63,10 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
     """List the wheels that were made here; -v also what fill brought."""
     listed = manifest(house)
     held = listed.wheels
-    signed, doubt = _signature(house)
     if as_json:
         wheels = [entry.fields() for entry in held]
-        said = {"error": doubt} if doubt else signed.fields() if signed else None
         overrides = [each.fields() for each in listed.overrides]
-        print_json({"dir": str(house), "signature": said, "overrides": overrides, "wheels": wheels})
+        print_json({"dir": str(house), "overrides": overrides, "wheels": wheels})
         return
     made = [entry for entry in held if entry.kind is Kind.BUILT]
     others = [entry for entry in held if entry.kind is not Kind.BUILT]
@@ -88,24 +86,12 @@ def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
         say(next_step(*program(), "wheelhouse", "fill", "--dir", house))
     elif all(entry.kind is not Kind.LOCKED for entry in others):
         say(_next_offer(house))
-    if signed or doubt:
-        who = "`patchkit verify --signers FILE` says whose that is"
-        say(f"signed with the key {signed.key}; {who}" if signed else f"signature: {doubt}")
 
 
 def _next_offer(house: Path) -> LaidOut:
     """Return the line that offers a whole wheelhouse to nodes, which take it by `--find-links`."""
     words = ("-m", "http.server", "--bind", "127.0.0.1", "--directory", house, "8000")
     return next_step("python3", *words, where="to offer them to every node")
-
-
-def _signature(house: Path) -> tuple[Signed | None, str]:
-    """Return the signature, if there is one, and what is wrong with it."""
-    try:
-        return signature(house), ""
-    # A list is worth having in spite of a bad signature; `verify` refuses.
-    except (HashMismatchError, HostError) as error:
-        return None, error.what
 
 
 def _cells(entry: ManifestEntry) -> tuple[str, ...]:
@@ -218,17 +204,8 @@ def prune_wheels(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A further folder of wheels to choose from.",
 )
-@click.option(
-    "--node-has",
-    "listings",
-    multiple=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="`pip list --format=freeze` of a node; what all of them have is kept, not downloaded.",
-)
 @click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
 @click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
-@override.known_option
 @show.verbose
 @as_json
 def fill_wheels(
@@ -239,10 +216,8 @@ def fill_wheels(
     glibc: str | None,
     also: tuple[str, ...],
     folders: tuple[Path, ...],
-    listings: tuple[Path, ...],
     offline: bool,
     lock_only: bool,
-    with_known: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -252,10 +227,7 @@ def fill_wheels(
     CPUs alone is refused. Nothing changes until everything is there; the next run resumes an
     interrupted one.
     """
-    has = read_packages(listings)
     built = built_wheels(house)
-    if with_known:
-        override.record_offers(house)
     if not (python and glibc):
         oldest = _oldest(built)
         python, glibc = python or oldest.python, glibc or oldest.glibc
@@ -267,7 +239,6 @@ def fill_wheels(
             node,
             sources,
             also=also,
-            has=has,
             lock_only=lock_only,
             progress=report("downloading"),
             tell=tell,
@@ -277,7 +248,6 @@ def fill_wheels(
         return
     echo(_filled_lines(node, done, lock_only=lock_only, verbose=verbose))
     echo(override.override_lines(done.manifest.overrides))
-    echo(override.offer_lines(house, done.offers))
     options = done.manifest.install_options
     lock = ("--find-links", house, "--require-hashes", "-r", house / REQUIREMENTS)
     here = node.machine == platform.machine()
@@ -299,8 +269,6 @@ def _filled_lines(
     more = "" if verbose or not (done.new or done.gone) else "; -v lists them"
     changed = f"{len(done.new)} new, {len(done.gone)} gone{more}"
     yield f"{len(done.dependencies)} dependencies {what}{amount}, for {node}: {changed}"
-    if there := [entry for entry in done.dependencies if entry.kind is Kind.INSTALLED]:
-        yield f"not downloaded, as the nodes have them: {len(there)}"
     if done.torch:
         cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
         yield f"torch {done.torch.version}: {cuda}, as {done.torch.seen}"
@@ -326,7 +294,7 @@ def _filled_fields(house: Path, node: NodePlatform, done: Filled) -> dict[str, o
         "dependencies": [entry.fields() for entry in done.dependencies],
         "new": list(done.new),
         "gone": list(done.gone),
-        **override.override_fields(done.manifest.overrides, done.offers),
+        "overrides": [each.fields() for each in done.manifest.overrides],
         "torch": {"version": str(torch.version), "cuda": torch.cuda, "seen": torch.seen}
         if torch
         else None,

@@ -36,6 +36,7 @@ from patchkit.wheel.build.work import emptied, staging, work_folder
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import judge, require_loading
+from patchkit.wheel.device.wheel_checks import check
 from patchkit.wheel.file.facts import as_text
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -43,7 +44,6 @@ from patchkit.wheel.file.write import seal
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import prove_parts
-from patchkit.wheel.wheelhouse.wheel_checks import check
 
 # The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB

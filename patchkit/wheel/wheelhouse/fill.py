@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.durable.partial import kept
-from patchkit.durable.staging import second_name
 from patchkit.errors import HashMismatchError, StorageError, UsageError
 from patchkit.quoting import quoted
-from patchkit.source.fetch import cached_place
 from patchkit.versions import ExactPin
+from patchkit.wheel.device.wheel_checks import cuda_majors
 from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
@@ -32,9 +30,8 @@ from patchkit.wheel.wheelhouse.contents import (
 )
 from patchkit.wheel.wheelhouse.download import Progress, download
 from patchkit.wheel.wheelhouse.listed_wheel import read
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, Override
-from patchkit.wheel.wheelhouse.node import NodePackages, NodePlatform, is_met
-from patchkit.wheel.wheelhouse.overrides import offers
+from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
+from patchkit.wheel.wheelhouse.node import NodePlatform
 from patchkit.wheel.wheelhouse.pins import pins_in, require_effect
 from patchkit.wheel.wheelhouse.resolve import (
     LockedWheel,
@@ -44,14 +41,13 @@ from patchkit.wheel.wheelhouse.resolve import (
     resolve,
 )
 from patchkit.wheel.wheelhouse.storage import command
-from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
     """The dependencies, the file names that are new or gone, and the torch among them.
 
-    ``manifest`` is what was written; ``offers`` are overrides that known bugs suggest.
+    ``manifest`` is what was written.
     """
 
     dependencies: tuple[ManifestEntry, ...]
@@ -59,7 +55,6 @@ class Filled:
     gone: tuple[str, ...]
     torch: Torch | None
     manifest: Manifest
-    offers: tuple[Override, ...]
 
 
 def machine_of(house: Path, built: Sequence[ManifestEntry]) -> str:
@@ -94,18 +89,17 @@ def fill(
     sources: WheelSources,
     *,
     also: Sequence[str] = (),
-    has: NodePackages = MappingProxyType({}),
     lock_only: bool = False,
     progress: Progress = lambda _done, _all: None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Filled:
     """Resolve what the wheels need on a node, download it, and lock all of it by hash.
 
-    ``also`` are requirements of the user's own; what a node ``has`` is kept where it fits, and not
-    downloaded; ``tell`` takes a line before what may take long. Nothing in the wheelhouse changes
-    until everything is there and proved; what was downloaded before an interruption is taken up by
-    the next call. Raises ProofError if the torch is one for CPUs alone, UsageError also for an
-    override that does not fit, HashMismatchError, HostError, SourceError, StorageError, BusyError.
+    ``also`` are requirements of the user's own; ``tell`` takes a line before what may take long.
+    Nothing in the wheelhouse changes until everything is there and proved; what was downloaded
+    before an interruption is taken up by the next call. Raises ProofError if the torch is one for
+    CPUs alone, UsageError also for an override that does not fit, HashMismatchError, HostError,
+    SourceError, StorageError, BusyError.
     """
     before, built = settled(house), built_wheels(house)
     overrides = _fitting_overrides(house, before)
@@ -115,10 +109,11 @@ def fill(
         # Offline, what an earlier fill brought is there to be taken.
         more = (small, house) if sources.offline else (small,)
         sources = replace(sources, folders=(*sources.folders, *more))
-        numbered = numbered_like_cuda(needed)
+        # Some projects are numbered like CUDA; that decides if the wheels ask for one CUDA.
+        names = sorted(rules().numbered.names) if len(needed) == 1 else []
+        numbered = [f"{name}=={major}.*" for name in names for major in needed]
         tell(f"resolving dependencies for {node}")
-        chosen = resolve(small.iterdir(), also, node, sources, numbered, overrides, has)
-        lacking = [wheel for wheel in chosen if not is_met(has, wheel.name)]
+        chosen = resolve(small.iterdir(), also, node, sources, numbered, overrides)
         torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
         if torch:
             tell(f"dependencies: {len(chosen)}; resolving what {torch.name.pinned} requires")
@@ -128,12 +123,19 @@ def fill(
         files: tuple[Path, ...] = ()
         # A torch for CPUs alone is refused above, before gigabytes of it are downloaded.
         if not lock_only:
-            files = _collect(lacking, house, place, progress, tell)
-            if torch in lacking:
-                proved = _proved_torch(torch, requires, node, needed, folders)
+            files = _collect(chosen, house, place, progress, tell)
+            proved = _proved_torch(torch, requires, node, needed, folders)
         kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
-        kinds = {wheel: kind if wheel in lacking else Kind.INSTALLED for wheel in chosen}
-        fresh = tuple(_entry(wheel, node, kinds[wheel], folders) for wheel in chosen)
+        fresh = tuple(
+            ManifestEntry(
+                name=wheel.name,
+                sha256=wheel.sha256,
+                size=0 if lock_only else _place(wheel.name.filename, folders).stat().st_size,
+                facts=node.facts(),
+                kind=kind,
+            )
+            for wheel in chosen
+        )
         replace_dependencies(house, before, fresh, files)
     old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
     new = {entry.filename for entry in fresh}
@@ -143,7 +145,6 @@ def fill(
         gone=tuple(sorted(old - new)),
         torch=proved,
         manifest=manifest(house),
-        offers=offers(house),
     )
 
 
@@ -192,9 +193,9 @@ def _collect(
     progress: Progress,
     tell: Callable[[str], None],
 ) -> tuple[Path, ...]:
-    """Get what is not in the wheelhouse: from the cache, an earlier run, or else from the index."""
+    """Get what is not in the wheelhouse: from an earlier run, or else from the index."""
     missing = [wheel for wheel in chosen if not _whole(house, wheel)]
-    wanted = [wheel for wheel in missing if not _whole(place, wheel) and not _linked(place, wheel)]
+    wanted = [wheel for wheel in missing if not _whole(place, wheel)]
     if wanted:
         size, free = sum(wheel.size for wheel in wanted), shutil.disk_usage(place).free
         # Of an index that tells no sizes (PEP 503), nothing can be said before.
@@ -208,17 +209,6 @@ def _collect(
             )
     download(wanted, place, progress)
     return tuple(place / wheel.name.filename for wheel in missing)
-
-
-def _linked(place: Path, wheel: LockedWheel) -> bool:
-    """Give a wheel that was fetched before, for a build or a repack, a second name in ``place``."""
-    filename = wheel.name.filename
-    if not _whole(cached_place(filename).parent, wheel):
-        return False
-    with translated(at=place):
-        (place / filename).unlink(missing_ok=True)
-        second_name(cached_place(filename), place / filename)
-    return _whole(place, wheel)
 
 
 def _whole(folder: Path, wheel: LockedWheel) -> bool:
@@ -246,12 +236,6 @@ def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
     }
 
 
-def numbered_like_cuda(needed: Collection[int]) -> list[str]:
-    """Return constraints on what is numbered like CUDA, if the wheels ask for one CUDA."""
-    names = sorted(rules().numbered.names) if len(needed) == 1 else []
-    return [f"{name}=={major}.*" for name in names for major in needed]
-
-
 def _proved_torch(
     wheel: LockedWheel | None,
     requires: Sequence[str],
@@ -269,16 +253,6 @@ def _proved_torch(
     torch = torch_of(wheel.name.version, requires, members)
     require_cuda(torch, node.machine, needed)
     return torch
-
-
-def _entry(
-    wheel: LockedWheel, node: NodePlatform, kind: Kind, folders: Sequence[Path]
-) -> ManifestEntry:
-    held = kind is Kind.DEPENDENCY
-    size = _place(wheel.name.filename, folders).stat().st_size if held else 0
-    return ManifestEntry(
-        name=wheel.name, sha256=wheel.sha256, size=size, facts=node.facts(), kind=kind
-    )
 
 
 def _place(filename: str, folders: Sequence[Path]) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.durable.names import is_file
@@ -47,13 +47,8 @@ class ListedWheel:
     @property
     def target(self) -> Target | None:
         """The device that patchkit.json in it names."""
-        return named_target(self.metadata)
-
-
-def named_target(metadata: WheelMetadata | None) -> Target | None:
-    """Return the known device that patchkit.json names."""
-    name = metadata.facts.get("target") if metadata else None
-    return targets().get(name) if isinstance(name, str) else None
+        name = self.metadata.facts.get("target") if self.metadata else None
+        return targets().get(name) if isinstance(name, str) else None
 
 
 def read(
@@ -80,14 +75,8 @@ def _read(entry: ManifestEntry, path: Path) -> ListedWheel:
         metadata = read_metadata(wheel)
         if entry.kind is not Kind.BUILT or ANY in entry.name.cpus or not metadata.facts:
             return ListedWheel(entry=entry, path=path, metadata=metadata)
-        binaries, target = inspect_wheel(wheel), named_target(metadata)
-        judged: tuple[Judged, ...] = ()
-        if target and metadata.facts.get("project") == "vllm":
-            judged = judge(wheel, binaries, target, entry.name.version)
-    return ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries, judged=judged)
-
-
-def by_cpu(wheels: Sequence[ListedWheel]) -> Iterator[tuple[str, list[ListedWheel]]]:
-    """Yield each CPU that a wheel was built for, and what a node with it can install."""
-    for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
-        yield cpu, [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]
+        binaries = inspect_wheel(wheel)
+        read = ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries)
+        if read.target and metadata.facts.get("project") == "vllm":
+            read = replace(read, judged=judge(wheel, binaries, read.target, entry.name.version))
+    return read

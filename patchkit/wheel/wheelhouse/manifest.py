@@ -78,7 +78,6 @@ _FILLED = """\
 # Written by patchkit wheelhouse fill, for CPython {python} on {machine} with glibc {glibc}:
 #   pip install {options}--find-links DIR --require-hashes -r DIR/{file}
 """
-_INSTALLED = "# Not in DIR, as the nodes have them: {names}.\n"
 _OVERRIDDEN = """\
 # Overridden: {summary}.
 # So pip and uv need --no-deps; `pip check` names it.
@@ -91,7 +90,6 @@ class Kind(enum.StrEnum):
     BUILT = "built"  # by patchkit, in the folder
     DEPENDENCY = "dependency"  # what those need, in the folder
     LOCKED = "locked"  # what those need, to be had from an index
-    INSTALLED = "installed"  # what those need, and the nodes have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +206,6 @@ def documents(manifest: Manifest) -> dict[str, str]:
         header = _FILLED.format(
             file=REQUIREMENTS, options=options, python=python, machine=machine, glibc=glibc
         )
-    if there := [entry.name.pinned for entry in ordered if entry.kind is Kind.INSTALLED]:
-        header += _INSTALLED.format(names=", ".join(there))
     header += "".join(_OVERRIDDEN.format(summary=override.summary) for override in overrides)
     builds = Counter(entry.name.project for entry in ordered)
     lines = []

@@ -1,20 +1,13 @@
-"""Describe the nodes that a wheelhouse is for: which wheels fit, and what they have already."""
+"""Describe the nodes that a wheelhouse is for, and which wheels fit them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.version import Version
 
 from patchkit.errors import UsageError
-from patchkit.reading import read_text
-from patchkit.versions import ExactPin
-from patchkit.wheel.file.name import WheelName
 
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _GLIBC = re.compile(r"2\.\d{1,2}")
@@ -70,38 +63,3 @@ def node_platform(machine: str, python: str, glibc: str) -> NodePlatform:
     if not _GLIBC.fullmatch(glibc) or int(glibc[2:]) < _OLDEST:
         raise UsageError(f"--glibc takes a version such as 2.39, not {glibc!r}")
     return NodePlatform(machine=machine, python=python, glibc=glibc)
-
-
-NodePackages = Mapping[str, Version]
-"""Project → version, of what every node has."""
-
-
-def read_packages(files: Sequence[Path]) -> NodePackages:
-    """Return what all nodes have, of files with what `pip list --format=freeze` printed on each.
-
-    Raises UsageError, naming the line, for what is not PROJECT==VERSION.
-    """
-    listed = [{*_pins(file)} for file in files]
-    common = set.intersection(*listed) if listed else set()
-    return {pin.project: pin.version for pin in common}
-
-
-def is_met(packages: NodePackages, wheel: WheelName) -> bool:
-    """Check whether a node has what a lock names: for pip, 2.11.0+cu130 is a 2.11.0."""
-    version = packages.get(wheel.project)
-    return version is not None and SpecifierSet(f"=={wheel.version}").contains(
-        version, prereleases=True
-    )
-
-
-def _pins(file: Path) -> list[ExactPin]:
-    pins = []
-    hint = "on a node: pip list --format=freeze > FILE"
-    for number, line in enumerate(read_text(file, hint=hint).splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        try:
-            pins += [ExactPin(text)] if text else []
-        except ValueError as error:
-            why = "pip freeze names no version of what came from a folder or a URL"
-            raise UsageError(f"{file}:{number}: {error}", why=why, hint=hint) from None
-    return pins

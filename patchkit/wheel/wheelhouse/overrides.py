@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from packaging.version import Version
@@ -30,7 +29,12 @@ def chosen(house: Path, takes: ExactPin, reason: str = "") -> Override:
     pins = pins_in(house)
     found = {each.pin: each for each in pins if each.pin.project == takes.project}
     if not found:
-        raise _not_pinned(house, takes, pins)
+        names = ", ".join(dict.fromkeys(str(pin.pin) for pin in pins))
+        raise UsageError(
+            f"{house}: nothing here pins {takes.project}",
+            why="an override replaces a pin; what nobody pins needs none",
+            hint=f"pinned are {names}" if names else "repack or build a vLLM into it first",
+        )
     if len(found) > 1:
         different = " and ".join(f"{each.pin} ({each.by})" for each in found.values())
         raise UsageError(f"{house}: its wheels pin {different}", hint="drop one of them first")
@@ -100,25 +104,6 @@ def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> t
                     word=f"known bug: {bug.source}",
                 )
     return tuple(found.values())
-
-
-def _not_pinned(house: Path, takes: ExactPin, pins: Sequence[WheelPin]) -> UsageError:
-    projects = {each.pin.project: each for each in pins}
-    near = get_close_matches(takes.project, projects, 1)
-    if near:
-        known = projects[near[0]]
-        meant = command("override", house, f"{near[0]}=={takes.version}")
-        hint = f"did you mean {near[0]}, {known.pin.version} by {known.by}? {meant}"
-    elif projects:
-        names = ", ".join(str(each.pin) for each in projects.values())
-        hint = f"pinned are {names}"
-    else:
-        hint = "build or repack a vLLM into it first: patchkit repack vllm==X"
-    return UsageError(
-        f"{house}: nothing here pins {takes.project}",
-        why="an override replaces a pin; what nobody pins needs none",
-        hint=hint,
-    )
 
 
 def _check_version(takes: ExactPin, known: WheelPin) -> None:

@@ -15,10 +15,11 @@ from patchkit.elf import by_version
 from patchkit.errors import ProofError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
+from patchkit.wheel.device.wheel_checks import cuda_majors, promised_glibc, supported
 from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, by_cpu
+from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel
 from patchkit.wheel.wheelhouse.manifest import MANIFEST, Override
 from patchkit.wheel.wheelhouse.pins import (
     TORCH,
@@ -28,7 +29,6 @@ from patchkit.wheel.wheelhouse.pins import (
     without_effect,
 )
 from patchkit.wheel.wheelhouse.storage import command
-from patchkit.wheel.wheelhouse.wheel_checks import cuda_majors, promised_glibc, supported
 
 
 def disagreements(
@@ -36,13 +36,15 @@ def disagreements(
 ) -> tuple[Finding, ...]:
     """Find everything that keeps these wheels from working together on a node, each thing once."""
     found = [*_overridden(house, wheels, overrides)]
-    for cpu, group in by_cpu(wheels):
+    for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
+        # What a node with this CPU can install.
+        group = [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]
         found += _needs(cpu, group, overrides)
         found += _nccl(group, overrides)
         for check in (_torch_and_cuda, _devices, _pythons, _systems):
             found += check(cpu, group)
     # A wheel for any CPU is in every group, and would be reported once for each.
-    return tuple(dict.fromkeys([*found, *_uneven(wheels)]))
+    return tuple(dict.fromkeys(found))
 
 
 def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
@@ -235,30 +237,6 @@ def _systems(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
                 _fill(wheel) if not wheel.built else "build it on an older distribution",
                 "pip does not install it there",
             )
-
-
-def _uneven(wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """Find projects that only nodes of some CPUs can install, or in another version."""
-    cpus = {cpu for wheel in wheels if wheel.built for cpu in wheel.entry.name.cpus} - {ANY}
-    if len(cpus) < 2:
-        return
-    projects: dict[str, list[ListedWheel]] = {}
-    for wheel in wheels:
-        if wheel.built:
-            projects.setdefault(wheel.project, []).append(wheel)
-    for project, group in projects.items():
-        covered = {cpu for wheel in group for cpu in wheel.entry.name.cpus}
-        if ANY not in covered and (missing := sorted(cpus - covered)):
-            absent = ", ".join(missing)
-            what = f"there is no {project} for {absent}, and other wheels for it are here"
-            hint = "build it, or use a folder for each CPU"
-            yield finding(UsageError, group[0].filename, what, hint)
-        versions = {wheel.entry.name.version.public for wheel in group}
-        if len(versions) > 1:
-            what = f"{project} is another version on each CPU: {', '.join(sorted(versions))}"
-            hint = "build one version for all nodes"
-            why = "nodes that differ do not understand each other"
-            yield finding(UsageError, group[-1].filename, what, hint, why)
 
 
 def pin_table(wheels: Sequence[ListedWheel]) -> Mapping[str, str]:

@@ -20,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
-from packaging.version import Version
 from uv import find_uv_bin
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
@@ -30,7 +29,7 @@ from patchkit.source.fetch import cache_dir
 from patchkit.source.pip_settings import pip_settings
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import WheelName, wheel_name
-from patchkit.wheel.wheelhouse.node import NodePackages, NodePlatform
+from patchkit.wheel.wheelhouse.node import NodePlatform
 
 _OPTIONS = (
     *("--only-binary=:all:", "--no-header"),
@@ -71,13 +70,11 @@ def compile_requirements(
     *options: str,
     constraints: Iterable[str] = (),
     overrides: Iterable[str] = (),
-    preferred: Mapping[str, Version] | None = None,
 ) -> str:
     """Return what `uv pip compile` writes for requirements.
 
     ``constraints`` are requirements that hold for what is needed, and need nothing by themselves;
-    ``overrides`` hold in the place of every requirement of the same project; of ``preferred``
-    projects that version is taken where nothing speaks against it.
+    ``overrides`` hold in the place of every requirement of the same project.
 
     No wheel is downloaded where the index tells metadata. Raises SourceError if there is no
     solution, UsageError for what is no requirement, StorageError if the index or the disk fails.
@@ -86,13 +83,12 @@ def compile_requirements(
         files = {"constraints": constraints, "overrides": overrides}
         for name, lines in files.items():
             Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
-        former = _former_lock(Path(folder), preferred) if preferred else ()
         done = attempt(
             *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS),
             *(f"--{name}={folder}/{name}" for name in files),
             *(f"--python-platform={node.uv_name}", f"--python-version={node.python}"),
             *(["--no-index"] if sources.offline else []),
-            *(*options, *former),
+            *options,
             input="\n".join(wanted).encode(),
             env=_environment(sources),
             timeout=None,
@@ -118,18 +114,6 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _former_lock(folder: Path, versions: Mapping[str, Version]) -> tuple[str, ...]:
-    """Return the options that make uv keep to versions, as if an earlier lock had them."""
-    rows = [
-        f'[[packages]]\nname = "{project}"\nversion = "{version.public}"\n'
-        for project, version in sorted(versions.items())
-    ]
-    lock = folder / "pylock.toml"
-    head = 'lock-version = "1.0"\ncreated-by = "patchkit"\n'
-    lock.write_text("".join([head, *rows]), encoding="utf-8")
-    return (f"--output-file={lock}",)  # it is also printed
-
-
 def _environment(sources: WheelSources) -> dict[str, str]:
     """Return the variables that uv gets, none of the user's own for uv: all get the same lock."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
@@ -140,18 +124,15 @@ def _environment(sources: WheelSources) -> dict[str, str]:
         if "extra-index-url" in settings:  # as pip: the best of all indexes, not of the first one
             found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         # pip only warns of a folder that is not there, and uv gives up.
-        links += [link for link in settings.get("find-links", "").split() if not _is_gone(link)]
+        for link in settings.get("find-links", "").split():
+            scheme, _, path = link.rpartition("://")
+            if scheme not in ("", "file") or Path(unquote(path)).exists():
+                links.append(link)
     return found | {
         "UV_FIND_LINKS": ",".join(links),
         "UV_CACHE_DIR": str(cache_dir() / "uv"),
         "UV_SYSTEM_CERTS": "1",  # the system's certificates, as pip
     }
-
-
-def _is_gone(link: str) -> bool:
-    """Return whether a place of wheels is a folder or a file that is not there."""
-    scheme, _, path = link.rpartition("://")
-    return scheme in ("", "file") and not Path(unquote(path)).exists()
 
 
 def _failure(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitError:
@@ -209,12 +190,11 @@ def resolve(
     sources: WheelSources,
     constraints: Iterable[str] = (),
     overrides: Iterable[ExactPin] = (),
-    preferred: NodePackages | None = None,
 ) -> tuple[LockedWheel, ...]:
     """Return every wheel, by file name, that a node needs for the ``given`` ones and ``also``.
 
     The given ones are taken before any of their projects elsewhere; ``also`` are requirements,
-    ``overrides`` replace what wheels require, and ``preferred`` versions are kept where they fit.
+    ``overrides`` replace what wheels require.
     Raises as ``compile_requirements`` does.
     """
     for each in also:
@@ -230,7 +210,6 @@ def resolve(
         constraints=constraints,
         # An override replaces what we ask for as well: it has to name the wheel that is given.
         overrides=[named.get(pin.project, str(pin)) for pin in overrides],
-        preferred=preferred,
     )
     rows = tomllib.loads(text)["packages"]
     ranks = node.ranks()

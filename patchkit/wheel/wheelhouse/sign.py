@@ -84,18 +84,6 @@ def sign(house: Path, key: Path | None = None) -> Signed:
     return Signed(key=fingerprint)
 
 
-def signature(house: Path) -> Signed | None:
-    """Return what a wheelhouse says of its signature, None if it has none.
-
-    That the key belongs to anyone in particular is not asked. Raises HashMismatchError if the
-    signature is not one of this SHA256SUMS, HostError without ssh-keygen, StorageError.
-    """
-    with reading(house):
-        if not os.path.lexists(house / SIGNATURE):
-            return None
-        return Signed(key=_fingerprint(*_both(house)))
-
-
 def check(house: Path, trust: Trust) -> Signed:
     """Check that an allowed signer signed SHA256SUMS as it is.
 

@@ -9,12 +9,21 @@ from pathlib import Path
 
 from patchkit.digests import sha256_of
 from patchkit.durable.names import is_file
-from patchkit.errors import HashMismatchError, StorageError, UsageError
+from patchkit.errors import (
+    HashMismatchError,
+    ProofError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
+from patchkit.target import Load
+from patchkit.wheel.device.inspect import prove_exact
+from patchkit.wheel.device.wheel_checks import check, missed
 from patchkit.wheel.file.record import faults
 from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, manifest, wheels_there
-from patchkit.wheel.wheelhouse.listed_wheel import read
+from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, read
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     Kind,
@@ -35,7 +44,6 @@ from patchkit.wheel.wheelhouse.storage import (
     read_own,
     reading,
 )
-from patchkit.wheel.wheelhouse.wheel_checks import check, unfit
 
 
 def check_files(house: Path) -> tuple[Finding, ...]:
@@ -171,3 +179,38 @@ def verify(house: Path) -> Verified:
         overrides=listed.overrides,
         offers=known_overrides(all_pins(wheels), listed.overrides),
     )
+
+
+def unfit(wheel: ListedWheel) -> Iterator[Finding]:
+    """Find what is wrong with a built wheel for the device that patchkit.json in it names."""
+    facts = wheel.metadata.facts if wheel.metadata else {}
+    if not wheel.built or not facts:
+        return
+    if dict(wheel.entry.facts) != dict(facts):
+        yield finding(
+            SourceError,
+            wheel.filename,
+            f"patchkit.json in it does not say what {MANIFEST} says",
+            "build it again",
+            "one of the two was edited",
+        )
+    target, code = wheel.target, [binary for binary in wheel.binaries if binary.live]
+    if target is None:
+        what = f"patchkit.json in it names no known target: {facts.get('target')!r}"
+        yield finding(SourceError, wheel.filename, what, "build it again, or update patchkit")
+    elif facts.get("project") == "nccl":
+        for binary in wheel.binaries:
+            try:
+                prove_exact(binary, target, cpu=facts.get("machine"))
+            except ProofError as error:
+                yield finding(ProofError, wheel.filename, error.what, error.hint, error.why)
+    elif facts.get("project") == "vllm":
+        fatal = [library for library in wheel.judged if library.fatal]
+        yield from missed(wheel.entry.name.version, fatal, target, wheel.filename)
+    elif code and all(binary.load(target) is Load.NONE for binary in code):
+        yield finding(
+            ProofError,
+            wheel.filename,
+            f"none of its {len(code)} libraries with device code loads on {target.title}",
+            f"build it from source for {target.name}",
+        )

@@ -58,7 +58,7 @@ PAGE = Page(
     },
     stand_ins={
         r"(patchkit build vllm)": rf"\1 {SMALL_VLLM}",
-        r"patchkit build nccl --with-known-overrides": SMALL_NCCL,
+        r"patchkit build nccl$": SMALL_NCCL,
         r"(patchkit wheelhouse fill)": r"\1 --lock-only",
         # 5 names the libraries that a reduced wheel lacks; a file that is not whole would be 8.
         r"(patchkit verify)": r"\1 || test $? = 5",

@@ -185,6 +185,7 @@ def test_pip_installs_it_and_it_loads(built, toolchain, tmp_path, machine):
 # Reproducible
 
 
+@pytest.mark.e2e
 def test_circumstances_do_not_matter(built, build, work, tmp_path):
     """Other umask, locale, time, flags, jobs, place of the sources, ccache; the same bytes."""
     made, sources = built(HERE), tmp_path / "elsewhere/sources"
@@ -214,6 +215,7 @@ def test_circumstances_do_not_matter(built, build, work, tmp_path):
     assert same(made, tmp_path / "house")
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not on this machine")
 def test_ccache_does_not_matter(built, build, work, tmp_path):
     made, cache = built(HERE), {"CCACHE_DISABLE": None, "CCACHE_DIR": str(tmp_path / "ccache")}
@@ -229,6 +231,7 @@ def test_ccache_does_not_matter(built, build, work, tmp_path):
     assert hits >= len(made.objects) - 1  # linking is not cached
 
 
+@pytest.mark.e2e
 def test_other_sources_are_another_wheel(built, build, tmp_path):
     made, sources = built(HERE), tmp_path / "sources"
     shutil.copytree(SMALL, sources)
@@ -247,6 +250,7 @@ def test_other_sources_are_another_wheel(built, build, tmp_path):
 # Accidents
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("sent", "everything"),
     [(signal.SIGKILL, True), (signal.SIGINT, True), (signal.SIGTERM, False)],
@@ -269,6 +273,7 @@ def test_interrupted(built, run, work, tmp_path, sent, everything):
     assert same(made, house)
 
 
+@pytest.mark.e2e
 def test_a_build_while_another_one_runs(built, run, build, tmp_path):
     made = built(HERE)
     work, house = tmp_path / "work", tmp_path / "house"
@@ -285,6 +290,7 @@ def test_a_build_while_another_one_runs(built, run, build, tmp_path):
     assert len(wheels(house)) == 1
 
 
+@pytest.mark.e2e
 def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
     made, house = built(HERE), tmp_path / "house"
     files = len(list(made.aside.rglob("*")))
@@ -295,6 +301,7 @@ def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
     assert sorted(path.name for path in disk.iterdir()) == [f"nccl-{VERSION}-gb10-{HERE}"]
 
 
+@pytest.mark.e2e
 def test_a_wheelhouse_that_fills_up(built, build, work, small_disk):
     """The build is not lost: with room its wheel is placed, without compiling; what a user sees."""
     made = built(HERE)

@@ -201,6 +201,7 @@ def test_no_compiler_for_the_cpu(across, lock, tmp_path):
     assert wheels(tmp_path / "house") == []
 
 
+@pytest.mark.e2e
 def test_a_disk_that_fills_up(across, build, arguments, offline, lock, small_disk, tmp_path):
     """While the environment is made, the target's files are unpacked, and something is compiled."""
     locked = lock()
@@ -213,6 +214,7 @@ def test_a_disk_that_fills_up(across, build, arguments, offline, lock, small_dis
     assert first_member(*wheels(tmp_path / "house"), *wheels(tmp_path / "other")) == ""
 
 
+@pytest.mark.e2e
 def test_killed_while_the_targets_files_are_unpacked(run, arguments, offline, lock, tmp_path):
     locked, work = lock(), tmp_path / "work"
 

@@ -105,6 +105,7 @@ def test_the_other_kernels_get_the_same_archs(source, ask):
     assert after == {place: archs for place, archs in before.items() if place[0] not in files}
 
 
+@pytest.mark.e2e
 def test_each_extension_alone_can_be_left_out(source):
     for known in optional(source):
         tree = leave_out(source, [known])
@@ -169,6 +170,7 @@ def test_no_module_fails_to_import_without_them(source):
     assert found <= UNGUARDED
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("version", ["0.21.0", "0.33.0"], scope="module")
 def test_what_is_left_out_has_no_code_for_the_device(source, ask):
     """Judged by the release's own CMake, for a GB10 and for a Thor."""
@@ -187,6 +189,7 @@ OWN = {"_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so", "_rust_to
 OWN |= {"cumem_allocator.abi3.so", "fs_io_C.abi3.so", "spinloop.abi3.so", "vllm-rs"}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("version", ["0.25.1", "0.33.0"], scope="module")
 @pytest.mark.parametrize("cpu", ["aarch64", "x86_64"])
 def test_everything_in_upstreams_wheels_belongs_to_somebody(source, cpu):
@@ -298,6 +301,7 @@ include(inner.cmake)
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("version", ["0.21.0", "0.33.0"], scope="module")
 @pytest.mark.parametrize("define", [True, False], ids=["define", "environment"])
 def test_flash_attention_is_installed_as_upstreams_wheels_have_it(source, tmp_path, define):

@@ -94,6 +94,7 @@ def test_from_sources_to_a_wheel(build, arguments, tmp_path):
 # Accidents
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("sent", "everything"),
     [(signal.SIGKILL, True), (signal.SIGTERM, False)],
@@ -120,6 +121,7 @@ def test_interrupted(run, arguments, sources, tmp_path, sent, everything):
     assert len(wheels(house)) == 1
 
 
+@pytest.mark.e2e
 def test_a_disk_that_fills_up(build, arguments, small_disk, tmp_path):
     build(*arguments(), work=tmp_path / "whole")
     files = len(list((tmp_path / "whole").rglob("*")))
@@ -136,6 +138,7 @@ def test_too_little_space_to_begin_with(build, arguments, small_disk, tmp_path):
     assert wheels(tmp_path / "house") == []
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("change", "says"),
     [

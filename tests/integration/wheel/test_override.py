@@ -155,24 +155,6 @@ def test_what_brings_the_pinned_release_back(built, fill, call, run, tmp_path):
     assert "Would install" not in run(again.replace("--dry-run", "--dry-run --no-deps"))
 
 
-def test_a_fill_that_takes_what_known_bugs_suggest(fill, call, house):
-    """Nothing is silent: without the flag it is an offer, and stock's pinned release is locked."""
-    said = fill("--lock-only").stdout
-    assert versions(house)["nvidia-nccl-cu13"] == "2.28.9"
-    assert f"one: patchkit wheelhouse override --dir wheelhouse {PIN}" in said
-    assert "--no-deps" not in line_of(said, "pip install")
-
-    taken = fill("--with-known-overrides", "--json")
-    assert f"override {PIN} in the place of 2.28.9" in taken.stderr
-    done = json.loads(taken.stdout)
-    assert versions(house)["nvidia-nccl-cu13"] == "2.30.7"
-    assert [each["word"] for each in done["overrides"]] == [
-        "known bug: vllm issue 52504, cured by 2.30.4; 41725 and 42354, by another build of 2.28.9"
-    ]
-    assert done["offers"] == []
-    assert "all as listed" in call("verify").stdout
-
-
 def test_a_lock_from_before_is_no_longer_right(fill, call, house):
     fill()
     said = call("wheelhouse", "override", PIN).stdout
@@ -196,7 +178,6 @@ def test_a_lock_from_before_is_no_longer_right(fill, call, house):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nvidia-ncl-cu13==2.30.7"], f"override --dir wheelhouse {PIN}"),
         (["numpy==2.0"], "pinned are torch==2.11.0, nvidia-nccl-cu13==2.28.9"),
         (["nvidia-nccl-cu13==2.27.7"], "is older than 2.28.9, which torch 2.11.0 pins"),
         (["nvidia-nccl-cu13==2.28.9"], "there is nothing to override"),

@@ -127,6 +127,7 @@ def test_a_version_file_that_is_unlike_upstreams(run, house, tmp_path):
     assert not house.exists()
 
 
+@pytest.mark.e2e
 @pytest.mark.releases  # before any change in the matrix, else before every third
 def test_killed_at_any_change_of_the_disk(run, house, tmp_path):
     source = vllm_wheel(tmp_path)
@@ -147,6 +148,7 @@ def test_killed_at_any_change_of_the_disk(run, house, tmp_path):
     assert len(list(house.glob("*.whl"))) == 1
 
 
+@pytest.mark.e2e
 def test_a_full_disk_leaves_nothing(run, house, tmp_path):
     source = vllm_wheel(tmp_path)
 

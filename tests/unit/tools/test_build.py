@@ -19,7 +19,6 @@ BOTH = ("vllm", "nccl")
             "--version 2.30.7 --jobs 8",
         ),
         ("--vllm=0.25.1 --offline", "--version=0.25.1 --offline", "--offline"),
-        ("--with-known-overrides", "", "--with-known-overrides"),
         (
             "--extensions a,b --mirror m --functions f",
             "--extensions a,b --mirror m",

@@ -106,24 +106,6 @@ def test_sizes_come_first(world, index, house, cli, small_disk, offered, tmp_pat
     assert len(index.asked) == 5
 
 
-def test_what_was_fetched_for_a_build_is_not_downloaded(world, index, house, cli, tmp_path):
-    """What is there under the name of a wheel, and is another file, is downloaded."""
-    world()
-    cache = tmp_path / "cache/sdists"
-    cache.mkdir(parents=True)
-    leaf, torch = "leaf-1.0-py3-none-any.whl", f"torch-2.11.0-{HERE}.whl"
-    shutil.copy(tmp_path / "offered" / torch, cache)
-    (cache / leaf).write_bytes(b"another")
-    env = {**alone_with(index), "PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
-    assert "to download: 4," in cli("wheelhouse", "fill", env=env).stderr
-    asked = {name for name, _begin in index.asked}
-    assert leaf in asked
-    assert torch not in asked
-    assert (house / torch).samefile(cache / torch)
-    assert (cache / leaf).read_bytes() == b"another"
-    assert "all as listed" in cli("verify").stdout
-
-
 def test_what_an_earlier_run_downloaded_is_taken(world, fill, house, tmp_path):
     world()
     leaf, half = "leaf-1.0-py3-none-any.whl", "typing_thing-2.0-py3-none-any.whl"

@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 
+from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.wheelhouse.contents import entries
-from patchkit.wheel.wheelhouse.fill import numbered_like_cuda
 from patchkit.wheel.wheelhouse.node import node_platform
 from patchkit.wheel.wheelhouse.resolve import WheelSources, resolve
 from support.filling import ALL, LOCK, OURS, THIS, TORCH, contents, installed, locked
-from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
+from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU
 
 
 def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
@@ -72,54 +72,6 @@ def test_every_node_installs_the_same(world, fill, house, node):
     assert "No broken requirements found" in node("check")
 
 
-def test_what_the_nodes_have_is_kept_and_not_downloaded(world, fill, house, node, cli, tmp_path):
-    """What one of two nodes lacks is downloaded; a version that does not do is, too."""
-    world()
-    has = "# of a node\ntorch==2.11.0+cu130\nTyping_Thing==1.0\nonly-there==0.1\nfor-new==1.0\n"
-    (tmp_path / "one.txt").write_text(f"{has}leaf==1.0\n")
-    (tmp_path / "other.txt").write_text(has)
-    listings = ["--node-has", "one.txt", "--node-has", "other.txt"]
-    said = fill("--python-version", THIS, "--with", "leaf", *listings)
-
-    assert "to download: " in said.stderr
-    assert "not downloaded, as the nodes have them: " in said.stdout
-    kinds = {entry.name.pinned: str(entry.kind) for entry in entries(house)}
-    old_or_new = "for-new==1.0" if "for-new==1.0" in kinds else "for-old==1.0"
-    assert kinds == {
-        "leaf==1.0": "dependency",
-        "only-there==1.0": "dependency",
-        "torch==2.11.0": "installed",
-        "typing-thing==1.0": "installed",
-        old_or_new: "installed" if "new" in old_or_new else "dependency",
-        f"nvidia-nccl-cu13=={OURS}": "built",
-        "vllm==0.25.1": "built",
-    }
-    assert not list(house.glob("torch*"))
-    lines = (house / "requirements.txt").read_text().splitlines()
-    assert lines[2].startswith("# Not in DIR, as the nodes have them: ")
-    assert "torch==2.11.0, typing-thing==1.0." in lines[2]
-    assert "all as listed" in cli("verify").stdout
-
-    refused = node("install", "--no-index", *LOCK, rc=1)
-    assert "No matching distribution found for " in refused
-    here = tmp_path / "here"
-    requires = ["nvidia-nccl-cu13==2.28.9"]
-    wheels = [write_wheel(here, "1.0", project=name) for name in ("typing-thing", "for-new")]
-    wheels.append(write_wheel(here, "2.11.0+cu130", project="torch", requires=requires))
-    node("install", "--no-index", "--no-deps", *wheels)
-    node("install", "--no-index", *LOCK)
-    assert {"torch==2.11.0+cu130", "vllm==0.25.1", "typing-thing==1.0"} <= {*installed(node)}
-    assert "No broken requirements found" in node("check")
-
-
-def test_a_listing_that_names_no_versions(world, fill, tmp_path):
-    world()
-    (tmp_path / "node.txt").write_text("a==1\ntorch @ file:///torch.whl\n")
-    said = fill("--node-has", "node.txt", rc=2).stderr
-    assert "node.txt:2: is 'torch @ file:///torch.whl', not PROJECT==VERSION" in said
-    assert "next: on a node: pip list --format=freeze > FILE" in said
-
-
 def test_what_the_user_wants_as_well(world, offered, fill, house):
     world()
     offered("ray", "2.0")
@@ -139,7 +91,8 @@ def test_what_is_numbered_like_cuda_is_of_the_one_cuda(offered, tmp_path):
     sources = WheelSources(offline=True, folders=(tmp_path / "offered",))
 
     def chosen(*majors):
-        locked = resolve([wheel], [], node, sources, numbered_like_cuda(majors))
+        names = [f"{name}=={major}.*" for name in rules().numbered.names for major in majors]
+        locked = resolve([wheel], [], node, sources, names)
         return [each.name.pinned for each in locked]
 
     assert chosen() == ["cuda-bindings==13.5.0", "cuda-python==12.6.2"]

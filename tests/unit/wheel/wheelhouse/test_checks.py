@@ -17,17 +17,17 @@ from packaging.version import Version
 
 from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.wheel.device.inspect import inspect
-from patchkit.wheel.file.library_rules import rules
-from patchkit.wheel.file.metadata import read_metadata
-from patchkit.wheel.file.torch import require_cuda, torch_of
-from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.wheelhouse.wheel_checks import (
+from patchkit.wheel.device.wheel_checks import (
     check,
     cuda_majors,
     floor,
     promised_glibc,
     supported,
 )
+from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.metadata import read_metadata
+from patchkit.wheel.file.torch import require_cuda, torch_of
+from patchkit.wheel.file.wheelfile import WheelFile
 from support.wheels import write_wheel
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"

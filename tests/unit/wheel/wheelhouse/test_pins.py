@@ -189,16 +189,6 @@ def test_wheels_for_two_devices(built, house):
     assert said.startswith("wheels for aarch64 are made for several devices: gb10: nvidia_nccl")
 
 
-def test_cpus_that_do_not_get_the_same(built, house):
-    built("nvidia-nccl-cu13", "2.28.9+a")
-    vllm(built, facts=None, files=None, version="0.25.1")
-    vllm(built, facts=None, files=None, version="0.24.0", tag=INTEL)
-    assert [what for _, _, what in found(house)] == [
-        "there is no nvidia-nccl-cu13 for x86_64, and other wheels for it are here",
-        "vllm is another version on each CPU: 0.24.0, 0.25.1",
-    ]
-
-
 def test_a_lock_that_does_not_fit(built, house, lock):
     vllm(built)
     lock("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl")

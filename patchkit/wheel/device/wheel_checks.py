@@ -1,4 +1,4 @@
-"""Check a wheel by itself: its name, its libraries, and the device that it was made for."""
+"""Check a wheel by itself: its name, and its libraries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from packaging.version import Version
 from patchkit.elf import by_version
 from patchkit.errors import ProofError, SourceError
 from patchkit.finding import Finding, finding
-from patchkit.target import Load, Target
-from patchkit.wheel.device.inspect import Binary, prove_exact
+from patchkit.target import Target
+from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.device.libraries import Judged, from_source
 from patchkit.wheel.file.library_rules import rules
 from patchkit.wheel.file.metadata import WheelMetadata
-from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel
-from patchkit.wheel.wheelhouse.manifest import MANIFEST
 
 _MODULE = re.compile(r"(?P<stem>.+)\.cpython-3(?P<minor>\d+)(?P<flags>[a-z]*)-[\w-]+\.so")
 _TAG = re.compile(r"(?:cp|py)3(?P<minor>\d*)")
@@ -177,41 +175,6 @@ def _mixed_cuda(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator
             f"its libraries need {len(majors)} versions of CUDA",
             "build all of it with one toolkit",
             parts,
-        )
-
-
-def unfit(wheel: ListedWheel) -> Iterator[Finding]:
-    """Find what is wrong with a built wheel for the device that patchkit.json in it names."""
-    facts = wheel.metadata.facts if wheel.metadata else {}
-    if not wheel.built or not facts:
-        return
-    if dict(wheel.entry.facts) != dict(facts):
-        yield finding(
-            SourceError,
-            wheel.filename,
-            f"patchkit.json in it does not say what {MANIFEST} says",
-            "build it again",
-            "one of the two was edited",
-        )
-    target, code = wheel.target, [binary for binary in wheel.binaries if binary.live]
-    if target is None:
-        what = f"patchkit.json in it names no known target: {facts.get('target')!r}"
-        yield finding(SourceError, wheel.filename, what, "build it again, or update patchkit")
-    elif facts.get("project") == "nccl":
-        for binary in wheel.binaries:
-            try:
-                prove_exact(binary, target, cpu=facts.get("machine"))
-            except ProofError as error:
-                yield finding(ProofError, wheel.filename, error.what, error.hint, error.why)
-    elif facts.get("project") == "vllm":
-        fatal = [library for library in wheel.judged if library.fatal]
-        yield from missed(wheel.entry.name.version, fatal, target, wheel.filename)
-    elif code and all(binary.load(target) is Load.NONE for binary in code):
-        yield finding(
-            ProofError,
-            wheel.filename,
-            f"none of its {len(code)} libraries with device code loads on {target.title}",
-            f"build it from source for {target.name}",
         )
 
 
