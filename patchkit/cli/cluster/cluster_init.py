@@ -10,7 +10,7 @@ import click
 
 from patchkit.cli.next_step import next_step, program, spelled
 from patchkit.cli.out import as_json, data, echo, print_json, say, style
-from patchkit.cli.runtime.net_view import fields, mark, reasons
+from patchkit.cli.runtime.net_verify import net_finding_fields, note_lines
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
@@ -81,7 +81,7 @@ def init(
                 "file": str(file),
                 "outcome": outcome,
                 "text": text,
-                "findings": list(map(fields, found)),
+                "findings": list(map(net_finding_fields, found)),
             }
         )
     else:
@@ -144,6 +144,4 @@ def _show(nodes: Sequence[str], facts: Sequence[NodeFacts], found: Sequence[Find
         vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
         cables = f"{len(host.cabled)} QSFP cage{'s' * (len(host.cabled) != 1)} cabled"
         say(style(name, bold=True) + f"  {gpu}, {memory}, {cables}, {vllm}")
-    for each in found:
-        if each.level is not Level.OK:
-            echo([mark(each) + f" {each.where}: {each.about}: {each.what}", *reasons(each)])
+    echo(note_lines(check for check in found if check.level is not Level.OK))

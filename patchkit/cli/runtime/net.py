@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import as_json, confirm, data, echo, print_json, say
-from patchkit.cli.runtime.net_options import (
+from patchkit.cli.out import as_json, confirm, data, echo, print_json, say, style, table
+from patchkit.cli.runtime.net_verify import (
     CAGE,
     MTU,
     NETDEV,
     ROOT,
-    InterfaceType,
-    NetworkType,
-    as_root,
-    sudo,
+    net_finding_fields,
+    note_lines,
+    sudo_command,
+    verify,
+    words_as_root,
 )
-from patchkit.cli.runtime.net_verify import verify
-from patchkit.cli.runtime.net_view import NetStep, other_node, plan_fields, plan_lines
-from patchkit.cluster.net import apply as net_apply
-from patchkit.cluster.net import conflicts as net_conflicts
-from patchkit.cluster.net import live as net_live
-from patchkit.cluster.net.netplan_file import render
-from patchkit.cluster.net.peer import from_file
-from patchkit.cluster.net.plan import TOPOLOGIES, NetPlan, NetPlanOptions
-from patchkit.cluster.net.plan import command as command_line
+from patchkit.cluster.net.apply import NetResult, apply_plan, is_live, undo_plan
+from patchkit.cluster.net.checks import plan_remarks
+from patchkit.cluster.net.live import read_mtu_limits
+from patchkit.cluster.net.netplan_file import check_conflicts, read_other_files, render_netplan
+from patchkit.cluster.net.plan import (
+    TOPOLOGIES,
+    Line,
+    NetPlan,
+    NetPlanOptions,
+    net_command,
+    other_node_options,
+)
 from patchkit.cluster.net.planner import make_plan
-from patchkit.cluster.net.remarks import plan_remarks
 from patchkit.cluster.net.state import NetHistory
+from patchkit.cluster.net.verify import read_peer_facts
 from patchkit.errors import HostError, UsageError
+from patchkit.finding import Finding, Level
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.network_facts import facts
 from patchkit.runtime.host.probe import probe
@@ -43,40 +50,40 @@ from patchkit.runtime.host.probe import probe
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
+class NetworkType(click.ParamType[IPv4Network]):
+    name = "network"
 
-    return decorate
+    def convert(self, value: Any, param: Any, ctx: Any) -> IPv4Network:
+        try:
+            return IPv4Network(value)
+        except ValueError as error:
+            self.fail(f"{error}; write it as 192.168.100.0/24", param, ctx)
 
 
-_wish = _options(
-    click.option("--node", type=int, metavar="N", help="This node's number, from 1: the head."),
-    click.option("--role", type=click.Choice(["head", "worker"]), help="Of two: node 1 or 2."),
-    click.option("--nodes", type=int, default=2, show_default=True, metavar="N", help="All."),
-    click.option("--topology", type=click.Choice(TOPOLOGIES), default="auto", show_default=True),
-    click.option(
-        "--network",
-        type=NetworkType(),
-        help="Count addresses anew from this one: twin A's; twin B and further links follow. "
-        f"Default: keep what is there, else {facts()['plan']['network']}.",
-    ),
-    CAGE,
-    click.option("--port0-to", type=int, metavar="N", help="In a ring: where cage 0 leads."),
-    NETDEV,
-    click.option(
-        "--peer",
-        "peers",
-        type=InterfaceType(),
-        multiple=True,
-        help="An address of the other end with its prefix: plan one beside it; repeat per twin.",
-    ),
-    click.option("--twins", is_flag=True, help="An address for every half, on both nodes."),
-    MTU,
-    ROOT,
-)
+def _plan_options(command: F) -> F:
+    """Add the options of a plan."""
+    for option in (
+        ROOT,
+        MTU,
+        click.option("--twins", is_flag=True, help="An address for every half, on both nodes."),
+        NETDEV,
+        click.option("--port0-to", type=int, metavar="N", help="In a ring: where cage 0 leads."),
+        CAGE,
+        click.option(
+            "--network",
+            type=NetworkType(),
+            help="Count addresses anew from this one: twin A's; twin B and further links follow. "
+            f"Default: keep what is there, else {facts()['plan']['network']}.",
+        ),
+        click.option(
+            "--topology", type=click.Choice(TOPOLOGIES), default="auto", show_default=True
+        ),
+        click.option("--nodes", type=int, default=2, show_default=True, metavar="N", help="All."),
+        click.option("--role", type=click.Choice(["head", "worker"]), help="Of two: node 1 or 2."),
+        click.option("--node", type=int, metavar="N", help="This node's number, from 1: the head."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -94,8 +101,11 @@ def command() -> None:
     """
 
 
+command.add_command(verify)
+
+
 @command.command()
-@_wish
+@_plan_options
 @click.option(
     "--probe",
     "facts_file",
@@ -110,44 +120,32 @@ def plan(facts_file: Path | None, *, verbose: bool, as_json: bool, **options: An
 
     The first line is the verdict. Addresses that are there are kept, whoever gave them.
     """
-    root, wish = options["root"], _as_wish(options)
-    place = NetHistory(root)
-    if facts_file:
-        host = from_file(facts_file)
-        made = make_plan(host, wish)
+    asked, place = _read_options(options), NetHistory(options["root"])
+    host = read_peer_facts(facts_file) if facts_file else None
+    shown = _make_shown_plan(host, asked, place)
+    apply = net_command("apply", asked)
+    at = _root_words(place.root)
+    if not shown.plan.changes:
+        steps = [_NetStep((*program(), "net", "verify", *at))]
+    elif facts_file:
+        steps = [_NetStep(("sudo", "patchkit", *apply), "on that node")]
     else:
-        host = probe(root, python=None, environment=os.environ)
-        made = _planned(host, wish, place)
-    notes = list(plan_remarks(host, made, wish))
-    steps = list(_steps(made, wish, root, elsewhere=facts_file is not None))
+        steps = [_NetStep(("sudo", *words_as_root(), *apply, *at))]
+    steps += shown.other_steps(asked)
     if as_json:
-        print_json(plan_fields(made, notes, steps))
+        print_json(shown.fields(steps))
         return
-    echo(plan_lines(made, notes))
-    if verbose and made.written:
+    echo(shown.lines())
+    if verbose and shown.text:
         say(f"\n{place.file}:")
-        data(render(made))
+        data(shown.text)
     echo(next_step(*step.command, where=step.where) for step in steps)
     if not facts_file:
         _tell_unfinished(place)
 
 
-def _steps(
-    made: NetPlan, wish: NetPlanOptions, root: Path, *, elsewhere: bool
-) -> Iterator[NetStep]:
-    """Yield what to run next: here, then on the other node."""
-    again = command_line("apply", wish)
-    if not made.changes:
-        yield NetStep((*program(), "net", "verify", *_at(root)))
-    elif elsewhere:
-        yield NetStep(("sudo", "patchkit", *again), "on that node")
-    else:
-        yield NetStep(("sudo", *as_root(), *again, *_at(root)))
-    yield from other_node(made, wish)
-
-
 @command.command()
-@_wish
+@_plan_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show the difference only.")
 @click.option("--force", is_flag=True, help="Replace the file though somebody edited it.")
@@ -158,31 +156,32 @@ def apply(*, yes: bool, dry_run: bool, force: bool, as_json: bool, **options: An
     What was there is kept for `net undo`. If netplan fails, or the address of the default route or
     of this SSH session is gone afterwards, the former network is put back. --json asks nothing.
     """
-    place = NetHistory(options["root"])
+    asked, place = _read_options(options), NetHistory(options["root"])
     if not dry_run:
         _need_root(place)
     _tell_unfinished(place)
-    wish = _as_wish(options)
-    host = probe(place.root, python=None, environment=os.environ)
-    made = _planned(host, wish, place)
-    notes = list(plan_remarks(host, made, wish))
-    difference = _difference(place, render(made)) if made.written else []
+    shown = _make_shown_plan(None, asked, place)
+    name = str(place.file)
+    old = (place.read_file() or b"").decode(errors="replace").splitlines()
+    new = shown.text.splitlines() or old
+    difference = list(difflib.unified_diff(old, new, name, name, lineterm=""))
     if not as_json:
-        echo(plan_lines(made, notes))
-        if made.written:
-            echo(difference or [f"{place.file}: is as planned"])
+        echo(shown.lines())
+        if shown.text:
+            echo(difference or [f"{name}: is as planned"])
     done = None
-    if made.written and not dry_run:
+    if shown.text and not dry_run:
         if difference and not yes:
             _ask(as_json=as_json)
-        done = net_apply.apply(place, made, force=force)
-    steps = list(_steps_after(made, wish, place.root))
+        done = apply_plan(place, shown.plan, force=force)
+    verify_here = _NetStep((*program(), "net", "verify", *_root_words(place.root)))
+    steps = [*shown.other_steps(asked), verify_here]
     if as_json:
-        fields = plan_fields(made, notes, steps if done else [])
-        said = {"difference": difference, "dry_run": dry_run, **_done_fields(done)}
-        print_json({"file": str(place.file), **fields, **said})
+        result = asdict(done or NetResult(changed=False, live=False))
+        more = {"difference": difference, "dry_run": dry_run, **result}
+        print_json({"file": name, **shown.fields(steps if done else []), **more})
     elif done:
-        _tell_applied(place, done)
+        _tell_applied(name, done)
         echo(next_step(*step.command, where=step.where) for step in steps if done.changed)
 
 
@@ -194,59 +193,118 @@ def undo(root: Path, *, force: bool, as_json: bool) -> None:
     """Put back what was there before the last apply, byte by byte; needs root."""
     place = NetHistory(root)
     _need_root(place)
-    done = net_apply.undo(place, force=force)
+    done = undo_plan(place, force=force)
     if as_json:
-        print_json({"file": str(place.file), **_done_fields(done)})
+        print_json({"file": str(place.file), **asdict(done)})
         return
     what = "an apply that was cut short" if done.recovered else "the last apply"
-    left = "is as before" if place.text() is not None else "is gone, as before"
+    left = "is as before" if place.read_file() is not None else "is gone, as before"
     say(f"{what} is undone: {place.file} {left}")
 
 
-command.add_command(verify)
-
-
-# What is asked for
-
-
-def _as_wish(options: Mapping[str, Any]) -> NetPlanOptions:
+def _read_options(options: Mapping[str, Any]) -> NetPlanOptions:
     """Return the options of a plan; ``--role`` gives the number of the node."""
-    kept = {field.name: options[field.name] for field in dataclasses.fields(NetPlanOptions)}
-    node = _node(options["node"], options["role"], options["nodes"])
+    node, role, nodes = options["node"], options["role"], options["nodes"]
+    if role == "worker" and node is None and nodes > 2:
+        hint = f"its number: --node 2 to --node {nodes}"
+        raise UsageError("--role worker is one of several", hint=hint)
+    if node is not None and role and (node == 1) != (role == "head"):
+        raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
+    if node is None and role:
+        node = {"head": 1, "worker": 2}[role]
+    kept = {field.name: options[field.name] for field in fields(NetPlanOptions)}
     return NetPlanOptions(**{**kept, "node": node})
 
 
-def _node(node: int | None, role: str | None, nodes: int) -> int | None:
-    """Return the number of this node, None if it was not given: not every plan needs it."""
-    if role == "worker" and node is None and nodes > 2:
-        raise UsageError(
-            "--role worker is one of several", hint=f"its number: --node 2 to --node {nodes}"
-        )
-    if node is not None and role and (node == 1) != (role == "head"):
-        raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
-    by_role = {"head": 1, "worker": 2}
-    return by_role[role] if node is None and role else node
+@dataclass(frozen=True, slots=True)
+class _NetStep:
+    """A command to run next; ``where`` is empty for here."""
+
+    command: tuple[str, ...]
+    where: str = ""
 
 
-def _planned(host: Host, wish: NetPlanOptions, place: NetHistory) -> NetPlan:
-    """Return the plan for this host, checked against what the host has."""
-    live, given = net_apply.is_live(place), place.given()
-    # A recording has no driver to ask for its limits.
-    made = make_plan(host, wish, net_live.mtu_limits() if live else None, given)
-    files = net_conflicts.others(place.root)
-    net_conflicts.check(host, made, wish, given=given, files=files)
-    # netplan's files are of mode 600, and plan needs no rights.
-    hidden = [file.path for file in files if file.text is None]
-    if hidden and made.written:
-        say(f"note: only root may read {', '.join(hidden)}; apply checks them", err=True)
-    return made
+@dataclass(frozen=True, slots=True)
+class _ShownPlan:
+    """A plan as it is shown; ``text`` is that of the netplan file, "" for none."""
+
+    plan: NetPlan
+    notes: Sequence[Finding]
+    text: str
+
+    def verdict(self) -> str:
+        """Return in one line whether there is something to do."""
+        changes, lines = len(self.plan.changes), len(self.plan.lines)
+        if changes:
+            return f"{changes} of {lines} interfaces {'change' if changes > 1 else 'changes'}"
+        if any(note.level in (Level.ERROR, Level.WARNING) for note in self.notes):
+            return "no address has to change, but see what is said below"
+        return "this network is fine already: nothing to do"
+
+    def lines(self) -> Iterator[str]:
+        """Yield the verdict, a row for each interface, and what to know."""
+        yield style(self.verdict(), bold=True)
+        yield from table(map(_line_row, self.plan.lines), indent="  ")
+        yield from note_lines(self.notes)
+
+    def other_steps(self, asked: NetPlanOptions) -> list[_NetStep]:
+        """Return what to run on the other node, if that is known."""
+        there = other_node_options(self.plan, asked)
+        unless = "" if self.plan.changes else ", if it has no address yet"
+        words = ("patchkit", *net_command("plan", there)) if there else ()
+        return [_NetStep(words, f"on the other node{unless}")] if there else []
+
+    def fields(self, steps: Sequence[_NetStep]) -> dict[str, Any]:
+        plan = self.plan
+        lines = [{"action": line.action, **asdict(line)} for line in plan.lines]
+        for line in lines:
+            line |= {name: list(map(str, line[name])) for name in ("addresses", "before")}
+        return {
+            "verdict": self.verdict(),
+            "changes": len(plan.changes),
+            "node": plan.node,
+            "nodes": plan.nodes,
+            "topology": plan.topology,
+            "lines": lines,
+            "notes": list(map(net_finding_fields, self.notes)),
+            "next": [asdict(step) for step in steps],
+            "yaml": self.text,
+        }
+
+
+def _line_row(line: Line) -> tuple[str, ...]:
+    action = style(line.action, fg=None if line.action == "keep" else "green")
+    addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
+    if line.action == "replace":
+        addresses += f" (was {', '.join(map(str, line.before))})"
+    mtu = f"MTU {line.mtu}" + (f" (was {line.mtu_before})" if line.mtu != line.mtu_before else "")
+    to = f", to node {line.peer}" if line.peer else ""
+    return action, line.netdev, addresses, mtu, line.place + to
+
+
+def _make_shown_plan(host: Host | None, asked: NetPlanOptions, place: NetHistory) -> _ShownPlan:
+    """Return the plan for this host, checked against what it has."""
+    if host:
+        made = make_plan(host, asked)
+    else:
+        host = probe(place.root, python=None, environment=os.environ)
+        given = place.read_given()
+        # A recording has no driver to ask for its limits.
+        made = make_plan(host, asked, read_mtu_limits() if is_live(place) else None, given)
+        files = read_other_files(place.root)
+        check_conflicts(host, made, asked, given, files)
+        # netplan's files are of mode 600, and plan needs no rights.
+        hidden = [file.path for file in files if file.text is None]
+        if hidden and made.written:
+            say(f"note: only root may read {', '.join(hidden)}; apply checks them", err=True)
+    notes = tuple(plan_remarks(host, made, asked))
+    return _ShownPlan(made, notes, render_netplan(made) if made.written else "")
 
 
 def _need_root(place: NetHistory) -> None:
-    if net_apply.is_live(place) and os.geteuid() != 0:
-        raise HostError(
-            f"writing {place.file} and running netplan need root", hint=sudo(*sys.argv[1:])
-        )
+    if is_live(place) and os.geteuid() != 0:
+        what = f"writing {place.file} and running netplan need root"
+        raise HostError(what, hint=sudo_command(*sys.argv[1:]))
 
 
 def _ask(*, as_json: bool) -> None:
@@ -257,45 +315,23 @@ def _ask(*, as_json: bool) -> None:
         raise UsageError("nothing was changed")
 
 
-# What is printed
-
-
-def _difference(place: NetHistory, text: str) -> list[str]:
-    import difflib  # 5 ms, and only here
-
-    old = (place.text() or b"").decode(errors="replace").splitlines()
-    name = str(place.file)
-    return list(difflib.unified_diff(old, text.splitlines(), name, name, lineterm=""))
-
-
 def _tell_unfinished(place: NetHistory) -> None:
     if place.journal.unfinished():
-        say(f"note: an apply was cut short; {sudo('net', 'undo')}", err=True)
+        say(f"note: an apply was cut short; {sudo_command('net', 'undo')}", err=True)
 
 
-def _tell_applied(place: NetHistory, done: net_apply.Done) -> None:
+def _tell_applied(file: str, done: NetResult) -> None:
     if done.recovered:
         say("an apply that was cut short was put back first")
     if not done.changed:
         say("nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else ""))
         return
-    say(f"{place.file} is written" + (" and applied" if done.live else ""))
+    say(f"{file} is written" + (" and applied" if done.live else ""))
     if not done.live:
         say("the root is not /: no network was changed")
     if not done.checked:
         say("netplan is not installed here: it did not read the file")
 
 
-def _steps_after(made: NetPlan, wish: NetPlanOptions, root: Path) -> Iterator[NetStep]:
-    """Yield what to run once the plan is applied: on the other node, then here."""
-    yield from other_node(made, wish)
-    yield NetStep((*program(), "net", "verify", *_at(root)))
-
-
-def _at(root: Path) -> tuple[str, ...]:
+def _root_words(root: Path) -> tuple[str, ...]:
     return () if root == Path("/") else ("--root", str(root))
-
-
-def _done_fields(done: net_apply.Done | None) -> dict[str, bool]:
-    """Return what was done; nothing was, if the plan asks for nothing or was only shown."""
-    return dataclasses.asdict(done or net_apply.Done(changed=False, live=False))

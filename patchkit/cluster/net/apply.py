@@ -9,7 +9,7 @@ from typing import Any
 
 from patchkit.cluster.net import live as net_live
 from patchkit.cluster.net import state as net_state
-from patchkit.cluster.net.netplan_file import render
+from patchkit.cluster.net.netplan_file import render_netplan
 from patchkit.cluster.net.plan import NetPlan
 from patchkit.cluster.net.state import NetHistory
 from patchkit.durable.journal import Change
@@ -18,7 +18,7 @@ from patchkit.records import RecordError, record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class NetResult:
     """What was done; ``recovered`` if a change that was cut short was put back first.
 
     ``checked`` if netplan read the file before it was written.
@@ -35,20 +35,21 @@ def is_live(place: NetHistory) -> bool:
     return place.root.resolve() == Path("/")
 
 
-def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
+def apply_plan(place: NetHistory, plan: NetPlan, *, force: bool) -> NetResult:
     """Write the file and bring the network to it; everything is as before if that fails.
 
     A plan that sets nothing leaves a file as it is: what it says is kept.
 
     Raises DriftError, HostError, StorageError or BusyError.
     """
-    data, addresses, live = render(plan).encode(), net_state.given(plan), is_live(place)
-    with net_state.locked(place), net_live.undisturbed():
+    data, live = render_netplan(plan).encode(), is_live(place)
+    addresses = {line.netdev: list(map(str, line.addresses)) for line in plan.written}
+    with net_state.lock_history(place), net_live.ignore_hangup():
         # First, since a change that was cut short may have left the file old or new.
-        recovered = recover(place) is not None
+        recovered = recover_network(place) is not None
         net_state.check_untouched(place, force=force)
-        if place.text() == data or not plan.written:
-            return Done(changed=False, live=live, recovered=recovered)
+        if place.read_file() == data or not plan.written:
+            return NetResult(changed=False, live=live, recovered=recovered)
         # Before anything is written: netplan reads all files as one configuration.
         checked = net_live.check_merge(place.root, data)
         if live and not checked:
@@ -57,28 +58,26 @@ def apply(place: NetHistory, plan: NetPlan, *, force: bool) -> Done:
                 why="this is not DGX OS, or it is a container",
                 hint="give the addresses that `patchkit net plan` shows by other means",
             )
-        changes = net_state.writing(place, data, plan)
-        _commit(place, changes, "apply", addresses, place.applied())
-    return Done(changed=True, live=live, checked=checked, recovered=recovered)
+        changes = net_state.changes_to_write(place, data, plan)
+        _commit(place, changes, "apply", addresses)
+    return NetResult(changed=True, live=live, checked=checked, recovered=recovered)
 
 
-def undo(place: NetHistory, *, force: bool = False) -> Done:
+def undo_plan(place: NetHistory, *, force: bool = False) -> NetResult:
     """Put back what was there before the last change, the network included.
 
     ``force`` sets a journal aside that cannot be read. Raises UsageError if there is nothing to
     undo, DriftError if the file was edited since.
     """
-    with net_state.locked(place), net_live.undisturbed():
+    with net_state.lock_history(place), net_live.ignore_hangup():
         if force:
             place.journal.discard(place.state / "journal.damaged")
-        if recover(place) == "apply":  # taking that back is what was asked for
-            return Done(changed=True, live=is_live(place), recovered=True)
-        changes = net_state.taking_back(place)
-        steps = place.steps()
+        if recover_network(place) == "apply":  # taking that back is what was asked for
+            return NetResult(changed=True, live=is_live(place), recovered=True)
+        changes = net_state.changes_to_undo(place)
         # The addresses of the change before it count again.
-        before = net_state.read_step(steps[-2]).addresses if len(steps) > 1 else {}
-        _commit(place, changes, "undo", before, place.addresses())
-    return Done(changed=True, live=is_live(place))
+        _commit(place, changes, "undo", place.read_given(before=1).addresses)
+    return NetResult(changed=True, live=is_live(place))
 
 
 def _commit(
@@ -86,11 +85,11 @@ def _commit(
     changes: Sequence[Change],
     verb: str,
     addresses: Mapping[str, Sequence[str]],
-    former: Mapping[str, Sequence[str]],
 ) -> None:
-    """Change the files, then the network from ``former`` addresses to others, or neither."""
+    """Change the files, then the network from the former addresses to others, or neither."""
+    former = place.read_given().addresses
     # For a later run, which has to bring the network back without the plan.
-    note = {"verb": verb, "addresses": addresses, "former": place.addresses()}
+    note = {"verb": verb, "addresses": addresses, "former": former}
     gone_back = False
 
     def unsettle() -> None:
@@ -116,7 +115,7 @@ def _activate(
     place: NetHistory, addresses: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
 ) -> None:
     if is_live(place):
-        net_live.activate(addresses, former)
+        net_live.activate_network(addresses, former)
 
 
 def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
@@ -133,7 +132,7 @@ def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
     _activate(place, former, addresses)
 
 
-def recover(place: NetHistory) -> str | None:
+def recover_network(place: NetHistory) -> str | None:
     """Put back what a killed run had begun; return its verb, None if there was nothing."""
     note = place.journal.recover(lambda note: _activate_back(place, note))
     return None if note is None else str(note.get("verb"))

@@ -16,8 +16,8 @@ Cages = Mapping[int | None, tuple[Netdev, ...]]
 def cages(host: Host) -> Cages:
     """Return the netdevs of each QSFP cage, twin A (the lower PCI domain) first."""
     found: dict[int | None, tuple[Netdev, ...]] = {}
-    halves = (each for each in host.netdevs if each.cage is not None)
-    for netdev in sorted(halves, key=lambda each: (each.cage, each.pci, each.name)):
+    halves = (netdev for netdev in host.netdevs if netdev.cage is not None)
+    for netdev in sorted(halves, key=lambda half: (half.cage, half.pci, half.name)):
         found[netdev.cage] = (*found.get(netdev.cage, ()), netdev)
     return found
 
@@ -27,30 +27,36 @@ def cabled(host: Host) -> Cages:
     return {cage: twins for cage, twins in cages(host).items() if cage in host.cabled}
 
 
-def named(host: Host, names: Sequence[str]) -> Cages:
-    """Return netdevs that the user named, as one cage. Raises UsageError for a missing one."""
-    for name in names:
-        if host.netdev(name) is None:
-            there = ", ".join(each.name for each in host.netdevs) or "none"
-            raise UsageError(f"no network interface is called {name!r}", hint=f"there are: {there}")
-    once = dict.fromkeys(names)
-    return {None: tuple(netdev for name in once if (netdev := host.netdev(name)))}
+def find_asked_cages(host: Host, names: Sequence[str], cage: int | None) -> Cages | None:
+    """Return the netdevs or the cage that the user named, None for neither.
+
+    Raises UsageError for what is not there, HostError for a host without any cage.
+    """
+    if names:
+        for name in names:
+            if host.netdev(name) is None:
+                there = ", ".join(netdev.name for netdev in host.netdevs) or "none"
+                hint = f"there are: {there}"
+                raise UsageError(f"no network interface is called {name!r}", hint=hint)
+        return {None: tuple(found for name in dict.fromkeys(names) if (found := host.netdev(name)))}
+    known = cages(host)
+    if not known:
+        raise _no_card(host)
+    if cage is None:
+        return None
+    if cage not in known:
+        raise UsageError(f"there is no cage {cage}", hint=list_cages(known))
+    return {cage: known[cage]}
 
 
-def listing(known: Cages) -> str:
+def list_cages(known: Cages) -> str:
     """Return ``cage 0: enp1s0f0np0, enP2p1s0f0np0; cage 1: …``."""
     return "; ".join(
         f"cage {cage}: {', '.join(twin.name for twin in twins)}" for cage, twins in known.items()
     )
 
 
-def letter(twin: int) -> str:
-    """Return A for the first half of a cage, B for the second."""
-    return chr(ord("A") + twin)
-
-
-def no_card(host: Host) -> HostError:
-    """Return the error for a machine on which no function of the ConnectX-7 is to be seen."""
+def _no_card(host: Host) -> HostError:
     if off_bus := remark(host, "no-connectx"):
         return HostError(off_bus.what, why=off_bus.why, hint=off_bus.hint)
     return HostError(
@@ -64,7 +70,7 @@ def no_link(known: Cages) -> HostError:
     """Return the error for a machine whose cages have no link."""
     first = next(iter(known.values()))[0].name
     return HostError(
-        f"no QSFP cage is cabled: {listing(known)}",
+        f"no QSFP cage is cabled: {list_cages(known)}",
         why="no cable, the other end is off, or the interfaces are down administratively, "
         "which hides the link",
         hint="plug the cable in at both ends and reboot both; if it is in: "

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.net.conflicts import OURS, others
+from patchkit.cluster.net.netplan_file import OURS, read_other_files
 from patchkit.errors import HostError
 from patchkit.process import run
 from patchkit.records import RecordError, read_json
@@ -31,7 +31,7 @@ def check_merge(root: Path, data: bytes) -> bool:
 
     with tempfile.TemporaryDirectory(prefix="patchkit-net-") as scratch:
         # A live apply runs as root, which may read all of them.
-        for file in others(root):
+        for file in read_other_files(root):
             if file.text is not None:
                 _write(Path(scratch) / Path(file.path).relative_to(root), file.text.encode())
         _write(Path(scratch) / OURS, data)
@@ -45,17 +45,24 @@ def _write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def activate(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]) -> None:
+def activate_network(
+    given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
+) -> None:
     """Bring the network to what the files say; HostError if netplan fails or the way in is lost.
 
     ``given`` and ``former`` are the addresses that patchkit's file has, and had.
     """
     # Before anything changes; addresses of planned interfaces are meant to change.
-    kept = management({*given, *former})
+    kept = find_management_addresses({*given, *former})
     run("netplan", "generate")  # finds errors without touching an interface
     run("netplan", "apply", timeout=_NETPLAN_SECONDS)
-    _drop(given, former)
-    lost = _lost(kept)
+    # networkd leaves addresses that patchkit gave and takes back where they are.
+    present = {(dev, address) for dev, address, _ in _list_addresses()}
+    for netdev, addresses in former.items():
+        for address in set(addresses) - set(given.get(netdev, ())):
+            if (netdev, address) in present:
+                run("ip", "address", "del", address, "dev", netdev)
+    lost = _wait_for_addresses(kept)
     if lost:
         raise HostError(
             f"after `netplan apply` this machine no longer had {', '.join(sorted(lost))}",
@@ -65,16 +72,7 @@ def activate(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[s
         )
 
 
-def _drop(given: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]) -> None:
-    """Remove addresses that patchkit gave and takes back: networkd leaves them where they are."""
-    present = {(dev, address) for dev, address, _ in _addresses()}
-    for netdev, addresses in former.items():
-        for address in set(addresses) - set(given.get(netdev, ())):
-            if (netdev, address) in present:
-                run("ip", "address", "del", address, "dev", netdev)
-
-
-def management(planned: Collection[str]) -> frozenset[str]:
+def find_management_addresses(planned: Collection[str]) -> frozenset[str]:
     """Return the addresses through which people reach this machine.
 
     They are those of interfaces with a default route, and that of the SSH session.
@@ -83,17 +81,17 @@ def management(planned: Collection[str]) -> frozenset[str]:
         route.get("dev")
         # Without a family ip shows routes of IPv4 alone.
         for family in ("-4", "-6")
-        for route in ip(family, "route", "show", "default")
+        for route in run_ip(family, "route", "show", "default")
     }
-    session = _session(os.getpid())
+    session = _find_session_address(os.getpid())
     return frozenset(
         address
-        for dev, address, lasting in _addresses()
+        for dev, address, lasting in _list_addresses()
         if dev not in planned and ((dev in ways and lasting) or address.split("/")[0] == session)
     )
 
 
-def _session(process: int) -> str:
+def _find_session_address(process: int) -> str:
     """Return the address of this machine that the SSH session uses, "" for none.
 
     sudo removes SSH_CONNECTION (client's address and port, server's address and port); a parent
@@ -102,9 +100,9 @@ def _session(process: int) -> str:
     while process > 1:
         try:
             home = Path("/proc") / str(process)
-            for each in (home / "environ").read_bytes().split(b"\0"):
-                if each.startswith(b"SSH_CONNECTION="):
-                    return each.decode(errors="replace").split()[2]
+            for variable in (home / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(b"SSH_CONNECTION="):
+                    return variable.decode(errors="replace").split()[2]
             # The second field, the name in parentheses, may hold blanks and parentheses itself.
             process = int((home / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, IndexError):
@@ -112,37 +110,37 @@ def _session(process: int) -> str:
     return ""
 
 
-def _lost(kept: Collection[str]) -> set[str]:
+def _wait_for_addresses(kept: Collection[str]) -> set[str]:
     """Return which of these addresses are gone, and stay so for a while."""
     until = time.monotonic() + _BACK_SECONDS
     while True:
-        lost = set(kept) - {address for _, address, _ in _addresses()}
+        lost = set(kept) - {address for _, address, _ in _list_addresses()}
         if not lost or time.monotonic() > until:
             return lost
         time.sleep(0.5)  # seconds between two looks
 
 
-def _addresses() -> Iterator[tuple[str, str, bool]]:
+def _list_addresses() -> Iterator[tuple[str, str, bool]]:
     """Yield netdev, ``address/prefix``, and whether it is global and not temporary (IPv6)."""
-    for netdev in ip("address", "show"):
-        for each in netdev.get("addr_info", ()):
-            if "local" in each:
-                lasting = each.get("scope") == "global" and not each.get("temporary")
-                yield netdev["ifname"], f"{each['local']}/{each['prefixlen']}", lasting
+    for netdev in run_ip("address", "show"):
+        for entry in netdev.get("addr_info", ()):
+            if "local" in entry:
+                lasting = entry.get("scope") == "global" and not entry.get("temporary")
+                yield netdev["ifname"], f"{entry['local']}/{entry['prefixlen']}", lasting
 
 
-def mtu_limits() -> dict[str, int]:
+def read_mtu_limits() -> dict[str, int]:
     """Return the largest MTU of each interface by its driver; {} where `ip` does not say."""
     with contextlib.suppress(HostError):
         return {
-            each["ifname"]: each["max_mtu"]
-            for each in ip("-details", "link", "show")
-            if each.get("max_mtu")
+            link["ifname"]: link["max_mtu"]
+            for link in run_ip("-details", "link", "show")
+            if link.get("max_mtu")
         }
     return {}
 
 
-def ip(*arguments: str) -> list[dict[str, Any]]:
+def run_ip(*arguments: str) -> list[dict[str, Any]]:
     """Return what ``ip -json`` answers. Raises HostError if it is missing or refuses."""
     done = run("ip", "-json", *arguments)
     try:
@@ -153,7 +151,7 @@ def ip(*arguments: str) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def ignore_hangup() -> Iterator[None]:
     """Ignore SIGHUP: the link under an SSH session may be what is changed."""
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

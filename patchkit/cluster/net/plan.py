@@ -17,8 +17,7 @@ TOPOLOGIES = ("auto", "cable", "ring", "switch")
 class NetPlanOptions:
     """The options of a plan; None is for what was not asked for. ``node`` counts from 1.
 
-    ``netdevs`` replaces the detection of cages. ``peers`` are addresses of the other end, with its
-    prefix (/32 where the user gave none); ``twins`` asks for an address on every half.
+    ``netdevs`` replaces the detection of cages; ``twins`` asks for an address on every half.
     """
 
     node: int | None = None
@@ -29,7 +28,6 @@ class NetPlanOptions:
     cage: int | None = None
     port0_to: int | None = None
     netdevs: tuple[str, ...] = ()
-    peers: tuple[IPv4Interface, ...] = ()
     twins: bool = False
 
     @property
@@ -39,19 +37,11 @@ class NetPlanOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What patchkit gave before: netdev → ``address/prefix``, at last and ever.
+    """What the last plan gave: netdev → ``address/prefix``; node and MTU, 0 if not known."""
 
-    ``node`` and ``mtu`` are those of the last plan, 0 if they are not known.
-    """
-
-    last: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    ever: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     node: int = 0
     mtu: int = 0
-
-    def is_all(self, netdev: str, addresses: Sequence[IPv4Interface]) -> bool:
-        """Return whether all of an interface's addresses are from patchkit."""
-        return all(str(each) in self.ever.get(netdev, ()) for each in addresses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +70,9 @@ class Line:
         return "keep" if self.mtu == self.mtu_before else "mtu"
 
     @property
-    def written(self) -> bool:
-        """Return whether patchkit's file has it: who set what is kept stays in charge of it."""
-        return self.action != "keep" or self.ours
+    def place(self) -> str:
+        """Return ``cage 0, twin A``."""
+        return "by name" if self.cage is None else f"cage {self.cage}, twin {'AB'[self.twin]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +87,15 @@ class NetPlan:
 
     @property
     def written(self) -> tuple[Line, ...]:
-        return tuple(line for line in self.lines if line.written)
+        """Return what patchkit's file has: who set what is kept stays in charge of it."""
+        return tuple(line for line in self.lines if line.action != "keep" or line.ours)
 
     @property
     def changes(self) -> tuple[Line, ...]:
         return tuple(line for line in self.lines if line.action != "keep")
 
 
-def command(verb: str, options: NetPlanOptions) -> list[str]:
+def net_command(verb: str, options: NetPlanOptions) -> list[str]:
     """Return what patchkit is asked for a plan with these options: ``net``, the verb, and so on."""
     asked: dict[str, object] = {
         "--node": options.node,
@@ -115,15 +106,32 @@ def command(verb: str, options: NetPlanOptions) -> list[str]:
         "--port0-to": options.port0_to,
         "--mtu": options.mtu,
     }
-    words: list[object] = []
-    for name, value in asked.items():
-        words += [] if value is None else [name, value]
+    words = [str(w) for name, value in asked.items() if value is not None for w in (name, value)]
     words += [word for name in options.netdevs for word in ("--netdev", name)]
-    words += [word for peer in options.peers for word in ("--peer", peer)]
     words += ["--twins"] if options.twins else []
-    return ["net", verb, *map(str, words)]
+    return ["net", verb, *words]
 
 
-def again(options: NetPlanOptions) -> str:
+def plan_command_line(options: NetPlanOptions) -> str:
     """Return the command line that plans with these options."""
-    return quoted("patchkit", *command("plan", options))
+    return quoted("patchkit", *net_command("plan", options))
+
+
+def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions | None:
+    """Return how to plan the other end of one cable in this node's networks; None if unknown."""
+    own = [address for line in plan.lines for address in line.addresses]
+    if plan.nodes != 2 or plan.topology != "cable" or not own:
+        return None
+    if any(address.is_link_local or address.network.prefixlen > 29 for address in own):
+        return None  # the other end draws its own, or there is no room to count in
+    there = NetPlanOptions(
+        node=1 if (plan.node or 1) > 1 else 2, network=own[0].network, mtu=options.mtu
+    )
+    first = facts()["plan"]["first_host"]
+    for number, address in enumerate(own):
+        network = address.network
+        start = int(own[0].network.network_address) + number * own[0].network.num_addresses
+        host = int(address.ip) - int(network.network_address)
+        if int(network.network_address) != start or host == first + (there.node or 0):
+            return None
+    return there

@@ -1,8 +1,19 @@
-"""Plan which QSFP interface of a node gets which address: what works is kept. Pure.
+r"""Plan which QSFP interface of a node gets which address: what works is kept. Pure.
 
-A cage with an address, whoever gave it, is in use: its addresses are kept, and only a half that
-disturbs is changed. A cage without any gets them beside the peer's that are known, else counted by
-the number of the node (``numbers``). ``--network`` asks for counted ones in any case.
+Two nodes on one cable, or any number on a switch: both twins of the one cabled cage have an
+address, in different networks; node n has the host number 9 + n, as in NVIDIA's playbook.
+
+              192.168.100.0/24  twin A
+    node 1 ══════════════════════════════ node 2
+       .10    192.168.101.0/24  twin B    .11
+
+Three nodes in a ring: every link has two networks of its own, so each node has four addresses.
+Link k leads from node k to the next one (from the last to node 1), and has networks 2(k - 1) and
+2(k - 1) + 1, counted from the base; docs/net.md has them in a table. Addresses belong to links, not
+to ports: where the cables run the other way round, ``port0_to`` says so.
+
+A cage with an address, whoever gave it, is in use: its addresses are kept, and only a half that has
+drawn one is changed. ``network`` asks for counted addresses in any case.
 """
 
 from __future__ import annotations
@@ -11,20 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface, IPv4Network
 
-from patchkit.cluster.net.cages import Cages, cabled, cages, listing, named, no_card, no_link
-from patchkit.cluster.net.numbers import (
-    beside,
-    check_numbers,
-    counted,
-    link,
-    neighbours,
-    next_to,
-    with_prefix,
-)
-from patchkit.cluster.net.plan import Given, Line, NetPlan, NetPlanOptions, again
+from patchkit.cluster.net.cages import Cages, cabled, cages, find_asked_cages, list_cages, no_link
+from patchkit.cluster.net.plan import Given, Line, NetPlan, NetPlanOptions, plan_command_line
 from patchkit.errors import UsageError
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.network_facts import facts
+
+Addresses = tuple[IPv4Interface, ...]
 
 
 def make_plan(
@@ -38,20 +42,26 @@ def make_plan(
     Raises UsageError for options that contradict each other or lack an answer, HostError if no
     cage is cabled.
     """
-    check_numbers(options.node, options.nodes, options.base)
+    _check_numbers(options)
     planner = _Planner(host, options, given or Given())
-    chosen = planner.choose()
-    lines = tuple(planner.lines(chosen))
-    _check_mtu(lines, mtu_max or {})
-    _check_peers(lines, options.peers)
+    chosen = planner.choose_cages()
+    topology = planner.find_topology(chosen)
+    lines = tuple(planner.make_lines(chosen, topology))
+    least, most = facts()["plan"]["mtu_min"], facts()["plan"]["mtu_max"]
+    for line in lines:
+        limit = (mtu_max or {}).get(line.netdev, most)
+        if line.action != "keep" and not least <= line.mtu <= limit:
+            raise UsageError(
+                f"--mtu {line.mtu}: {line.netdev} takes {least} to {limit}",
+                hint="9000 on every node and on the switch, or 1500",
+            )
+    linked = cabled(host).items()
     return NetPlan(
         node=options.node,
         nodes=options.nodes,
-        topology=planner.topology(chosen),
+        topology=topology,
         lines=lines,
-        spare={
-            n: twins for n, twins in cabled(host).items() if chosen.keys().isdisjoint({n, None})
-        },
+        spare={n: twins for n, twins in linked if chosen.keys().isdisjoint({n, None})},
     )
 
 
@@ -61,7 +71,7 @@ class _Planner:
     options: NetPlanOptions
     given: Given
 
-    def present(self, netdev: Netdev) -> tuple[IPv4Interface, ...]:
+    def present_addresses(self, netdev: Netdev) -> Addresses:
         """Return the addresses that are kept: none where the plan counts them anew.
 
         Those that patchkit gave count even while the interface is down, and no more once this is
@@ -69,141 +79,145 @@ class _Planner:
         """
         if self.options.network:
             return ()
-        same = self.options.node in (None, self.given.node)
-        ours = self.given.ever.get(netdev.name, ())
-        noted = self.given.last.get(netdev.name, ()) if same else ()
-        found = tuple(each for each in netdev.ipv4 if same or str(each) not in ours)
-        return found or tuple(map(IPv4Interface, noted))
+        ours = tuple(map(IPv4Interface, self.given.addresses.get(netdev.name, ())))
+        if self.options.node in (None, self.given.node):
+            return netdev.ipv4 or ours
+        return tuple(address for address in netdev.ipv4 if address not in ours)
 
-    # Which cages
-
-    def choose(self) -> Cages:
+    def choose_cages(self) -> Cages:
         """Return the cages to plan. Raises HostError for none, UsageError for too many."""
-        options, known, linked = self.options, cages(self.host), cabled(self.host)
-        if options.netdevs:
-            return named(self.host, options.netdevs)
-        if not known:
-            raise no_card(self.host)
-        if options.cage is not None:
-            if options.cage not in known:
-                raise UsageError(f"there is no cage {options.cage}", hint=listing(known))
-            return {options.cage: known[options.cage]}
+        options, linked = self.options, cabled(self.host)
+        if asked := find_asked_cages(self.host, options.netdevs, options.cage):
+            return asked
         if not linked:
-            raise no_link(known)
+            raise no_link(cages(self.host))
         if options.topology == "ring":
-            return known  # an end that is not plugged in yet has an address all the same
+            return cages(self.host)  # an end that is not plugged in yet has an address all the same
         # A ring of four or more is so rare, and a second cable so common, that it is asked for.
         if len(linked) == 1 or (options.topology == "auto" and options.nodes == 3):
             return linked
-        return self._in_use(linked) or self._ask(linked)
-
-    def _in_use(self, linked: Cages) -> Cages:
-        return {n: twins for n, twins in linked.items() if any(map(self.present, twins))}
-
-    def _ask(self, linked: Cages) -> Cages:
-        asked = replace(self.options, node=self.options.node or 1)
-        one = [replace(asked, cage=cage) for cage in linked]
-        ring = replace(asked, nodes=max(asked.nodes, 3), topology="ring")
+        in_use = {
+            n: twins for n, twins in linked.items() if any(map(self.present_addresses, twins))
+        }
+        if in_use:
+            return in_use
+        asked_again = replace(options, node=options.node or 1)
+        one = [plan_command_line(replace(asked_again, cage=cage)) for cage in linked]
+        ring = replace(asked_again, nodes=max(options.nodes, 3), topology="ring")
         raise UsageError(
-            f"where do the two cables lead? {listing(linked)}",
+            f"where do the two cables lead? {list_cages(linked)}",
             why="no address says so; one cable carries all that the ConnectX-7 can: a second one "
             "to the same node or switch brings nothing",
-            hint="both to one node, or to a switch: "
-            + "; or ".join(map(again, one))
-            + f"; to two nodes: {again(ring)}",
+            hint=f"both to one node, or to a switch: {'; or '.join(one)}; to two nodes: "
+            + plan_command_line(ring),
         )
 
-    def topology(self, chosen: Cages) -> str:
-        """Return the topology; ``as found`` where two cages are in use and nobody said for what."""
-        if self.options.topology != "auto":
-            return self.options.topology
-        if len(chosen) > 1:
-            return "ring" if self.options.nodes == 3 else "as found"
-        return "cable" if self.options.nodes == 2 else "switch"
+    def find_topology(self, chosen: Cages) -> str:
+        """Return the topology; ``as found`` where two cages are in use and nobody said for what.
 
-    # What their interfaces have
+        Raises UsageError for one that cannot be.
+        """
+        nodes, topology = self.options.nodes, self.options.topology
+        if topology == "auto" and len(chosen) > 1:
+            topology = "ring" if nodes == 3 else "as found"
+        elif topology == "auto":
+            topology = "cable" if nodes == 2 else "switch"
+        if topology == "ring" and (nodes < 3 or set(chosen) != {0, 1}):
+            raise UsageError(
+                "a ring is of three nodes or more, with both cages of each",
+                why=f"{nodes} nodes, and here "
+                + (f"cage {next(iter(chosen))}" if None not in chosen else "interfaces by name"),
+                hint="--nodes 3 without --cage and --netdev; or --topology cable, or switch",
+            )
+        if topology == "cable" and nodes != 2:
+            raise UsageError(f"one cable joins two nodes, not {nodes}", hint="ring or switch")
+        if topology != "ring" and self.options.port0_to is not None:
+            raise UsageError("--port0-to is for a ring", hint="leave it out")
+        return topology
 
-    def lines(self, chosen: Cages) -> Iterator[Line]:
-        """Yield the lines of all cages: those in use, then those that have no address yet."""
-        topology = self.topology(chosen)
-        self._check_topology(chosen, topology)
-        peers = self._unknown_peers(chosen)
+    def make_lines(self, chosen: Cages, topology: str) -> Iterator[Line]:
+        """Yield the lines of all cages: what is in use is kept, the others are counted."""
         for cage, twins in chosen.items():
-            has = {twin.name: self.present(twin) for twin in twins}
-            static = [each for own in has.values() for each in own if not each.is_link_local]
-            if peers and not static:
-                has[twins[0].name] = self._near(peers, None)
-                static = [*has[twins[0].name]]
-            if static or (any(has.values()) and not self.options.twins):
-                after = self._completed(twins, has, static, peers)
+            before = {twin.name: self.present_addresses(twin) for twin in twins}
+            present = [address for own in before.values() for address in own]
+            lasting = [address for address in present if not address.is_link_local]
+            peer = self._find_peer(cage, topology)
+            if lasting or (present and not self.options.twins):
+                after = self._complete_halves(twins, before, lasting)
             else:
-                after = self._counted(cage, twins, topology)
-            yield from self._as_lines(cage, twins, after, topology)
+                first = 2 * (_link_number(self._require_node(), self.options.nodes, peer) - 1)
+                after = {
+                    twin.name: (self._count_address(number + (first if topology == "ring" else 0)),)
+                    for number, twin in enumerate(twins)
+                }
+            yield from self._make_lines_of(cage, twins, after, peer)
 
-    def _completed(
+    def _complete_halves(
         self,
         twins: Sequence[Netdev],
-        has: Mapping[str, tuple[IPv4Interface, ...]],
-        static: Sequence[IPv4Interface],
-        peers: list[IPv4Interface],
-    ) -> dict[str, tuple[IPv4Interface, ...]]:
-        """Return the addresses of a cage in use: a half gets one if it has only a drawn one.
+        before: Mapping[str, Addresses],
+        lasting: Sequence[IPv4Interface],
+    ) -> Mapping[str, Addresses]:
+        """Return the addresses of a cage in use: a half gets one if it has drawn one, or if asked.
 
-        And if a peer's address or ``--twins`` asks for it.
+        It is in the next network, with the same host number.
         """
-        after = dict(has)
-        for twin in twins if static else ():
-            own = has[twin.name]
-            if any(each in static for each in own):
+        after = dict(before)
+        for twin in twins if lasting else ():
+            own = before[twin.name]
+            if any(address in lasting for address in own) or not (own or self.options.twins):
                 continue
-            if peers:
-                number = int(static[0].ip) - int(static[0].network.network_address)
-                after[twin.name] = self._near(peers, number)
-            elif (own or self.options.twins) and (found := next_to(static[0], self._taken())):
-                after[twin.name] = (found,)
+            base = lasting[0]
+            address = base.ip + base.network.num_addresses
+            after[twin.name] = (IPv4Interface(f"{address}/{base.network.prefixlen}"),)
         return after
 
-    def _near(self, peers: list[IPv4Interface], own: int | None) -> tuple[IPv4Interface, ...]:
-        """Take the next of the peer's addresses, and return one beside it."""
-        # Of two nodes the other one is known, and which is the head matters to nobody.
-        node = self.options.node or (2 if self.options.nodes == 2 else self._node())
-        return (beside(peers.pop(0), node, own),)
+    def _count_address(self, number: int) -> IPv4Interface:
+        """Return this node's address in the network that is ``number`` after the base."""
+        base = self.options.base
+        host = facts()["plan"]["first_host"] + self._require_node()
+        try:
+            address = base.network_address + number * base.num_addresses + host
+            return IPv4Interface(f"{address}/{base.prefixlen}")
+        except ValueError:  # above 255.255.255.255
+            raise UsageError(
+                f"--network {base.network_address}: no room for {number} networks after it"
+            ) from None
 
-    def _counted(
-        self, cage: int | None, twins: Sequence[Netdev], topology: str
-    ) -> dict[str, tuple[IPv4Interface, ...]]:
-        node, first = self._node(), 0
-        if topology == "ring":
-            peer = neighbours(node, self.options.nodes, self.options.port0_to)[cage or 0]
-            first = 2 * (link(node, self.options.nodes, peer) - 1)
-        return {
-            twin.name: (counted(self.options.base, first + number, node),)
-            for number, twin in enumerate(twins)
-        }
+    def _find_peer(self, cage: int | None, topology: str) -> int | None:
+        """Return the node where a cage leads, None for a switch. Raises UsageError."""
+        node, nodes, first = self.options.node, self.options.nodes, self.options.port0_to
+        if node is None or topology not in ("ring", "cable"):
+            return None
+        if topology == "cable":
+            return 3 - node
+        before, after = (node - 2) % nodes + 1, node % nodes + 1
+        if first not in (None, before, after):
+            raise UsageError(
+                f"--port0-to {first}: node {node} of a ring of {nodes} is between {before} "
+                f"and {after}",
+                hint=f"--port0-to {before} or --port0-to {after}",
+            )
+        return before if (first == before) is (cage == 0) else after
 
-    def _as_lines(
+    def _make_lines_of(
         self,
         cage: int | None,
         twins: Sequence[Netdev],
-        after: Mapping[str, tuple[IPv4Interface, ...]],
-        topology: str,
+        after: Mapping[str, Addresses],
+        peer: int | None,
     ) -> Iterator[Line]:
-        node, nodes = self.options.node, self.options.nodes
-        peer = None
-        if node and topology == "ring":
-            peer = neighbours(node, nodes, self.options.port0_to)[cage or 0]
-        elif node and topology == "cable":
-            peer = 3 - node  # 1 or 2: the other one
-        present = [twin.mtu for twin in twins if after.get(twin.name) == twin.ipv4 != ()]
-        usual = present[0] if present else facts()["plan"]["mtu"]
+        kept = [twin.mtu for twin in twins if after[twin.name] == twin.ipv4 != ()]
+        usual = kept[0] if kept else facts()["plan"]["mtu"]
         for number, twin in enumerate(twins):
-            addresses = after.get(twin.name, ())
-            before = twin.ipv4 or self.present(twin)
-            ours = bool(addresses) and self.given.is_all(twin.name, addresses)
-            noted = self.given.mtu if ours else 0
+            addresses = after[twin.name]
+            before = twin.ipv4 or self.present_addresses(twin)
+            noted = self.given.addresses.get(twin.name, ())
+            ours = bool(addresses) and all(str(address) in noted for address in addresses)
+            mtu_noted = self.given.mtu if ours else 0
             # An interface that is down tells nothing of what patchkit's file says.
-            mtu_before = twin.mtu if twin.ipv4 else noted or twin.mtu
-            mtu = noted or (mtu_before if addresses == before else usual)
+            mtu_before = twin.mtu if twin.ipv4 else mtu_noted or twin.mtu
+            mtu = mtu_noted or (mtu_before if addresses == before else usual)
             yield Line(
                 netdev=twin.name,
                 addresses=addresses,
@@ -218,67 +232,49 @@ class _Planner:
                 ours=ours,
             )
 
-    def _check_topology(self, chosen: Cages, topology: str) -> None:
-        nodes = self.options.nodes
-        if topology == "ring" and (nodes < 3 or set(chosen) != {0, 1}):
-            raise UsageError(
-                "a ring is of three nodes or more, with both cages of each",
-                why=f"{nodes} nodes, and here "
-                + (f"cage {next(iter(chosen))}" if None not in chosen else "interfaces by name"),
-                hint="--nodes 3 without --cage and --netdev; or --topology cable, or switch",
-            )
-        if topology == "cable" and nodes != 2:
-            raise UsageError(f"one cable joins two nodes, not {nodes}", hint="ring or switch")
-        if topology != "ring" and self.options.port0_to is not None:
-            raise UsageError("--port0-to is for a ring", hint="leave it out")
-
-    def _unknown_peers(self, chosen: Cages) -> list[IPv4Interface]:
-        """Return the peer's addresses in whose networks this node has no address yet."""
-        own = [each for twins in chosen.values() for n in twins for each in self.present(n)]
-        asked = () if self.options.network else self.options.peers
-        return [
-            with_prefix(peer, self.options.base)
-            for peer in asked
-            if not any(peer.ip in each.network for each in own)
-        ]
-
-    def _taken(self) -> list[IPv4Network]:
-        return [each.network for netdev in self.host.netdevs for each in netdev.ipv4]
-
-    def _node(self) -> int:
+    def _require_node(self) -> int:
         if self.options.node is None:
-            nodes = self.options.nodes
             raise UsageError(
                 "missing --node or --role",
                 why="the cable has no addresses yet, and they are counted by the node",
-                hint=f"--node 1 to {nodes}, or --role head; the head is 1",
+                hint=f"--node 1 to {self.options.nodes}, or --role head; the head is 1",
             )
         return self.options.node
 
 
-def _check_peers(lines: Sequence[Line], peers: Sequence[IPv4Interface]) -> None:
-    """Raise UsageError for a peer that this plan could not reach."""
-    own = [each for line in lines for each in line.addresses]
-    for peer in peers:
-        if any(peer.ip == each.ip for each in own):
-            raise UsageError(
-                f"--peer {peer.ip} is what this node has, or would get",
-                hint="name an address of the other end, or another --node",
-            )
-        if not any(peer.ip in each.network for each in own):
-            networks = ", ".join(str(each.network) for each in own)
-            raise UsageError(
-                f"--peer {peer.ip} is in none of {networks}",
-                hint="leave out the peer's addresses that are of another cable, or --network",
-            )
+def _link_number(node: int, nodes: int, peer: int | None) -> int:
+    """Return the number of a ring's link: that of the node which it leads away from."""
+    return node if peer in (None, node % nodes + 1) else peer or node
 
 
-def _check_mtu(lines: Sequence[Line], mtu_max: Mapping[str, int]) -> None:
-    least, most = facts()["plan"]["mtu_min"], facts()["plan"]["mtu_max"]
-    for line in lines:
-        limit = mtu_max.get(line.netdev, most)
-        if line.action != "keep" and not least <= line.mtu <= limit:
-            raise UsageError(
-                f"--mtu {line.mtu}: {line.netdev} takes {least} to {limit}",
-                hint="9000 on every node and on the switch, or 1500",
-            )
+def _check_numbers(options: NetPlanOptions) -> None:
+    """Raise UsageError for numbers that contradict each other, or do not fit the network."""
+    node, nodes, network = options.node, options.nodes, options.base
+    if nodes < 2:
+        raise UsageError(f"--nodes {nodes}: one node needs no network", hint="2 or more")
+    if node is not None and not 1 <= node <= nodes:
+        raise UsageError(
+            f"--node {node}: nodes are numbered from 1 to {nodes}", hint="the head is node 1"
+        )
+    # The last number of a network is its broadcast address.
+    last = facts()["plan"]["first_host"] + nodes
+    if last >= network.num_addresses - 1:
+        raise UsageError(
+            f"--network {network} is too small for {nodes} nodes",
+            why=f"node {nodes} has the host number {last}",
+            hint="give a /24",
+        )
+
+
+def find_free_base(taken: Sequence[IPv4Network], count: int) -> IPv4Network:
+    """Return the first of the recipe's bases with ``count`` free networks, else the second."""
+    bases = [IPv4Network(base) for base in facts()["plan"]["networks"]]
+    for base in bases:
+        last = int(base.network_address) + count * base.num_addresses
+        networks = (
+            IPv4Network((start, base.prefixlen))
+            for start in range(int(base.network_address), last, base.num_addresses)
+        )
+        if not any(network.overlaps(other) for network in networks for other in taken):
+            return base
+    return bases[1]

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from patchkit.cluster.net.conflicts import OURS
+from patchkit.cluster.net.netplan_file import OURS
 from patchkit.cluster.net.plan import Given, NetPlan
 from patchkit.digests import Digest, digest
 from patchkit.durable import lock
@@ -79,42 +79,29 @@ class NetHistory:
             folder_mode=0o755,  # whatever the umask: `plan` and `verify` read it without rights
         )
 
-    def text(self) -> bytes | None:
+    def read_file(self) -> bytes | None:
         try:
             return self.file.read_bytes()
         except FileNotFoundError:
             return None
 
-    def steps(self) -> tuple[Path, ...]:
+    def step_folders(self) -> tuple[Path, ...]:
         """Return the folders of the changes, the oldest first."""
         # The journal and what it leaves have names, changes have numbers.
-        numbers = (each for each in self.state.glob("*") if each.name.isdigit())
-        return tuple(sorted(numbers, key=lambda each: int(each.name)))
+        numbers = (folder for folder in self.state.glob("*") if folder.name.isdigit())
+        return tuple(sorted(numbers, key=lambda folder: int(folder.name)))
 
-    def addresses(self) -> Mapping[str, Sequence[str]]:
-        """Return the addresses of the last change: netdev → ``address/prefix``."""
-        steps = self.steps()
-        return read_step(steps[-1]).addresses if steps else {}
-
-    def applied(self) -> Mapping[str, Sequence[str]]:
-        """Return all addresses that patchkit has given, as ``addresses`` does; needs no rights."""
-        found: dict[str, list[str]] = {}
-        for step in map(read_step, self.steps()):
-            for netdev, addresses in step.addresses.items():
-                found.setdefault(netdev, []).extend(addresses)
-        return found
-
-    def given(self) -> Given:
-        """Return what a plan has to know of the changes before it; needs no rights."""
-        steps = self.steps()
-        if not steps:
+    def read_given(self, before: int = 0) -> Given:
+        """Return what the last change gave, or one ``before`` it; needs no rights."""
+        folders = self.step_folders()
+        if len(folders) <= before:
             return Given()
-        last = read_step(steps[-1])
-        return Given(last=last.addresses, ever=self.applied(), node=last.node, mtu=last.mtu)
+        step = read_step(folders[-1 - before])
+        return Given(addresses=step.addresses, node=step.node, mtu=step.mtu)
 
 
 @contextlib.contextmanager
-def locked(place: NetHistory) -> Iterator[None]:
+def lock_history(place: NetHistory) -> Iterator[None]:
     """Hold the history for one writer. Raises BusyError, StorageError."""
     with translated():
         folder = place.state.parent
@@ -124,12 +111,7 @@ def locked(place: NetHistory) -> Iterator[None]:
         yield
 
 
-def given(plan: NetPlan) -> Mapping[str, Sequence[str]]:
-    """Return the addresses of a plan's file as they are noted: netdev → ``address/prefix``."""
-    return {line.netdev: list(map(str, line.addresses)) for line in plan.written}
-
-
-def writing(place: NetHistory, data: bytes, plan: NetPlan) -> list[Change]:
+def changes_to_write(place: NetHistory, data: bytes, plan: NetPlan) -> list[Change]:
     """Return the changes that write the file of a plan and note what was there.
 
     Raises DriftError.
@@ -140,15 +122,15 @@ def writing(place: NetHistory, data: bytes, plan: NetPlan) -> list[Change]:
             why="patchkit writes a file there, and would replace the link",
             hint=quoted("sudo", "rm", place.file),
         )
-    steps = place.steps()
+    steps = place.step_folders()
     number = int(steps[-1].name) + 1 if steps else 1
-    before = place.text()
+    before = place.read_file()
     mtus = {line.mtu for line in plan.written}
     step = NetChange(
         before=digest(before),
         after=digest(data),
         mode=place.file.stat().st_mode & 0o7777 if before is not None else MODE,
-        addresses={netdev: tuple(each) for netdev, each in given(plan).items()},
+        addresses={line.netdev: tuple(map(str, line.addresses)) for line in plan.written},
         node=plan.node or 0,
         mtu=mtus.pop() if len(mtus) == 1 else 0,
     )
@@ -157,26 +139,27 @@ def writing(place: NetHistory, data: bytes, plan: NetPlan) -> list[Change]:
     return [
         *(
             # `plan` and `verify` read the note without rights; the file's bytes are root's.
-            Change(f"{STATE}/{number}/{name}", "", each, 0o644 if name == "step.json" else MODE)
-            for name, each in kept.items()
-            if each is not None
+            Change(f"{STATE}/{number}/{name}", "", text, 0o644 if name == "step.json" else MODE)
+            for name, text in kept.items()
+            if text is not None
         ),
         Change(str(OURS), step.before, data, MODE),
     ]
 
 
-def taking_back(place: NetHistory) -> list[Change]:
+def changes_to_undo(place: NetHistory) -> list[Change]:
     """Return the changes that put back what was there before the last one.
 
     Raises UsageError if there is none, DriftError if somebody edited the file since.
     """
-    if not place.steps():
+    folders = place.step_folders()
+    if not folders:
         raise UsageError(
             "there is nothing to undo", why=f"{place.state} has no change of patchkit's"
         )
-    folder = place.steps()[-1]
+    folder = folders[-1]
     step = read_step(folder)
-    found = place.text()
+    found = place.read_file()
     if digest(found) not in (step.before, step.after):
         raise DriftError(
             f"{place.file}: edited since patchkit wrote it",
@@ -194,20 +177,22 @@ def taking_back(place: NetHistory) -> list[Change]:
     # The file itself may be back already; the note of the change goes all the same.
     back = [] if found == former else [Change(str(OURS), digest(found), former, step.mode)]
     return back + [
-        Change(each.relative_to(place.root).as_posix(), digest(each.read_bytes()), None)
-        for each in noted
-        if each.exists()
+        Change(file.relative_to(place.root).as_posix(), digest(file.read_bytes()), None)
+        for file in noted
+        if file.exists()
     ]
 
 
 def check_untouched(place: NetHistory, *, force: bool) -> None:
     """Raise DriftError if the file is not as patchkit left it, unless forced."""
-    steps = place.steps()
+    steps = place.step_folders()
     known = read_step(steps[-1]).after if steps else ""
-    if digest(place.text()) != known and not force:
+    if digest(place.read_file()) != known and not force:
         raise DriftError(
             f"{place.file}: is not as patchkit left it",
-            why="somebody wrote or edited it" if place.text() is not None else "it was removed",
+            why="somebody wrote or edited it"
+            if place.read_file() is not None
+            else "it was removed",
             hint="look at the difference with --dry-run --force; --force replaces it "
             "(`net undo` puts it back)",
         )

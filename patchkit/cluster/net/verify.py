@@ -1,23 +1,36 @@
-"""Verify the QSFP network of this host, with a peer or alone."""
+"""Verify the QSFP network of this host, with a peer or alone. No rights needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address
+from pathlib import Path
 
 from patchkit.cluster.net.cages import Cages
-from patchkit.cluster.net.checks import failed, host_checks, unknown
+from patchkit.cluster.net.checks import failed, host_checks, passed, unknown
+from patchkit.cluster.net.live import run_ip
 from patchkit.cluster.net.pair import pair_checks
-from patchkit.cluster.net.path import mac_check, path_checks
-from patchkit.finding import Finding
+from patchkit.errors import HostError, UsageError
+from patchkit.finding import Finding, Level
+from patchkit.process import attempt
 from patchkit.quoting import quoted
-from patchkit.runtime.host.host import Host, Netdev
+from patchkit.reading import read_text
+from patchkit.runtime.host.host import Host, Netdev, from_json
 from patchkit.runtime.host.network_facts import facts
+from patchkit.runtime.host.ping import HEADERS, PLAIN, echo, ping_obstacle
 
 # perftest: over rdma_cm, no warning about CPU frequency, Gbit/s, for ten seconds.
 _BANDWIDTH = ("-R", "-F", "--report_gbits", "-D", "10")
 _FIRST_PORT = 18515  # ib_write_bw's own
+# States of a neighbour whose MAC is resolved: ip-neighbour(8).
+_KNOWN = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
+_HINTS = {  # by ssh's exit status, and the shell's there
+    127: "name it: --ssh-patchkit /path/to/bin/patchkit",
+    255: "ssh must work without a password: ssh-copy-id; or use --peer-probe FILE",
+}
+_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # no prompt; seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +41,25 @@ class Peer:
     host: Host | None = None
 
 
-def verify(
+def read_peer_facts(path: Path) -> Host:
+    """Return the facts in a file. Raises UsageError, SourceError or StorageError."""
+    text = read_text(path, hint="write it on the peer: patchkit probe --json > peer.json")
+    return from_json(text, str(path))
+
+
+def ask_peer_facts(destination: str, patchkit: str) -> Host:
+    """Ask the peer itself; ``patchkit`` is the command there. Raises HostError with ssh's words."""
+    # ssh would take it for an option, and -oProxyCommand=… runs a program.
+    if destination.startswith("-"):
+        raise UsageError(f"--ssh {destination}: is not a host", hint="--ssh user@host")
+    done = attempt("ssh", *_OPTIONS, "--", destination, f"{patchkit} probe --json")
+    if done.trouble:
+        hint = _HINTS.get(done.status or 0, "run that command by hand")
+        raise done.error(HostError, hint=hint if done.started else "use --peer-probe FILE")
+    return from_json(done.output, f"`patchkit probe --json` on {destination}")
+
+
+def verify_network(
     host: Host, chosen: Cages, peer: Peer, mtu: int | None, *, live: bool
 ) -> Iterator[Finding]:
     """Yield all checks. ``live``: the facts are this machine's, so its network can be tried.
@@ -38,109 +69,171 @@ def verify(
     yield from host_checks(host, chosen, mtu)
     if peer.host:
         yield from pair_checks(host, chosen, peer.host)
-        yield from _right_peer(peer.host, peer.addresses)
-    addresses = _targets(chosen, peer)
+    halves = [netdev for twins in chosen.values() for netdev in twins]
+    addresses = _find_targets(halves, peer)
     for address in addresses if live else ():
-        yield from path_checks(host, chosen, address, mtu)
-        yield from _macs(chosen, peer, address)
-    yield from _untried(chosen, addresses, live=live)
+        yield from _check_path(host, halves, address, mtu)
+    everywhere = not any(netdev.ipv4 for netdev in halves)
+    untried = ", ".join(
+        netdev.name
+        for netdev in halves
+        # From an interface without an address there is no way.
+        if (netdev.ipv4 or everywhere)
+        and not (live and any(_is_near(netdev, address) for address in addresses))
+    )
+    if untried and live:
+        hint = "--peer with the peer's address there, or all at once: --ssh, --peer-probe"
+        yield unknown(untried, "way to a peer", "no peer's address is known", hint)
+    elif untried:
+        yield unknown(untried, "way to a peer", "these facts are of another machine")
 
 
-def bandwidth(host: Host, chosen: Cages, peer: Peer) -> list[str]:
+def bandwidth_commands(host: Host, chosen: Cages, peer: Peer) -> list[str]:
     """Return commands that measure RDMA, which nothing here does: at the peer, then here."""
-    addresses = _targets(chosen, peer)
-    lines = []
-    for number, (netdev, device) in enumerate(_devices(host, chosen)):
-        there = next((each for each in addresses if _is_near(netdev, each)), None)
-        if there:
-            other = _device_at(peer.host, there) or "ITS-DEVICE"
+    halves = [netdev for twins in chosen.values() for netdev in twins]
+    addresses, lines = _find_targets(halves, peer), []
+    devices = {device.netdev: device.name for device in host.rdma}
+    theirs = {device.netdev: device.name for device in peer.host.rdma} if peer.host else {}
+    for number, netdev in enumerate(half for half in halves if half.name in devices):
+        for address in [near for near in addresses if _is_near(netdev, near)][:1]:
+            holder = next((n.name for n in _netdevs(peer) if _has(n, address)), "")
             # A port for each twin, so that both can be measured at once.
-            options = [*_BANDWIDTH, "-p", str(_FIRST_PORT + number)]
+            options = (*_BANDWIDTH, "-p", str(_FIRST_PORT + number))
+            other = theirs.get(holder, "ITS-DEVICE")
             lines.append(f"peer: {quoted('ib_write_bw', '-d', other, *options)}")
-            lines.append(f"here: {quoted('ib_write_bw', '-d', device, *options, str(there))}")
+            here = quoted("ib_write_bw", "-d", devices[netdev.name], *options, str(address))
+            lines.append(f"here: {here}")
     return lines
 
 
-def expected() -> str:
+def expected_bandwidth() -> str:
     """Return what these commands should print."""
     (low, high), (least, most) = facts()["link"]["twin_gbits"], facts()["link"]["both_gbits"]
     return f"{low} to {high} Gb/s for one twin, {least} to {most} for both at once"
 
 
-def slower() -> str:
-    """Return what it is if they print much less."""
-    return str(facts()["owners"]["hot_plug"])
+def _netdevs(peer: Peer) -> tuple[Netdev, ...]:
+    return peer.host.netdevs if peer.host else ()
 
 
-def _targets(chosen: Cages, peer: Peer) -> tuple[IPv4Address, ...]:
-    """Return the peer's addresses to try: those named, and those of its facts in our networks."""
-    ours = {each.ip for twins in chosen.values() for n in twins for each in n.ipv4}
-    # Only addresses in our networks: the peer may have others, on its LAN for example.
-    told = [
-        each.ip
-        for netdev in (peer.host.netdevs if peer.host else ())
-        for each in netdev.lasting
-        if each.ip not in ours
-        and any(_is_near(n, each.ip) for twins in chosen.values() for n in twins)
-    ]
-    return tuple(dict.fromkeys((*peer.addresses, *told)))
-
-
-def _any_near(netdev: Netdev, addresses: Sequence[IPv4Address]) -> bool:
-    return any(_is_near(netdev, address) for address in addresses)
+def _has(netdev: Netdev, address: IPv4Address) -> bool:
+    return any(own.ip == address for own in netdev.ipv4)
 
 
 def _is_near(netdev: Netdev, address: IPv4Address) -> bool:
-    return any(address in each.network for each in netdev.ipv4)
+    return any(address in own.network for own in netdev.ipv4)
 
 
-def _right_peer(peer: Host, addresses: Sequence[IPv4Address]) -> Iterator[Finding]:
-    known = {each.ip for netdev in peer.netdevs for each in netdev.ipv4}
-    for address in addresses:
-        if address not in known:
-            seen = f"the peer's facts do not have it: {peer.system.hostname or 'unnamed'}"
-            yield failed(str(address), "peer", seen, "are these the facts of that host, and new?")
-
-
-def _macs(chosen: Cages, peer: Peer, address: IPv4Address) -> Iterator[Finding]:
-    """Compare the neighbour's MAC with that of the peer's facts."""
-    here = next((n for twins in chosen.values() for n in twins if _is_near(n, address)), None)
-    there = _holder(peer.host, address)
-    if here and there and there.mac:
-        yield mac_check(here, address, there.mac)
-
-
-def _holder(host: Host | None, address: IPv4Address | None) -> Netdev | None:
-    netdevs = host.netdevs if host else ()
-    return next((n for n in netdevs if any(e.ip == address for e in n.ipv4)), None)
-
-
-def _untried(chosen: Cages, addresses: Sequence[IPv4Address], *, live: bool) -> Iterator[Finding]:
-    """Yield the interfaces whose way to a peer was not tried."""
-    halves = [netdev for twins in chosen.values() for netdev in twins]
-    everywhere = not any(netdev.ipv4 for netdev in halves)
-    untried = [
-        netdev.name
-        for netdev in halves
-        # From an interface without an address there is no way.
-        if (netdev.ipv4 or everywhere) and not (live and _any_near(netdev, addresses))
+def _find_targets(halves: list[Netdev], peer: Peer) -> tuple[IPv4Address, ...]:
+    """Return the peer's addresses to try: those named, and those of its facts in our networks."""
+    known = [
+        address.ip
+        for netdev in _netdevs(peer)
+        for address in netdev.lasting
+        # The peer may have others, on its LAN for example.
+        if any(_is_near(half, address.ip) and not _has(half, address.ip) for half in halves)
     ]
-    names = ", ".join(untried)
-    if names and live:
-        hint = "--peer with the peer's address there, or all at once: --ssh, --peer-probe"
-        yield unknown(names, "way to a peer", "no peer's address is known", hint)
-    elif names:
-        yield unknown(names, "way to a peer", "these facts are of another machine")
+    return tuple(dict.fromkeys((*peer.addresses, *known)))
 
 
-def _devices(host: Host, chosen: Cages) -> Iterator[tuple[Netdev, str]]:
-    named = {each.netdev: each.name for each in host.rdma}
-    for twins in chosen.values():
-        yield from ((netdev, named[netdev.name]) for netdev in twins if netdev.name in named)
+def _check_path(
+    host: Host, halves: list[Netdev], peer: IPv4Address, mtu: int | None
+) -> Iterator[Finding]:
+    """Check the way to one address of a peer, with frames of ``mtu``, or of the interface's own."""
+    where = str(peer)
+    netdev = next((half for half in halves if _is_near(half, peer)), None)
+    if any(_has(own, peer) for own in host.netdevs):
+        yield failed(where, "same network", "is an address of this host", "name the peer's")
+        return
+    if netdev:
+        yield passed(where, "same network", f"that of {netdev.name}")
+    else:
+        ours = ", ".join(str(own.network) for half in halves for own in half.ipv4)
+        hint = f"give both nodes addresses in one network, here one of {ours or 'none'}"
+        yield failed(where, "same network", f"is in none of {ours or 'ours'}", hint)
+    route = _check_route(where, netdev)
+    yield route
+    if netdev is None or route.level is not Level.OK:
+        seen = "the way is not the QSFP's; what would answer is not it"
+        if route.level is Level.UNKNOWN:
+            seen = "the route is not known"
+        for about in ("echo", "jumbo frames", "neighbour"):
+            yield unknown(where, about, seen)
+        return
+    plain = _check_echo(netdev, where, PLAIN, "echo")
+    yield plain
+    frame = mtu or netdev.mtu
+    yield _check_echo(netdev, where, frame - HEADERS, f"{frame}-byte frames")
+    # After the echo, which makes the kernel resolve the address.
+    macs = _find_macs(where)
+    if netdev.name in macs:
+        yield passed(where, "neighbour", f"{macs[netdev.name]} at {netdev.name}")
+    elif plain.level is Level.UNKNOWN:
+        yield unknown(where, "neighbour", "nothing was sent that would make it answer")
+    else:
+        seen = f"nobody answers for it at {netdev.name}"
+        yield failed(where, "neighbour", seen, "the cables")
+    if plain.level is Level.ERROR:
+        yield from _find_elsewhere(halves, netdev, where)
 
 
-def _device_at(host: Host | None, address: IPv4Address | None) -> str:
-    """Return the peer's RDMA device behind an address, "" if unknown."""
-    netdev = _holder(host, address)
-    devices = host.rdma if host and netdev else ()
-    return next((d.name for d in devices if netdev and d.netdev == netdev.name), "")
+def _check_route(peer: str, netdev: Netdev | None) -> Finding:
+    """Check that the kernel sends through the interface of the peer's network, and directly."""
+    if not shutil.which("ip"):
+        return unknown(peer, "route", "ip is not installed", "sudo apt install iproute2")
+    try:
+        answer = next(iter(run_ip("route", "get", peer)), {})
+    except HostError as error:
+        return failed(peer, "route", str(error), "give the QSFP interface its address")
+    seen = f"through {answer.get('dev')}"
+    if "gateway" in answer:
+        seen += f", by way of {answer['gateway']}"
+    elif netdev and answer.get("dev") == netdev.name:
+        return passed(peer, "route", seen)
+    right = netdev.name if netdev else "a QSFP interface"
+    return failed(peer, "route", f"{seen}, not {right}", "`ip route` shows who says so")
+
+
+def _check_echo(netdev: Netdev, peer: str, size: int, about: str) -> Finding:
+    """Send packets of that many bytes of payload, unfragmented, and wait for one to come back.
+
+    The exit status of ping decides; its words differ between versions and are only shown.
+    """
+    if obstacle := ping_obstacle():
+        return unknown(peer, about, obstacle, "sudo apt install iputils-ping")
+    done = echo(netdev.name, peer, size)
+    if not done.trouble:
+        return passed(peer, about, f"{size} bytes there and back")
+    words = next(iter(done.errors.strip().splitlines()), "")
+    if done.status != 1:  # iputils: 1 is for sent, and nothing came back; 2 is any other error
+        seen = words or f"ping: {done.trouble}"
+        return unknown(peer, about, seen, quoted("sudo", *done.command))
+    hint = f"the same MTU on both ends and on the switch; here {netdev.name} has {netdev.mtu}"
+    if size == PLAIN:
+        hint = "is the peer up and configured? `patchkit net verify` there"
+    return failed(peer, about, f"{size} bytes: {words or 'no answer'}", hint)
+
+
+def _find_macs(peer: str) -> dict[str, str]:
+    """Return the interfaces where a neighbour has that address → its MAC."""
+    try:
+        entries = run_ip("neighbour", "show", peer)
+    except HostError:
+        return {}
+    return {
+        entry["dev"]: entry["lladdr"]
+        for entry in entries
+        if "lladdr" in entry and _KNOWN & set(entry.get("state", ()))
+    }
+
+
+def _find_elsewhere(halves: list[Netdev], netdev: Netdev, peer: str) -> Iterator[Finding]:
+    """Ask at the other interfaces: where the cables are swapped, it answers there."""
+    for other in halves:
+        if other.name != netdev.name and other.carrier:
+            _check_echo(other, peer, PLAIN, "echo")
+            if other.name in _find_macs(peer):
+                seen = f"answers at {other.name}, not at {netdev.name}"
+                hint = "swap the cables, or plan with --port0-to"
+                yield failed(peer, "cabling", seen, hint)
+                return

@@ -212,12 +212,12 @@ def _of_a_network(scratch: Path) -> Iterator[User]:
     )
 
     def settle() -> None:
-        with net_state.locked(place):
-            net_apply.recover(place)
+        with net_state.lock_history(place):
+            net_apply.recover_network(place)
 
-    _apart(lambda: net_apply.apply(place, first, force=False), root)
-    yield _user("net apply", root, lambda: net_apply.apply(place, second, force=False), settle)
-    yield _user("net undo", root, lambda: net_apply.undo(place), settle)
+    _apart(lambda: net_apply.apply_plan(place, first, force=False), root)
+    yield _user("net apply", root, lambda: net_apply.apply_plan(place, second, force=False), settle)
+    yield _user("net undo", root, lambda: net_apply.undo_plan(place), settle)
 
 
 def _env_file(folder: Path) -> User:

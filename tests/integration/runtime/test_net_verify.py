@@ -224,7 +224,6 @@ def test_both_ends_by_the_peers_facts(nodes, tmp_path):
     checks = nodes.verify(*NAMED, *remote, rc=0, path=path)
     assert set(checks) >= ALL_WELL | {
         "both ends: addresses",
-        "192.168.100.12: neighbour's MAC",
         f"{QSFP[0]} 192.168.100.0/24: equal MTU",
     }
     file = tmp_path / "peer.json"

@@ -412,7 +412,7 @@ def machine(folder, name):
         peer.write_text(text, encoding="utf-8")
         yield ["net", "verify", *node, "--peer-probe", str(peer)]
         yield ["net", "plan", "--probe", str(peer), "--role", "head", "--json"]
-        yield ["net", "plan", "--probe", str(peer), "--role", "head", "--peer", "10.0.0.1"]
+        yield ["net", "plan", "--probe", str(peer), "--role", "head"]
 
 
 def programs(folder, name):

@@ -12,9 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cluster.net import conflicts as net_conflicts
-from patchkit.cluster.net.conflicts import File
-from patchkit.cluster.net.netplan_file import render
+from patchkit.cluster.net.netplan_file import NetplanFile, check_conflicts, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlanOptions
 from patchkit.cluster.net.planner import make_plan
 from patchkit.errors import HostError, UsageError
@@ -73,7 +71,7 @@ ANEW = {"network": IPv4Network("192.168.100.0/24")}
 
 def addresses(plan):
     """Netdev → address, as PyYAML reads them from the file; everything else is as it has to be."""
-    ethernets = yaml.safe_load(render(plan))["network"]["ethernets"]
+    ethernets = yaml.safe_load(render_netplan(plan))["network"]["ethernets"]
     (mtu,) = {line.mtu for line in plan.written}
     for settings in ethernets.values():
         assert {key: value for key, value in settings.items() if key != "addresses"} == {
@@ -87,7 +85,7 @@ def addresses(plan):
 
 
 def test_the_whole_file(machine):
-    assert render(make_plan(machine("fresh_port1"), wish(2))) == GOLDEN
+    assert render_netplan(make_plan(machine("fresh_port1"), wish(2))) == GOLDEN
 
 
 @pytest.mark.parametrize(
@@ -190,7 +188,7 @@ def clash(host, *, node=1, given=None, files=(), **changes):
     options = wish(node, **changes)
     given = given or Given()
     plan = make_plan(host, options, given=given)
-    net_conflicts.check(host, plan, options, given=given, files=files)
+    check_conflicts(host, plan, options, given, files)
     return plan
 
 
@@ -210,7 +208,7 @@ def test_an_address_that_somebody_gave_is_kept_unless_other_ones_are_asked_for(m
     assert "keep it: patchkit net plan --node 2; or give it up: sudo nmcli" in refused.value.hint
     text = "network:\n  ethernets:\n    x:\n      addresses: [192.168.100.10/24]\n"
     with pytest.raises(HostError) as refused:
-        clash(host, node=2, files=[File(path="/etc/netplan/9.yaml", text=text)], **ANEW)
+        clash(host, node=2, files=[NetplanFile(path="/etc/netplan/9.yaml", text=text)], **ANEW)
     assert "192.168.100.10/24, from /etc/netplan/9.yaml:4; planned" in refused.value.what
     aside = "sudo mv /etc/netplan/9.yaml /etc/netplan/9.yaml.off && sudo netplan apply"
     assert f"or give it up: {aside}; or " in refused.value.hint
@@ -228,12 +226,12 @@ OURS = {PORT0[0]: ("192.168.100.10/24",), PORT0[1]: ("192.168.101.10/24",)}
     ],
 )
 def test_patchkits_own_addresses_stay_in_its_file_and_follow_the_node(machine, node, expected):
-    plan = clash(machine("cable_port0"), node=node, given=Given(last=OURS, ever=OURS, node=1))
+    plan = clash(machine("cable_port0"), node=node, given=Given(addresses=OURS, node=1))
     assert {f"{line.action} {line.addresses[0]}" for line in plan.written} == expected
 
 
 def test_patchkits_own_mtu_is_asked_for_until_the_interface_has_it(machine):
-    given = Given(last=OURS, ever=OURS, node=1, mtu=1500)
+    given = Given(addresses=OURS, node=1, mtu=1500)
     plan = clash(machine("cable_port0"), node=None, given=given)
     assert {(line.action, line.mtu, line.mtu_before) for line in plan.lines} == {
         ("mtu", 1500, 9000)
@@ -241,7 +239,7 @@ def test_patchkits_own_mtu_is_asked_for_until_the_interface_has_it(machine):
 
 
 def test_patchkits_own_addresses_count_while_the_cable_is_out(machine):
-    plan = clash(machine("fresh"), node=None, given=Given(last=OURS, ever=OURS, node=1))
+    plan = clash(machine("fresh"), node=None, given=Given(addresses=OURS, node=1))
     assert addresses(plan) == {name: list(own) for name, own in OURS.items()}
     assert not plan.changes
 
@@ -272,7 +270,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("text", "line"), OTHERS)
 def test_another_file_that_configures_the_same_interface(machine, text, line):
-    file = File(path="/etc/netplan/50-x.yaml", text=text)
+    file = NetplanFile(path="/etc/netplan/50-x.yaml", text=text)
     with pytest.raises(HostError, match=f"/etc/netplan/50-x.yaml:{line}: also configures en"):
         clash(machine("fresh"), files=[file])
     # What is kept is in no file of patchkit's, whoever configures it.
@@ -286,11 +284,10 @@ def test_another_file_that_configures_the_same_interface(machine, text, line):
         "network:\n  version: 2\n  renderer: NetworkManager\n",
         "network:\n  ethernets:\n    enP7s7:\n      dhcp4: true\n    #enp1s0f0np0:\n",
         "network:\n  ethernets:\n    enp1s0f0np01:\n      dhcp4: true\n",
-        "network:\n  ethernets:\n    enp1s0f0np0:\n      dhcp4: no\n      mtu: 9000\n    x:\n",
     ],
 )
-def test_files_about_others_or_that_agree_are_none_of_ours(machine, text):
-    clash(machine("fresh"), files=[File(path="/etc/netplan/01.yaml", text=text)])
+def test_files_about_others_are_none_of_ours(machine, text):
+    clash(machine("fresh"), files=[NetplanFile(path="/etc/netplan/01.yaml", text=text)])
 
 
 # The file, as others read it
@@ -308,7 +305,7 @@ def _with_name(machine, name):
 @given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15))
 def test_any_name_is_read_back_or_refused(machine, name):
     try:
-        text = render(make_plan(_with_name(machine, name), wish()))
+        text = render_netplan(make_plan(_with_name(machine, name), wish()))
     except HostError:
         assert name[0] == "-" or set(name) - set(f"{string.ascii_letters}{string.digits}_.-")
         return
@@ -317,7 +314,7 @@ def test_any_name_is_read_back_or_refused(machine, name):
 
 @pytest.mark.parametrize("name", ["on", "NO", "12", "0x1f", "1e3", "y", "null", ".5"])
 def test_names_that_yaml_would_take_for_something_else(machine, name):
-    text = render(make_plan(_with_name(machine, name), wish()))
+    text = render_netplan(make_plan(_with_name(machine, name), wish()))
     assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
 
 
@@ -332,7 +329,7 @@ def generate(tmp_path):
         folder.mkdir(parents=True)
         for name, text in {
             "01-all.yaml": f"network: {{version: 2, renderer: {renderer}}}\n",
-            "40-patchkit.yaml": render(plan),
+            "40-patchkit.yaml": render_netplan(plan),
         }.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o600)
