@@ -10,7 +10,7 @@ from patchkit.cluster.agent import server_answers
 from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.agent.server_answers import AskedFact, ServerAnswers
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.start import journals
+from patchkit.cluster.launch.journals import read_group_journal
 from patchkit.cluster.openai.api_key import SECRETS
 from patchkit.cluster.ssh.node import Remote
 from patchkit.cluster.ssh.ssh import HERE
@@ -174,7 +174,7 @@ def _journals(
     since = unit.since if unit and unit.active == "active" else ""
     if not asked:
         return [], unread
-    found = journals(cluster, since=since, lines=0 if since else _LINES, nodes=asked)
+    found = read_group_journal(cluster, since=since, lines=0 if since else _LINES, nodes=asked)
     lines = list(found.lines)
     return lines, unread + [_unchecked("log", *each) for each in found.silent.items()]
 

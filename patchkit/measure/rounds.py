@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.launch.hold import held
+from patchkit.cluster.launch.hold import hold_model
+from patchkit.cluster.launch.start import StartWatcher
 from patchkit.cluster.openai.http_exchange import HttpServer
+from patchkit.doctor.symptoms.journals import explain_failed_start
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.errors import HostError, StorageError, UsageError
@@ -118,7 +120,8 @@ def _serve_variant(
     if variant.url:
         yield variant.url, plan.model
     elif variant.cluster:
-        with held(variant.cluster, plan.model, lambda *_: None) as group:
+        watcher = StartWatcher(lambda *_: None, explain_failed_start)
+        with hold_model(variant.cluster, plan.model, watcher) as group:
             yield group.url, group.answered.model or plan.model
     else:
         log = plan.folder / "log" / f"{variant.name}-{number + 1}.log"

@@ -6,15 +6,14 @@ import importlib
 
 import click
 
-# Verb → its module and its line of help: that of `status` imports no plan and no wheelhouse.
 _VERBS = {
-    "init": ("cluster_init", "Look at each machine by ssh, and write cluster.toml."),
-    "install": ("cluster_install", "Bring the wheelhouse to every node, the same on all."),
-    "up": ("cluster_up", "Start a model, and return when it has answered."),
-    "status": ("cluster_state", "Show the state of every node."),
-    "logs": ("cluster_state", "Show what all ranks wrote, merged by time."),
-    "switch": ("cluster_up", "Serve another model, or the former one again."),
-    "down": ("cluster_state", "Stop the model on every node, and check."),
+    "init": "Look at each machine by ssh, and write cluster.toml.",
+    "install": "Bring the wheelhouse to every node, the same on all.",
+    "up": "Start a model, and return when it has answered.",
+    "status": "Show the state of every node.",
+    "logs": "Show what all ranks wrote, merged by time.",
+    "switch": "Serve another model, or the former one again.",
+    "down": "Stop the model on every node, and check.",
 }
 
 
@@ -25,14 +24,13 @@ class _ClusterVerbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _VERBS:
             return None
-        module = importlib.import_module(f"patchkit.cli.cluster.{_VERBS[cmd_name][0]}")
-        command = getattr(module, cmd_name)
+        command = importlib.import_module(f"patchkit.cli.cluster.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(verb, line) for verb, (_module, line) in _VERBS.items()])
+            formatter.write_dl(list(_VERBS.items()))
 
 
 @click.group(cls=_ClusterVerbs)

@@ -1,9 +1,10 @@
-"""Share options between the verbs of `patchkit cluster`."""
+"""Share options between the verbs that serve: which machines, and on whose behalf."""
 
 from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
     FILE,
@@ -23,19 +25,19 @@ from patchkit.cluster.ssh.ssh import HERE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-_FILE = click.option(
+BREAK_LOCK = click.option("--break-lock", is_flag=True, help="End another patchkit that is at it.")
+FILE_OPTION = click.option(
     "--file", type=click.Path(path_type=Path), default=FILE, show_default=True, help="The cluster."
 )
-
-
-BREAK_LOCK = click.option("--break-lock", is_flag=True, help="End another patchkit that is at it.")
+HERE_OPTION = click.option(
+    "--here", is_flag=True, help="This machine alone; the default without cluster.toml."
+)
 
 
 def cluster_option(function: F) -> F:
     """Add ``--file`` and ``--break-lock``, and hand over the cluster that it names."""
 
-    @_FILE
+    @FILE_OPTION
     @BREAK_LOCK
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, break_lock: bool, **options: Any) -> Any:
@@ -48,13 +50,19 @@ def cluster_option(function: F) -> F:
 def cluster_or_here(function: F) -> F:
     """Add ``--file`` and ``--here``, and hand over the cluster that they name."""
 
-    @_FILE
-    @click.option("--here", is_flag=True, help="This machine alone, as `patchkit up` has it.")
+    @FILE_OPTION
+    @HERE_OPTION
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
-        return function(*arguments, cluster=alone() if here else named(file), **options)
+        cluster = alone() if is_here(file, here=here) else named(file)
+        return function(*arguments, cluster=cluster, **options)
 
     return cast("F", wrapped)
+
+
+def is_here(file: Path, *, here: bool) -> bool:
+    """Return whether this machine alone is meant."""
+    return here or (file == FILE and not file.exists())
 
 
 def named(file: Path) -> Cluster:
@@ -69,3 +77,13 @@ def alone(venv: str | None = None, **choices: Any) -> Cluster:
     if not place.startswith("~"):
         place = str(Path(place).absolute())
     return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), venv=place, **choices))
+
+
+def here_words(cluster: Cluster) -> list[str]:
+    """Return the option that names a cluster of this machine alone in a next command."""
+    return ["--here"] if cluster.head.here and len(cluster.nodes) == 1 else []
+
+
+def format_clock(line: JournalLine) -> str:
+    """Return when a line was written, by this machine's clock."""
+    return time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))

@@ -1,46 +1,220 @@
-"""Serve a model on this machine alone: `patchkit up`."""
+"""Serve a model, on this machine or on the nodes of cluster.toml: `patchkit up`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
 import click
 
-from patchkit.cli.cluster.cluster_options import alone
-from patchkit.cli.cluster.cluster_up import DRY, MODEL, NO_WAIT, bring_up
-from patchkit.cli.out import as_json
+from patchkit.cli import complete
+from patchkit.cli.alive import unwatched
+from patchkit.cli.cluster.cluster_options import (
+    BREAK_LOCK,
+    FILE_OPTION,
+    HERE_OPTION,
+    alone,
+    here_words,
+    is_here,
+    named,
+)
+from patchkit.cli.next_step import next_step, program
+from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style
+from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.launch import up as launch
+from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import MODELS, ServeChoices
+from patchkit.cluster.launch.hold import hold_model
+from patchkit.cluster.launch.plan import by_cluster_file
+from patchkit.cluster.launch.start import Answered, StartWatcher
+from patchkit.cluster.launch.up import GroupPlan
+from patchkit.doctor.symptoms.journals import explain_failed_start
+from patchkit.durable.signals import Interrupted
+from patchkit.errors import UsageError
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 
+MODEL = click.argument("model", shell_complete=complete.models)
+DRY = click.option("--dry-run", is_flag=True, help="Show what would be written, node by node.")
 
-@click.command()
+
+@click.command("up")
 @MODEL
-@click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
-@click.option("--listen", type=click.Choice(LISTEN), default=LISTEN[0], show_default=True)
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--model-folder", default=MODELS, show_default=True, metavar="DIR")
+@FILE_OPTION
+@HERE_OPTION
+@BREAK_LOCK
+@click.option("--venv", metavar="DIR", help="Of this machine: the environment that has vLLM.")
+@click.option("--listen", type=click.Choice(LISTEN), help="Of this machine; default: local.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Of this machine; default: 8000.")
+@click.option("--model-folder", metavar="DIR", help=f"Of this machine; default: {MODELS}.")
 @DRY
-@NO_WAIT
+@click.option("--no-wait", is_flag=True, help="Return as soon as it is started.")
+@click.option("--hold", is_flag=True, help="Stay, and stop it at the end of this command.")
 @as_json
 def command(
     model: str,
     *,
-    venv: str | None,
-    listen: str,
-    port: int,
-    model_folder: str,
+    file: Path,
+    here: bool,
+    break_lock: bool,
     dry_run: bool,
     no_wait: bool,
+    hold: bool,
     as_json: bool,
+    **choices: Any,
 ) -> None:
-    """Serve a model on this machine, by systemd: it outlives the terminal, a crash and a reboot.
+    """Start a model, here or on the nodes of cluster.toml; return when it has answered.
 
     \b
       patchkit up openai/gpt-oss-20b
-      patchkit cluster status --here
-      patchkit cluster down --here
+
+    Writes env files and units on each node, as `patchkit env` and `patchkit serve-args` would say
+    there, and starts the head. What runs with the same files is left alone. systemd keeps it: it
+    outlives the terminal, a crash and a reboot. Ctrl-C only detaches; with --hold it ends the
+    model on all nodes, as does any other end of this command.
     """
-    cluster = alone(
-        venv=venv,
-        model_folder=model_folder,
-        serve=ServeChoices(listen=listen, port=port),  # type: ignore[arg-type]
-    )
-    bring_up(cluster, model, dry_run=dry_run, wait=not no_wait, as_json=as_json, here=True)
+    cluster = replace(_chosen_cluster(file, here=here, choices=choices), break_lock=break_lock)
+    if hold and (no_wait or dry_run):
+        raise UsageError("--hold goes with neither --no-wait nor --dry-run")
+    if dry_run:
+        tell_plan(cluster, launch.make_plan(cluster, model), as_json=as_json)
+    elif hold:
+        _hold(cluster, model, as_json=as_json)
+    else:
+        _bring_up(cluster, model, wait=not no_wait, as_json=as_json)
+
+
+def _chosen_cluster(file: Path, *, here: bool, choices: dict[str, Any]) -> Cluster:
+    given = {name: value for name, value in choices.items() if value is not None}
+    if not is_here(file, here=here):
+        if given:
+            flag = f"--{min(given).replace('_', '-')}"
+            raise UsageError(
+                f"{flag}: {file} says it for a cluster", hint="edit it there, or add --here"
+            )
+        return named(file)
+    serve = {name: given.pop(name) for name in ("listen", "port") if name in given}
+    return alone(**given, serve=ServeChoices(**serve))
+
+
+def _bring_up(cluster: Cluster, model: str, *, wait: bool, as_json: bool) -> None:
+    begun = launch.bring_up(cluster, model)
+    name, url, notes = begun.plan.model.name, begun.plan.units.url, begun.plan.notes
+    if not as_json:
+        what = "runs with these files already" if begun.running else "is started"
+        say(style("✓", fg="green") + f" {name} {what} on {_node_names(cluster)}")
+    if wait:
+        watcher = watch_start(cluster, quiet=as_json)
+        done = wait_attached(cluster, lambda: launch.wait_for(cluster, begun, watcher))
+        tell_answered(cluster, done, as_json=as_json, url=url)
+    elif as_json:
+        print_json({"model": name, "url": url, "answered": None, "notes": notes})
+    else:
+        _tell_notes(notes, name)
+
+
+def _hold(cluster: Cluster, model: str, *, as_json: bool) -> None:
+    """Serve a model until a signal comes, which is no error."""
+    began = False
+    try:
+        with hold_model(cluster, model, watch_start(cluster, quiet=as_json)) as group:
+            began = True
+            tell_answered(cluster, group.answered, as_json=as_json, url=group.url)
+            with unwatched():
+                raise group.until_it_ends()
+    except Interrupted:
+        if not began:
+            raise
+        if not as_json:
+            say(style("✓", fg="green") + f" {model} is stopped on {_node_names(cluster)}")
+
+
+def _node_names(cluster: Cluster) -> str:
+    return ", ".join(node.destination for node in cluster.nodes)
+
+
+def _tell_notes(notes: Sequence[str], model: str) -> None:
+    for note in notes:
+        say(style("!", fg="yellow") + f" {note}")
+    if notes and not model.startswith(("/", "~")):
+        say(next_step(*program(), "model", "check", model))
+
+
+def wait_attached(cluster: Cluster, wait: Callable[[], Answered]) -> Answered:
+    """Wait; an interrupt leaves the start to the head's systemd, and says how to come back."""
+    try:
+        return wait()
+    except Interrupted:
+        say("", err=True)
+        say(next_step(*program(), "cluster", "status", *here_words(cluster)), err=True)
+        raise
+
+
+def watch_start(cluster: Cluster, *, quiet: bool) -> StartWatcher:
+    """Return what tells how a start goes, a line for each change of the unit, or why it failed."""
+    lines: list[str] = []
+    words = {
+        "waiting": "starting the workers",
+        "start-pre": "starting",
+        "start": "starting",
+        "start-post": "loading the model",
+        "auto-restart": "waiting before the next start",
+        "running": "answers",
+    }
+
+    def tell(unit: UnitState, seconds: float) -> None:
+        line = (unit.sub == "waiting" and unit.text) or words.get(unit.sub, unit.sub)
+        if not quiet and line not in lines[-1:]:
+            lines.append(line)
+            say(
+                style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True), err=True
+            )
+
+    return StartWatcher(tell, explain_failed_start)
+
+
+def tell_answered(cluster: Cluster, done: Answered, *, as_json: bool, url: str) -> None:
+    """Print how long a start took, and how the server is asked."""
+    if as_json:
+        print_json({**asdict(done), "url": url, "answered": True})
+        return
+    times = f"loaded in {done.load_s:.0f} s, first token after {done.token_s:.1f} s"
+    say(style("✓", fg="green") + f" {done.model} answers: {times}")
+    _tell_notes(done.notes, done.model)
+    if url:
+        where = "" if cluster.head.here else f"on {cluster.head.destination}"
+        echo([next_step("curl", f"{url}/v1/models", where=where)])
+
+
+def tell_plan(cluster: Cluster, plan: GroupPlan, *, as_json: bool) -> None:
+    """Print what a start would write and run, node by node."""
+    if as_json:
+        nodes = zip(cluster.nodes, plan.files, plan.changed, strict=True)
+        print_json(
+            {
+                "model": plan.model.name,
+                "url": plan.units.url,
+                "notes": plan.notes,
+                "nodes": [
+                    {"node": node.destination, "changed": changed, "files": files}
+                    for node, files, changed in nodes
+                ],
+            }
+        )
+        return
+    for number, node in enumerate(cluster.nodes):
+        echo(_node_lines(node.destination, plan, number))
+    _tell_notes(plan.notes, plan.model.name)
+    if plan.same:
+        say("nothing to write: every node has these files")
+
+
+def _node_lines(node: str, plan: GroupPlan, number: int) -> Iterator[Shown]:
+    yield style(f"{node}", bold=True) + f" rank {number}"
+    for name in plan.changed[number]:
+        text = plan.files[number].get(name)
+        yield shown(f"  {'removes' if text is None else 'writes'} {name}")
+    yield LaidOut(shown("  runs    ") + shown(" ".join(plan.units.ranks[number].words)))
+    for note in plan.ranks[number].env.notes:
+        yield style("  note", fg="yellow") + f" {by_cluster_file(note)}"

@@ -25,14 +25,14 @@ def reload() -> None:
         raise done.error(hint="systemctl --user status")
 
 
-def place(name: str, files: dict[str, str]) -> list[str]:
+def place_files(name: str, files: dict[str, str]) -> list[str]:
     """Write a cluster's files and let systemd read them. Raises what ``put`` and ``reload`` do."""
     changed = put(name, files)
     reload()
     return changed
 
 
-def begin(name: str, restart: bool, lasting: bool = True) -> str:
+def begin_group(name: str, restart: bool, lasting: bool = True) -> str:
     """Start a group's head, on the head; does not wait for it.
 
     A ``lasting`` one is enabled for the next boot. Returns the time there, for its journal. Raises
@@ -47,7 +47,7 @@ def begin(name: str, restart: bool, lasting: bool = True) -> str:
     return now
 
 
-def hold(name: str) -> Iterator[bool]:
+def hold_group(name: str) -> Iterator[bool]:
     """Yield once, then stay; let systemd stop the group when this process ends, however it does.
 
     On the head. Raises HostError.
@@ -78,7 +78,7 @@ def _need(done: Completed) -> None:
         raise done.error(hint="systemctl --user status")
 
 
-def end(name: str, units: list[str], disable: bool) -> dict[str, Any]:
+def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     """Stop a node's units, wait until the group has no process and its memory is back: there."""
     before = unit_state.state(name, units)
     running = [each["unit"] for each in before["units"] if each["active"] != "inactive"]

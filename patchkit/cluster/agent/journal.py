@@ -32,7 +32,7 @@ class JournalLine:
             raise RecordError(f"is {self.time}, which no clock says", "time")
 
 
-def entries(
+def read_units(
     units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Yield the journal of units of this user, oldest first: on the node.

@@ -50,6 +50,10 @@ class Cluster:
         watches = [f"patchkit-{name}-worker@{n}.service" for n in range(1, len(self.file.node))]
         return [self.file.unit, *watches, f"patchkit-{name}-ray.service"]
 
+    def units_of(self, node: Remote) -> list[str]:
+        """Return the units that a node may have."""
+        return self.units if node == self.head else [self.file.unit]
+
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""
         return all_of(self.tried_facts(models))
@@ -82,22 +86,17 @@ class Cluster:
         """Yield the states of units of the head, at once and whenever they change."""
         said = self.head.stream(dict[str, list[UnitState]], unit_state.follow, units=units)
         for states in said:
-            yield self._checked(self.head, units, states.get("units", []))
-
-    def _checked(
-        self, node: Remote, units: Sequence[str], states: Sequence[UnitState]
-    ) -> list[UnitState]:
-        if [each.unit for each in states] != [*units]:
-            raise HostError(f"{node.destination}: does not say how its units are")
-        return [*states]
+            found = states.get("units", [])
+            _check_units(self.head, units, found)
+            yield found
 
     def states(self) -> list[NodeState | PatchkitError]:
         """Return the state of each node, or why it is not known."""
 
         def ask(node: Remote) -> NodeState:
-            units = self.units if node == self.head else [self.file.unit]
+            units = self.units_of(node)
             state = node.call(NodeState, unit_state.state, name=self.file.name, units=units)
-            self._checked(node, units, state.units)
+            _check_units(node, units, state.units)
             return state
 
         return everywhere(self.nodes, ask)
@@ -136,7 +135,7 @@ class Cluster:
 
         def write(pair: tuple[Remote, dict[str, str]]) -> None:
             node, its = pair
-            node.call(list[str], control.place, name=self.file.name, files=its)
+            node.call(list[str], control.place_files, name=self.file.name, files=its)
 
         all_of(everywhere(pairs[1:], write))
         write(pairs[0])
@@ -157,3 +156,8 @@ class Cluster:
                     hint=f"wait until it is done; or end it, and what is served: {breaking}",
                 ) from None
             yield
+
+
+def _check_units(node: Remote, units: Sequence[str], states: Sequence[UnitState]) -> None:
+    if [state.unit for state in states] != [*units]:
+        raise HostError(f"{node.destination}: does not say how its units are")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from patchkit.cluster.agent.control import end
+from patchkit.cluster.agent.control import end_group
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.everywhere import everywhere
@@ -23,30 +22,23 @@ class StoppedNode:
     @property
     def problem(self) -> str:
         """Return what is left of the group, "" for nothing."""
-        running = [
-            each.unit for each in self.state.units if each.active not in ("inactive", "failed")
-        ]
-        if running:
-            return f"{', '.join(running)} still runs"
+        on = [unit.unit for unit in self.state.units if unit.active not in ("inactive", "failed")]
+        if on:
+            return f"{', '.join(on)} still runs"
         if self.state.processes:
             return f"processes are left: {', '.join(map(str, self.state.processes))}"
         return ""
 
 
-def stopped(
-    cluster: Cluster, *, disable: bool = True, tell: Callable[[str], None] = lambda _text: None
-) -> list[StoppedNode | PatchkitError]:
+def stop_group(cluster: Cluster, *, disable: bool = True) -> list[StoppedNode | PatchkitError]:
     """Stop a whole group, the head first, which stops its workers; then look at every node."""
 
     def stop(node: Remote) -> StoppedNode:
-        units = cluster.units if node == cluster.head else [cluster.file.unit]
-        tell(node.destination)
-        asked = {"name": cluster.file.name, "units": units, "disable": disable}
-        return node.call(StoppedNode, end, **asked)
+        asked = {"name": cluster.file.name, "units": cluster.units_of(node), "disable": disable}
+        return node.call(StoppedNode, end_group, **asked)
 
-    first, *workers = cluster.nodes
-    head = everywhere([first], stop)
-    return [*head, *everywhere(workers, stop)]
+    head, *workers = cluster.nodes
+    return [*everywhere([head], stop), *everywhere(workers, stop)]
 
 
 def check_stopped(cluster: Cluster, results: list[StoppedNode | PatchkitError]) -> None:

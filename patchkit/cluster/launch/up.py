@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from patchkit.cluster.agent.control import begin
+from patchkit.cluster.agent.control import begin_group
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.agent.unit_state import NodeState, UnitState
+from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import (
     PlannedRank,
@@ -18,8 +18,8 @@ from patchkit.cluster.launch.plan import (
     served_model,
 )
 from patchkit.cluster.launch.ports import check_ports, check_server_port
-from patchkit.cluster.launch.start import Answered, waited
-from patchkit.cluster.launch.stop import check_stopped, stopped
+from patchkit.cluster.launch.start import Answered, StartWatcher, wait_until_answered
+from patchkit.cluster.launch.stop import check_stopped, stop_group
 from patchkit.cluster.launch.survey import survey
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.cluster.ssh.everywhere import all_of
@@ -28,7 +28,6 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
 _FIRST_PORT = 1024  # net.ipv4.ip_unprivileged_port_start
-Tell = Callable[[UnitState, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +150,7 @@ def _begin(
         return Begun(plan=plan, since="", running=True)
     if runs or any(each.processes for each in states):
         committed("what ran before is stopped")
-        check_stopped(cluster, stopped(cluster, disable=False))
+        check_stopped(cluster, stop_group(cluster, disable=False))
     if len(plan.ranks) > 1:
         executor = plan.ranks[0].env.node.executor.name
         check_ports(cluster, [each.address for each in plan.ranks], executor)
@@ -159,7 +158,7 @@ def _begin(
         committed("the files of this start are on the nodes")
         cluster.put(plan.files)
     how = {"restart": not plan.same, "lasting": lasting}
-    since = cluster.head.call(str, begin, name=cluster.file.name, **how)
+    since = cluster.head.call(str, begin_group, name=cluster.file.name, **how)
     committed(f"{plan.model.name} is started, and goes on loading")
     return Begun(plan=plan, since=since)
 
@@ -169,12 +168,12 @@ def _runs(state: NodeState, unit: str) -> bool:
     return found is not None and found.active in ("active", "activating")
 
 
-def wait_for(cluster: Cluster, begun: Begun, tell: Tell) -> Answered:
+def wait_for(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> Answered:
     """Return once the model has answered. Raises HostError with the first error of all ranks."""
-    return replace(waited(cluster, begun.since, tell), notes=begun.plan.notes)
+    return replace(wait_until_answered(cluster, begun.since, watcher), notes=begun.plan.notes)
 
 
-def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:
+def switch(cluster: Cluster, model: str, watcher: StartWatcher) -> Answered:
     """Serve another model; if it cannot be started or does not answer, the former one again.
 
     An interrupt before the start brings the former one back as well; after it, the new one goes on.
@@ -186,7 +185,7 @@ def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:
         with cluster.alone():
             planned = _planned(cluster, model)
             begun = _begin(cluster, *planned)
-        return wait_for(cluster, begun, tell)
+        return wait_for(cluster, begun, watcher)
     except (PatchkitError, Interrupted) as error:
         former = _former(cluster, *planned) if planned else None
         if former is None or (begun and isinstance(error, Interrupted)):
@@ -194,7 +193,7 @@ def switch(cluster: Cluster, model: str, tell: Tell) -> Answered:
         since = _go_back(cluster, former)
         if isinstance(error, Interrupted):
             raise
-        raise _failed_switch(cluster, model, error, former, since, tell) from None
+        raise _failed_switch(cluster, model, error, former, since, watcher) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +219,9 @@ def _go_back(cluster: Cluster, former: _Former) -> str:
     """Start the former group again, whatever interrupts; return the time for its journal."""
     try:
         with deferred(), cluster.alone():
-            check_stopped(cluster, stopped(cluster, disable=False))
+            check_stopped(cluster, stop_group(cluster, disable=False))
             cluster.put(former.files)
-            since = cluster.head.call(str, begin, name=cluster.file.name, restart=True)
+            since = cluster.head.call(str, begin_group, name=cluster.file.name, restart=True)
             committed(f"{former.model} is started again, and goes on loading")
     except PatchkitError as error:
         raise type(error)(
@@ -234,12 +233,17 @@ def _go_back(cluster: Cluster, former: _Former) -> str:
 
 
 def _failed_switch(
-    cluster: Cluster, model: str, error: PatchkitError, former: _Former, since: str, tell: Tell
+    cluster: Cluster,
+    model: str,
+    error: PatchkitError,
+    former: _Former,
+    since: str,
+    watcher: StartWatcher,
 ) -> PatchkitError:
     """Return the error of a switch, once the former model has answered or has failed as well."""
     what = f"{model} was not started: {error.what}"
     try:
-        waited(cluster, since, tell)
+        wait_until_answered(cluster, since, watcher)
     except HostError as again:
         what += f"\nand {former.model}, served before, does not come back: {again.what}"
         return HostError(what, why=again.why, hint=again.hint)

@@ -1,19 +1,17 @@
-"""Put the journals of several nodes together, and find the line that says what went wrong."""
+"""Find the line of several nodes' journals that says what went wrong, with its cause and cure."""
 
 from __future__ import annotations
 
-import heapq
-import queue
 import re
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from patchkit.cluster.agent.journal import JournalLine
+from patchkit.cluster.launch.start import FailedStart
 from patchkit.doctor.symptoms.diagnosis import ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST
+from patchkit.errors import HostError
 from patchkit.runtime.rules.condition import Situation
 
-_QUEUED = 1000  # lines
 _FATAL = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception)\b(?:: |$)|CUDA error|NCCL WARN|out of memory|Killed"
     r"|error: |fatal: |terminate called|Segmentation fault|ended before it had answered)"
@@ -23,19 +21,6 @@ _FOLLOWS = re.compile(
     r"Engine core init(?:ialization)? failed|See root cause above|EngineDeadError|WorkerProc init"
     r"|cancelled|Traceback"
 )
-
-
-def merged(
-    journals: Iterable[tuple[str, Iterable[JournalLine]]],
-) -> Iterator[tuple[str, JournalLine]]:
-    """Yield the lines of several nodes by time, each with its node."""
-
-    def of(node: str, lines: Iterable[JournalLine]) -> Iterator[tuple[int, str, JournalLine]]:
-        for each in lines:
-            yield each.time, node, each
-
-    ordered = heapq.merge(*(of(*each) for each in journals), key=lambda each: each[:2])
-    return ((node, line) for _time, node, line in ordered)
 
 
 def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, JournalLine] | None:
@@ -70,25 +55,26 @@ def read_journals(
     return read_log(written(), known), nodes
 
 
-def as_they_come(
-    journals: Iterable[tuple[str, Iterable[JournalLine]]],
-) -> Iterator[tuple[str, JournalLine]]:
-    """Yield the lines of several nodes when they arrive, without an end."""
-    # Of a limited size: a node may write faster than somebody reads.
-    arrived: queue.Queue[tuple[str, JournalLine] | None] = queue.Queue(_QUEUED)
+def explain_failed_start(start: FailedStart) -> HostError:
+    """Return the error of a start that failed: the first line of all ranks that says why.
 
-    def pump(node: str, lines: Iterable[JournalLine]) -> None:
-        for each in lines:
-            arrived.put((node, each))
-        arrived.put(None)
-
-    open_ends = 0
-    for each in journals:
-        threading.Thread(target=pump, args=each, daemon=True).start()
-        open_ends += 1
-    while open_ends:
-        found = arrived.get()
-        if found is None:
-            open_ends -= 1
-        else:
-            yield found
+    With what caused it and what cures it, if the text decides that.
+    """
+    log, nodes = read_journals(start.lines, {"nodes": str(start.nodes)})
+    known = log.first
+    if known and known.decided and not known.symptom.follows:
+        node, (cause,) = nodes[known.hit.number - 1], known.causes
+        return HostError(
+            f"{node}: {known.hit.text.strip()}",
+            why=f"{known.filled(cause.cause)} ({cause.evidence}: {cause.source}); {start.how}",
+            hint=" ".join(filter(None, (known.filled(cause.cure), known.pasted(cause.command)))),
+        )
+    first = first_error(start.lines)
+    if first is None:
+        return HostError(f"the model did not start: {start.how}", hint="patchkit cluster logs")
+    node, line = first
+    return HostError(
+        f"{node}: {line.text.strip()}",
+        why=f"the first error of all ranks; {start.how}",
+        hint="patchkit cluster logs" if known is None else "patchkit doctor --cluster",
+    )

@@ -11,7 +11,8 @@ from patchkit.cluster.agent.server_answers import look_at
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.cluster.launch.start import answered, journals
+from patchkit.cluster.launch.journals import read_group_journal
+from patchkit.cluster.launch.start import read_answered
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
 from patchkit.cluster.ssh.ssh import sharing
@@ -150,7 +151,7 @@ def test_forged_answers_of_the_right_form(nodes, capsys):
 
 def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
     line = {"time": 1_000_000, "unit": UNIT, "text": "RuntimeError: no memory"}
-    head = {"state": (value(state("failed", "failed")), "end"), "entries": (parts(line), "end")}
+    head = {"state": (value(state("failed", "failed")), "end"), "read_units": (parts(line), "end")}
     head["time"] = (value(time.time()), "end")
     nodes.lie({"spark-1": head, "spark-2": {"*": ("", "hang")}})
     code, said = ask(capsys, "cluster", "status")
@@ -168,7 +169,7 @@ def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
 @pytest.mark.parametrize("follow", [(), ("-f",)])
 def test_the_logs_of_the_others_are_shown(nodes, capsys, follow):
     line = {"time": 1_000_000, "unit": UNIT, "text": "INFO loading"}
-    head = {"time": (value(time.time()), "end"), "entries": (parts(line), "end")}
+    head = {"time": (value(time.time()), "end"), "read_units": (parts(line), "end")}
     nodes.lie({"spark-1": head, "spark-2": {"*": ("", "hang")}})
     code, said = ask(capsys, "cluster", "logs", *follow)
     assert code == 9
@@ -181,16 +182,16 @@ def test_clocks_an_hour_apart(nodes):
     now = time.time()
     cause = {"time": round((now - 3600 - 5) * 1e6), "unit": UNIT, "text": "CUDA out of memory"}
     after = {"time": round((now - 4) * 1e6), "unit": UNIT, "text": "Connection closed by peer"}
-    head = {"time": (value(now), "end"), "entries": (parts(after), "end")}
-    worker = {"time": (value(now - 3600), "end"), "entries": (parts(cause), "end")}
+    head = {"time": (value(now), "end"), "read_units": (parts(after), "end")}
+    worker = {"time": (value(now - 3600), "end"), "read_units": (parts(cause), "end")}
     nodes.lie({"spark-1": head, "spark-2": worker})
     cluster = Cluster(ClusterFile(node=(ClusterNode(ssh="spark-1"), ClusterNode(ssh="spark-2"))))
-    found = journals(cluster, since=f"@{now - 60}")
+    found = read_group_journal(cluster, since=f"@{now - 60}")
     assert [(node, line.text) for node, line in found.lines] == [
         ("spark-2", "CUDA out of memory"),
         ("spark-1", "Connection closed by peer"),
     ]
-    since = {node: float(given["since"][1:]) for node, given in nodes.asked("entries")}
+    since = {node: float(given["since"][1:]) for node, given in nodes.asked("read_units")}
     assert since["spark-1"] == pytest.approx(now - 60, abs=1)
     assert since["spark-1"] - since["spark-2"] == pytest.approx(3600, abs=20)
     assert found.skew.startswith("the clock of spark-2 is 3")
@@ -220,7 +221,7 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, monkeypatc
         group_file.write_text(json.dumps({"url": server.url}))
         found = look_at("vllm", seconds=1)
     line = {"time": 1_000_000, "unit": UNIT, "text": "INFO loading"}
-    lies = {"time": (value(time.time()), "end"), "entries": (parts(line), "end")}
+    lies = {"time": (value(time.time()), "end"), "read_units": (parts(line), "end")}
     lies |= {"state": (value(state()), "end"), "look_at": (value(found), "end")}
     worker = asdict(replace(NodeState(**STATE), units=(unit(UNIT, "active", "running"),)))
     nodes.lie({"spark-1": lies, "spark-2": {**lies, "state": (value(worker), "end")}})
@@ -232,6 +233,6 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, monkeypatc
     cluster = Cluster(ClusterFile(node=(ClusterNode(ssh="spark-1"), ClusterNode(ssh="spark-2"))))
     if why:
         with pytest.raises(HostError, match="the model hangs"):
-            answered(cluster)
+            read_answered(cluster)
     else:
-        assert answered(cluster).model == ""
+        assert read_answered(cluster).model == ""

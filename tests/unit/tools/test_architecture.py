@@ -13,7 +13,7 @@ FILES, LINES = 25, 2500  # of a room
 PATCHING = ("edit", "source", "patching", "proof", "apply", "recipes")
 BELOW = {  # what no room of these folders may import
     "runtime": ("cluster", "doctor", "measure", *PATCHING, "wheel", "cli"),
-    "cluster": ("measure", *PATCHING, "wheel", "cli"),
+    "cluster": ("doctor", "measure", *PATCHING, "wheel", "cli"),
     "doctor": ("measure", *PATCHING, "wheel", "cli"),
     "measure": (*PATCHING, "cli"),
     "wheel": ("runtime", "cluster", "doctor", "measure", "cli"),

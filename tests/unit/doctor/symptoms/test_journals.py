@@ -3,7 +3,8 @@
 import pytest
 
 from patchkit.cluster.agent.journal import JournalLine
-from patchkit.doctor.symptoms.journals import as_they_come, first_error, merged, read_journals
+from patchkit.cluster.launch.journals import merge_arriving, merge_by_time
+from patchkit.doctor.symptoms.journals import first_error, read_journals
 
 
 def lines(*texts, start=0, step=2):
@@ -41,23 +42,25 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_first_error(case):
     head, worker, expected = CASES[case]
-    found = first_error(merged([("spark-1", lines(*head)), ("spark-2", lines(*worker, start=1))]))
+    found = first_error(
+        merge_by_time([("spark-1", lines(*head)), ("spark-2", lines(*worker, start=1))])
+    )
     assert (found and (found[0], found[1].text)) == expected
 
 
 def test_lines_are_merged_by_time():
     journals = [("a", lines("1", "3", "5")), ("b", lines("2", "4", start=1))]
-    assert [line.text for _, line in merged(journals)] == ["1", "2", "3", "4", "5"]
+    assert [line.text for _, line in merge_by_time(journals)] == ["1", "2", "3", "4", "5"]
 
 
 def test_lines_that_come_one_by_one_all_arrive():
     journals = [("a", lines("1", "3")), ("b", lines("2"))]
-    assert sorted(line.text for _, line in as_they_come(journals)) == ["1", "2", "3"]
+    assert sorted(line.text for _, line in merge_arriving(journals)) == ["1", "2", "3"]
 
 
 def test_the_cause_and_the_node_of_a_known_error():
     worker = ("INFO loading", "ImportError: libcudart.so.12: cannot open shared object file")
-    both = merged([("spark-1", lines(*HEAD)), ("spark@10.0.0.2", lines(*worker, start=-1))])
+    both = merge_by_time([("spark-1", lines(*HEAD)), ("spark@10.0.0.2", lines(*worker, start=-1))])
 
     log, nodes = read_journals(both, {"nodes": "2"})
 

@@ -28,7 +28,7 @@ from patchkit.runtime.host.target import target_of
 from patchkit.units import KIB_PER_GIB
 
 
-@click.command()
+@click.command("init")
 @click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
 @click.option(
     "--file", type=click.Path(path_type=Path), default=FILE, show_default=True, metavar="FILE"
@@ -39,7 +39,7 @@ from patchkit.units import KIB_PER_GIB
 @click.option("--dry-run", is_flag=True, help="Print the file, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace a file that says something else.")
 @as_json
-def init(
+def command(
     nodes: Sequence[str],
     *,
     file: Path,

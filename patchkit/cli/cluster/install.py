@@ -30,7 +30,7 @@ _LARGE = 1e9  # bytes; less is hashed in a second
 _FEW = 1e7  # bytes; a speed of less says nothing
 
 
-@click.command()
+@click.command("install")
 @cluster_option
 @click.option(
     "--wheelhouse",
@@ -45,7 +45,7 @@ _FEW = 1e7  # bytes; a speed of less says nothing
 @click.option("--prune", is_flag=True, help="Remove environments older than the former one.")
 @click.option("--dry-run", is_flag=True, help="Show what would be copied, made and run.")
 @as_json
-def install(
+def command(
     *, cluster: Cluster, house: Path, rollback: bool, prune: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Install the same wheels on every node, checked by hash; no node needs a network.

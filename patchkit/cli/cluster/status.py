@@ -1,26 +1,21 @@
-"""Show and stop what a cluster serves: `patchkit cluster status`, `logs` and `down`."""
+"""Show what a cluster serves, and how its nodes are: `patchkit cluster status`."""
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import click
 
-from patchkit.cli.alive import unwatched
-from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_or_here
+from patchkit.cli.cluster.cluster_options import cluster_or_here, format_clock
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, shown, style, table
-from patchkit.cluster.agent.journal import JournalLine
+from patchkit.cli.out import as_json, echo, print_json, say, style, table
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
-from patchkit.cluster.launch import start, stop
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.ssh.everywhere import all_of
+from patchkit.cluster.launch.journals import read_group_journal
+from patchkit.cluster.launch.start import token_silence
 from patchkit.doctor.symptoms.journals import first_error
-from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.errors import HostError, PatchkitError
 from patchkit.units import KIB_PER_GIB
 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
@@ -34,10 +29,10 @@ _STATES = {
 }
 
 
-@click.command()
+@click.command("status")
 @cluster_or_here
 @as_json
-def status(*, cluster: Cluster, as_json: bool) -> None:
+def command(*, cluster: Cluster, as_json: bool) -> None:
     """Show the state of every node: what systemd says, memory, temperature, the last error.
 
     The exit code is 0 while the model answers, 9 if it does not or a node is silent.
@@ -50,7 +45,7 @@ def status(*, cluster: Cluster, as_json: bool) -> None:
     well = bool(unit and unit.active == "active") and not (silent or hangs or notes)
     error = None
     if unit and (unit.active == "failed" or unit.sub == "auto-restart"):
-        error = first_error(start.journals(cluster, lines=400).lines)
+        error = first_error(read_group_journal(cluster, lines=400).lines)
     if as_json:
         print_json(
             {
@@ -98,14 +93,14 @@ def _notes(head: NodeState, unit: UnitState | None) -> Iterator[str]:
 def _hanging(cluster: Cluster) -> str | None:
     """Return since when the head's server gives no token, and why; None if it gives one."""
     try:
-        if not (why := start.token_silence(cluster)):
+        if not (why := token_silence(cluster)):
             return None
     except PatchkitError as error:
         why = error.what
-    written = start.journals(cluster, lines=200, nodes=[cluster.head.destination]).lines
+    written = read_group_journal(cluster, lines=200, nodes=[cluster.head.destination]).lines
     # What it wrote about being asked says nothing of the model.
     last = [line for _node, line in written if " HTTP/1." not in line.text]
-    since = f"{_clock(last[-1])}, when it wrote its last line" if last else "an unknown time"
+    since = f"{format_clock(last[-1])}, when it wrote its last line" if last else "an unknown time"
     return f"since {since}: {why}"
 
 
@@ -150,103 +145,3 @@ def _word(unit: UnitState, number: int) -> tuple[str, str | None]:
         return "runs", colour  # that it answers the head alone knows
     waits = {"auto-restart": "waits to restart", "waiting": "waits"}
     return (waits[unit.sub], "yellow") if unit.sub in waits else (word, colour)
-
-
-@click.command()
-@cluster_or_here
-@click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
-@click.option("--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat.")
-@click.option("--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'.")
-@click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
-@as_json
-def logs(
-    *,
-    cluster: Cluster,
-    follow: bool,
-    nodes: tuple[str, ...],
-    since: str,
-    lines: int,
-    as_json: bool,
-) -> None:
-    """Show what all ranks wrote, merged by time, by this machine's clock.
-
-    Each node's journal keeps it; --json prints a line of JSON for each. --since is by each node's
-    own clock. The exit code is 9 if a node is silent.
-    """
-    known = [each.destination for each in cluster.nodes]
-    if strange := [each for each in nodes if each not in known]:
-        raise UsageError(f"--node {strange[0]}: no such node", hint=f"one of {', '.join(known)}")
-    width = max(map(len, known))
-    found = start.journals(
-        cluster, since=since, lines=0 if since else lines, nodes=nodes, follow=follow
-    )
-    with unwatched():
-        for node, raw in found.lines:
-            line = replace(raw, text=mask_secrets(raw.text))
-            if as_json:
-                print_json({"node": node, **asdict(line)})
-            else:
-                say(_line(node.ljust(width), line))
-    if found.skew:
-        say(f"{found.skew}: these lines are in order", err=True)
-    all_of(list(found.silent.values()))
-
-
-def _line(node: str, line: JournalLine) -> LaidOut:
-    return LaidOut(style(f"{_clock(line)} {node} ", dim=True) + shown(line.text))
-
-
-def _clock(line: JournalLine) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
-
-
-@click.command()
-@cluster_or_here
-@BREAK_LOCK
-@click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
-@as_json
-def down(*, cluster: Cluster, break_lock: bool, dry_run: bool, as_json: bool) -> None:
-    """Stop the model on every node, and check: no unit, no process, the memory back.
-
-    It does not come back after a reboot until the next `up`. A node that did not answer is named.
-    """
-    if dry_run:
-        echo(_would_stop(cluster))
-        return
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(HostError):  # a head that is off keeps nobody out
-            stack.enter_context(replace(cluster, break_lock=break_lock).alone())
-        results = stop.stopped(cluster)
-    if as_json:
-        nodes = zip(cluster.nodes, results, strict=True)
-        print_json({"nodes": [_down_fields(node.destination, each) for node, each in nodes]})
-    else:
-        for node, result in zip(cluster.nodes, results, strict=True):
-            echo(_down_lines(node.destination, result))
-    stop.check_stopped(cluster, results)
-
-
-def _would_stop(cluster: Cluster) -> Iterator[str]:
-    for node in cluster.nodes:
-        units = cluster.units if node == cluster.head else [cluster.file.unit]
-        yield f"{node.destination}: systemctl --user disable --now {' '.join(units)}"
-
-
-def _down_fields(node: str, result: stop.StoppedNode | PatchkitError) -> dict[str, object]:
-    if isinstance(result, PatchkitError):
-        return {"node": node, "error": result.what}
-    return {"node": node, "problem": result.problem, **asdict(result)}
-
-
-def _down_lines(node: str, result: stop.StoppedNode | PatchkitError) -> Iterator[str]:
-    if isinstance(result, PatchkitError):
-        yield style("✗", fg="red") + f" {result.what}"
-        return
-    after = result.state.memory
-    memory = ""
-    if after and result.before is not None:
-        before, now = result.before / KIB_PER_GIB, after.available / KIB_PER_GIB
-        memory = f", memory {before:.1f} → {now:.1f} GiB free"
-    bad = result.problem
-    mark = style("✗", fg="red") if bad else style("✓", fg="green")
-    yield mark + f" {node}: {bad or 'stopped, no process left'}{memory}"

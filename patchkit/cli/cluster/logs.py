@@ -1,0 +1,56 @@
+"""Show what all ranks wrote: `patchkit cluster logs`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import click
+
+from patchkit.cli.alive import unwatched
+from patchkit.cli.cluster.cluster_options import cluster_or_here, format_clock
+from patchkit.cli.out import LaidOut, as_json, print_json, say, shown, style
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.journals import read_group_journal
+from patchkit.cluster.ssh.everywhere import all_of
+from patchkit.errors import UsageError
+from patchkit.runtime.rules.secret_texts import mask_secrets
+
+
+@click.command("logs")
+@cluster_or_here
+@click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
+@click.option("--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat.")
+@click.option("--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'.")
+@click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
+@as_json
+def command(
+    *,
+    cluster: Cluster,
+    follow: bool,
+    nodes: tuple[str, ...],
+    since: str,
+    lines: int,
+    as_json: bool,
+) -> None:
+    """Show what all ranks wrote, merged by time, by this machine's clock.
+
+    Each node's journal keeps it; --json prints a line of JSON for each. --since is by each node's
+    own clock. The exit code is 9 if a node is silent.
+    """
+    known = [node.destination for node in cluster.nodes]
+    if strange := [node for node in nodes if node not in known]:
+        raise UsageError(f"--node {strange[0]}: no such node", hint=f"one of {', '.join(known)}")
+    width = max(map(len, known))
+    newest = 0 if since else lines
+    journal = read_group_journal(cluster, since=since, lines=newest, nodes=nodes, follow=follow)
+    with unwatched():
+        for node, raw in journal.lines:
+            line = replace(raw, text=mask_secrets(raw.text))
+            if as_json:
+                print_json({"node": node, **asdict(line)})
+            else:
+                head = style(f"{format_clock(line)} {node.ljust(width)} ", dim=True)
+                say(LaidOut(head + shown(line.text)))
+    if journal.skew:
+        say(f"{journal.skew}: these lines are in order", err=True)
+    all_of(list(journal.silent.values()))
