@@ -19,6 +19,7 @@ _CHECKS = (
     *(check_contradictions, check_servers, check_containers, check_syntax, check_flags),
     *(check_ray, check_advice),
 )
+_LONGEST = 200  # lines of a command, from a finding up to the comment above it
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
 
 
@@ -41,7 +42,7 @@ def _without_ignored(text: str, findings: Iterable[Finding]) -> Iterable[Finding
     for finding in findings:
         # A continued line has no room for a comment: that above the command counts.
         above = max(finding.line - 1, 0)
-        while lines[above].rstrip().endswith("\\"):
+        while above > finding.line - _LONGEST and lines[above].rstrip().endswith("\\"):
             above -= 1
         marks = map(_IGNORE.search, (lines[above], lines[finding.line]))
         silenced = [set(mark["ids"].replace(",", " ").split()) for mark in marks if mark]

@@ -30,7 +30,7 @@ _VLLM = re.compile(r"(.*/)?vllm|\$.*vllm\W*", re.IGNORECASE)
 _DOCKER = re.compile(r"(.*/)?(docker|podman|nerdctl)")
 _VERBS = ("run", "create")
 _SCRIPT = re.compile(
-    r"\b(vllm +serve|(docker|podman) .*\b(run|exec)|ray +start|export|api_server)\b"
+    r"\b(vllm +serve|(docker|podman) .{0,200}\b(run|exec)|ray +start|export|api_server)\b"
 )
 # Options of docker run without a value: single letters, and long ones.
 _SWITCHES = re.compile(

@@ -146,7 +146,7 @@ class Container:
         )
 
 
-@dataclass(slots=True)
+@dataclass
 class FileContent:
     """What a file says, in the order of its lines. ``problems`` say what could not be read.
 
@@ -172,7 +172,20 @@ class FileContent:
         if box.image and is_literal(box.image):
             self.images.append(Word(box.image, line))
 
-    def find_environment(self, command: CommandLine) -> Mapping[str, Assignment]:
-        """Return the variables of a command by name, as far as the file sets them."""
-        blocks = (0, command.block)
-        return {found.name: found for found in self.assignments if found.block in blocks}
+    @cached_property
+    def variables_by_block(self) -> Mapping[tuple[int, str], Assignment]:
+        """The last assignment of each variable in each block, once all is read."""
+        return {(found.block, found.name): found for found in self.assignments}
+
+    @cached_property
+    def images_by_block(self) -> Mapping[int, frozenset[str]]:
+        """The images of each block, and of the whole file as block 0, once all is read."""
+        images = {0: {image.text for image in self.images}}
+        for box in self.containers:
+            images.setdefault(box.block, set()).add(box.image)
+        return {block: frozenset(names - {""}) for block, names in images.items()}
+
+    def find_variable(self, name: str, command: CommandLine) -> Assignment | None:
+        """Return a variable in the environment of a command, as far as the file sets it."""
+        found = self.variables_by_block
+        return found.get((command.block, name)) or found.get((0, name))

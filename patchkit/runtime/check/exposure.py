@@ -106,7 +106,7 @@ def check_servers(checked: CheckedText) -> Iterator[Finding]:
         if board and board.value in _EVERYWHERE:
             yield make_finding("open-dashboard", board)
         given = any(secret_flag(flag.name) == "--api-key" for flag in command.flags)
-        has_key = given or _KEY in known or _KEY in content.find_environment(command)
+        has_key = given or _KEY in known or content.find_variable(_KEY, command)
         is_open = host and host.value in _EVERYWHERE and command.program == "vllm serve"
         if host and is_open and not has_key and not published:
             yield make_finding("open-server", host)

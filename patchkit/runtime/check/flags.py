@@ -31,11 +31,14 @@ def check_flags(checked: CheckedText) -> Iterator[Finding]:
     advised = [rule for rule in held if rule.confidence != "contested"]
     servers = [server for server in checked.content.commands if server.program == "vllm serve"]
     for server in servers:
+        # A plugin brings parsers of its own.
+        plugin = any(flag.name.endswith("-parser-plugin") for flag in server.flags)
         for flag in server.flags:
             if not _is_taken(flag.name, version, checked):
                 yield _unknown_flag(flag, server, checked, slips)
                 continue
-            yield from _check_choice(flag, server, checked)
+            if not (plugin and flag.name.endswith("-parser")):
+                yield from _check_choice(flag, server, checked)
             for rule in advised:
                 if rule.flag == flag.name and rule.matches(flag.value):
                     words = {"why": rule.reason, "source": rule.source}
@@ -79,9 +82,7 @@ def _unknown_flag(
 
 def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) -> Iterator[Finding]:
     choices = next((row for row in load_choices() if row.flag == flag.name), None)
-    # A plugin brings parsers of its own.
-    plugin = any(given.name.endswith("-parser-plugin") for given in server.flags)
-    if choices is None or not flag.value or (plugin and flag.name.endswith("-parser")):
+    if choices is None or not flag.value:
         return
     version = checked.situation.get("vllm", "")
     names = tuple(value.partition(" ")[0] for value in choices.values)

@@ -63,14 +63,15 @@ def check_advice(checked: CheckedText) -> Iterator[Finding]:
 def check_containers(checked: CheckedText) -> Iterator[Finding]:
     """Yield what a container of vLLM lacks; nothing of one whose options are not all known."""
     content = checked.content
+    servers = {command.block: command for command in content.commands}
     for box in content.containers:
-        started = [command for command in content.commands if command.block == box.block]
-        if not (started and box.is_whole and box.program):
+        server = servers.get(box.block)
+        if not (server and box.is_whole and box.program):
             continue
         if box.program == "podman" and not box.has_option("--pids-limit"):
             yield make_finding("container-few-threads", box.block)
-        environment = content.find_environment(started[0])
-        off, hca = environment.get("NCCL_IB_DISABLE"), environment.get("NCCL_IB_HCA")
+        off = content.find_variable("NCCL_IB_DISABLE", server)
+        hca = content.find_variable("NCCL_IB_HCA", server)
         means_rdma = (hca and hca.is_given) or box.has_option("--device", _RDMA)
         if means_rdma and not (off and off.value != "0"):
             for key in _find_lacks(box):

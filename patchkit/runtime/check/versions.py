@@ -87,8 +87,12 @@ def _split_image(image: str) -> tuple[str, str]:
 
 def runs_upstream(content: FileContent, block: int = 0) -> bool | None:
     """Return whether upstream's own vLLM runs in a block; None if the file does not say it."""
-    images = {box.image for box in content.containers if block and box.block == block and box.image}
-    images = images or {image.text for image in content.images}
+    images = content.images_by_block
+    return _are_upstream(images.get(block) or images[0])
+
+
+@cache
+def _are_upstream(images: frozenset[str]) -> bool | None:
     names = {_split_image(image)[0].removeprefix("docker.io/") for image in images}
     return names <= _upstream_images() if names else None
 

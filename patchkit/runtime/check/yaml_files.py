@@ -13,7 +13,7 @@ from patchkit.runtime.check.messages import make_finding
 from patchkit.runtime.check.shell_words import split_statements
 
 _MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
-_DEEPEST = 64
+_DEEPEST, _MOST_EVENTS = 64, 400_000
 _ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|extraenv\w*)|\w+Env")
 _IMAGES = ("image", "container", "container_image", "docker_image", "base_image")
 _COMMANDS = ("entrypoint", "command", "cmd", "args")
@@ -38,11 +38,14 @@ def read_yaml(text: str, content: FileContent) -> None:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     depth, line, what = 0, 1, ""
     try:
-        for event in yaml.parse(text, Loader=loader):
+        for number, event in enumerate(yaml.parse(text, Loader=loader)):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                line, what = event.start_mark.line + 1, "YAML that is nested too deeply"
+            if depth > _DEEPEST or number > _MOST_EVENTS:
+                line, what = (
+                    event.start_mark.line + 1,
+                    "YAML that is too large or nested too deeply",
+                )
                 break
         else:
             reader = _YamlReader(CommandReader(content), text.split("\n"))

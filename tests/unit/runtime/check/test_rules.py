@@ -181,6 +181,7 @@ PLACEHOLDERS = [
     ("x.env", "HEAD_IP=192.0.2.10", [("warning", "HEAD_IP=192.0.2.10: still to be")]),
     ("x.env", "HEAD_IP=192.168.100.x", [("warning", "HEAD_IP=192.168.100.x: still to be")]),
     ("x.env", "VLLM_HOST_IP=<this-node>", [("error", "VLLM_HOST_IP=<this-node>: still to be")]),
+    ("x.sh", "export VLLM_HOST_IP=<this node>", [("error", "VLLM_HOST_IP=<this node>: still to")]),
     (
         "x.sh",
         f"{SERVE} --nnodes 2 --master-addr HEAD_IP",
