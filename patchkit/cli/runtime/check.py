@@ -82,17 +82,17 @@ def command(
     checked = [add_situation(subject, host, options) for subject in found]
     findings = [find_problems(subject) for subject in checked]
     if as_json:
-        print_json({"files": list(map(_as_json, checked, findings))})
+        print_json({"files": list(map(_to_json, checked, findings))})
     else:
         for subject, problems in zip(checked, findings, strict=True):
-            echo(_lines(subject, problems, is_asked=bool(options["target"])))
+            echo(_render_lines(subject, problems, is_asked=bool(options["target"])))
     if code := worst(
         [subject for problems in findings for subject in problems], Level.ERROR, Level.WARNING
     ):
         raise SystemExit(code)
 
 
-def _as_json(checked: CheckedText, findings: Sequence[Finding]) -> dict[str, Any]:
+def _to_json(checked: CheckedText, findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "file": checked.where,
         "situation": checked.situation,
@@ -101,7 +101,9 @@ def _as_json(checked: CheckedText, findings: Sequence[Finding]) -> dict[str, Any
     }
 
 
-def _lines(checked: CheckedText, findings: Sequence[Finding], *, is_asked: bool) -> Iterator[str]:
+def _render_lines(
+    checked: CheckedText, findings: Sequence[Finding], *, is_asked: bool
+) -> Iterator[str]:
     for finding in findings:
         place = f"{checked.where}:{finding.line}" if checked.text else checked.where
         level = style(finding.level, **_STYLES[finding.level])

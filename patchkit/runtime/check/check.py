@@ -10,13 +10,13 @@ from patchkit.runtime.check.exposure import check_secrets, check_servers
 from patchkit.runtime.check.flags import check_flags
 from patchkit.runtime.check.names import check_names
 from patchkit.runtime.check.nodes import check_advice, check_containers, check_host, check_ray
-from patchkit.runtime.check.own_files import check_header, check_syntax
+from patchkit.runtime.check.own_files import check_header, check_line_syntax
 from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.check.values import check_contradictions, check_placeholders, check_values
 
 _CHECKS = (
     *(check_header, check_names, check_values, check_host, check_placeholders, check_secrets),
-    *(check_contradictions, check_servers, check_containers, check_syntax, check_flags),
+    *(check_contradictions, check_servers, check_containers, check_line_syntax, check_flags),
     *(check_ray, check_advice),
 )
 _LONGEST = 200  # lines of a command, from a finding up to the comment above it

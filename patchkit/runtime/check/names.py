@@ -114,15 +114,15 @@ def _find_unread(assignment: Assignment, known: _KnownNames) -> Iterator[Finding
             key = "variable-of-other-release" if version else "variable-gone"
             gone = (row["instead"] for row in value_tables()["gone"] if name in row["names"])
             words |= {"hint": next(gone, "leave it out"), "last": life.last}
-            yield make_finding(key, assignment, None, **words, span=_span(life, version))
+            yield make_finding(key, assignment, None, **words, span=_describe_span(life, version))
         return
     content = known.checked.content
     upstream = runs_upstream(content, assignment.block)
     hint, flag = "leave it out", f"--{name[5:].lower().replace('_', '-')}"
     close = known.slips[reader](name)
-    if close and _fits(assignment, close, situation.get("role", "")):
+    if close and _value_fits(assignment, close, situation.get("role", "")):
         hint = f"did you mean {close}?"
-    elif owner(name) or name in known.used_here or upstream is False:
+    elif owner(name) or name in known.used_here:
         return
     elif flag in flags(situation.get("vllm", "")) and (upstream or content.commands):
         hint = f"use the flag {flag}"
@@ -132,7 +132,7 @@ def _find_unread(assignment: Assignment, known: _KnownNames) -> Iterator[Finding
     yield make_finding("unknown-variable", assignment, None, **words)
 
 
-def _fits(assignment: Assignment, name: str, role: str) -> bool:
+def _value_fits(assignment: Assignment, name: str, role: str) -> bool:
     """Return whether a value could be that of another variable, as far as that is known."""
     life, value = lifetime(name), assignment.value
     if not assignment.is_known:
@@ -143,7 +143,7 @@ def _fits(assignment: Assignment, name: str, role: str) -> bool:
     )
 
 
-def _span(life: Lifetime, version: str) -> str:
+def _describe_span(life: Lifetime, version: str) -> str:
     """Return when a name was read, if that was before or after a version."""
     if version and release(version) < release(life.first):
         return f" yet: {life.first} does"

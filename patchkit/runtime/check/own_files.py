@@ -62,7 +62,7 @@ def _values_of_rules() -> Mapping[str, Sequence[re.Pattern[str]]]:
     return values
 
 
-def check_syntax(checked: CheckedText) -> Iterator[Finding]:
+def check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
     """Yield what sh, systemd and docker read differently, each kind of difference once."""
     text = checked.text
     if "\r\n" in text:

@@ -52,7 +52,7 @@ def _strip_quotes(match: re.Match[str]) -> str:
 
 def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     """Yield the commands of a script; ``line`` is that of its first character."""
-    return _Splitter(text, line).split()
+    return _Splitter(text, line).split_text()
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Splitter:
     in_array: bool = False
     is_target: bool = False  # the next word is a file that is read or written
 
-    def split(self) -> Iterator[Statement]:
+    def split_text(self) -> Iterator[Statement]:
         position, indented, begins = 0, False, True
         while match := _PIECE.match(self.text, position):
             kind, piece = match.lastgroup, match[0]

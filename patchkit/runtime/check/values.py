@@ -66,12 +66,14 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
         if takes and not takes.has(value) and (assignment.is_given or not value):
             key = "value-refused" if takes.enforced else "value-unknown"
             told = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words}
-            yield make_finding(key, assignment, level, **told, hint=_hint(name, value, takes))
+            yield make_finding(
+                key, assignment, level, **told, hint=_suggest_value(name, value, takes)
+            )
         if name in ADDRESSES and is_link_local(value):
             yield make_finding("link-local-address", assignment)
 
 
-def _hint(name: str, value: str, takes: Takes) -> str:
+def _suggest_value(name: str, value: str, takes: Takes) -> str:
     if not takes.words:
         switch = _SWITCH.get(value.lower())
         return f"write {name}={switch}" if switch else f"write a number, or leave {name} out"

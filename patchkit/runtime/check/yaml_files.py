@@ -68,24 +68,24 @@ class _YamlReader:
 
     def read_document(self, node: Any) -> None:
         """Read a document; of patchkit's own JSON and of a ConfigMap the variables."""
-        top = _fields(node)
+        top = _map_keys(node)
         self.is_compose = "services" in top
         if {"header", "variables"} <= top.keys():
             self._read_environment(top["variables"], 0)
         elif getattr(top.get("kind"), "value", "") == "ConfigMap":
             self._read_environment(top.get("data"), 0)
         else:
-            self._visit(node, 0)
+            self._visit_node(node, 0)
 
-    def _visit(self, node: Any, block: int) -> None:
+    def _visit_node(self, node: Any, block: int) -> None:
         self.left -= 1
         if self.left < 0 or node is None:
             return
         if node.id == "mapping":
-            self._read_mapping(_fields(node), node.start_mark.line + 1, block)
+            self._read_mapping(_map_keys(node), node.start_mark.line + 1, block)
         elif node.id == "sequence":
             for item in node.value:
-                self._visit(item, block)
+                self._visit_node(item, block)
 
     def _read_mapping(self, fields: Mapping[str, Any], line: int, block: int) -> None:
         if any(name in fields for name in (*_IMAGES, *_COMMANDS)):
@@ -107,7 +107,7 @@ class _YamlReader:
                 for item in node.value if node.id == "sequence" else [node]:
                     self._read_script(item, place)
             elif name not in _COMMANDS or node.id == "mapping":
-                self._visit(node, block)
+                self._visit_node(node, block)
         self._read_command(fields, place)
 
     def _read_environment(self, node: Any, block: int) -> None:
@@ -116,17 +116,17 @@ class _YamlReader:
         for item in node.value:
             self.left -= 1
             key, value = item if node.id == "mapping" else (None, item)
-            fields = _fields(value)
+            fields = _map_keys(value)
             if self.left < 0:
                 return
             if key is not None:
-                self._set(key.value, value, block)
+                self._set_variable(key.value, value, block)
             elif "name" in fields:  # of Kubernetes
-                self._set(fields["name"].value, fields.get("value"), block)
+                self._set_variable(fields["name"].value, fields.get("value"), block)
             elif value.id == "scalar":
                 self.reader.set_variables([Word(value.value, value.start_mark.line + 1)], block)
 
-    def _set(self, name: Any, value: Any, block: int) -> None:
+    def _set_variable(self, name: Any, value: Any, block: int) -> None:
         content = self.reader.content
         if value is not None and value.id != "scalar":
             self._read_environment(value, block)
@@ -174,7 +174,7 @@ class _YamlReader:
         return re.sub(joins, " \\\\\n", text), line + 1
 
 
-def _fields(node: Any) -> dict[str, Any]:
+def _map_keys(node: Any) -> dict[str, Any]:
     """Return a mapping by its keys; what is no mapping is empty."""
     pairs = node.value if node is not None and node.id == "mapping" else []
     return {key.value: value for key, value in pairs if key.id == "scalar"}
@@ -187,5 +187,5 @@ def _compose_options(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for item in node.value if node is not None and node.id == "sequence" else [node]:
             if item is not None and item.id == "scalar":
                 yield option, item.value
-    for name in _fields(fields.get("ulimits")):
+    for name in _map_keys(fields.get("ulimits")):
         yield "--ulimit", name

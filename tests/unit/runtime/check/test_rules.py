@@ -43,6 +43,12 @@ NAMES = [
     # What a fork, an image or a script may read is left alone.
     ("x.env", "VLLM_B12X_MOE=1\nVLLM_B12X_TILES=2", []),
     ("compose.yaml", compose("fork/vllm:1", "VLLM_B12X_MOE: 1", "VLLM_HOME: /x"), []),
+    # Named after a flag, it is of no use beside a server, whoever made its image.
+    (
+        "compose.yaml",
+        compose("fork/vllm:1", "VLLM_GPU_MEMORY_UTILIZATION: 1") + "    command: vllm serve m\n",
+        [("warning", f"{STRANGE} VLLM_GPU_MEMORY_UTILIZATION")],
+    ),
     # Beside upstream's own vLLM a name is invented, and may be that of a flag.
     (
         "x.sh",
